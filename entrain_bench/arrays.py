@@ -1,0 +1,44 @@
+"""Array types and the few CSR operations everything is built on."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+type IntArray = NDArray[np.integer]
+type FloatArray = NDArray[np.float64]
+type BoolArray = NDArray[np.bool_]
+
+
+def offsets_from_counts(counts: IntArray) -> NDArray[np.int64]:
+    """Row offsets ``[rows + 1]`` of a CSR structure with the given number of entries per row."""
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def rows_of(offsets: IntArray) -> NDArray[np.int64]:
+    """Row index of every CSR entry ``[entries]``."""
+    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+
+
+def take_rows(offsets: IntArray, rows: IntArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Entries of the chosen rows, in their order.
+
+    Returns:
+        The new offsets ``[len(rows) + 1]`` and the positions of the entries in the old structure.
+    """
+    counts = np.diff(offsets)[rows]
+    new_offsets = offsets_from_counts(counts)
+    positions = np.repeat(np.asarray(offsets)[:-1][rows] - new_offsets[:-1], counts) + np.arange(new_offsets[-1])
+    return new_offsets, positions
+
+
+def sum_rows(offsets: IntArray, values: IntArray | FloatArray) -> FloatArray:
+    """Sum of the entries of each CSR row ``[rows]``; an empty row sums to zero."""
+    totals = np.concatenate(([0.0], np.cumsum(values, dtype=np.float64)))
+    return totals[offsets[1:]] - totals[offsets[:-1]]
+
+
+def freeze(*arrays: NDArray[np.generic]) -> None:
+    """Make arrays read-only, so that a frozen dataclass is frozen all the way down."""
+    for array in arrays:
+        array.flags.writeable = False

@@ -1,0 +1,132 @@
+"""Assignments: which replica and microbatch each unit of each module goes to, and the chunks that follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from entrain_bench.arrays import IntArray, freeze, offsets_from_counts
+from entrain_bench.errors import UserError
+from entrain_bench.layout import Layout
+from entrain_bench.shapes import SampleShapes
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleAssignment:
+    """Labels of one module's units: an encoder's items or the LLM's samples, in ``ModuleSpec.units`` order.
+
+    Every unit has one replica and one place in that replica's order of microbatches, so each is processed once.
+
+    Attributes:
+        replica: data-parallel replica ``[units]``.
+        microbatch: position of its microbatch in the replica's order ``[units]``; gaps are allowed.
+    """
+
+    replica: IntArray
+    microbatch: IntArray
+
+    def __post_init__(self) -> None:
+        freeze(self.replica, self.microbatch)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Labels for every module, in the model's order."""
+
+    modules: tuple[ModuleAssignment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Sets of units that share one autograd graph, ordered by replica, microbatch and part.
+
+    A chunk is a microbatch, or one part of it when its backward is split.
+
+    Attributes:
+        replica, microbatch, part: labels ``[chunks]``.
+        offsets, members: the units of each chunk, CSR.
+    """
+
+    replica: IntArray
+    microbatch: IntArray
+    part: IntArray
+    offsets: IntArray
+    members: IntArray
+
+    def __len__(self) -> int:
+        return len(self.replica)
+
+
+def same_microbatches(
+    model: ModelSpec, shapes: SampleShapes, replica: IntArray, encoder: IntArray, llm: IntArray
+) -> Assignment:
+    """The assignment of systems that move whole samples, with one DP degree for all modules.
+
+    Args:
+        model: the model.
+        shapes: the iteration's samples.
+        replica: replica of each sample ``[samples]``.
+        encoder: encoder microbatch of each sample ``[samples]``; its items share it.
+        llm: LLM microbatch of each sample ``[samples]``.
+    """
+    owner = shapes.item_sample
+    modules = []
+    for module in model.modules:
+        samples = owner[module.units(shapes)] if module.is_encoder else np.arange(len(shapes))
+        modules.append(ModuleAssignment(replica[samples], (encoder if module.is_encoder else llm)[samples]))
+    return Assignment(tuple(modules))
+
+
+def check_assignment(assignment: Assignment, model: ModelSpec, layout: Layout, shapes: SampleShapes) -> None:
+    """Raise ``UserError`` naming the sample whose label is missing or out of range."""
+    if len(assignment.modules) != len(model.modules):
+        raise UserError(f"assignment: {len(assignment.modules)} modules, the model has {len(model.modules)}")
+    for labels, module, placed in zip(assignment.modules, model.modules, layout.modules, strict=True):
+        units = module.units(shapes)
+        if labels.replica.shape != units.shape or labels.microbatch.shape != units.shape:
+            missing = units[min(len(labels.replica), len(labels.microbatch), len(units) - 1)]
+            sample = shapes.item_sample[missing] if module.is_encoder else missing
+            raise UserError(
+                f"assignment of {module.name}: {len(labels.replica)} replica and {len(labels.microbatch)} microbatch "
+                f"labels for {len(units)} units; sample {shapes.sample_ids[sample]} would be lost or repeated"
+            )
+        for name, label, limit in (("replica", labels.replica, placed.dp), ("microbatch", labels.microbatch, np.inf)):
+            wrong = np.flatnonzero((label < 0) | (label >= limit))
+            if wrong.size:
+                sample = shapes.item_sample[units[wrong[0]]] if module.is_encoder else units[wrong[0]]
+                allowed = f"0..{placed.dp - 1}" if name == "replica" else "at least 0"
+                raise UserError(
+                    f"assignment of {module.name}: sample {shapes.sample_ids[sample]} has "
+                    f"{name}={label[wrong[0]]}: must be {allowed}"
+                )
+
+
+def group_chunks(
+    module: ModuleSpec, shapes: SampleShapes, labels: ModuleAssignment, part: IntArray | None = None
+) -> Chunks:
+    """Group a module's units into chunks by replica, microbatch and part.
+
+    Args:
+        module: the module.
+        shapes: the iteration's samples.
+        labels: the module's assignment.
+        part: splits microbatches further ``[units]``; None keeps them whole.
+    """
+    units = module.units(shapes)
+    part = np.zeros(len(units), np.int64) if part is None else part
+    # One integer key sorts several times faster than lexsort; units keep their order inside a chunk.
+    num_microbatches, num_parts = (1 + int(a.max(initial=0)) for a in (labels.microbatch, part))
+    key = (labels.replica.astype(np.int64) * num_microbatches + labels.microbatch) * num_parts + part
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    first = np.flatnonzero(np.diff(key, prepend=-1))
+    chunk_key = key[first]
+    return Chunks(
+        chunk_key // (num_microbatches * num_parts),
+        chunk_key // num_parts % num_microbatches,
+        chunk_key % num_parts,
+        offsets_from_counts(np.diff(first, append=len(key))),
+        units[order],
+    )

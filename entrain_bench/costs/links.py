@@ -1,0 +1,26 @@
+"""Communication times: latency-bandwidth formulas of ring collectives and point-to-point transfers."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from entrain_bench.arrays import FloatArray
+from entrain_bench.specs.cluster import LinkTier
+
+
+def all_gather_s(num_bytes: ArrayLike, num_ranks: int, tier: LinkTier) -> FloatArray:
+    """Ring all-gather of ``num_bytes`` in total over ``num_ranks``; a reduce-scatter takes the same time.
+
+    Each rank passes on (n - 1) / n of the bytes in n - 1 steps (Thakur et al., IJHPCA 2005, section 4).
+    """
+    steps = num_ranks - 1
+    return steps * tier.latency_s + np.asarray(num_bytes, np.float64) * (steps / num_ranks / tier.bandwidth_bytes_per_s)
+
+
+def all_reduce_s(num_bytes: ArrayLike, num_ranks: int, tier: LinkTier) -> FloatArray:
+    """Ring all-reduce: a reduce-scatter, then an all-gather."""
+    return 2.0 * all_gather_s(num_bytes, num_ranks, tier)
+
+
+def send_s(num_bytes: ArrayLike, num_links: int, tier: LinkTier) -> FloatArray:
+    """Point-to-point transfer spread over ``num_links`` pairs of ranks that send at the same time."""
+    return tier.latency_s + np.asarray(num_bytes, np.float64) / (num_links * tier.bandwidth_bytes_per_s)

@@ -1,0 +1,167 @@
+"""The cost truth of a layer: a roofline whose efficiency depends on size through tile padding and launch overhead.
+
+Every operator takes the longest of its arithmetic, its memory traffic and its kernel launches. Efficiency falls for
+small work because tiles are padded, weights must be read whatever the number of tokens, and a launch has a floor; no
+other size dependence is assumed. See docs/costs.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from entrain_bench.arrays import FloatArray, IntArray, sum_rows
+from entrain_bench.costs.links import all_gather_s
+from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.layer import BF16_BYTES, Attention, Gemm, Layer
+from entrain_bench.specs.model import ModuleSpec
+
+# Output tile of a matrix product, and rows and columns of a flash-attention tile (FlashAttention-2's forward kernel
+# for head dimensions up to 128, arXiv:2307.08691).
+GEMM_TILE = 128
+QUERY_TILE = 128
+KEY_TILE = 64
+# A backward multiplies twice per forward product (input and weight gradients); flash attention's recomputes the scores
+# as well: five products for the forward's two. Elementwise backward reads what forward kept and one gradient more.
+GEMM_BACKWARD = 2.0
+ATTENTION_BACKWARD = 2.5
+ELEMENTWISE_BACKWARD = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """What a module's chunks carry.
+
+    Attributes:
+        tokens: packed tokens ``[chunks]``.
+        areas: padded score-matrix elements of each layer kind with attention ``[chunks]``.
+    """
+
+    tokens: FloatArray
+    areas: Mapping[str, FloatArray]
+
+
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """Times of a forward and a backward, communication inside them apart; arrays of one shape, seconds."""
+
+    forward_s: FloatArray
+    forward_comm_s: FloatArray
+    backward_s: FloatArray
+    backward_comm_s: FloatArray
+
+    @property
+    def total_s(self) -> FloatArray:
+        """Everything: both passes with their communication."""
+        return self.forward_s + self.forward_comm_s + self.backward_s + self.backward_comm_s
+
+
+def _pad(sizes: ArrayLike, tile: int) -> FloatArray:
+    return np.ceil(np.asarray(sizes, np.float64) / tile) * tile
+
+
+def score_area(attention: Attention, lengths: IntArray) -> FloatArray:
+    """Elements of the padded score tiles of each sequence ``[sequences]``; causal kernels skip the upper tiles."""
+    if attention.window_tokens:
+        window = attention.window_tokens
+        full, rest = np.divmod(lengths, window)
+        area = full * (_pad(window, QUERY_TILE) * _pad(window, KEY_TILE))
+        return area + _pad(rest, QUERY_TILE) * _pad(rest, KEY_TILE)
+    rows, columns = _pad(lengths, QUERY_TILE), _pad(lengths, KEY_TILE)
+    return rows * (columns + QUERY_TILE) / 2 if attention.causal else rows * columns
+
+
+def loads_of(module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
+    """Loads of chunks made of sequences of the given lengths; without offsets each sequence is a chunk of its own."""
+    kinds = {kind.kind: kind.attention for kind in module.kinds if kind.attention}
+    areas = {name: score_area(attention, lengths) for name, attention in kinds.items()}
+    if offsets is None:
+        return Loads(np.asarray(lengths, np.float64), areas)
+    return Loads(sum_rows(offsets, lengths), {name: sum_rows(offsets, area) for name, area in areas.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Layer times on one cluster."""
+
+    cluster: ClusterSpec
+
+    def gemm_s(self, gemm: Gemm, tokens: FloatArray, tp: int, cp: int) -> FloatArray:
+        """Forward time of a sharded matrix product."""
+        device = self.cluster.device
+        rows = np.ceil(tokens * (gemm.rows_per_token / cp))
+        k = gemm.k / tp if gemm.row_parallel else gemm.k
+        n = gemm.n if gemm.row_parallel else gemm.n / tp
+        arithmetic = (2.0 * k * float(_pad(n, GEMM_TILE)) / (device.peak_bf16_flops * device.gemm_efficiency)) * _pad(
+            rows, GEMM_TILE
+        )
+        traffic = (BF16_BYTES * (rows * (k + n) + k * n)) / (
+            device.memory_bandwidth_bytes_per_s * device.memory_efficiency
+        )
+        return np.maximum(np.maximum(arithmetic, traffic), device.kernel_launch_s)
+
+    def attention_s(self, attention: Attention, area: FloatArray, tp: int, cp: int) -> tuple[FloatArray, FloatArray]:
+        """Forward and backward time of attention with the given padded score area."""
+        device = self.cluster.device
+        flops = (4.0 * attention.query_width / (tp * cp)) * area
+        forward = flops / (device.peak_bf16_flops * device.attention_forward_efficiency)
+        backward = flops * (ATTENTION_BACKWARD / (device.peak_bf16_flops * device.attention_backward_efficiency))
+        return np.maximum(forward, device.kernel_launch_s), np.maximum(backward, device.kernel_launch_s)
+
+    def layer_s(self, layer: Layer, loads: Loads, tp: int, cp: int) -> PassTimes:
+        """Times of one layer for each chunk ``[chunks]``."""
+        device, tokens = self.cluster.device, loads.tokens
+        bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
+        elementwise = np.maximum(
+            (layer.elementwise_bytes_per_token / (tp * cp * bandwidth)) * tokens,
+            layer.num_elementwise_kernels * device.kernel_launch_s,
+        )
+        gemm = np.zeros_like(tokens)
+        for product in layer.gemms:
+            gemm += self.gemm_s(product, tokens, tp, cp)
+        forward = gemm + elementwise
+        backward = GEMM_BACKWARD * gemm + ELEMENTWISE_BACKWARD * elementwise
+        comm = np.zeros_like(tokens)
+        comm_backward = comm
+        if tp > 1 and layer.num_gathers:
+            tier = self.cluster.group_tier(np.arange(tp))
+            hidden = (BF16_BYTES * layer.hidden_size / cp) * tokens
+            comm = layer.num_gathers * all_gather_s(hidden, tp, tier)
+            comm_backward = comm
+        if layer.attention:
+            ahead, back = self.attention_s(layer.attention, loads.areas[layer.kind], tp, cp)
+            forward, backward = forward + ahead, backward + back
+            if cp > 1:
+                # Keys and values are gathered over the context-parallel group in both passes; backward scatters their
+                # gradients as well.
+                tier = self.cluster.group_tier(np.array([0, tp * cp - 1]))
+                width = 2 * BF16_BYTES * layer.attention.key_value_width / tp
+                gather = all_gather_s(width * tokens, cp, tier)
+                comm, comm_backward = comm + gather, comm_backward + 2 * gather
+        return PassTimes(forward, comm, backward, comm_backward)
+
+    def stages_s(
+        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool
+    ) -> PassTimes:
+        """Times of each chunk on each stage ``[chunks, stages]``.
+
+        Args:
+            module: the module.
+            loads: what the chunks carry.
+            counts: layers of each kind on every stage ``[stages, kinds]``.
+            tp: tensor-parallel degree.
+            cp: context-parallel degree.
+            recompute: whether backward runs each layer's forward once more.
+        """
+        totals = np.zeros((4, len(loads.tokens), len(counts)))
+        for index, layer in enumerate(module.kinds):
+            times = self.layer_s(layer, loads, tp, cp)
+            columns = (times.forward_s, times.forward_comm_s, times.backward_s, times.backward_comm_s)
+            for total, column in zip(totals, columns, strict=True):
+                total += column[:, None] * counts[:, index]
+        if recompute:
+            totals[2:] += totals[:2]
+        return PassTimes(*totals)

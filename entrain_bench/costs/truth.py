@@ -1,0 +1,159 @@
+"""The cost truth of a program: durations of actions, delays of dependencies, bytes of memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray, IntArray, rows_of
+from entrain_bench.assignment import Chunks
+from entrain_bench.costs.links import all_gather_s, all_reduce_s
+from entrain_bench.costs.memory import Memory
+from entrain_bench.costs.roofline import PassTimes, Roofline, loads_of
+from entrain_bench.layout import Layout, ModuleLayout
+from entrain_bench.program import Pass, Program
+from entrain_bench.shapes import SampleShapes
+from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
+
+# Adam in mixed precision reads the fp32 gradient and reads and writes the fp32 weight and both moments; it writes the
+# bf16 weight.
+OPTIMIZER_TRAFFIC_BYTES = FP32_BYTES * 7 + BF16_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What executing a program costs.
+
+    Attributes:
+        duration_s: of each action, communication inside it included ``[actions]``.
+        comm_s: the communication inside it ``[actions]``.
+        delay_s: from the end of an action to the moment the one that depends on it has the data ``[dependencies]``.
+    """
+
+    duration_s: FloatArray
+    comm_s: FloatArray
+    delay_s: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class CostTruth:
+    """Costs of a model on a cluster; executors charge them, strategies see only a profile of them.
+
+    Attributes:
+        distributed_optimizer: whether gradients and optimizer states are sharded over data parallelism.
+    """
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    distributed_optimizer: bool = True
+
+    @property
+    def roofline(self) -> Roofline:
+        """Layer times on the cluster."""
+        return Roofline(self.cluster)
+
+    @property
+    def memory(self) -> Memory:
+        """Memory sizes under the same settings."""
+        return Memory(self.model, self.distributed_optimizer)
+
+    def unit_times(self, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray) -> PassTimes:
+        """Times of sequences that each form a chunk alone ``[sequences, stages]``."""
+        counts = module.kind_counts(placed.layers_per_stage)
+        loads = loads_of(module, lengths)
+        return self.roofline.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
+
+    def chunk_times(self, module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, chunks: Chunks) -> PassTimes:
+        """Times of packed chunks ``[chunks, stages]``."""
+        counts = module.kind_counts(placed.layers_per_stage)
+        loads = loads_of(module, module.lengths(shapes, chunks.members), chunks.offsets)
+        return self.roofline.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
+
+    def price(self, program: Program) -> Prices:
+        """Durations and delays of a whole program."""
+        duration, comm = np.zeros(program.num_actions), np.zeros(program.num_actions)
+        layout = program.layout
+        for index, (module, placed) in enumerate(zip(self.model.modules, layout.modules, strict=True)):
+            times = self.chunk_times(module, placed, program.shapes, program.chunks[index])
+            first, size = int(program.first_action[index]), times.forward_s.size
+            forward, backward = slice(first, first + size), slice(first + size, first + 2 * size)
+            comm[forward], comm[backward] = times.forward_comm_s.ravel(), times.backward_comm_s.ravel()
+            duration[forward], duration[backward] = times.forward_s.ravel(), times.backward_s.ravel()
+        step = int(program.first_action[-1])
+        for kind in (Pass.GRAD_SYNC, Pass.OPTIMIZER):
+            for module, placed in zip(self.model.modules, layout.modules, strict=True):
+                seconds = self.step_s(module, placed, kind)
+                (comm if kind is Pass.GRAD_SYNC else duration)[step : step + placed.pp] = seconds
+                step += placed.pp
+        return Prices(duration + comm, comm, self._delays(program))
+
+    def step_s(self, module: ModuleSpec, placed: ModuleLayout, kind: Pass) -> FloatArray:
+        """Gradient synchronisation or optimizer step of each stage ``[stages]``, not overlapped with backward.
+
+        Gradients travel in fp32. With a distributed optimizer they are reduce-scattered and the bf16 weights
+        all-gathered; without, all-reduced. A tied embedding held by two stages is all-reduced between them.
+        """
+        parameters = self.memory.stage_parameters(module, placed) / placed.tp
+        group = placed.dp * placed.cp
+        if kind is Pass.OPTIMIZER:
+            shard = group if self.distributed_optimizer else 1
+            device = self.cluster.device
+            bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
+            return np.asarray(parameters / shard * (OPTIMIZER_TRAFFIC_BYTES / bandwidth))
+        seconds = np.zeros(placed.pp)
+        if group > 1:
+            for stage in range(placed.pp):
+                tier = self.cluster.group_tier(placed.ranks[:, stage])
+                if self.distributed_optimizer:
+                    size = (FP32_BYTES + BF16_BYTES) * parameters[stage]
+                    seconds[stage] = all_gather_s(size, group, tier)
+                else:
+                    seconds[stage] = all_reduce_s(FP32_BYTES * parameters[stage], group, tier)
+        if module.config.tied_embeddings and placed.pp > 1:
+            tier = self.cluster.group_tier(placed.ranks[0, [0, -1]])
+            embedding = FP32_BYTES * module.layers[0].parameters / placed.tp
+            seconds[[0, -1]] += all_reduce_s(embedding, 2, tier)
+        return seconds
+
+    def _delays(self, program: Program) -> FloatArray:
+        """Transfer time along each dependency; none between actions of the same ranks."""
+        layout = program.layout
+        source, target = program.dep_actions, rows_of(program.dep_offsets)
+        width, latency, per_byte = self._links(layout)
+        first_block = np.cumsum([0, *(module.dp * module.pp for module in layout.modules)])
+        pp = np.array([module.pp for module in layout.modules])
+
+        def block(action: IntArray) -> IntArray:
+            module = program.module[action]
+            number: IntArray = first_block[module] + program.replica[action] * pp[module] + program.stage[action]
+            return number
+
+        a, b = block(source), block(target)
+        low, high = self._first_ranks(layout), self._last_ranks(layout)
+        tier = self.cluster.tier_of(np.minimum(low[a], low[b]), np.maximum(high[a], high[b]))
+        delay = latency[tier] + program.dep_bytes * per_byte[tier] / np.minimum(width[a], width[b])
+        # Different widths need the destination to gather what arrived in other shards.
+        reshard = width[a] != width[b]
+        if reshard.any():
+            inner = self.cluster.tier_of(low[b], high[b])
+            share = (width[b] - 1) / width[b]
+            gather = (width[b] - 1) * latency[inner] + program.dep_bytes * share * per_byte[inner]
+            delay += np.where(reshard, gather, 0.0)
+        return np.where((program.dep_bytes == 0) | (low[a] == low[b]) & (high[a] == high[b]), 0.0, delay)
+
+    def _links(self, layout: Layout) -> tuple[IntArray, FloatArray, FloatArray]:
+        width = np.concatenate([np.full(m.dp * m.pp, m.ranks_per_block) for m in layout.modules])
+        latency = np.array([tier.latency_s for tier in self.cluster.tiers])
+        per_byte = np.array([1.0 / tier.bandwidth_bytes_per_s for tier in self.cluster.tiers])
+        return width, latency, per_byte
+
+    @staticmethod
+    def _first_ranks(layout: Layout) -> IntArray:
+        return np.concatenate([m.ranks.min(axis=2).ravel() for m in layout.modules])
+
+    @staticmethod
+    def _last_ranks(layout: Layout) -> IntArray:
+        return np.concatenate([m.ranks.max(axis=2).ravel() for m in layout.modules])

@@ -1,0 +1,30 @@
+"""Errors that are the user's to fix, and how to phrase them."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(ValueError):
+    """Bad input: one line that names the field, the value and what is allowed. Ends a run with exit code 2."""
+
+
+class DeadlockError(UserError):
+    """The order of a program's actions contradicts their dependencies."""
+
+
+class OutOfMemoryError(UserError):
+    """A program needs more device memory than the budget allows."""
+
+
+def require(condition: bool, field: str, value: object, allowed: str) -> None:
+    """Raise ``UserError`` "field=value: allowed" unless the condition holds."""
+    if not condition:
+        raise UserError(f"{field}={value}: must be {allowed}")
+
+
+def unknown_choice(field: str, value: str, choices: Iterable[str]) -> UserError:
+    """The error for a name that is not among the choices; suggests the nearest one."""
+    names = sorted(choices)
+    near = get_close_matches(value, names, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return UserError(f"{field}={value}: unknown{hint}; choices: {', '.join(names)}")

@@ -1,0 +1,112 @@
+"""The training job that every strategy is given: what is fixed for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from entrain_bench.errors import UserError, require
+from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutRequest:
+    """Degrees the user fixes; None leaves them to the planner. ``pp`` counts all stages of a replica."""
+
+    tp: int | None = None
+    cp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """Degrees of a replica with one TP and CP for all its modules."""
+
+    tp: int
+    cp: int
+    pp: int
+    dp: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Model, cluster, batch and limits, the same for every strategy."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    global_batch: int
+    microbatch_size: int
+    request: LayoutRequest
+    memory_budget_bytes: float
+    distributed_optimizer: bool = True
+
+    def __post_init__(self) -> None:
+        require(self.global_batch >= 1, "global_batch", self.global_batch, "at least 1")
+        require(self.microbatch_size >= 1, "microbatch_size", self.microbatch_size, "at least 1")
+        for name in ("tp", "cp", "pp", "dp"):
+            value = getattr(self.request, name)
+            require(value is None or value >= 1, f"layout.{name}", value, "null or at least 1")
+
+    def num_microbatches(self, dp: int) -> int:
+        """Microbatches of a replica per iteration; the global batch must divide."""
+        size = dp * self.microbatch_size
+        if self.global_batch % size:
+            raise UserError(
+                f"global_batch={self.global_batch}: must be a multiple of layout.dp={dp} x "
+                f"microbatch_size={self.microbatch_size}"
+            )
+        return self.global_batch // size
+
+    def degrees(self) -> Iterator[Degrees]:
+        """Every homogeneous (TP, CP, PP, DP) that uses all ranks and meets the request.
+
+        Raises:
+            UserError: if there is none; says why.
+        """
+        ranks, node = self.cluster.num_ranks, self.cluster.gpus_per_node
+        asked = self.request
+        heads = [size for m in self.model.modules for size in self._sharded_sizes(m.name)]
+        tps = [asked.tp] if asked.tp else [t for t in _divisors(node) if all(size % t == 0 for size in heads)]
+        cps = [asked.cp] if asked.cp else [2**i for i in range(ranks.bit_length())]
+        dps = [asked.dp] if asked.dp else [d for d in _divisors(ranks) if self._divides(d)]
+        if asked.tp:
+            require(asked.tp <= node, "layout.tp", asked.tp, f"at most the {node} ranks of a node")
+        if asked.dp:
+            self.num_microbatches(asked.dp)
+        if asked.pp:
+            most = self.max_stages
+            require(asked.pp <= most, "layout.pp", asked.pp, f"at most {most}, the layers of model={self.model.name}")
+        found = False
+        for tp, cp, dp in product(tps, cps, dps):
+            pp, rest = divmod(ranks, tp * cp * dp)
+            if rest or (asked.pp and pp != asked.pp) or not 1 <= pp <= self.max_stages:
+                continue
+            found = True
+            yield Degrees(tp, cp, pp, dp)
+        if not found:
+            wanted = " ".join(f"layout.{n}={getattr(asked, n)}" for n in ("tp", "cp", "pp", "dp") if getattr(asked, n))
+            raise UserError(
+                f"{wanted or 'layout'}: no TP x CP x PP x DP equals the {ranks} ranks of cluster={self.cluster.name} "
+                f"with at most {self.max_stages} stages a replica and dp x microbatch_size={self.microbatch_size} "
+                f"dividing global_batch={self.global_batch}"
+            )
+
+    @property
+    def max_stages(self) -> int:
+        """Stages of a replica at one layer each."""
+        encoder = max((len(module.layers) for module in self.model.encoders), default=0)
+        return encoder + len(self.model.llm.layers)
+
+    def _sharded_sizes(self, module: str) -> tuple[int, int, int]:
+        config = self.model.module(module).config
+        return config.num_heads, config.num_kv_heads, config.ffn_hidden_size
+
+    def _divides(self, dp: int) -> bool:
+        return self.global_batch % (dp * self.microbatch_size) == 0
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]

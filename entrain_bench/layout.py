@@ -1,0 +1,159 @@
+"""Layouts: which ranks hold which layers of which module, and the lanes that follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from entrain_bench.arrays import IntArray, freeze, offsets_from_counts
+from entrain_bench.errors import UserError, require
+from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleLayout:
+    """Parallel layout of one module.
+
+    Attributes:
+        module: name of the module.
+        tp: tensor-parallel degree.
+        cp: context-parallel degree.
+        layers_per_stage: consecutive layers of each pipeline stage, embedding and head included ``[pp]``.
+        ranks: ranks of each block, TP innermost ``[dp, pp, tp * cp]``.
+        recompute: whether backward recomputes each layer from its input.
+    """
+
+    module: str
+    tp: int
+    cp: int
+    layers_per_stage: tuple[int, ...]
+    ranks: IntArray
+    recompute: bool = False
+
+    @property
+    def pp(self) -> int:
+        """Number of pipeline stages."""
+        return len(self.layers_per_stage)
+
+    @property
+    def dp(self) -> int:
+        """Number of replicas."""
+        return len(self.ranks)
+
+    @property
+    def ranks_per_block(self) -> int:
+        """Ranks that hold one stage of one replica."""
+        return self.tp * self.cp
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Lanes of each block (replica, stage) of one module, as CSR rows in replica-major order."""
+
+    offsets: IntArray
+    lanes: IntArray
+    num_stages: int
+
+    def first_lane(self) -> IntArray:
+        """One lane of every block ``[replicas, stages]``."""
+        return self.lanes[self.offsets[:-1]].reshape(-1, self.num_stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Layouts of all modules, in the model's order; modules on the same ranks are colocated, otherwise disjoint.
+
+    A lane is a largest set of ranks that always act together: two ranks share a lane if they share a block in every
+    module.
+
+    Attributes:
+        num_microbatches: LLM microbatches of a replica that the planner counted on.
+        lane_width: ranks of each lane ``[lanes]``.
+        lane_first_rank: lowest rank of each lane ``[lanes]``.
+        blocks: lanes of each module's blocks.
+    """
+
+    modules: tuple[ModuleLayout, ...]
+    num_microbatches: int
+    lane_width: IntArray = field(init=False, compare=False)
+    lane_first_rank: IntArray = field(init=False, compare=False)
+    blocks: tuple[Blocks, ...] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        num_ranks = 1 + max(int(module.ranks.max()) for module in self.modules)
+        block_of_rank = np.full((len(self.modules), num_ranks), -1)
+        for row, module in zip(block_of_rank, self.modules, strict=True):
+            flat = module.ranks.reshape(module.dp * module.pp, -1)
+            row[flat] = np.arange(len(flat))[:, None]
+            freeze(module.ranks)
+        used = np.flatnonzero((block_of_rank >= 0).any(axis=0))
+        _, first, lane, width = np.unique(
+            block_of_rank[:, used], axis=1, return_index=True, return_inverse=True, return_counts=True
+        )
+        # Number lanes by their lowest rank, so that neighbours in a figure are neighbours in the cluster.
+        order = np.argsort(first)
+        renumber = np.argsort(order)
+        object.__setattr__(self, "lane_width", width[order])
+        object.__setattr__(self, "lane_first_rank", used[first[order]])
+        blocks = []
+        for row, module in zip(block_of_rank[:, used], self.modules, strict=True):
+            held = row >= 0
+            pairs = np.unique(np.stack([row[held], renumber[lane.ravel()[held]]]), axis=1)
+            offsets = offsets_from_counts(np.bincount(pairs[0], minlength=module.dp * module.pp))
+            blocks.append(Blocks(offsets, pairs[1], module.pp))
+        object.__setattr__(self, "blocks", tuple(blocks))
+
+    @property
+    def num_lanes(self) -> int:
+        """Number of lanes."""
+        return len(self.lane_width)
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks in use."""
+        return int(self.lane_width.sum())
+
+    def module(self, name: str) -> ModuleLayout:
+        """The layout of the named module."""
+        return next(module for module in self.modules if module.module == name)
+
+    def describe(self) -> dict[str, str]:
+        """One short text a module, for tables: degrees and layers of each stage."""
+        return {
+            m.module: f"tp{m.tp} cp{m.cp} pp{m.pp} dp{m.dp} layers {'/'.join(map(str, m.layers_per_stage))}"
+            + (" recompute" if m.recompute else "")
+            for m in self.modules
+        }
+
+
+def check_layout(layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> None:
+    """Raise ``UserError`` for a layout that the model or the cluster cannot take."""
+    names = [module.name for module in model.modules]
+    require([m.module for m in layout.modules] == names, "layout", [m.module for m in layout.modules], f"for {names}")
+    for placed, module in zip(layout.modules, model.modules, strict=True):
+        where = f"layout.{placed.module}"
+        check_tp(
+            module.name, module.config.num_heads, module.config.num_kv_heads, module.config.ffn_hidden_size, placed.tp
+        )
+        total = sum(placed.layers_per_stage)
+        require(total == len(module.layers), f"{where}.layers_per_stage", total, f"{len(module.layers)} layers in all")
+        require(min(placed.layers_per_stage) >= 1, f"{where}.layers_per_stage", placed.layers_per_stage, "positive")
+        shape = (placed.dp, placed.pp, placed.ranks_per_block)
+        require(placed.ranks.shape == shape, f"{where}.ranks", placed.ranks.shape, f"of shape {shape}")
+        require(np.unique(placed.ranks).size == placed.ranks.size, f"{where}.ranks", "repeated", "distinct ranks")
+        low, high = int(placed.ranks.min()), int(placed.ranks.max())
+        within = low >= 0 and high < cluster.num_ranks
+        require(within, f"{where}.ranks", f"{low}..{high}", f"within the {cluster.num_ranks} ranks of {cluster.name}")
+
+
+def check_tp(module: str, num_heads: int, num_kv_heads: int, ffn_hidden_size: int, tp: int) -> None:
+    """Raise ``UserError`` if tensor parallelism does not divide a module's heads and feed-forward width."""
+    for what, size in (
+        ("heads", num_heads),
+        ("key-value heads", num_kv_heads),
+        ("feed-forward width", ffn_hidden_size),
+    ):
+        if size % tp:
+            raise UserError(f"layout.tp={tp}: must divide the {size} {what} of module {module}")

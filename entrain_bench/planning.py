@@ -1,0 +1,175 @@
+"""Building blocks of planners: shares of ranks, stages of layers, placement on ranks, and fitting memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray
+from entrain_bench.costs.memory import Memory
+from entrain_bench.errors import OutOfMemoryError, UserError
+from entrain_bench.job import Degrees, Job
+from entrain_bench.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.profile import Profile
+from entrain_bench.program import Program
+from entrain_bench.shapes import SampleShapes
+
+# Batches profiled to check memory, and the share of the budget they may use.
+MEMORY_BATCHES = 4
+MEMORY_MARGIN = 0.95
+
+
+def proportional_allocation(total: int, shares: FloatArray, unit: int = 1) -> tuple[int, ...]:
+    """Split ``total`` ranks in proportion to shares, in multiples of ``unit``, at least one unit each.
+
+    The nearest feasible integers in the least-squares sense (arXiv:2605.27918, Algorithm 1): start from one unit each,
+    then give every further unit to the share furthest below its due.
+
+    Raises:
+        UserError: if there are fewer units than shares.
+    """
+    units = total // unit
+    if total % unit or units < len(shares):
+        raise UserError(f"layout: {total} ranks cannot be split among {len(shares)} modules in multiples of {unit}")
+    due = np.asarray(shares, np.float64) / np.sum(shares) * units
+    given = np.ones(len(due))
+    for _ in range(units - len(due)):
+        given[np.argmax(due - given)] += 1
+    return tuple(int(count) * unit for count in given)
+
+
+def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
+    """Consecutive layers a stage so that the slowest stage is fastest (arXiv:2605.27918, Algorithm 2, tier 1).
+
+    ``F(l, p) = min over l' < l of max(F(l', p - 1), sum of layers l'+1..l)``; O(layers^2 x stages).
+
+    Args:
+        layer_s: time of each layer ``[layers]``.
+        num_stages: stages, at most the number of layers.
+    """
+    num_layers = len(layer_s)
+    if num_stages > num_layers:
+        raise UserError(f"layout: {num_layers} layers cannot fill {num_stages} stages")
+    prefix = np.concatenate(([0.0], np.cumsum(layer_s)))
+    best = prefix.copy()
+    best[0] = np.inf
+    cuts = []
+    span = prefix[None, :] - prefix[:, None]  # [l', l]
+    later = np.arange(num_layers + 1)[:, None] < np.arange(num_layers + 1)[None, :]
+    for _ in range(1, num_stages):
+        slowest = np.where(later, np.maximum(best[:, None], span), np.inf)
+        cuts.append(slowest.argmin(axis=0))
+        best = slowest.min(axis=0)
+    bounds = [num_layers]
+    for cut in reversed(cuts):
+        bounds.append(int(cut[bounds[-1]]))
+    bounds = [*reversed(bounds)]
+    return tuple(np.diff([0, *bounds]).tolist())
+
+
+def stage_sums(layer_s: FloatArray, layers_per_stage: Sequence[int]) -> FloatArray:
+    """Sum of a per-layer quantity over each stage ``[stages]``."""
+    return np.add.reduceat(layer_s, np.cumsum([0, *layers_per_stage[:-1]]))
+
+
+def place_chain(
+    job: Job, degrees: Degrees, layers: Sequence[tuple[int, ...]], recompute: Sequence[bool], leading: bool
+) -> Layout:
+    """A homogeneous replica: LLM stages in a chain, encoders on stages of their own before them or on the first one.
+
+    Ranks of a replica are consecutive, TP innermost, then CP, then stages; replicas follow each other. Several encoders
+    share the encoder stages.
+
+    Args:
+        job: the job.
+        degrees: TP, CP, DP and the number of stages of a replica.
+        layers: layers of each stage, for every module of the model.
+        recompute: modules that recompute their activations.
+        leading: whether encoders have stages of their own.
+    """
+    width = degrees.tp * degrees.cp
+    ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
+    modules = []
+    for module, split, again in zip(job.model.modules, layers, recompute, strict=True):
+        first = 0 if module.is_encoder or not leading else degrees.pp - len(split)
+        held = np.ascontiguousarray(ranks[:, first : first + len(split)])
+        modules.append(ModuleLayout(module.name, degrees.tp, degrees.cp, split, held, again))
+    layout = Layout(tuple(modules), job.num_microbatches(degrees.dp))
+    check_layout(layout, job.model, job.cluster)
+    return layout
+
+
+def recompute_choices(num_modules: int) -> list[tuple[bool, ...]]:
+    """Every choice of modules whose activations are recomputed in backward."""
+    return list(product([False, True], repeat=num_modules))
+
+
+def recompute_factor(recompute: bool) -> float:
+    """Time of forward and backward relative to no recomputation: a backward takes about two forwards."""
+    return 4 / 3 if recompute else 1.0
+
+
+def check_memory(profile: Profile, layout: Layout, compose: Callable[[SampleShapes, Layout], Program]) -> None:
+    """Check a layout by the memory of the programs it leads to on freshly profiled global batches.
+
+    The executors charge the true need of every batch, so a margin is left for batches heavier than the profiled ones.
+
+    Args:
+        profile: where batches come from.
+        layout: the layout.
+        compose: assigns and schedules a batch the way the strategy will.
+
+    Raises:
+        OutOfMemoryError: saying where how much is missing.
+    """
+    job = profile.job
+    memory = Memory(job.model, job.distributed_optimizer)
+    limit = job.memory_budget_bytes * MEMORY_MARGIN
+    states = memory.lane_state_bytes(layout)
+    need, what = float(states.max()), "weights, gradients and optimizer states alone"
+    for _ in range(MEMORY_BATCHES if need <= limit else 0):
+        peak = memory.peak_bytes(compose(profile.draw(job.global_batch), layout))
+        if peak.max() > need:
+            need, what = float(peak.max()), f"with {states[peak.argmax()] / 2**30:.1f} GiB of states"
+    if need > limit:
+        described = "; ".join(f"{name} {text}" for name, text in layout.describe().items())
+        raise OutOfMemoryError(
+            f"layout {described}: a rank needs {need / 2**30:.1f} GiB ({what}), {(need - limit) / 2**30:.1f} GiB more "
+            f"than {MEMORY_MARGIN:.0%} of the budget of {job.memory_budget_bytes / 2**30:.1f} GiB"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A layout a planner considers.
+
+    Attributes:
+        seconds: the planner's estimate of the iteration time.
+        layout: builds the layout; not called for candidates that a faster one makes needless.
+    """
+
+    seconds: float
+    layout: Callable[[], Layout]
+
+
+def fastest_that_fits(
+    profile: Profile, candidates: Iterable[Candidate], compose: Callable[[SampleShapes, Layout], Program]
+) -> Layout:
+    """The candidate with the least estimated time whose programs fit memory.
+
+    Raises:
+        UserError: the reason of the last candidate, if none fits.
+    """
+    problem = UserError(f"layout: model={profile.job.model.name} has too few layers for the stages of a replica")
+    for candidate in sorted(candidates, key=lambda c: c.seconds):
+        try:
+            layout = candidate.layout()
+            check_memory(profile, layout, compose)
+        except UserError as error:
+            problem = error
+        else:
+            return layout
+    raise problem

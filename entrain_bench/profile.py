@@ -1,0 +1,95 @@
+"""What a strategy may know: samples drawn for profiling, measured layer times, and estimates made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.costs.roofline import PassTimes, loads_of
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.job import Job
+from entrain_bench.shapes import SampleShapes
+from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.workload import ShapeSource
+
+# Sequence lengths at which layers are profiled (arXiv:2605.27918, section 4.1).
+PROFILED_TOKENS = np.array([64, 256, 1024, 4096, 16384])
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A strategy's window on the truth.
+
+    Planners draw samples and measure layers; assigners estimate the workloads of the samples they place. Estimates are
+    wrong by up to ``belief_error`` (relative), the same way each time a sample is seen.
+    """
+
+    job: Job
+    source: ShapeSource
+    seed: int
+    belief_error: float = 0.0
+    _truth: CostTruth = field(init=False)
+    _rng: np.random.Generator = field(init=False)
+    _fits: dict[tuple[str, int, int], FloatArray] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        truth = CostTruth(self.job.model, self.job.cluster, self.job.distributed_optimizer)
+        object.__setattr__(self, "_truth", truth)
+        object.__setattr__(self, "_rng", np.random.default_rng([self.seed, 0x70726F66]))
+
+    def draw(self, num_samples: int) -> SampleShapes:
+        """Independent samples of the workload, apart from the training stream; every call draws new ones."""
+        return self.source.draw(num_samples, self._rng)
+
+    def measure(self, module: ModuleSpec, lengths: IntArray, tp: int, cp: int) -> list[PassTimes]:
+        """Measured times of one layer of each kind on one packed microbatch of sequences of the given lengths."""
+        loads = loads_of(module, np.asarray(lengths), np.array([0, len(lengths)]))
+        return [self._truth.roofline.layer_s(kind, loads, tp, cp) for kind in module.kinds]
+
+    def forward_fit(self, module: ModuleSpec, tp: int, cp: int) -> FloatArray:
+        """Coefficients of ``a x^2 + b x + c`` for the forward of each layer kind ``[kinds, 3]``, seconds.
+
+        Linear regression over ``PROFILED_TOKENS`` (arXiv:2605.27918, section 4.1).
+        """
+        key = (module.name, tp, cp)
+        if key not in self._fits:
+            times = np.zeros((len(PROFILED_TOKENS), len(module.kinds)))
+            for row, tokens in zip(times, PROFILED_TOKENS, strict=True):
+                row[:] = [
+                    float((t.forward_s + t.forward_comm_s)[0]) for t in self.measure(module, np.array([tokens]), tp, cp)
+                ]
+            powers = np.vander(PROFILED_TOKENS.astype(np.float64), 3)
+            self._fits[key] = np.linalg.lstsq(powers, times, rcond=None)[0].T
+        return self._fits[key]
+
+    def estimate_units(self, module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int) -> FloatArray:
+        """Believed forward seconds of the whole module for each of its units alone ``[units]``."""
+        units = module.units(shapes)
+        counts = np.bincount(module.layer_kind, minlength=len(module.kinds))
+        a, b, c = counts @ self.forward_fit(module, tp, cp)
+        lengths = module.lengths(shapes, units).astype(np.float64)
+        seconds: FloatArray = np.maximum((a * lengths + b) * lengths + c, 0.0)
+        owner = shapes.item_sample[units] if module.is_encoder else units
+        seconds *= self._error_factor(module.name, shapes.sample_ids[owner])
+        return seconds
+
+    def estimate_samples(self, shapes: SampleShapes, tp: int, cp: int) -> tuple[FloatArray, FloatArray]:
+        """Believed forward seconds of each sample: all encoders together, and the LLM ``[samples]``."""
+        encoder = np.zeros(len(shapes))
+        for module in self.job.model.encoders:
+            units = module.units(shapes)
+            encoder += shapes.sum_items(units, self.estimate_units(module, shapes, tp, cp))
+        return encoder, self.estimate_units(self.job.model.llm, shapes, tp, cp)
+
+    def _error_factor(self, module: str, sample_ids: IntArray) -> FloatArray:
+        """1 + error x u, u uniform in [-1, 1] and fixed by seed, module and sample (SplitMix64 as the hash)."""
+        if not self.belief_error:
+            return np.ones(len(sample_ids))
+        name = np.uint64(int.from_bytes(module.encode()[:7], "little") ^ self.seed)
+        bits = (np.asarray(sample_ids).astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + name
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+        uniform = ((bits ^ (bits >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / 2.0**53
+        return 1.0 + self.belief_error * (2.0 * uniform - 1.0)

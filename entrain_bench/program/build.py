@@ -1,0 +1,179 @@
+"""From chunks and slots to a program: lane orders by sorting, dependencies by joining sample sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from entrain_bench.arrays import IntArray, offsets_from_counts, rows_of, take_rows
+from entrain_bench.assignment import Chunks
+from entrain_bench.layout import Blocks, Layout
+from entrain_bench.program.columns import Pass, Program
+from entrain_bench.shapes import SampleShapes
+from entrain_bench.specs.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """When a module's actions run on their lanes: each lane runs its actions by rising slot.
+
+    Forwards that share a slot run encoders first, then by microbatch and part. Backwards that share a slot run the LLM
+    first, then by microbatch, the part that waited longest first; they follow the forwards of that slot.
+
+    Attributes:
+        forward, backward: slots ``[chunks, stages]``, non-negative integers.
+    """
+
+    forward: IntArray
+    backward: IntArray
+
+
+def build_program(
+    model: ModelSpec, layout: Layout, shapes: SampleShapes, chunks: Sequence[Chunks], slots: Sequence[Slots]
+) -> Program:
+    """Number the actions, order them on their lanes and derive what they wait for."""
+    stages = [module.pp for module in layout.modules]
+    counts = [2 * len(rows) * pp for rows, pp in zip(chunks, stages, strict=True)]
+    first_action = offsets_from_counts(np.array(counts))
+    num_steps = sum(stages)
+    columns = [_module_columns(index, rows, pp) for index, (rows, pp) in enumerate(zip(chunks, stages, strict=True))]
+    for kind in (Pass.GRAD_SYNC, Pass.OPTIMIZER):
+        module = np.repeat(np.arange(len(stages)), stages)
+        stage = np.concatenate([np.arange(pp) for pp in stages])
+        none = np.full(num_steps, -1)
+        columns.append(np.stack([module, stage, none, none, np.full(num_steps, int(kind))]))
+    module, stage, replica, chunk, kind_column = np.concatenate(columns, axis=1)
+    num_lanes, lane_offsets, lane_actions = _lane_order(layout, chunks, slots, first_action)
+    dep_offsets, dep_actions, dep_bytes = _dependencies(model, layout, shapes, chunks, first_action, len(module))
+    return Program(
+        model,
+        layout,
+        shapes,
+        tuple(chunks),
+        first_action,
+        module,
+        stage,
+        replica,
+        chunk,
+        kind_column,
+        num_lanes,
+        lane_offsets,
+        lane_actions,
+        dep_offsets,
+        dep_actions,
+        dep_bytes,
+    )
+
+
+def _module_columns(index: int, chunks: Chunks, pp: int) -> IntArray:
+    """Labels (module, stage, replica, chunk, kind) of a module's forwards and backwards ``[5, actions]``."""
+    shape = (2, len(chunks), pp)
+    columns = np.empty((5, *shape), np.int32)
+    columns[0] = index
+    columns[1] = np.arange(pp)
+    columns[2] = chunks.replica[:, None]
+    columns[3] = np.arange(len(chunks))[:, None]
+    columns[4] = np.array([Pass.FORWARD, Pass.BACKWARD])[:, None, None]
+    return columns.reshape(5, -1)
+
+
+def _lane_order(
+    layout: Layout, chunks: Sequence[Chunks], slots: Sequence[Slots], first_action: IntArray
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Lanes per action, and every lane's actions in order (CSR)."""
+    num_groups = 2 * len(chunks)
+    num_ties = max(1, max(map(len, chunks)))
+    last_slot = max(int(max(s.forward.max(initial=0), s.backward.max(initial=0))) for s in slots)
+    lanes, keys, actions, widths = [], [], [], []
+
+    def occupy(blocks: Blocks, block: IntArray, key: IntArray, action: IntArray) -> None:
+        lane, position = _lanes_of(blocks, block)
+        lanes.append(lane)
+        keys.append(key[position])
+        actions.append(action[position])
+
+    for index, (rows, slot, blocks) in enumerate(zip(chunks, slots, layout.blocks, strict=True)):
+        # Order inside one slot: forwards, encoders first; then backwards, encoders last.
+        forward_tie = np.arange(len(rows))
+        backward_tie = np.empty_like(forward_tie)
+        backward_tie[np.lexsort((-rows.part, rows.microbatch, rows.replica))] = forward_tie
+        block = (rows.replica[:, None] * blocks.num_stages + np.arange(blocks.num_stages)).ravel()
+        widths += 2 * [np.diff(blocks.offsets)[block]]
+        for time, group, tie, first in (
+            (slot.forward, index, forward_tie, first_action[index]),
+            (slot.backward, num_groups - 1 - index, backward_tie, first_action[index] + len(block)),
+        ):
+            key = (time.astype(np.int64) * num_groups + group) * num_ties + tie[:, None]
+            occupy(blocks, block, key.ravel(), first + np.arange(len(block)))
+    step = int(first_action[-1])
+    for kind in range(2):
+        for index, blocks in enumerate(layout.blocks):
+            block = np.arange(len(blocks.offsets) - 1)
+            stage = block % blocks.num_stages
+            key = np.full(len(block), ((last_slot + 1 + kind) * num_groups + index) * num_ties)
+            occupy(blocks, block, key, step + stage)
+            widths.append(np.bincount(stage, weights=np.diff(blocks.offsets)).astype(np.int64))
+            step += blocks.num_stages
+    lane, action = np.concatenate(lanes), np.concatenate(actions)
+    span = (last_slot + 3) * num_groups * num_ties
+    order = np.argsort(lane * span + np.concatenate(keys))
+    offsets = offsets_from_counts(np.bincount(lane, minlength=layout.num_lanes))
+    return np.concatenate(widths), offsets, action[order]
+
+
+def _lanes_of(blocks: Blocks, block: IntArray) -> tuple[IntArray, IntArray]:
+    """Lanes of the given blocks, and the position in ``block`` that each lane belongs to."""
+    offsets, entries = take_rows(blocks.offsets, block)
+    return blocks.lanes[entries], rows_of(offsets)
+
+
+def _dependencies(
+    model: ModelSpec,
+    layout: Layout,
+    shapes: SampleShapes,
+    chunks: Sequence[Chunks],
+    first_action: IntArray,
+    num_actions: int,
+) -> tuple[IntArray, IntArray, IntArray]:
+    """What each action waits for, as CSR, with the bytes that travel along."""
+    waits, needs, sizes = [], [], []
+    llm = next(i for i, module in enumerate(model.modules) if not module.is_encoder)
+    consumer = chunk_of_unit(chunks[llm], len(shapes))
+    grid = [
+        first + np.arange(2 * len(rows) * placed.pp).reshape(2, len(rows), placed.pp)
+        for first, rows, placed in zip(first_action, chunks, layout.modules, strict=False)
+    ]
+    for index, (module, rows) in enumerate(zip(model.modules, chunks, strict=True)):
+        forward, backward = grid[index]
+        tokens = np.add.reduceat(np.append(module.lengths(shapes, rows.members), 0), rows.offsets[:-1])
+        hidden = np.repeat(tokens * module.hidden_bytes, forward.shape[1] - 1)
+        waits += [forward[:, 1:].ravel(), backward[:, :-1].ravel()]
+        needs += [forward[:, :-1].ravel(), backward[:, 1:].ravel()]
+        sizes += [hidden, hidden]
+        if not module.is_encoder:
+            waits.append(backward[:, -1])
+            needs.append(forward[:, -1])
+            sizes.append(np.zeros(len(rows), np.int64))
+            continue
+        producer = rows_of(rows.offsets)
+        pair = producer * len(chunks[llm]) + consumer[shapes.item_sample[rows.members]]
+        edges, edge = np.unique(pair, return_inverse=True)
+        projected = np.bincount(edge, weights=shapes.item_llm_tokens[rows.members], minlength=len(edges))
+        size = projected.astype(np.int64) * model.llm.hidden_bytes
+        source, target = edges // len(chunks[llm]), edges % len(chunks[llm])
+        waits += [grid[llm][0, target, 0], backward[source, -1]]
+        needs += [forward[source, -1], grid[llm][1, target, 0]]
+        sizes += [size, size]
+    wait = np.concatenate(waits)
+    order = np.argsort(wait, kind="stable")
+    offsets = offsets_from_counts(np.bincount(wait, minlength=num_actions))
+    return offsets, np.concatenate(needs)[order], np.concatenate(sizes)[order]
+
+
+def chunk_of_unit(chunks: Chunks, num_units: int) -> IntArray:
+    """Chunk that holds each unit ``[num_units]``; -1 for units that are not the module's."""
+    owner = np.full(num_units, -1)
+    owner[chunks.members] = rows_of(chunks.offsets)
+    return owner

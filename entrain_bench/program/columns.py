@@ -1,0 +1,121 @@
+"""The columns of a program, and a view of one action for people, tests and the training runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from entrain_bench.arrays import IntArray
+from entrain_bench.assignment import Chunks
+from entrain_bench.layout import Layout
+from entrain_bench.shapes import SampleShapes
+from entrain_bench.specs.model import ModelSpec
+
+
+class Pass(IntEnum):
+    """What an action does: a chunk's forward or backward, or a stage's step at the end of the iteration."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    GRAD_SYNC = 2
+    OPTIMIZER = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ActionView:
+    """One action as an object."""
+
+    index: int
+    module: str
+    stage: int
+    replica: int
+    microbatch: int
+    part: int
+    kind: Pass
+    members: tuple[int, ...]
+
+    def __str__(self) -> str:
+        if self.kind in (Pass.GRAD_SYNC, Pass.OPTIMIZER):
+            return f"{self.kind.name.lower()} of {self.module} stage {self.stage}"
+        part = f" part {self.part}" if self.part else ""
+        return (
+            f"{self.kind.name.lower()} of {self.module} microbatch {self.microbatch}{part} on stage {self.stage} "
+            f"of replica {self.replica}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program as a struct of arrays.
+
+    Actions of module ``m`` with ``C`` chunks and ``S`` stages are numbered from ``first_action[m]``: all forwards,
+    chunk-major ``[C, S]``, then all backwards ``[C, S]``; after the modules' actions come one gradient synchronisation
+    and one optimizer step for each stage of each module, which occupy that stage's lanes of all replicas.
+
+    Attributes:
+        model, layout, shapes: what the program runs, where, on which samples.
+        chunks: chunks of each module.
+        first_action: first action of each module ``[modules + 1]``; the last entry is the first step action.
+        module, stage, replica, chunk, kind: labels of each action ``[actions]``; chunk and replica are -1 for steps.
+        num_lanes: lanes each action occupies ``[actions]``.
+        lane_offsets, lane_actions: order of actions on every lane, CSR.
+        dep_offsets, dep_actions: actions each action waits for, CSR.
+        dep_bytes: bytes that travel along each dependency ``[dependencies]``; 0 for mere order.
+    """
+
+    model: ModelSpec
+    layout: Layout
+    shapes: SampleShapes
+    chunks: tuple[Chunks, ...]
+    first_action: IntArray
+    module: IntArray
+    stage: IntArray
+    replica: IntArray
+    chunk: IntArray
+    kind: IntArray
+    num_lanes: IntArray
+    lane_offsets: IntArray
+    lane_actions: IntArray
+    dep_offsets: IntArray
+    dep_actions: IntArray
+    dep_bytes: IntArray
+
+    @property
+    def num_actions(self) -> int:
+        """Number of actions."""
+        return len(self.module)
+
+    def forward_actions(self, module: int) -> IntArray:
+        """Action numbers of a module's forwards ``[chunks, stages]``; its backwards follow at + chunks * stages."""
+        stages = self.layout.modules[module].pp
+        count = len(self.chunks[module]) * stages
+        first = int(self.first_action[module])
+        return np.arange(first, first + count).reshape(-1, stages)
+
+    def backward_actions(self, module: int) -> IntArray:
+        """Action numbers of a module's backwards ``[chunks, stages]``."""
+        forward = self.forward_actions(module)
+        return forward + forward.size
+
+    def view(self, action: int) -> ActionView:
+        """One action as an object."""
+        module, chunk = int(self.module[action]), int(self.chunk[action])
+        chunks = self.chunks[module]
+        labels = (-1, 0) if chunk < 0 else (int(chunks.microbatch[chunk]), int(chunks.part[chunk]))
+        members = () if chunk < 0 else tuple(chunks.members[chunks.offsets[chunk] : chunks.offsets[chunk + 1]].tolist())
+        return ActionView(
+            int(action),
+            self.model.modules[module].name,
+            int(self.stage[action]),
+            int(self.replica[action]),
+            labels[0],
+            labels[1],
+            Pass(int(self.kind[action])),
+            members,
+        )
+
+    def lane(self, lane: int) -> list[ActionView]:
+        """The ordered actions of one lane."""
+        return [self.view(a) for a in self.lane_actions[self.lane_offsets[lane] : self.lane_offsets[lane + 1]]]

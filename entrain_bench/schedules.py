@@ -1,0 +1,100 @@
+"""Schedules as slots: pure functions from microbatch order to the order of actions on a lane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from entrain_bench.arrays import IntArray
+from entrain_bench.assignment import Assignment, Chunks, check_assignment, group_chunks
+from entrain_bench.layout import Layout
+from entrain_bench.program import Program, Slots, build_program
+from entrain_bench.shapes import SampleShapes
+from entrain_bench.specs.model import ModelSpec
+
+
+def one_f_one_b(microbatch: IntArray, num_microbatches: IntArray, warmup: IntArray) -> tuple[IntArray, IntArray]:
+    """Slots of forwards and backwards under 1F1B (PipeDream-Flush, arXiv:2006.09503) with a given warm-up.
+
+    A lane runs ``warmup`` forwards, then one forward and one backward in turn, then the remaining backwards.
+
+    Args:
+        microbatch: position in the replica's order (broadcasts with the others).
+        num_microbatches: microbatches of that replica.
+        warmup: forwards before the first forward-backward pair; the number of stages behind is the usual choice.
+
+    Returns:
+        Slot of the forward and of the backward; the 2K slots of a lane are 0..2K-1.
+    """
+    warmup = np.minimum(warmup, num_microbatches)
+    forward = np.where(microbatch <= warmup, microbatch, 2 * microbatch - warmup)
+    steady = microbatch < num_microbatches - warmup
+    backward = np.where(steady, warmup + 2 * microbatch + 1, num_microbatches + microbatch)
+    return forward, backward
+
+
+def stages_behind(layout: Layout) -> list[IntArray]:
+    """Lanes of a replica's chain that come after each stage, one array a module ``[stages]``.
+
+    For layouts whose replicas are chains of lanes: every module has the same DP, and a stage is one lane.
+    """
+    first = [blocks.first_lane()[0] for blocks in layout.blocks]
+    chain = np.unique(np.concatenate(first))
+    return [len(chain) - 1 - np.searchsorted(chain, lanes) for lanes in first]
+
+
+def chain_chunks(
+    model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment, split_backward: bool
+) -> list[Chunks]:
+    """Chunks of every module; with split backward an encoder microbatch is cut by the LLM microbatch it feeds.
+
+    The part of a chunk is the LLM microbatch of its samples, so 0 deferred microbatches means one part.
+    """
+    check_assignment(assignment, model, layout, shapes)
+    consumer = assignment.modules[-1].microbatch
+    chunks = []
+    for module, labels in zip(model.modules, assignment.modules, strict=True):
+        part = None
+        if module.is_encoder and split_backward:
+            part = consumer[shapes.item_sample[module.units(shapes)]]
+        chunks.append(group_chunks(module, shapes, labels, part))
+    return chunks
+
+
+def chain_program(
+    model: ModelSpec,
+    shapes: SampleShapes,
+    layout: Layout,
+    assignment: Assignment,
+    warmup: Sequence[IntArray],
+    split_backward: bool = False,
+) -> Program:
+    """1F1B over a chain of encoder and LLM stages.
+
+    The k-th microbatches of encoder and LLM share their slots. An encoder chunk runs backward in the slot of the LLM
+    microbatch that consumes it, if that comes later than its own.
+
+    Args:
+        model: the model.
+        shapes: the iteration's samples.
+        layout: a chain of lanes.
+        assignment: labels; an LLM microbatch must not come before the encoder microbatches it needs.
+        warmup: forwards before the first backward, for every module ``[stages]``.
+        split_backward: whether samples deferred to a later LLM microbatch form chunks of their own.
+    """
+    chunks = chain_chunks(model, shapes, layout, assignment, split_backward)
+    per_replica = np.zeros(layout.modules[-1].dp, np.int64)
+    for labels in assignment.modules:
+        np.maximum.at(per_replica, labels.replica, labels.microbatch + 1)
+    llm_microbatch = assignment.modules[-1].microbatch
+    slots = []
+    for module, rows, ahead in zip(model.modules, chunks, warmup, strict=True):
+        count = per_replica[rows.replica][:, None]
+        forward, backward = one_f_one_b(rows.microbatch[:, None], count, ahead)
+        if module.is_encoder and len(rows):
+            latest = np.maximum.reduceat(llm_microbatch[shapes.item_sample[rows.members]], rows.offsets[:-1])
+            latest = np.maximum(latest, rows.microbatch)
+            _, backward = one_f_one_b(latest[:, None], count, ahead)
+        slots.append(Slots(forward, backward))
+    return build_program(model, layout, shapes, chunks, slots)

@@ -1,0 +1,118 @@
+"""Sample shapes: all that balancing knows of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray, IntArray, freeze, offsets_from_counts, rows_of, take_rows
+from entrain_bench.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class SampleShapes:
+    """Shapes of a set of samples as a struct of arrays; the items of a sample are one CSR row.
+
+    An item is what an encoder processes as one sequence (an image, a frame group, an audio segment). A sample may hold
+    any number of items, none included.
+
+    Attributes:
+        modalities: names that ``item_modality`` indexes.
+        sample_ids: identity of each sample in its workload ``[samples]``.
+        text_tokens: text tokens ``[samples]``.
+        item_offsets: CSR row offsets of the items ``[samples + 1]``.
+        item_modality: index into ``modalities`` ``[items]``.
+        item_encoder_tokens: tokens inside the encoder ``[items]``.
+        item_llm_tokens: projected tokens handed to the LLM ``[items]``.
+    """
+
+    modalities: tuple[str, ...]
+    sample_ids: IntArray
+    text_tokens: IntArray
+    item_offsets: IntArray
+    item_modality: IntArray
+    item_encoder_tokens: IntArray
+    item_llm_tokens: IntArray
+
+    def __post_init__(self) -> None:
+        items = len(self.item_modality)
+        if len(self.item_encoder_tokens) != items or len(self.item_llm_tokens) != items:
+            raise UserError("sample shapes: item columns differ in length")
+        if len(self.text_tokens) != len(self.sample_ids) or len(self.item_offsets) != len(self.sample_ids) + 1:
+            raise UserError("sample shapes: sample columns differ in length")
+        if self.item_offsets[0] != 0 or self.item_offsets[-1] != items or np.any(np.diff(self.item_offsets) < 0):
+            raise UserError("sample shapes: item offsets must rise from 0 to the number of items")
+        for name in ("text_tokens", "item_encoder_tokens", "item_llm_tokens"):
+            column = getattr(self, name)
+            if column.size and column.min() < (0 if name == "text_tokens" else 1):
+                raise UserError(f"sample shapes: {name} has the value {column.min()}; sizes must be positive")
+        empty = np.flatnonzero(self.llm_tokens == 0)
+        if empty.size:
+            raise UserError(f"sample {self.sample_ids[empty[0]]}: has neither text nor items")
+        freeze(self.sample_ids, self.text_tokens, self.item_offsets, self.item_modality)
+        freeze(self.item_encoder_tokens, self.item_llm_tokens)
+
+    def __len__(self) -> int:
+        return len(self.sample_ids)
+
+    @property
+    def num_items(self) -> int:
+        """Number of items of all samples."""
+        return len(self.item_modality)
+
+    @property
+    def item_sample(self) -> IntArray:
+        """Index of the sample that owns each item ``[items]``."""
+        return rows_of(self.item_offsets)
+
+    @property
+    def llm_tokens(self) -> IntArray:
+        """LLM sequence length of each sample ``[samples]``: its text and the projected tokens of its items."""
+        projected = np.bincount(self.item_sample, weights=self.item_llm_tokens, minlength=len(self))
+        return self.text_tokens + projected.astype(np.int64)
+
+    def encoder_tokens(self, modalities: Sequence[str]) -> IntArray:
+        """Encoder tokens of each sample over the given modalities ``[samples]``."""
+        chosen = self.items_of(modalities)
+        weights = self.item_encoder_tokens[chosen]
+        return np.bincount(self.item_sample[chosen], weights=weights, minlength=len(self)).astype(np.int64)
+
+    def items_of(self, modalities: Sequence[str]) -> IntArray:
+        """Indices of the items of the given modalities, in order."""
+        wanted = [index for index, name in enumerate(self.modalities) if name in modalities]
+        return np.flatnonzero(np.isin(self.item_modality, wanted))
+
+    def sum_items(self, items: IntArray, values: FloatArray) -> FloatArray:
+        """Sum values given for some items over the samples that own them ``[samples]``."""
+        return np.bincount(self.item_sample[items], weights=values, minlength=len(self))
+
+    def take(self, samples: IntArray) -> SampleShapes:
+        """The chosen samples, in the given order; an index may repeat."""
+        offsets, items = take_rows(self.item_offsets, np.asarray(samples))
+        return SampleShapes(
+            self.modalities,
+            self.sample_ids[samples],
+            self.text_tokens[samples],
+            offsets,
+            self.item_modality[items],
+            self.item_encoder_tokens[items],
+            self.item_llm_tokens[items],
+        )
+
+
+def shapes_from_lists(
+    modalities: Sequence[str], samples: Sequence[tuple[int, Sequence[tuple[str, int, int]]]]
+) -> SampleShapes:
+    """Build shapes by hand: each sample is ``(text_tokens, [(modality, encoder_tokens, llm_tokens), ...])``."""
+    items = [item for _, row in samples for item in row]
+    return SampleShapes(
+        tuple(modalities),
+        np.arange(len(samples)),
+        np.array([text for text, _ in samples], np.int64),
+        offsets_from_counts(np.array([len(row) for _, row in samples], np.int64)),
+        np.array([list(modalities).index(name) for name, _, _ in items], np.int64),
+        np.array([tokens for _, tokens, _ in items], np.int64),
+        np.array([tokens for _, _, tokens in items], np.int64),
+    )

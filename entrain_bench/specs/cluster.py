@@ -1,0 +1,107 @@
+"""Clusters: devices, links between them, and where every constant comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from entrain_bench.arrays import IntArray
+from entrain_bench.errors import UserError, require
+from entrain_bench.specs.parse import check_keys, parse
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """One accelerator. Efficiencies are the attainable fractions of the datasheet figure for large, regular work."""
+
+    name: str
+    peak_bf16_flops: float
+    memory_bytes: int
+    memory_bandwidth_bytes_per_s: float
+    gemm_efficiency: float
+    attention_forward_efficiency: float
+    attention_backward_efficiency: float
+    memory_efficiency: float
+    kernel_launch_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTier:
+    """Links inside aligned blocks of ``num_ranks`` ranks; bandwidth is per rank and direction."""
+
+    name: str
+    num_ranks: int
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """Identical nodes; ``tiers`` go from the innermost links to those that join all ranks."""
+
+    name: str
+    num_nodes: int
+    gpus_per_node: int
+    device: DeviceSpec
+    tiers: tuple[LinkTier, ...]
+    sources: Mapping[str, str]
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of GPUs."""
+        return self.num_nodes * self.gpus_per_node
+
+    def tier_of(self, first_rank: IntArray, last_rank: IntArray) -> IntArray:
+        """Index of the innermost tier whose aligned blocks hold both ranks (broadcasts)."""
+        tier = np.full(np.broadcast(first_rank, last_rank).shape, len(self.tiers) - 1)
+        for index in range(len(self.tiers) - 2, -1, -1):
+            size = self.tiers[index].num_ranks
+            tier = np.where(np.asarray(first_rank) // size == np.asarray(last_rank) // size, index, tier)
+        return tier
+
+    def group_tier(self, ranks: IntArray) -> LinkTier:
+        """The innermost tier that joins all the given ranks."""
+        return self.tiers[int(self.tier_of(np.array(np.min(ranks)), np.array(np.max(ranks))))]
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ClusterSpec:
+        """Parse and check a cluster YAML.
+
+        Raises:
+            UserError: for unknown, missing or non-positive values and for a constant without a source.
+        """
+        check_keys(cls, config, "cluster")
+        device = parse(DeviceSpec, config["device"], "cluster.device")
+        size = parse(_ClusterSize, {key: config[key] for key in ("num_nodes", "gpus_per_node")}, "cluster")
+        nodes, width = size.num_nodes, size.gpus_per_node
+        require(nodes >= 1, "cluster.num_nodes", nodes, "at least 1")
+        require(width >= 1, "cluster.gpus_per_node", width, "at least 1")
+        tiers = tuple(
+            parse(LinkTier, {"num_ranks": nodes * width, **tier}, f"cluster.tiers[{i}]")
+            for i, tier in enumerate(config["tiers"])
+        )
+        require(len(tiers) >= 1, "cluster.tiers", list(tiers), "at least one tier")
+        sizes = [tier.num_ranks for tier in tiers]
+        ordered = sizes == sorted(sizes) and sizes[-1] == nodes * width
+        require(ordered, "cluster.tiers", sizes, f"ordered from the smallest block to all {nodes * width} ranks")
+        sources = {str(key): str(value) for key, value in config["sources"].items()}
+        for spec, prefix in [(device, "device")] + [(tier, f"tiers.{tier.name}") for tier in tiers]:
+            for field in fields(spec):
+                value = getattr(spec, field.name)
+                if isinstance(value, str):
+                    continue
+                require(value > 0, f"cluster.{prefix}.{field.name}", value, "positive")
+                if "efficiency" in field.name:
+                    require(value <= 1, f"cluster.{prefix}.{field.name}", value, "in (0, 1]")
+                if field.name != "num_ranks" and f"{prefix}.{field.name}" not in sources:
+                    raise UserError(f"cluster.sources.{prefix}.{field.name}: missing; say where the constant is from")
+        return cls(str(config["name"]), nodes, width, device, tiers, sources)
+
+
+@dataclass(frozen=True, slots=True)
+class _ClusterSize:
+    num_nodes: int
+    gpus_per_node: int

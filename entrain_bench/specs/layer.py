@@ -1,0 +1,76 @@
+"""Layers as the cost model sees them: matrix products, attention, elementwise traffic, parameters, activations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray, IntArray
+
+BF16_BYTES = 2
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """A product ``[tokens * rows_per_token, k] @ [k, n]``; tensor parallelism splits k (row parallel) or n (column)."""
+
+    k: int
+    n: int
+    row_parallel: bool = False
+    rows_per_token: float = 1.0
+
+    def flops(self, tokens: FloatArray) -> FloatArray:
+        """FLOPs of the forward product (one multiply-add is two)."""
+        return 2.0 * self.k * self.n * self.rows_per_token * tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Scaled dot-product attention inside each sequence, or inside windows of ``window_tokens`` of it."""
+
+    query_width: int
+    key_value_width: int
+    causal: bool
+    window_tokens: int = 0
+
+    def flops(self, lengths: IntArray) -> FloatArray:
+        """FLOPs of scores and weighted sum in forward for sequences of the given lengths; causal masks halve them."""
+        tokens = np.asarray(lengths, np.float64)
+        span = np.minimum(tokens, self.window_tokens) if self.window_tokens else tokens
+        return 4.0 * self.query_width * tokens * span * (0.5 if self.causal else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer of a module, before any parallelism.
+
+    Attributes:
+        kind: layers of the same kind of a module are identical.
+        elementwise_bytes_per_token: device memory read and written outside matrix products and attention (forward).
+        num_elementwise_kernels: kernels those take.
+        num_gathers: all-gathers or reduce-scatters of the hidden state that tensor parallelism needs in a forward.
+        parameters: number of parameters.
+        activation_bytes_per_token: what forward keeps for backward.
+        input_bytes_per_token: the layer's input alone, kept when activations are recomputed.
+    """
+
+    kind: str
+    gemms: tuple[Gemm, ...]
+    attention: Attention | None
+    elementwise_bytes_per_token: float
+    num_elementwise_kernels: int
+    num_gathers: int
+    hidden_size: int
+    parameters: int
+    activation_bytes_per_token: float
+    input_bytes_per_token: float
+
+    def forward_flops(self, lengths: IntArray) -> FloatArray:
+        """Model FLOPs of a forward for sequences of the given lengths; a backward takes twice as many."""
+        tokens = np.asarray(lengths, np.float64)
+        total = self.attention.flops(lengths) if self.attention else np.zeros_like(tokens)
+        for gemm in self.gemms:
+            total = total + gemm.flops(tokens)
+        return total

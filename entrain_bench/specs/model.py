@@ -1,0 +1,275 @@
+"""Multimodal models: modules, their layers, and what each layer computes, holds and hands on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.errors import UserError, require
+from entrain_bench.shapes import SampleShapes
+from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
+from entrain_bench.specs.parse import check_keys, parse
+from entrain_bench.specs.tokens import TokenRules
+
+
+class Role(StrEnum):
+    """What a module does; encoders work on items, the LLM on samples."""
+
+    ENCODER = "encoder"
+    LLM = "llm"
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleConfig:
+    """Architecture of one module as its YAML states it; see ``build_layers`` for what follows from it.
+
+    An encoder names the ``modalities`` it encodes and the products of its input embedding and of its projector
+    (``embed_gemms`` and ``head_gemms``: ``{k, n, rows_per_token}``); an LLM names vocabulary and context length.
+    """
+
+    role: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_hidden_size: int
+    gated_mlp: bool
+    source: str
+    rotary: bool = True
+    norm_bias: bool = False
+    qkv_bias: bool = False
+    linear_bias: bool = False
+    modalities: tuple[str, ...] = ()
+    window_tokens: int = 0
+    full_attention_layers: tuple[int, ...] = ()
+    embed_gemms: tuple[Mapping[str, float], ...] = ()
+    head_gemms: tuple[Mapping[str, float], ...] = ()
+    head_norm: bool = True
+    vocab_size: int = 0
+    tied_embeddings: bool = False
+    context_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSpec:
+    """A module as a sequence of layers: an input embedding, the blocks, a head (projector, or LM head with loss)."""
+
+    name: str
+    role: Role
+    config: ModuleConfig
+    layers: tuple[Layer, ...]
+    kinds: tuple[Layer, ...] = field(init=False)
+    layer_kind: IntArray = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        names = list(dict.fromkeys(layer.kind for layer in self.layers))
+        by_name = {layer.kind: layer for layer in self.layers}
+        object.__setattr__(self, "kinds", tuple(by_name[name] for name in names))
+        object.__setattr__(self, "layer_kind", np.array([names.index(layer.kind) for layer in self.layers]))
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether the module works on items rather than samples."""
+        return self.role is Role.ENCODER
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters; a tied embedding counts once."""
+        tied = self.config.tied_embeddings and self.config.vocab_size * self.config.hidden_size
+        return sum(layer.parameters for layer in self.layers) - int(tied)
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Bytes of one token's hidden state between two stages (bf16)."""
+        return BF16_BYTES * self.config.hidden_size
+
+    def lengths(self, shapes: SampleShapes, units: IntArray) -> IntArray:
+        """Sequence length of each of the given units: encoder tokens of items, LLM tokens of samples."""
+        return (shapes.item_encoder_tokens if self.is_encoder else shapes.llm_tokens)[units]
+
+    def units(self, shapes: SampleShapes) -> IntArray:
+        """Indices of what the module must process exactly once: its modalities' items, or every sample."""
+        return shapes.items_of(self.config.modalities) if self.is_encoder else np.arange(len(shapes))
+
+    def kind_counts(self, layers_per_stage: Sequence[int]) -> FloatArray:
+        """How many layers of each kind every stage holds ``[stages, kinds]``."""
+        stage = np.repeat(np.arange(len(layers_per_stage)), layers_per_stage)
+        counts = np.zeros((len(layers_per_stage), len(self.kinds)))
+        np.add.at(counts, (stage, self.layer_kind), 1.0)
+        return counts
+
+    def forward_flops(self, lengths: IntArray) -> FloatArray:
+        """Model FLOPs of a forward through the whole module, per sequence."""
+        counts = np.bincount(self.layer_kind)
+        total = np.zeros(len(lengths))
+        for count, kind in zip(counts, self.kinds, strict=True):
+            total += count * kind.forward_flops(lengths)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Encoders that feed one LLM."""
+
+    name: str
+    modules: tuple[ModuleSpec, ...]
+    tokens: TokenRules
+
+    @property
+    def encoders(self) -> tuple[ModuleSpec, ...]:
+        """The encoder modules."""
+        return tuple(module for module in self.modules if module.is_encoder)
+
+    @property
+    def llm(self) -> ModuleSpec:
+        """The LLM module."""
+        return next(module for module in self.modules if not module.is_encoder)
+
+    def module(self, name: str) -> ModuleSpec:
+        """The module of that name."""
+        return next(module for module in self.modules if module.name == name)
+
+    def forward_flops(self, shapes: SampleShapes) -> float:
+        """Model FLOPs of one forward over all samples."""
+        return float(sum(m.forward_flops(m.lengths(shapes, m.units(shapes))).sum() for m in self.modules))
+
+    def check_shapes(self, shapes: SampleShapes) -> None:
+        """Raise ``UserError`` for a modality nobody encodes and for a sample longer than the LLM's context."""
+        encoded = {name for module in self.encoders for name in module.config.modalities}
+        for index in np.unique(shapes.item_modality):
+            if (name := shapes.modalities[index]) not in encoded:
+                raise UserError(f"workload: has {name} items, but model={self.name} encodes only {sorted(encoded)}")
+        longest = int(np.argmax(shapes.llm_tokens))
+        length, limit = int(shapes.llm_tokens[longest]), self.llm.config.context_tokens
+        if length > limit:
+            raise UserError(
+                f"workload: sample {shapes.sample_ids[longest]} has {length} LLM tokens, "
+                f"model={self.name} takes at most {limit} (model.modules.{self.llm.name}.context_tokens)"
+            )
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ModelSpec:
+        """Parse and check a model YAML: ``name``, ``modules`` by name, ``tokens``.
+
+        Raises:
+            UserError: naming the offending key and what is allowed.
+        """
+        check_keys(_ModelConfig, config, "model")
+        modules = []
+        for name, values in config["modules"].items():
+            module = parse(ModuleConfig, values, f"model.modules.{name}")
+            modules.append(_build_module(str(name), module))
+        num_llms = sum(not module.is_encoder for module in modules)
+        require(num_llms == 1, "model.modules", [m.name for m in modules], "encoders and exactly one llm")
+        modules.sort(key=lambda module: not module.is_encoder)
+        return cls(str(config["name"]), tuple(modules), parse(TokenRules, config["tokens"], "model.tokens"))
+
+
+@dataclass(frozen=True, slots=True)
+class _ModelConfig:
+    name: str
+    modules: object
+    tokens: object
+
+
+def _build_module(name: str, config: ModuleConfig) -> ModuleSpec:
+    where = f"model.modules.{name}"
+    require(config.role in {*Role}, f"{where}.role", config.role, f"one of {[*map(str, Role)]}")
+    for key in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size"):
+        require(getattr(config, key) >= 1, f"{where}.{key}", getattr(config, key), "at least 1")
+    divides = config.num_heads % config.num_kv_heads == 0
+    require(divides, f"{where}.num_kv_heads", config.num_kv_heads, f"a divisor of num_heads={config.num_heads}")
+    if config.role == Role.LLM:
+        require(config.vocab_size >= 1, f"{where}.vocab_size", config.vocab_size, "at least 1")
+        require(config.context_tokens >= 1, f"{where}.context_tokens", config.context_tokens, "at least 1")
+    else:
+        require(bool(config.modalities), f"{where}.modalities", list(config.modalities), "at least one modality")
+    return ModuleSpec(name, Role(config.role), config, build_layers(config))
+
+
+def build_layers(config: ModuleConfig) -> tuple[Layer, ...]:
+    """The layers of a module: ``embed``, ``num_layers`` blocks (``block`` or ``window_block``), ``head``.
+
+    Byte counts assume bf16 activations, flash attention (no score matrix), fused elementwise kernels and sequence
+    parallelism along with tensor parallelism (arXiv:2205.05198), so that every activation divides by TP and CP.
+    """
+    if config.role == Role.LLM:
+        embed, head = _token_embedding(config), _language_head(config)
+    else:
+        embed, head = _encoder_embedding(config), _projector(config)
+    full = _block(config, "block", window_tokens=0)
+    if not config.window_tokens:
+        return (embed, *(full for _ in range(config.num_layers)), head)
+    window = _block(config, "window_block", config.window_tokens)
+    blocks = (full if i in config.full_attention_layers else window for i in range(config.num_layers))
+    return (embed, *blocks, head)
+
+
+def _block(config: ModuleConfig, kind: str, window_tokens: int) -> Layer:
+    h, f = config.hidden_size, config.ffn_hidden_size
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    up = 2 * f if config.gated_mlp else f
+    biases = (q + 2 * kv if config.qkv_bias else 0) + (2 * h + up if config.linear_bias else 0)
+    norms = 2 * h * (2 if config.norm_bias else 1)
+    # Two norms and two residual additions over the hidden state, rotary on queries and keys, the MLP's activation.
+    elementwise = 2 * (2 + 3) * h + (2 * (q + kv) if config.rotary else 0) + up + f
+    # Kept for backward: both norms' inputs and outputs, queries, keys, values, attention output, MLP before and after
+    # its activation.
+    kept = 4 * h + 2 * q + 2 * kv + up + f
+    return Layer(
+        kind=kind,
+        gemms=(Gemm(h, q + 2 * kv), Gemm(q, h, row_parallel=True), Gemm(h, up), Gemm(f, h, row_parallel=True)),
+        attention=Attention(q, kv, causal=config.role == Role.LLM, window_tokens=window_tokens),
+        elementwise_bytes_per_token=BF16_BYTES * elementwise,
+        num_elementwise_kernels=5 + (2 if config.rotary else 0),
+        num_gathers=4,
+        hidden_size=h,
+        parameters=h * (q + 2 * kv) + q * h + h * up + f * h + norms + biases,
+        activation_bytes_per_token=BF16_BYTES * kept,
+        input_bytes_per_token=BF16_BYTES * h,
+    )
+
+
+def _token_embedding(config: ModuleConfig) -> Layer:
+    h = config.hidden_size
+    return Layer("embed", (), None, 2 * BF16_BYTES * h, 1, 1, h, config.vocab_size * h, 0.0, 0.0)
+
+
+def _language_head(config: ModuleConfig) -> Layer:
+    h, vocab = config.hidden_size, config.vocab_size
+    # Final norm; logits cast to fp32, then one fused softmax-and-loss pass over them. The fp32 softmax is kept.
+    elementwise = 2 * BF16_BYTES * h + (BF16_BYTES + 3 * FP32_BYTES) * vocab
+    kept = 2 * BF16_BYTES * h + FP32_BYTES * vocab
+    norm = h * (2 if config.norm_bias else 1)
+    gemms = (Gemm(h, vocab),)
+    return Layer("head", gemms, None, elementwise, 3, 1, h, h * vocab + norm, kept, BF16_BYTES * h)
+
+
+def _encoder_embedding(config: ModuleConfig) -> Layer:
+    gemms = _gemms(config.embed_gemms, "embed_gemms")
+    bias = config.norm_bias  # LayerNorm encoders also carry biases in their convolutions
+    parameters = sum(gemm.k * gemm.n + (gemm.n if bias else 0) for gemm in gemms)
+    inputs = BF16_BYTES * sum(gemm.k * gemm.rows_per_token for gemm in gemms)
+    outputs = BF16_BYTES * sum(gemm.n * gemm.rows_per_token for gemm in gemms)
+    h = config.hidden_size
+    return Layer("embed", gemms, None, inputs + outputs, len(gemms), 0, h, parameters, inputs, inputs)
+
+
+def _projector(config: ModuleConfig) -> Layer:
+    h, gemms = config.hidden_size, _gemms(config.head_gemms, "head_gemms")
+    norm = (h * (2 if config.norm_bias else 1)) if config.head_norm else 0
+    middle = sum(gemm.n * gemm.rows_per_token for gemm in gemms[:-1])
+    elementwise = BF16_BYTES * (2 * h + 2 * middle)
+    kept = BF16_BYTES * (2 * h + 2 * middle)
+    parameters = norm + sum(gemm.k * gemm.n + gemm.n for gemm in gemms)
+    return Layer("head", gemms, None, elementwise, 1 + len(gemms), 2, h, parameters, kept, BF16_BYTES * h)
+
+
+def _gemms(configs: Sequence[Mapping[str, float]], where: str) -> tuple[Gemm, ...]:
+    return tuple(parse(Gemm, {"row_parallel": i % 2 == 1, **c}, f"{where}[{i}]") for i, c in enumerate(configs))

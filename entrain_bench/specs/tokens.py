@@ -1,0 +1,30 @@
+"""How a model turns pixels, seconds and characters into tokens."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRules:
+    """Token rules of one model.
+
+    Attributes:
+        patch_pixels: side of a vision patch; one encoder token a patch.
+        merge_patches: side of the square of patches that becomes one LLM token.
+        min_image_tokens: smallest image, in LLM tokens; smaller ones are enlarged.
+        temporal_patch_frames: video frames that one patch spans.
+        video_frames_per_s: frames sampled from a second of video.
+        audio_frames_per_s: encoder tokens from a second of audio, after the convolutions.
+        audio_merge_frames: encoder tokens pooled into one LLM token.
+        audio_segment_s: longest audio encoded as one item; longer audio is cut.
+        text_chars_per_token: characters of text a token, for traces without token counts.
+    """
+
+    patch_pixels: int
+    merge_patches: int
+    min_image_tokens: int
+    temporal_patch_frames: int
+    video_frames_per_s: float
+    audio_frames_per_s: float
+    audio_merge_frames: int
+    audio_segment_s: float
+    text_chars_per_token: float

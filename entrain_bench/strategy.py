@@ -1,0 +1,50 @@
+"""What a strategy is: a planner, an assigner and a scheduler, each replaceable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from entrain_bench.assignment import Assignment
+from entrain_bench.layout import Layout
+from entrain_bench.profile import Profile
+from entrain_bench.program import Program
+from entrain_bench.shapes import SampleShapes
+
+
+class Planner(Protocol):
+    """Chooses the layout, once, before training."""
+
+    def plan(self, profile: Profile) -> Layout:
+        """The layout for ``profile.job``; sees only the samples it draws from the profile.
+
+        Raises:
+            UserError: if no layout meets the request, fits the layers or fits memory; says what is missing.
+        """
+        ...
+
+
+class Assigner(Protocol):
+    """Places the samples of every iteration."""
+
+    def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
+        """Replica and microbatch of every item and sample of one global batch."""
+        ...
+
+
+class Scheduler(Protocol):
+    """Orders the actions of every iteration."""
+
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """The program of one iteration."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A named composition of three parts."""
+
+    name: str
+    planner: Planner
+    assigner: Assigner
+    scheduler: Scheduler

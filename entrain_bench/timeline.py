@@ -1,0 +1,33 @@
+"""Timelines: when every action of a program ran. Metrics and figures read nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from entrain_bench.arrays import FloatArray
+from entrain_bench.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What an executor observed; times in seconds from the iteration's start.
+
+    Attributes:
+        program: what was executed.
+        start_s, end_s: of each action ``[actions]``.
+        comm_s: collective communication inside each action ``[actions]``.
+        transfer_wait_s: how long each action waited for data already computed ``[actions]``.
+        peak_memory_bytes: highest device memory of a rank of each lane ``[lanes]``.
+    """
+
+    program: Program
+    start_s: FloatArray
+    end_s: FloatArray
+    comm_s: FloatArray
+    transfer_wait_s: FloatArray
+    peak_memory_bytes: FloatArray
+
+    @property
+    def iteration_time_s(self) -> float:
+        """From the first start to the last end."""
+        return float(self.end_s.max() - self.start_s.min())

@@ -1,0 +1,140 @@
+"""Entrain's planner: how many samples to profile (Algorithm 1), and the static layout (Algorithm 2)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import ceil, log
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray
+from entrain_bench.errors import require
+from entrain_bench.job import Degrees
+from entrain_bench.layout import Layout
+from entrain_bench.planning import (
+    Candidate,
+    fastest_that_fits,
+    partition_layers,
+    place_chain,
+    proportional_allocation,
+    recompute_choices,
+    recompute_factor,
+    stage_sums,
+)
+from entrain_bench.profile import Profile
+from entrain_bench.program import Program
+from entrain_bench.shapes import SampleShapes
+from strategies.entrain.assigner import EntrainAssigner
+from strategies.entrain.scheduler import EntrainScheduler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EntrainPlanner:
+    """Searches homogeneous TP and CP, and the pipeline stages of encoder and LLM from the profiled workload ratio.
+
+    Attributes:
+        profile_samples: samples to profile; None runs Algorithm 1 for the smallest stable number.
+        confidence_error: alpha, the probability of accepting an unstable number.
+        allocation_error: p_error, the tolerated probability that a fresh batch allocates differently.
+        max_samples: where Algorithm 1 gives up (a ratio on a rounding boundary converges arbitrarily late).
+    """
+
+    profile_samples: int | None = None
+    confidence_error: float = 0.05
+    allocation_error: float = 0.05
+    max_samples: int = 16384
+
+    def __post_init__(self) -> None:
+        if self.profile_samples is not None:
+            require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
+        for name in ("confidence_error", "allocation_error"):
+            value = getattr(self, name)
+            require(0 < value < 1, f"strategy.planner.{name}", value, "between 0 and 1")
+
+    def plan(self, profile: Profile) -> Layout:
+        """The layout with the highest estimated throughput among those that fit memory (Algorithm 2)."""
+
+        def compose(shapes: SampleShapes, layout: Layout) -> Program:
+            assignment = EntrainAssigner().assign(shapes, layout, profile)
+            return EntrainScheduler(eager="none").schedule(shapes, layout, assignment, profile)
+
+        return fastest_that_fits(profile, self._candidates(profile), compose)
+
+    def _candidates(self, profile: Profile) -> Iterator[Candidate]:
+        for degrees in profile.job.degrees():
+            if profile.job.model.encoders and degrees.pp < 2:
+                continue
+            samples = profile.draw(self.profile_samples or self.stable_samples(profile, degrees))
+            stages = allocate_stages(profile, samples, degrees)
+            for recompute in recompute_choices(len(profile.job.model.modules)):
+                seconds, layers = _estimate(profile, samples, degrees, stages, recompute)
+                yield Candidate(seconds, partial(place_chain, profile.job, degrees, layers, recompute, leading=True))
+
+    @property
+    def num_validations(self) -> int:
+        """Validation batches that must all agree (k of Algorithm 1)."""
+        return ceil(log(self.confidence_error) / log(1 - self.allocation_error))
+
+    def stable_samples(self, profile: Profile, degrees: Degrees) -> int:
+        """Algorithm 1: the smallest doubling of the batch whose allocation 59 fresh batches repeat."""
+        num_samples = 1
+        while num_samples < self.max_samples:
+            reference = allocate_stages(profile, profile.draw(num_samples), degrees)
+            if all(
+                allocate_stages(profile, profile.draw(num_samples), degrees) == reference
+                for _ in range(self.num_validations)
+            ):
+                break
+            num_samples *= 2
+        else:
+            logger.warning("allocation still varies at %d samples; planning with those", num_samples)
+        if num_samples > profile.job.global_batch:
+            logger.warning(
+                "global_batch=%d is below the stable profiling batch %d: batches may need another layout",
+                profile.job.global_batch,
+                num_samples,
+            )
+        return num_samples
+
+
+def allocate_stages(profile: Profile, samples: SampleShapes, degrees: Degrees) -> tuple[int, ...]:
+    """Pipeline stages of the merged encoder and of the LLM by their share of the estimated workload.
+
+    Shares of a replica's ranks are multiples of TP x CP, which the stages of a chain have in common.
+    """
+    if not profile.job.model.encoders:
+        return (degrees.pp,)
+    encoder, llm = profile.estimate_samples(samples, degrees.tp, degrees.cp)
+    return proportional_allocation(degrees.pp, np.array([encoder.sum(), llm.sum()]))
+
+
+def _estimate(
+    profile: Profile, samples: SampleShapes, degrees: Degrees, stages: tuple[int, ...], recompute: tuple[bool, ...]
+) -> tuple[float, list[tuple[int, ...]]]:
+    """Estimated iteration time of a topology, and each module's layers per stage (both tiers of Algorithm 2)."""
+    job = profile.job
+    layers, latencies = [], []
+    for module, again in zip(job.model.modules, recompute, strict=True):
+        count = stages[0] if module.is_encoder else stages[-1]
+        costs = _mean_layer_s(profile, samples, module.name, degrees) * job.microbatch_size * recompute_factor(again)
+        split = partition_layers(costs, count)
+        layers.append(split)
+        latencies.append(stage_sums(costs, split))
+    encoder = np.sum(latencies[:-1], axis=0) if len(latencies) > 1 else np.zeros(0)
+    chain = np.concatenate([encoder, latencies[-1]])
+    # TP and CP are the same on both sides of the boundary, so nothing is resharded (P_reshard = 0).
+    return float(chain.sum() + (job.num_microbatches(degrees.dp) - 1) * chain.max()), layers
+
+
+def _mean_layer_s(profile: Profile, samples: SampleShapes, name: str, degrees: Degrees) -> FloatArray:
+    """Estimated forward seconds a sample spends in each layer, on average ``[layers]``."""
+    module = profile.job.model.module(name)
+    lengths = module.lengths(samples, module.units(samples)).astype(np.float64)
+    fit = profile.forward_fit(module, degrees.tp, degrees.cp)
+    per_kind = np.maximum(np.polynomial.polynomial.polyval(lengths, fit.T[::-1]), 0.0).sum(axis=-1) / len(samples)
+    return np.asarray(per_kind[module.layer_kind])

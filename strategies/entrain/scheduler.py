@@ -1,0 +1,105 @@
+"""Entrain's schedule: 1F1B with split encoder backwards and eager forwards (section 5.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray, IntArray, sum_rows
+from entrain_bench.assignment import Assignment, Chunks
+from entrain_bench.costs.memory import Memory
+from entrain_bench.errors import unknown_choice
+from entrain_bench.layout import Layout
+from entrain_bench.profile import Profile
+from entrain_bench.program import Program
+from entrain_bench.schedules import chain_chunks, chain_program, stages_behind
+from entrain_bench.shapes import SampleShapes
+
+EAGER = ("none", "encoder", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class EntrainScheduler:
+    """1F1B in which deferred samples run backward with the LLM microbatch that took them.
+
+    Attributes:
+        split_backward: whether an encoder microbatch's backward is cut; else it waits for its last deferred sample.
+        eager: stages that warm up with as many forwards as memory allows: none, those of encoders, or all.
+    """
+
+    split_backward: bool = True
+    eager: str = "encoder"
+
+    def __post_init__(self) -> None:
+        if self.eager not in EAGER:
+            raise unknown_choice("strategy.scheduler.eager", self.eager, EAGER)
+
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """The program; warm-up grows with free memory, one stage at least one forward ahead of the next."""
+        model = profile.job.model
+        warmup = stages_behind(layout)
+        if self.eager != "none":
+            chunks = chain_chunks(model, shapes, layout, assignment, self.split_backward)
+            warmup = eager_warmup(profile, shapes, layout, chunks, warmup, only_encoders=self.eager == "encoder")
+        return chain_program(model, shapes, layout, assignment, warmup, self.split_backward)
+
+
+def eager_warmup(
+    profile: Profile,
+    shapes: SampleShapes,
+    layout: Layout,
+    chunks: list[Chunks],
+    behind: list[IntArray],
+    only_encoders: bool,
+) -> list[IntArray]:
+    """The longest warm-up of each stage whose activations fit the memory budget ``[stages]`` for every module.
+
+    Never less than 1F1B's, and falling by at least one from stage to stage, so that no stage waits for a forward that
+    the stage before holds back.
+    """
+    job = profile.job
+    memory = Memory(job.model, job.distributed_optimizer)
+    room = job.memory_budget_bytes - memory.lane_state_bytes(layout)
+    need = np.zeros((layout.num_lanes, layout.num_microbatches))
+    for module, placed, blocks, rows in zip(job.model.modules, layout.modules, layout.blocks, chunks, strict=True):
+        tokens = sum_rows(rows.offsets, module.lengths(shapes, rows.members))
+        kept, working = memory.token_bytes(module, placed)
+        held = held_tokens(rows, tokens, placed.dp, layout.num_microbatches, last_slot_of(rows, module.is_encoder))
+        bytes_held = kept[:, None] * held + (working * tokens.max(initial=0.0))[:, None]
+        need[blocks.lanes] += np.tile(bytes_held, (placed.dp, 1))
+    longest = (need <= room[:, None]).sum(axis=1) - 1
+    chain = np.unique(np.concatenate([blocks.first_lane()[0] for blocks in layout.blocks]))
+    replicas = layout.num_lanes // len(chain)
+    longest = longest.reshape(replicas, -1).min(axis=0)
+    warmup = np.arange(len(chain))[::-1].copy()
+    llm_first = int(np.searchsorted(chain, layout.blocks[-1].first_lane()[0, 0]))
+    ahead = layout.num_microbatches
+    for position in range(llm_first if only_encoders else len(chain)):
+        warmup[position] = max(warmup[position], min(longest[position], ahead))
+        ahead = warmup[position] - 1
+    return [warmup[len(chain) - 1 - stages] for stages in behind]
+
+
+def last_slot_of(rows: Chunks, is_encoder: bool) -> IntArray:
+    """Microbatch in whose backward slot each chunk is freed: of an encoder part, the LLM microbatch it feeds."""
+    return np.maximum(rows.microbatch, rows.part) if is_encoder else rows.microbatch
+
+
+def held_tokens(
+    rows: Chunks, tokens: FloatArray, num_replicas: int, num_microbatches: int, freed: IntArray
+) -> FloatArray:
+    """Most tokens a stage holds at once in any replica if it warms up with w forwards ``[w]``, w = 0..K-1.
+
+    When forward i runs, microbatches up to i have arrived and backwards up to i - w - 1 are done.
+    """
+    arrived = np.zeros((num_replicas, num_microbatches + 1))
+    gone = np.zeros((num_replicas, num_microbatches + 1))
+    np.add.at(arrived, (rows.replica, rows.microbatch + 1), tokens)
+    np.add.at(gone, (rows.replica, freed + 1), tokens)
+    arrived, gone = arrived.cumsum(axis=1), gone.cumsum(axis=1)
+    held = np.empty(num_microbatches)
+    for warmup in range(num_microbatches):
+        done = np.maximum(np.arange(1, num_microbatches + 1) - warmup - 1, 0)
+        held[warmup] = (arrived[:, 1:] - gone[:, done]).max()
+    return held

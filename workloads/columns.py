@@ -1,0 +1,240 @@
+"""Read and check the columns of a shape trace; every error names file, row and column."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from entrain_bench.arrays import BoolArray, FloatArray, IntArray, offsets_from_counts, rows_of
+from entrain_bench.errors import UserError
+from workloads.tokens import MAX_ASPECT_RATIO
+
+COLUMNS = (
+    "sample_id",
+    "n_images",
+    "image_widths",
+    "image_heights",
+    "audio_seconds",
+    "video_seconds",
+    "text_tokens",
+    "text_chars",
+    "text_words",
+)
+# Bounds that no real sample reaches; they catch milliseconds given as seconds and corrupt files.
+_MAX_SECONDS = 86_400.0
+_MAX_PIXELS = 1e6
+_MAX_TEXT = float(2**31 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceColumns:
+    """Checked columns of a trace.
+
+    Attributes:
+        sample_ids: identity of each sample ``[samples]``.
+        text: size of each sample's text ``[samples]``, in tokens or in characters.
+        text_in_tokens: the unit of ``text``.
+        num_images: images of each sample ``[samples]``.
+        image_widths: in pixels ``[images]``.
+        image_heights: in pixels ``[images]``.
+        audio_seconds: length of each sample's audio ``[samples]``, NaN for none.
+        video_seconds: length of each sample's video ``[samples]``, NaN for none.
+        frame_widths: in pixels ``[videos]``.
+        frame_heights: in pixels ``[videos]``.
+    """
+
+    sample_ids: IntArray
+    text: FloatArray
+    text_in_tokens: bool
+    num_images: IntArray
+    image_widths: FloatArray
+    image_heights: FloatArray
+    audio_seconds: FloatArray
+    video_seconds: FloatArray
+    frame_widths: FloatArray
+    frame_heights: FloatArray
+
+
+def read_columns(path: Path) -> TraceColumns:
+    """Read a trace.
+
+    ``text_tokens`` or else ``text_chars`` is required; an absent or all-null column means that no sample has that
+    modality. A row of ``image_widths`` and ``image_heights`` lists the row's images and, if it has a video, then the
+    size of the video's frames.
+
+    Raises:
+        UserError: for a file that is missing, empty or no Parquet, for missing or misspelt columns, and for the first
+            value outside its range; rows count from 0.
+    """
+    reader = _Reader(path)
+    rows = np.arange(reader.num_rows)
+    text_name = "text_tokens" if reader.has("text_tokens") else "text_chars"
+    if not reader.has(text_name):
+        raise reader.error("needs a column text_tokens or text_chars; it is missing or all null")
+    text = reader.numbers(text_name, 0, _MAX_TEXT, whole=True)
+    audio = reader.seconds("audio_seconds")
+    video = reader.seconds("video_seconds")
+    has_video = ~np.isnan(video)
+
+    offsets, widths, heights = reader.sizes()
+    counts = np.diff(offsets)
+    num_images = counts - has_video
+    if np.any(num_images < 0):
+        raise reader.bad_value(num_images < 0, "image_widths", counts, "the size of the frames of the row's video")
+    if reader.has("n_images"):
+        declared = reader.numbers("n_images", 0, _MAX_TEXT, whole=True, nullable=True)
+        wrong = ~np.isnan(declared) & (declared != num_images)
+        allowed = "the number of images in image_widths (a video's frame size not counted)"
+        reader.check(~wrong, "n_images", declared, allowed)
+    empty = (text == 0) & (counts == 0) & np.isnan(audio)
+    reader.check(~empty, text_name, text, "positive in a row without images, audio and video")
+
+    is_frame = np.zeros(len(widths), np.bool_)
+    is_frame[(offsets[1:] - 1)[has_video]] = True
+    return TraceColumns(
+        reader.integers("sample_id") if reader.has("sample_id") else rows,
+        text,
+        text_name == "text_tokens",
+        num_images,
+        widths[~is_frame],
+        heights[~is_frame],
+        audio,
+        video,
+        widths[is_frame],
+        heights[is_frame],
+    )
+
+
+class _Reader:
+    """One open trace: typed access to its columns, and errors that say where."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            with pq.ParquetFile(path) as file:
+                names: list[str] = file.schema_arrow.names
+                self._check_names(names)
+                table = file.read(columns=[name for name in COLUMNS if name in names])
+                self.num_rows: int = file.metadata.num_rows
+        except (pa.ArrowException, OSError) as error:
+            raise self.error(f"is not a readable Parquet file ({str(error).splitlines()[0]})") from error
+        if not self.num_rows:
+            raise self.error("has no rows; must have at least 1")
+        # An all-null column says the same as an absent one.
+        columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+        self._columns = {name: column for name, column in columns.items() if column.null_count < len(column)}
+
+    def error(self, message: str) -> UserError:
+        """An error of this file."""
+        return UserError(f"workload.path={self._path}: {message}")
+
+    def bad_value(self, wrong: BoolArray, name: str, values: Any, allowed: str) -> UserError:
+        """The error of the first row that is wrong."""
+        row = int(np.argmax(wrong))
+        return self.error(f"row {row}, column {name}: {np.asarray(values)[row]}; must be {allowed}")
+
+    def check(self, valid: BoolArray, name: str, values: Any, allowed: str) -> None:
+        """Raise ``UserError`` for the first row that is not valid."""
+        if not np.all(valid):
+            raise self.bad_value(~valid, name, values, allowed)
+
+    def has(self, name: str) -> bool:
+        """Whether the trace has that column with at least one value."""
+        return name in self._columns
+
+    def integers(self, name: str) -> IntArray:
+        """A column of integers without nulls ``[samples]``."""
+        column = self._columns[name]
+        if not pa.types.is_integer(column.type):
+            raise self.error(f"column {name}: has type {column.type}; must be integers")
+        self.check(~self._nulls(column), name, np.full(self.num_rows, "null"), "an integer")
+        try:
+            return np.asarray(column.cast(pa.int64()).to_numpy(zero_copy_only=False))
+        except pa.ArrowException as error:
+            raise self.error(f"column {name}: must fit 64-bit integers ({str(error).splitlines()[0]})") from error
+
+    def numbers(self, name: str, low: float, high: float, whole: bool = False, nullable: bool = False) -> FloatArray:
+        """A numeric column ``[samples]`` within ``[low, high]``; NaN where it is null, if it may be."""
+        column = self._columns[name]
+        values = self._floats(name, column)
+        nulls = self._nulls(column)
+        allowed = _allowed(low, high, whole) + (" or null" if nullable else "")
+        self.check(_within(values, low, high, whole) | (nulls & nullable), name, values, allowed)
+        return values
+
+    def seconds(self, name: str) -> FloatArray:
+        """A column of lengths ``[samples]``, NaN for none."""
+        if not self.has(name):
+            return np.full(self.num_rows, np.nan)
+        return self.numbers(name, np.nextafter(0, 1), _MAX_SECONDS, nullable=True)
+
+    def sizes(self) -> tuple[IntArray, FloatArray, FloatArray]:
+        """The lists of widths and heights: row offsets ``[samples + 1]`` and both sides in pixels ``[entries]``."""
+        missing = [name for name in ("image_widths", "image_heights") if not self.has(name)]
+        if len(missing) == 1:
+            raise self.error(f"column {missing[0]} is missing or all null; must come with the image's other side")
+        if missing:
+            return np.zeros(self.num_rows + 1, np.int64), np.zeros(0), np.zeros(0)
+        offsets, widths = self._lists("image_widths")
+        height_offsets, heights = self._lists("image_heights")
+        counts, height_counts = np.diff(offsets), np.diff(height_offsets)
+        self.check(counts == height_counts, "image_heights", height_counts, "as many entries as image_widths")
+        owners = rows_of(offsets)
+        ratio = np.maximum(widths, heights) / np.minimum(widths, heights)
+        if np.any(thin := ratio > MAX_ASPECT_RATIO):
+            entry = int(np.argmax(thin))
+            raise self.error(
+                f"row {owners[entry]}, column image_widths: {widths[entry]:g}x{heights[entry]:g} pixels; "
+                f"must have sides within a ratio of {MAX_ASPECT_RATIO:g}"
+            )
+        return offsets, widths, heights
+
+    def _lists(self, name: str) -> tuple[IntArray, FloatArray]:
+        column = self._columns[name]
+        kind = column.type
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+            raise self.error(f"column {name}: has type {kind}; must be lists of pixels")
+        counts = pc.list_value_length(column).fill_null(0)
+        offsets = offsets_from_counts(counts.to_numpy(zero_copy_only=False))
+        values = self._floats(name, column.flatten())
+        if np.any(wrong := ~_within(values, 1, _MAX_PIXELS, whole=True)):
+            entry = int(np.argmax(wrong))
+            row, allowed = rows_of(offsets)[entry], _allowed(1, _MAX_PIXELS, whole=True)
+            raise self.error(f"row {row}, column {name}: {values[entry]}; must be {allowed}")
+        return offsets, values
+
+    def _floats(self, name: str, column: Any) -> FloatArray:
+        kind = column.type
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
+            raise self.error(f"column {name}: holds {kind}; must be numbers")
+        return np.asarray(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
+
+    @staticmethod
+    def _nulls(column: Any) -> BoolArray:
+        return np.asarray(column.is_null().to_numpy(zero_copy_only=False))
+
+    def _check_names(self, names: list[str]) -> None:
+        for name in dict.fromkeys(names):
+            if names.count(name) > 1 and name in COLUMNS:
+                raise self.error(f"column {name}: appears {names.count(name)} times; must be unique")
+            near = get_close_matches(name, [c for c in COLUMNS if c not in names], n=1, cutoff=0.85)
+            if name not in COLUMNS and near:
+                raise self.error(f"column {name}: unknown (did you mean {near[0]}?); columns: {', '.join(COLUMNS)}")
+
+
+def _within(values: FloatArray, low: float, high: float, whole: bool) -> BoolArray:
+    inside = (values >= low) & (values <= high)  # false for NaN
+    return inside & (values == np.floor(values)) if whole else inside
+
+
+def _allowed(low: float, high: float, whole: bool) -> str:
+    if whole:
+        return f"a whole number from {low:g} to {high:.0f}"
+    return f"a number above 0, at most {high:g}"

@@ -1,0 +1,82 @@
+"""Gaussian copula: latent normals whose ranks correlate as asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.errors import UserError, require, unknown_choice
+
+type RankCorrelation = float | Mapping[str, Mapping[str, float]]
+
+# Eigenvalues above this count as zero: rounding of a singular matrix (a correlation of 1).
+_EIGENVALUE_TOLERANCE = 1e-9
+
+
+def spearman_matrix(names: Sequence[str], rank_correlation: RankCorrelation, where: str) -> FloatArray:
+    """Spearman correlations of every pair of names ``[names, names]``.
+
+    Args:
+        names: the variables.
+        rank_correlation: one value for all pairs, or ``{name: {other: value}}``, 0 for pairs not listed.
+        where: the field to name in errors.
+
+    Raises:
+        UserError: for a value outside [-1, 1], an unknown name, or a pair given twice with different values.
+    """
+    matrix = np.eye(len(names))
+    if not isinstance(rank_correlation, Mapping):
+        _require_correlation(rank_correlation, where)
+        return np.where(matrix == 1, 1.0, float(rank_correlation))
+    given: dict[tuple[str, ...], float] = {}
+    for first, others in rank_correlation.items():
+        require(isinstance(others, Mapping), f"{where}.{first}", others, "a mapping from a second name to a number")
+        for second, value in others.items():
+            field = f"{where}.{first}.{second}"
+            for name in (first, second):
+                if name not in names:
+                    raise unknown_choice(field, str(name), names)
+            require(first != second, field, value, "a pair of different names")
+            _require_correlation(value, field)
+            pair = tuple(sorted((first, second)))
+            require(given.setdefault(pair, value) == value, field, value, f"the pair's other value {given[pair]}")
+            i, j = names.index(first), names.index(second)
+            matrix[i, j] = matrix[j, i] = value
+    return matrix
+
+
+def latent_root(names: Sequence[str], rank_correlation: RankCorrelation, where: str) -> FloatArray:
+    """A matrix ``root`` such that standard normals times ``root.T`` have the given rank correlations.
+
+    The normals' Pearson correlation is ``2 sin(pi rho / 6)`` for a Spearman correlation rho (Pearson 1907).
+
+    Raises:
+        UserError: as ``spearman_matrix``, and for correlations that no distribution can have together.
+    """
+    pearson = 2 * np.sin(np.pi / 6 * spearman_matrix(names, rank_correlation, where))
+    eigenvalues, vectors = np.linalg.eigh(pearson)
+    if eigenvalues[0] < -_EIGENVALUE_TOLERANCE:
+        raise UserError(
+            f"{where}={rank_correlation}: must be positive semi-definite over {', '.join(names)} "
+            f"(smallest eigenvalue {eigenvalues[0]:.3g}); no data has these correlations together"
+        )
+    return np.asarray(vectors * np.sqrt(np.maximum(eigenvalues, 0.0)))
+
+
+def draw_latents(root: FloatArray, num_samples: int, rng: np.random.Generator) -> FloatArray:
+    """Correlated standard normals ``[samples, names]``."""
+    return np.asarray(rng.standard_normal((num_samples, len(root))) @ root.T)
+
+
+def match_ranks(sizes: IntArray, latent: FloatArray) -> IntArray:
+    """Which size each sample gets so that sizes rise with the latent ``[samples]``; ties keep their order."""
+    chosen = np.empty(len(sizes), np.int64)
+    chosen[np.argsort(latent, kind="stable")] = np.argsort(sizes, kind="stable")
+    return chosen
+
+
+def _require_correlation(value: object, field: str) -> None:
+    valid = isinstance(value, int | float) and not isinstance(value, bool) and -1 <= value <= 1
+    require(valid, field, value, "a number from -1 to 1")

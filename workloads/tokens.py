@@ -1,0 +1,109 @@
+"""Pixels, seconds and characters to tokens: pure functions of a model's ``TokenRules``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.specs.tokens import TokenRules
+from workloads.items import Items
+
+# Beyond this ratio of its sides Qwen2.5-VL's image processor refuses an image.
+MAX_ASPECT_RATIO = 200.0
+# Traces hold seconds as float32; a thousandth of a token absorbs that error before rounding up or down.
+_TOKEN_DECIMALS = 3
+
+
+def image_tokens(
+    widths: FloatArray, heights: FloatArray, rules: TokenRules, min_tokens: int, max_tokens: int
+) -> IntArray:
+    """LLM tokens of images resized by Qwen2.5-VL's rule (arXiv:2502.13923; Hugging Face ``smart_resize``).
+
+    Each side goes to the nearest multiple of ``patch_pixels * merge_patches`` (halves to even). An image whose area is
+    then above ``max_tokens`` is scaled down with its proportions kept and its sides rounded down; one below
+    ``min_tokens`` is scaled up and rounded up. Where the published rule still exceeds ``max_tokens`` (very thin
+    images), the long side is cut.
+
+    Args:
+        widths: in pixels ``[images]``.
+        heights: in pixels ``[images]``.
+        rules: the model's token rules.
+        min_tokens: smallest area, in LLM tokens.
+        max_tokens: largest area, in LLM tokens; at least ``min_tokens``.
+
+    Returns:
+        LLM tokens ``[images]``, between 1 and ``max_tokens``.
+    """
+    factor = rules.patch_pixels * rules.merge_patches
+    sides = np.stack((widths, heights)).astype(np.float64)
+    area = sides.prod(axis=0)
+    nearest = np.maximum(1, np.rint(sides / factor))
+    shrink, grow = np.sqrt(area / (max_tokens * factor**2)), np.sqrt(min_tokens * factor**2 / area)
+    smaller = np.maximum(1, np.floor(sides / shrink / factor))
+    larger = np.ceil(sides * grow / factor)
+    cells = nearest.prod(axis=0)
+    units = np.where(cells > max_tokens, smaller, np.where(cells < min_tokens, larger, nearest))
+    short, long = units.min(axis=0), units.max(axis=0)
+    return np.asarray(short * np.minimum(long, max_tokens // short), np.int64)
+
+
+def image_items(
+    counts: IntArray, widths: FloatArray, heights: FloatArray, rules: TokenRules, max_image_tokens: int
+) -> Items:
+    """Images as items: ``counts`` per sample ``[samples]``, sides in pixels ``[images]``."""
+    llm = image_tokens(widths, heights, rules, rules.min_image_tokens, max_image_tokens)
+    return Items(counts, llm * rules.merge_patches**2, llm)
+
+
+def video_items(
+    seconds: FloatArray,
+    widths: FloatArray,
+    heights: FloatArray,
+    rules: TokenRules,
+    min_frame_tokens: int,
+    max_frame_tokens: int,
+) -> Items:
+    """Videos as items, one for each group of ``temporal_patch_frames`` frames.
+
+    As many whole groups are sampled as the video holds at ``video_frames_per_s``, at least one; a group costs what one
+    resized frame costs. There is no limit on a video's total.
+
+    Args:
+        seconds: length of each sample's video ``[samples]``, NaN for none.
+        widths: frame width in pixels ``[videos]``.
+        heights: frame height in pixels ``[videos]``.
+        rules: the model's token rules.
+        min_frame_tokens: smallest frame, in LLM tokens.
+        max_frame_tokens: largest frame, in LLM tokens.
+    """
+    frames = np.round(np.nan_to_num(seconds) * rules.video_frames_per_s, _TOKEN_DECIMALS)
+    present = ~np.isnan(seconds)
+    groups = np.where(present, np.maximum(1, frames // rules.temporal_patch_frames), 0).astype(np.int64)
+    frame_tokens = image_tokens(widths, heights, rules, min_frame_tokens, max_frame_tokens)
+    llm = np.repeat(frame_tokens, groups[present])
+    return Items(groups, llm * rules.merge_patches**2, llm)
+
+
+def audio_items(seconds: FloatArray, rules: TokenRules) -> Items:
+    """Audio as items of at most ``audio_segment_s``; all but a sample's last are full.
+
+    Encoder tokens are ``audio_frames_per_s`` times the length, rounded up; each item's LLM tokens are its encoder
+    tokens divided by ``audio_merge_frames``, rounded up.
+
+    Args:
+        seconds: length of each sample's audio ``[samples]``, NaN for none.
+        rules: the model's token rules.
+    """
+    tokens = np.ceil(np.round(np.nan_to_num(seconds) * rules.audio_frames_per_s, _TOKEN_DECIMALS)).astype(np.int64)
+    tokens = np.where(np.isnan(seconds), 0, np.maximum(1, tokens))
+    full = max(1, int(round(rules.audio_segment_s * rules.audio_frames_per_s, _TOKEN_DECIMALS)))
+    counts = -(-tokens // full)
+    encoder = np.full(counts.sum(), full, np.int64)
+    present = counts > 0
+    encoder[np.cumsum(counts[present]) - 1] = (tokens - (counts - 1) * full)[present]
+    return Items(counts, encoder, -(-encoder // rules.audio_merge_frames))
+
+
+def text_tokens(chars: FloatArray, rules: TokenRules) -> IntArray:
+    """Text tokens of the given numbers of characters ``[samples]``, rounded up: none only for no character."""
+    return np.ceil(chars / rules.text_chars_per_token).astype(np.int64)

@@ -1,0 +1,136 @@
+"""Shape traces: a Parquet file with one row per sample (columns: ``traces/PROVENANCE.md``)."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from entrain_bench.arrays import IntArray
+from entrain_bench.errors import UserError, require
+from entrain_bench.shapes import SampleShapes
+from entrain_bench.specs.tokens import TokenRules
+from workloads.columns import TraceColumns, read_columns
+from workloads.items import merge
+from workloads.stream import stable_rng, stream_blocks
+from workloads.tokens import audio_items, image_items, text_tokens, video_items
+
+PACKAGED_TRACES = Path(__file__).parent / "traces"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceWorkload:
+    """Samples with the sizes that a file lists.
+
+    Attributes:
+        name: of the workload; empty: the file's name without its suffix. Seeds the order of samples.
+        path: a packaged trace by its file name, or any Parquet file (write ``./x.parquet`` for one in the working
+            directory that has a packaged trace's name).
+        max_image_tokens: larger images are scaled down to this many LLM tokens.
+        min_video_frame_tokens: smaller video frames are scaled up to this many LLM tokens.
+        max_video_frame_tokens: larger video frames are scaled down to this many LLM tokens. The defaults of both are
+            those of Qwen2.5-VL's video preprocessing.
+    """
+
+    name: str = ""
+    path: str
+    max_image_tokens: int = 16384
+    min_video_frame_tokens: int = 128
+    max_video_frame_tokens: int = 768
+
+    def __post_init__(self) -> None:
+        for key in ("max_image_tokens", "min_video_frame_tokens", "max_video_frame_tokens"):
+            value = getattr(self, key)
+            valid = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            require(valid, f"workload.{key}", value, "an integer of at least 1")
+        allowed = f"at least min_video_frame_tokens={self.min_video_frame_tokens}"
+        ordered = self.max_video_frame_tokens >= self.min_video_frame_tokens
+        require(ordered, "workload.max_video_frame_tokens", self.max_video_frame_tokens, allowed)
+        require(bool(self.path), "workload.path", repr(self.path), "a Parquet file")
+        if not self.name:
+            object.__setattr__(self, "name", Path(self.path).stem)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the file's bytes.
+
+        Raises:
+            UserError: for a missing or unreadable file.
+        """
+        path = self._file()
+        try:
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise UserError(f"workload.path={path}: cannot be read ({error.strerror})") from error
+
+    def source(self, rules: TokenRules) -> TraceSource:
+        """Read the trace and convert all of it once.
+
+        Raises:
+            UserError: for a file that cannot be read or holds invalid values (file, row and column are named), or for
+                a token limit below the model's minimum.
+        """
+        allowed = f"at least model.tokens.min_image_tokens={rules.min_image_tokens}"
+        valid = self.max_image_tokens >= rules.min_image_tokens
+        require(valid, "workload.max_image_tokens", self.max_image_tokens, allowed)
+        return TraceSource(self.name, self._shapes(read_columns(self._file()), rules))
+
+    def _shapes(self, columns: TraceColumns, rules: TokenRules) -> SampleShapes:
+        text = columns.text.astype(np.int64) if columns.text_in_tokens else text_tokens(columns.text, rules)
+        images = image_items(
+            columns.num_images, columns.image_widths, columns.image_heights, rules, self.max_image_tokens
+        )
+        frames = video_items(
+            columns.video_seconds,
+            columns.frame_widths,
+            columns.frame_heights,
+            rules,
+            self.min_video_frame_tokens,
+            self.max_video_frame_tokens,
+        )
+        audio = audio_items(columns.audio_seconds, rules)
+        return merge(columns.sample_ids, text, {"image": images, "video": frames, "audio": audio})
+
+    def _file(self) -> Path:
+        packaged = PACKAGED_TRACES / self.path
+        if self.path == packaged.name and packaged.is_file():
+            return packaged
+        path = Path(self.path).expanduser()
+        if not path.is_file():
+            names = ", ".join(sorted(file.name for file in PACKAGED_TRACES.glob("*.parquet")))
+            what = "is not a file" if path.exists() else "does not exist"
+            raise UserError(f"workload.path={self.path}: {what}; must be a Parquet file or one of {names}")
+        return path
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSource:
+    """A converted trace. The stream passes over all samples in one random order after another.
+
+    Attributes:
+        name: of the workload.
+        shapes: all samples, in the file's order.
+    """
+
+    name: str
+    shapes: SampleShapes
+    _epochs: dict[tuple[int, int], IntArray] = field(default_factory=dict, repr=False, compare=False)
+
+    def batch(self, iteration: int, num_samples: int, seed: int) -> SampleShapes:
+        """Samples ``iteration * num_samples`` and following of the stream that belongs to the seed."""
+        blocks = stream_blocks(iteration, num_samples, seed, len(self.shapes))
+        return self.shapes.take(np.concatenate([self._epoch(seed, epoch)[lo:hi] for epoch, lo, hi in blocks]))
+
+    def draw(self, num_samples: int, rng: np.random.Generator) -> SampleShapes:
+        """Independent, uniform draws of rows."""
+        require(num_samples >= 1, "num_samples", num_samples, "at least 1")
+        return self.shapes.take(rng.integers(len(self.shapes), size=num_samples))
+
+    def _epoch(self, seed: int, epoch: int) -> IntArray:
+        if (seed, epoch) not in self._epochs:
+            while len(self._epochs) > 1:  # the stream moves on: the last two are enough
+                del self._epochs[next(iter(self._epochs))]
+            self._epochs[seed, epoch] = stable_rng(self.name, seed, epoch).permutation(len(self.shapes))
+        return self._epochs[seed, epoch]
