@@ -8,6 +8,10 @@ class UserError(ValueError):
     """Bad input: one line that names the field, the value and what is allowed. Ends a run with exit code 2."""
 
 
+class IncompatibleError(UserError):
+    """Parts that do not fit together; a sweep skips such a cell."""
+
+
 class DeadlockError(UserError):
     """The order of a program's actions contradicts their dependencies."""
 
@@ -27,4 +31,4 @@ def unknown_choice(field: str, value: str, choices: Iterable[str]) -> UserError:
     names = sorted(choices)
     near = get_close_matches(value, names, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
-    return UserError(f"{field}={value}: unknown{hint}; choices: {', '.join(names)}")
+    return UserError(f"{field}={value}: unknown{hint}; choices: {', '.join(names) or 'none'}")

@@ -18,7 +18,7 @@ from entrain_bench.program import Program
 from entrain_bench.shapes import SampleShapes
 
 # Batches profiled to check memory, and the share of the budget they may use.
-MEMORY_BATCHES = 4
+MEMORY_BATCHES = 16
 MEMORY_MARGIN = 0.95
 
 
@@ -39,6 +39,17 @@ def proportional_allocation(total: int, shares: FloatArray, unit: int = 1) -> tu
     for _ in range(units - len(due)):
         given[np.argmax(due - given)] += 1
     return tuple(int(count) * unit for count in given)
+
+
+def allocate_stages(profile: Profile, samples: SampleShapes, degrees: Degrees) -> tuple[int, ...]:
+    """Pipeline stages of the merged encoder and of the LLM by their share of the estimated workload.
+
+    Shares of a replica's ranks are multiples of TP x CP, which the stages of a chain have in common.
+    """
+    if not profile.job.model.encoders:
+        return (degrees.pp,)
+    encoder, llm = profile.estimate_samples(samples, degrees.tp, degrees.cp)
+    return proportional_allocation(degrees.pp, np.array([encoder.sum(), llm.sum()]))
 
 
 def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:

@@ -25,7 +25,10 @@ class ShapeSource(Protocol):
 class Workload(Protocol):
     """A named distribution of samples; parameters are plain values from its YAML."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What the workload is called in tables."""
+        ...
 
     def fingerprint(self) -> str:
         """Hash of the data behind the workload, so that records notice a changed file; empty when there is none."""

@@ -1,1 +1,1 @@
-
+"""The Hydra configuration tree."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.errors import UserError, require
+from entrain_bench.errors import IncompatibleError, UserError, require
 from entrain_bench.shapes import SampleShapes
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
 from entrain_bench.specs.parse import check_keys, parse
@@ -140,11 +140,13 @@ class ModelSpec:
         return float(sum(m.forward_flops(m.lengths(shapes, m.units(shapes))).sum() for m in self.modules))
 
     def check_shapes(self, shapes: SampleShapes) -> None:
-        """Raise ``UserError`` for a modality nobody encodes and for a sample longer than the LLM's context."""
+        """Raise ``IncompatibleError`` for a modality nobody encodes, ``UserError`` for a sample beyond the context."""
         encoded = {name for module in self.encoders for name in module.config.modalities}
         for index in np.unique(shapes.item_modality):
             if (name := shapes.modalities[index]) not in encoded:
-                raise UserError(f"workload: has {name} items, but model={self.name} encodes only {sorted(encoded)}")
+                raise IncompatibleError(
+                    f"workload: has {name} items, but model={self.name} encodes only {sorted(encoded)}"
+                )
         longest = int(np.argmax(shapes.llm_tokens))
         length, limit = int(shapes.llm_tokens[longest]), self.llm.config.context_tokens
         if length > limit:

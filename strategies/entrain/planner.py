@@ -16,10 +16,10 @@ from entrain_bench.job import Degrees
 from entrain_bench.layout import Layout
 from entrain_bench.planning import (
     Candidate,
+    allocate_stages,
     fastest_that_fits,
     partition_layers,
     place_chain,
-    proportional_allocation,
     recompute_choices,
     recompute_factor,
     stage_sums,
@@ -100,17 +100,6 @@ class EntrainPlanner:
                 num_samples,
             )
         return num_samples
-
-
-def allocate_stages(profile: Profile, samples: SampleShapes, degrees: Degrees) -> tuple[int, ...]:
-    """Pipeline stages of the merged encoder and of the LLM by their share of the estimated workload.
-
-    Shares of a replica's ranks are multiples of TP x CP, which the stages of a chain have in common.
-    """
-    if not profile.job.model.encoders:
-        return (degrees.pp,)
-    encoder, llm = profile.estimate_samples(samples, degrees.tp, degrees.cp)
-    return proportional_allocation(degrees.pp, np.array([encoder.sum(), llm.sum()]))
 
 
 def _estimate(

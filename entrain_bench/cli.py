@@ -1,0 +1,156 @@
+"""The ``entrain-bench`` command: one run, or a Hydra sweep that skips what is finished and survives what fails."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.progress import Progress
+
+from entrain_bench.compose import CONFIG_MODULE, CONFIG_NAME, Cell, add_config_dir, compose_cells, parse_arguments
+from entrain_bench.config import RunConfig, register_schema
+from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.experiment import run_experiment
+from entrain_bench.records import Record, Results, identify, new_record
+from entrain_bench.report import describe_cell, print_table
+from entrain_bench.tracking import log_records
+
+EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
+NUM_CELLS_VARIABLE = "ENTRAIN_BENCH_NUM_CELLS"
+TRACEBACK_VARIABLE = "ENTRAIN_BENCH_TRACEBACK"
+
+
+def main() -> None:
+    """Console entry point; exits with 0, 1 (a cell failed), 2 (bad input) or 130 (interrupted)."""
+    sys.exit(run_command(sys.argv[1:]))
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run the command line; returns its exit code."""
+    try:
+        parsed = parse_arguments(arguments)
+        if any((parsed.help, parsed.hydra_help, parsed.cfg, parsed.info, parsed.shell_completion)):
+            add_config_dir(parsed.config_dir)
+            _hand_to_hydra(arguments)
+            return 0
+        cells = compose_cells(parsed.overrides, parsed.config_dir, parsed.multirun)
+        records = _sweep(arguments, cells) if parsed.multirun else [_single(cells[0].config)]
+        _publish(cells[0].config, records, " ".join(parsed.overrides) or "defaults")
+        return EXIT_FAILED if any(record.status == "failed" for record in records) else 0
+    except UserError as error:
+        _show_error(error, str(error))
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print("interrupted; finished runs are kept", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        _show_error(error, f"{_internal(error)} (set {TRACEBACK_VARIABLE}=1 for more)")
+        return EXIT_FAILED
+
+
+def _single(config: RunConfig) -> Record:
+    """Run one configuration, or read its finished record; bad input raises and leaves nothing behind."""
+    results = Results(Path(config.results_dir))
+    key, _ = identify(config)
+    record = results.read(key)
+    if record and record.status == "ok":
+        print(f"finished earlier: {results.record_path(key)}", file=sys.stderr)
+        return record
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(f"{config.strategy['name']} iterations", total=config.iterations)
+        outcome = run_experiment(config, lambda done: progress.update(task, completed=done))
+    record = new_record(config, "ok", outcome=outcome)
+    results.check_writable()
+    results.write(record, outcome.timeline)
+    return record
+
+
+def _sweep(arguments: Sequence[str], cells: Sequence[Cell]) -> list[Record]:
+    """Let Hydra's sweeper and launcher run the cells; every cell leaves a record, whatever happens to it."""
+    results = Results(Path(cells[0].config.results_dir))
+    results.check_writable()
+    keys = []
+    for cell in cells:
+        try:
+            keys.append(identify(cell.config)[0])
+        except UserError as error:
+            raise UserError(f"{error} (in {' '.join(cell.overrides)})") from error
+    os.environ[NUM_CELLS_VARIABLE] = str(len(cells))
+    if not all(_finished(results.read(key)) for key in keys):
+        _hand_to_hydra(arguments)
+    records = [results.read(key) for key in dict.fromkeys(keys)]
+    return [record for record in records if record]
+
+
+def _hand_to_hydra(arguments: Sequence[str]) -> None:
+    register_schema()
+    before = sys.argv
+    sys.argv = ["entrain-bench", *arguments]
+    try:
+        _run_cell()
+    finally:
+        sys.argv = before
+
+
+@hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)
+def _run_cell(hydra_config: DictConfig) -> None:
+    """One cell of a sweep: skip it if finished, run it, and record what came out."""
+    config = RunConfig.from_hydra(hydra_config)
+    results = Results(Path(config.results_dir))
+    started = perf_counter()
+    record = results.read(identify(config)[0])
+    if _finished(record):
+        return
+    timeline = None
+    try:
+        outcome = run_experiment(config)
+        record, timeline = new_record(config, "ok", outcome=outcome), outcome.timeline
+    except IncompatibleError as error:
+        record = new_record(config, "skipped", str(error))
+    except UserError as error:
+        record = new_record(config, "failed", str(error))
+    except Exception as error:
+        record = new_record(config, "failed", _internal(error))
+        if os.environ.get(TRACEBACK_VARIABLE):
+            traceback.print_exc()
+    results.write(record, timeline)
+    place = f"[{HydraConfig.get().job.num + 1}/{os.environ.get(NUM_CELLS_VARIABLE, '?')}]"
+    print(describe_cell(place, record, perf_counter() - started), file=sys.stderr, flush=True)
+
+
+def _finished(record: Record | None) -> bool:
+    """Failed cells are tried again: what broke them may have been outside."""
+    return record is not None and record.status in ("ok", "skipped")
+
+
+def _publish(config: RunConfig, records: Sequence[Record], name: str) -> None:
+    results = Results(Path(config.results_dir))
+    results.write_table()
+    print_table(records)
+    if config.mlflow:
+        logged = log_records(results, records, name)
+        if logged:
+            print(f"logged {logged} runs to {results.root / 'mlflow.db'} (make ui shows them)", file=sys.stderr)
+
+
+def _show_error(error: Exception, line: str) -> None:
+    if os.environ.get(TRACEBACK_VARIABLE):
+        traceback.print_exception(error)
+    print(f"entrain-bench: {' '.join(line.split())}", file=sys.stderr)
+
+
+def _internal(error: Exception) -> str:
+    return f"internal error: {type(error).__name__}: {' '.join(str(error).split())}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The user's configuration: the schema Hydra checks, and the plain values the harness works with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from entrain_bench.errors import UserError, require
+from entrain_bench.job import LayoutRequest
+
+
+@dataclass
+class LayoutConfig:
+    """``layout.*`` as the user writes it; null leaves a degree to the planner."""
+
+    tp: int | None = 2
+    cp: int | None = 1
+    pp: int | None = None
+    dp: int | None = 4
+
+
+@dataclass
+class ConfigSchema:
+    """Top-level keys; Hydra rejects others and wrong types."""
+
+    strategy: Any = MISSING
+    workload: Any = MISSING
+    model: Any = MISSING
+    cluster: Any = MISSING
+    harness: Any = MISSING
+    seed: int = 0
+    iterations: int = 4
+    global_batch: int = 512
+    microbatch_size: int = 4
+    layout: LayoutConfig = field(default_factory=LayoutConfig)
+    belief_error: float = 0.0
+    memory_fraction: float = 0.9
+    distributed_optimizer: bool = True
+    results_dir: str = "results"
+    mlflow: bool = True
+
+
+def register_schema() -> None:
+    """Make the schema known to Hydra under the name that experiments/config.yaml extends."""
+    ConfigStore.instance().store(name="schema", node=ConfigSchema)
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """One fully resolved run.
+
+    Attributes:
+        strategy, workload, model, cluster, harness: the chosen groups as plain mappings.
+    """
+
+    strategy: Mapping[str, Any]
+    workload: Mapping[str, Any]
+    model: Mapping[str, Any]
+    cluster: Mapping[str, Any]
+    harness: Mapping[str, Any]
+    seed: int
+    iterations: int
+    global_batch: int
+    microbatch_size: int
+    layout: LayoutRequest
+    belief_error: float
+    memory_fraction: float
+    distributed_optimizer: bool
+    results_dir: str
+    mlflow: bool
+
+    @classmethod
+    def from_hydra(cls, config: DictConfig) -> RunConfig:
+        """Resolve interpolations and check ranges.
+
+        Raises:
+            UserError: naming field, value and allowed range.
+        """
+        missing = sorted(OmegaConf.missing_keys(config))
+        if missing:
+            raise UserError(f"{missing[0]}: must be given")
+        values = OmegaConf.to_container(config, resolve=True)
+        assert isinstance(values, dict)
+        for group in ("strategy", "workload", "model", "cluster", "harness"):
+            if not isinstance(values[group], dict):
+                raise UserError(f"{group}={values[group]}: must be one of the choices of that group")
+        require(values["seed"] >= 0, "seed", values["seed"], "at least 0")
+        require(values["iterations"] >= 1, "iterations", values["iterations"], "at least 1")
+        require(0 <= values["belief_error"] < 1, "belief_error", values["belief_error"], "in [0, 1)")
+        require(0 < values["memory_fraction"] <= 1, "memory_fraction", values["memory_fraction"], "in (0, 1]")
+        layout = LayoutRequest(**values.pop("layout"))
+        return cls(layout=layout, **{str(key): value for key, value in values.items()})
+
+    def content(self) -> dict[str, Any]:
+        """Everything that decides the result, as plain values; where it is written does not."""
+        skipped = {"results_dir", "mlflow"}
+        content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in skipped}
+        content["layout"] = {name: getattr(self.layout, name) for name in ("tp", "cp", "pp", "dp")}
+        return content

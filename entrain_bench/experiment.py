@@ -1,0 +1,124 @@
+"""The experiment, start to end: workload, plan, assign, schedule, execute, measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+
+from entrain_bench.config import RunConfig
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.instantiate import instantiate
+from entrain_bench.job import Job
+from entrain_bench.layout import Layout, check_layout
+from entrain_bench.metrics import measure, timeline_frame
+from entrain_bench.profile import Profile
+from entrain_bench.program import Program
+from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.strategy import Strategy
+from entrain_bench.timeline import Timeline
+from entrain_bench.workload import ShapeSource, Workload
+
+# Timelines of larger programs are not kept: they would take longer to write than to simulate.
+MAX_KEPT_ACTIONS = 200_000
+
+
+class Executor(Protocol):
+    """Runs programs and reports timelines."""
+
+    def execute(self, program: Program) -> Timeline:
+        """Validate and run one iteration's program."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Everything a run needs, built from its configuration."""
+
+    job: Job
+    truth: CostTruth
+    source: ShapeSource
+    strategy: Strategy
+    executor: Executor
+    profile: Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run found.
+
+    Attributes:
+        layout: the planned layout.
+        metrics: means over iterations by table column.
+        iterations: the metrics of each iteration.
+        timeline: the first iteration's timeline as a table; None if it is too large to keep.
+    """
+
+    layout: Layout
+    metrics: Mapping[str, float]
+    iterations: tuple[Mapping[str, float], ...]
+    timeline: pd.DataFrame | None
+
+
+def prepare(config: RunConfig) -> Setting:
+    """Build the objects a configuration describes.
+
+    Raises:
+        UserError: naming what is wrong in the configuration or the data.
+    """
+    model, cluster = ModelSpec.from_config(config.model), ClusterSpec.from_config(config.cluster)
+    budget = cluster.device.memory_bytes * config.memory_fraction
+    job = Job(
+        model,
+        cluster,
+        config.global_batch,
+        config.microbatch_size,
+        config.layout,
+        budget,
+        config.distributed_optimizer,
+    )
+    truth = CostTruth(model, cluster, config.distributed_optimizer)
+    parts: dict[str, Any] = {
+        part: instantiate(config.strategy[part], f"strategy.{part}") for part in ("planner", "assigner", "scheduler")
+    }
+    executor = instantiate(config.harness, "harness", truth=truth, memory_budget_bytes=budget)
+    workload: Workload = instantiate(config.workload, "workload")
+    source = workload.source(model.tokens)
+    profile = Profile(job, source, config.seed, config.belief_error)
+    return Setting(job, truth, source, Strategy(str(config.strategy["name"]), **parts), executor, profile)
+
+
+def run_experiment(config: RunConfig, progress: Callable[[int], None] = lambda _: None) -> Outcome:
+    """Plan once, then assign, schedule, execute and measure every iteration.
+
+    Args:
+        config: the run.
+        progress: called with the number of finished iterations.
+    """
+    setting = prepare(config)
+    job, strategy, profile = setting.job, setting.strategy, setting.profile
+    job.model.check_shapes(setting.source.batch(0, job.global_batch, config.seed))
+    started = perf_counter()
+    layout = strategy.planner.plan(profile)
+    planning_time_s = perf_counter() - started
+    check_layout(layout, job.model, job.cluster)
+    measured, frame = [], None
+    for iteration in range(config.iterations):
+        shapes = setting.source.batch(iteration, job.global_batch, config.seed)
+        job.model.check_shapes(shapes)
+        started = perf_counter()
+        assignment = strategy.assigner.assign(shapes, layout, profile)
+        program = strategy.scheduler.schedule(shapes, layout, assignment, profile)
+        assignment_time_s = perf_counter() - started
+        timeline = setting.executor.execute(program)
+        measured.append(measure(timeline, setting.truth, assignment_time_s))
+        if iteration == 0 and program.num_actions <= MAX_KEPT_ACTIONS:
+            frame = timeline_frame(timeline)
+        progress(iteration + 1)
+    metrics = {name: float(np.mean([row[name] for row in measured])) for name in measured[0]}
+    return Outcome(layout, {**metrics, "planning_time_s": planning_time_s}, tuple(measured), frame)

@@ -1,0 +1,221 @@
+"""Run records: one file a run, written whole or not at all, named by what decides its content."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from entrain_bench.config import RunConfig
+from entrain_bench.errors import UserError
+from entrain_bench.experiment import Outcome
+from entrain_bench.instantiate import instantiate
+from entrain_bench.metrics import chrome_trace
+
+LABELS = ("strategy", "workload", "model", "cluster", "harness", "seed")
+METRICS = (
+    "iteration_time_s",
+    "samples_per_s",
+    "tokens_per_s",
+    "tflops_per_gpu",
+    "mfu",
+    "bubble_ratio",
+    "encoder_forward_std_ms",
+    "llm_forward_std_ms",
+    "peak_memory_bytes",
+    "exposed_comm_s",
+    "planning_time_s",
+    "assignment_time_s",
+    "lower_bound_s",
+    "gap_to_lower_bound",
+)
+SETTINGS = ("global_batch", "microbatch_size", "iterations", "belief_error", "memory_fraction", "distributed_optimizer")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One run as it is stored in ``runs/<key>.json``.
+
+    Attributes:
+        key: hash of configuration, data and code.
+        status: ``ok``, ``skipped`` or ``failed``.
+        reason: why a run has no result.
+        labels: what the run is called in tables.
+        config: the resolved configuration.
+        code_version: hash of the code that produced the result.
+        layout: short text a module.
+        metrics: means over iterations.
+        iterations: metrics of every iteration.
+    """
+
+    key: str
+    status: str
+    reason: str
+    labels: Mapping[str, Any]
+    config: Mapping[str, Any]
+    code_version: str
+    layout: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    iterations: tuple[Mapping[str, float], ...] = ()
+
+    def row(self) -> dict[str, Any]:
+        """The run's row of ``table.csv``."""
+        settings = {name: self.config[name] for name in SETTINGS}
+        layout = {f"layout_{name}": self.config["layout"][name] for name in ("tp", "cp", "pp", "dp")}
+        return {
+            **{name: self.labels[name] for name in LABELS},
+            "status": self.status,
+            "reason": self.reason,
+            **{name: self.metrics.get(name) for name in METRICS},
+            **settings,
+            **layout,
+            "layout": "; ".join(f"{name} {text}" for name, text in self.layout.items()),
+            **{part: self.labels[part] for part in ("planner", "assigner", "scheduler")},
+            "code_version": self.code_version,
+            "key": self.key,
+        }
+
+
+def new_record(config: RunConfig, status: str, reason: str = "", outcome: Outcome | None = None) -> Record:
+    """The record of a finished, skipped or failed run."""
+    key, version = identify(config)
+    result: dict[str, Any] = {}
+    if outcome:
+        result = {
+            "layout": outcome.layout.describe(),
+            "metrics": dict(outcome.metrics),
+            "iterations": outcome.iterations,
+        }
+    return Record(key, status, reason, labels_of(config), config.content(), version, **result)
+
+
+def labels_of(config: RunConfig) -> dict[str, Any]:
+    """What a run is called in tables: names of its groups, its seed, and the classes of its strategy's parts."""
+    parts = {part: str(config.strategy[part].get("_target_", "")) for part in ("planner", "assigner", "scheduler")}
+    return {
+        "strategy": str(config.strategy["name"]),
+        "workload": instantiate(config.workload, "workload").name,
+        "model": str(config.model["name"]),
+        "cluster": str(config.cluster["name"]),
+        "harness": str(config.harness["label"]),
+        "seed": config.seed,
+        **{part: target.rsplit(".", 1)[-1] for part, target in parts.items()},
+    }
+
+
+def identify(config: RunConfig) -> tuple[str, str]:
+    """Key of a run (configuration, workload data, code) and the code version in it."""
+    content = config.content()
+    version = code_version(frozenset(_targets(content)))
+    workload = instantiate(config.workload, "workload")
+    text = json.dumps([content, workload.fingerprint(), version], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16], version
+
+
+@cache
+def code_version(targets: frozenset[str]) -> str:
+    """Hash of the source files of this package (figures apart) and of every package or module that holds a target."""
+    digest = hashlib.sha256()
+    for name in sorted({"entrain_bench", *(target.split(".", 1)[0] for target in targets)}):
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise UserError(f"_target_: no module named {name}")
+        origin = Path(spec.origin)
+        files = sorted(origin.parent.rglob("*.py")) if spec.submodule_search_locations else [origin]
+        for file in files:
+            if "figures" not in file.parts:
+                digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def _targets(node: Any) -> Iterable[str]:
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            if key == "_target_":
+                yield str(value)
+            else:
+                yield from _targets(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The results folder: ``runs/<key>.json``, ``timelines/<key>.parquet`` and ``.json``, ``table.csv``."""
+
+    root: Path
+
+    def check_writable(self) -> None:
+        """Create the folder; raise ``UserError`` if nothing can be written there."""
+        try:
+            (self.root / "runs").mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.root / "runs"):
+                pass
+        except OSError as error:
+            raise UserError(f"results_dir={self.root}: must be a writable folder ({error.strerror})") from error
+
+    def record_path(self, key: str) -> Path:
+        """Where the record of a key is."""
+        return self.root / "runs" / f"{key}.json"
+
+    def timeline_path(self, key: str) -> Path:
+        """Where the timeline table of a key is."""
+        return self.root / "timelines" / f"{key}.parquet"
+
+    def trace_path(self, key: str) -> Path:
+        """Where the Chrome trace of a key is."""
+        return self.root / "timelines" / f"{key}.json"
+
+    def read(self, key: str) -> Record | None:
+        """The record of a key; None if there is none."""
+        path = self.record_path(key)
+        return _parse_record(path) if path.exists() else None
+
+    def write(self, record: Record, timeline: pd.DataFrame | None) -> None:
+        """Store a run: its timeline first, so that a record always finds it."""
+        if timeline is not None:
+            write_atomically(self.timeline_path(record.key), timeline.to_parquet(index=False))
+            write_atomically(self.trace_path(record.key), json.dumps(chrome_trace(timeline)).encode())
+        text = json.dumps(asdict(record), indent=1, sort_keys=True)
+        write_atomically(self.record_path(record.key), text.encode())
+
+    def records(self) -> list[Record]:
+        """All records, ordered by their labels."""
+        found = [_parse_record(path) for path in sorted((self.root / "runs").glob("*.json"))]
+        return sorted(found, key=lambda r: [str(r.labels[name]) for name in LABELS] + [r.key])
+
+    def write_table(self) -> None:
+        """Write ``table.csv``, the tidy table of all records."""
+        table = pd.DataFrame([record.row() for record in self.records()])
+        write_atomically(self.root / "table.csv", table.to_csv(index=False).encode())
+
+
+def _parse_record(path: Path) -> Record:
+    try:
+        values = json.loads(path.read_text())
+        return Record(**{**values, "iterations": tuple(values["iterations"])})
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: not a run record ({error}); delete it to run that cell again") from error
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or a crash, never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        temporary = Path(file.name)
+        try:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException:
+            temporary.unlink()
+            raise
+    temporary.chmod(0o644)
+    temporary.replace(path)
