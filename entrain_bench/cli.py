@@ -37,12 +37,14 @@ def run_command(arguments: Sequence[str]) -> int:
     """Run the command line; returns its exit code."""
     try:
         parsed = parse_arguments(arguments)
+        # Hydra wants options before overrides.
+        ordered = [*(text for text in arguments if text not in parsed.overrides), *parsed.overrides]
         if any((parsed.help, parsed.hydra_help, parsed.cfg, parsed.info, parsed.shell_completion)):
             add_config_dir(parsed.config_dir)
-            _hand_to_hydra(arguments)
+            _hand_to_hydra(ordered)
             return 0
         cells = compose_cells(parsed.overrides, parsed.config_dir, parsed.multirun)
-        records = _sweep(arguments, cells) if parsed.multirun else [_single(cells[0].config)]
+        records = _sweep(ordered, cells) if parsed.multirun else [_single(cells[0].config)]
         _publish(cells[0].config, records, " ".join(parsed.overrides) or "defaults")
         return EXIT_FAILED if any(record.status == "failed" for record in records) else 0
     except UserError as error:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from hydra import compose, initialize_config_module
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -34,8 +35,19 @@ class Cell:
 
 
 def parse_arguments(arguments: Sequence[str]) -> Namespace:
-    """Hydra's own command line."""
-    return get_args_parser().parse_args(arguments)
+    """Hydra's own command line; options and overrides may be mixed.
+
+    Raises:
+        UserError: for an unknown option.
+    """
+    parser = get_args_parser()
+
+    def fail(message: str) -> NoReturn:
+        raise UserError(message)
+
+    parser.error = fail  # type: ignore[method-assign]
+    parsed: Namespace = parser.parse_intermixed_args(arguments)
+    return parsed
 
 
 def add_config_dir(config_dir: str | None) -> list[str]:
@@ -96,6 +108,8 @@ def _one_line_errors(overrides: Sequence[str]) -> Iterator[None]:
         raise UserError(_first_line(error)) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise _translate(error, overrides) from error
+    except ValueError as error:
+        raise UserError(f"{' '.join(overrides)}: {_first_line(error)}") from error
 
 
 def _translate(error: Exception, overrides: Sequence[str]) -> UserError:
@@ -105,7 +119,10 @@ def _translate(error: Exception, overrides: Sequence[str]) -> UserError:
         key, _, value = found.group(1).partition("=")
         if "not in struct" in text or "Key '" in text:
             return _unknown_key(key, overrides)
-        reason = next((line for line in text.splitlines() if line.startswith("Value '")), _first_line(error))
+        lines = [
+            line.strip() for line in text.splitlines() if not re.search("full_key|object_type|Error merging", line)
+        ]
+        reason = next(filter(None, lines), "does not fit the configuration")
         return UserError(f"{key}={value}: {reason}" if value else f"{key}: {reason}")
     if found := re.search(r"Ambiguous value for argument '([^']+)'", text):
         return UserError(f"{found.group(1)}: several values make a sweep: add --multirun")

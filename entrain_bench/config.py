@@ -9,7 +9,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from entrain_bench.errors import UserError, require
+from entrain_bench.errors import UserError, require, unknown_choice
 from entrain_bench.job import LayoutRequest
 
 
@@ -92,6 +92,9 @@ class RunConfig:
         require(values["iterations"] >= 1, "iterations", values["iterations"], "at least 1")
         require(0 <= values["belief_error"] < 1, "belief_error", values["belief_error"], "in [0, 1)")
         require(0 < values["memory_fraction"] <= 1, "memory_fraction", values["memory_fraction"], "in (0, 1]")
+        known = ConfigSchema.__dataclass_fields__
+        if unknown := sorted(set(map(str, values)) - set(known) - {"figure"}):
+            raise unknown_choice("key", unknown[0], known)
         layout = LayoutRequest(**values.pop("layout"))
         return cls(layout=layout, **{str(key): value for key, value in values.items()})
 

@@ -17,8 +17,10 @@ from entrain_bench.profile import Profile
 from entrain_bench.program import Program
 from entrain_bench.shapes import SampleShapes
 
-# Batches profiled to check memory, and the share of the budget they may use.
+# Batches profiled to check memory (fewer if they are so large that samples abound), and the share of the budget they
+# may use.
 MEMORY_BATCHES = 16
+MEMORY_SAMPLES = 65_536
 MEMORY_MARGIN = 0.95
 
 
@@ -141,7 +143,8 @@ def check_memory(profile: Profile, layout: Layout, compose: Callable[[SampleShap
     limit = job.memory_budget_bytes * MEMORY_MARGIN
     states = memory.lane_state_bytes(layout)
     need, what = float(states.max()), "weights, gradients and optimizer states alone"
-    for _ in range(MEMORY_BATCHES if need <= limit else 0):
+    num_batches = max(1, min(MEMORY_BATCHES, MEMORY_SAMPLES // job.global_batch))
+    for _ in range(num_batches if need <= limit else 0):
         peak = memory.peak_bytes(compose(profile.draw(job.global_batch), layout))
         if peak.max() > need:
             need, what = float(peak.max()), f"with {states[peak.argmax()] / 2**30:.1f} GiB of states"
@@ -159,11 +162,10 @@ class Candidate:
 
     Attributes:
         seconds: the planner's estimate of the iteration time.
-        layout: builds the layout; not called for candidates that a faster one makes needless.
     """
 
     seconds: float
-    layout: Callable[[], Layout]
+    layout: Layout
 
 
 def fastest_that_fits(
@@ -177,10 +179,9 @@ def fastest_that_fits(
     problem = UserError(f"layout: model={profile.job.model.name} has too few layers for the stages of a replica")
     for candidate in sorted(candidates, key=lambda c: c.seconds):
         try:
-            layout = candidate.layout()
-            check_memory(profile, layout, compose)
+            check_memory(profile, candidate.layout, compose)
         except UserError as error:
             problem = error
         else:
-            return layout
+            return candidate.layout
     raise problem

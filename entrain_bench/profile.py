@@ -10,6 +10,8 @@ from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.costs.roofline import PassTimes, loads_of
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.job import Job
+from entrain_bench.layout import Layout
+from entrain_bench.program import Pass
 from entrain_bench.shapes import SampleShapes
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.workload import ShapeSource
@@ -47,6 +49,13 @@ class Profile:
         """Measured times of one layer of each kind on one packed microbatch of sequences of the given lengths."""
         loads = loads_of(module, np.asarray(lengths), np.array([0, len(lengths)]))
         return [self._truth.roofline.layer_s(kind, loads, tp, cp) for kind in module.kinds]
+
+    def step_s(self, layout: Layout) -> float:
+        """Measured time of the slowest stage's gradient synchronisation and optimizer step."""
+        return max(
+            float((self._truth.step_s(m, p, Pass.GRAD_SYNC) + self._truth.step_s(m, p, Pass.OPTIMIZER)).max())
+            for m, p in zip(self.job.model.modules, layout.modules, strict=True)
+        )
 
     def forward_fit(self, module: ModuleSpec, tp: int, cp: int) -> FloatArray:
         """Coefficients of ``a x^2 + b x + c`` for the forward of each layer kind ``[kinds, 3]``, seconds.

@@ -39,6 +39,7 @@ METRICS = (
     "gap_to_lower_bound",
 )
 SETTINGS = ("global_batch", "microbatch_size", "iterations", "belief_error", "memory_fraction", "distributed_optimizer")
+DEGREES = ("layout_tp", "layout_cp", "layout_pp", "layout_dp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +71,14 @@ class Record:
     def row(self) -> dict[str, Any]:
         """The run's row of ``table.csv``."""
         settings = {name: self.config[name] for name in SETTINGS}
-        layout = {f"layout_{name}": self.config["layout"][name] for name in ("tp", "cp", "pp", "dp")}
+        degrees = {name: self.config["layout"][name.removeprefix("layout_")] for name in DEGREES}
         return {
             **{name: self.labels[name] for name in LABELS},
             "status": self.status,
             "reason": self.reason,
             **{name: self.metrics.get(name) for name in METRICS},
             **settings,
-            **layout,
+            **degrees,
             "layout": "; ".join(f"{name} {text}" for name, text in self.layout.items()),
             **{part: self.labels[part] for part in ("planner", "assigner", "scheduler")},
             "code_version": self.code_version,

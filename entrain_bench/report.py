@@ -8,10 +8,16 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from entrain_bench.records import LABELS, Record
+from entrain_bench.records import DEGREES, LABELS, SETTINGS, Record
 
 # Wide enough for the table when the output is not a terminal.
 PLAIN_WIDTH = 140
+
+
+def make_console() -> Console:
+    """Standard output; wide enough for tables when it is not a terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
 
 
 def describe_cell(place: str, record: Record, seconds: float) -> str:
@@ -24,15 +30,13 @@ def describe_cell(place: str, record: Record, seconds: float) -> str:
 
 
 def print_table(records: Sequence[Record]) -> None:
-    """Print the mean over seeds of what succeeded, and the reason of every run without a result.
+    """Print what succeeded, runs that differ only by their seed as one mean, and why others have no result.
 
     Labels that all runs share stand in the title.
     """
     rows = pd.DataFrame([record.row() for record in records])
     done = rows[rows["status"] == "ok"]
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PLAIN_WIDTH)
+    console = make_console()
     if len(done):
         console.print(_table(done))
     for _, row in rows[rows["status"] != "ok"].iterrows():
@@ -43,7 +47,8 @@ def print_table(records: Sequence[Record]) -> None:
 def _table(done: pd.DataFrame) -> Table:
     labels = [name for name in LABELS if name != "seed"]
     shared = [name for name in labels[1:] if done[name].nunique() == 1]
-    varying = [name for name in labels if name not in shared]
+    swept = [name for name in (*SETTINGS, *DEGREES) if done[name].nunique(dropna=False) > 1]
+    varying = [name for name in labels if name not in shared] + swept
     table = Table(*varying, title=", ".join(f"{name} {done[name].iloc[0]}" for name in shared), title_style="")
     columns: dict[str, Callable[[pd.Series[float]], str]] = {
         "s/iter": lambda mean: f"{mean['iteration_time_s']:.3f}",
@@ -55,9 +60,9 @@ def _table(done: pd.DataFrame) -> Table:
         "peak GiB": lambda mean: f"{mean['peak_memory_bytes'] / 2**30:.1f}",
         "gap %": lambda mean: f"{100 * mean['gap_to_lower_bound']:.1f}",
     }
-    for heading in ("seeds", *columns):
+    for heading in ("runs", *columns):
         table.add_column(heading, justify="right")
-    for names, group in done.groupby(varying, sort=False):
+    for names, group in done.groupby(varying, sort=False, dropna=False):
         mean = group.mean(numeric_only=True)
         table.add_row(*map(str, names), str(len(group)), *(write(mean) for write in columns.values()))
     return table

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -68,10 +67,9 @@ class MegatronPlanner:
             for recompute in recompute_choices(len(measured)):
                 costs = [cost * recompute_factor(r) for cost, r in zip(measured, recompute, strict=True)]
                 for layers, leading in self._splits(degrees.pp, costs):
-                    yield Candidate(
-                        _estimate_s(job.num_microbatches(degrees.dp), degrees.pp, costs, layers, leading),
-                        partial(place_chain, job, degrees, layers, recompute, leading),
-                    )
+                    seconds = _estimate_s(job.num_microbatches(degrees.dp), degrees.pp, costs, layers, leading)
+                    layout = place_chain(job, degrees, layers, recompute, leading)
+                    yield Candidate(seconds + profile.step_s(layout), layout)
 
     def _splits(self, pp: int, costs: list[FloatArray]) -> Iterator[tuple[list[tuple[int, ...]], bool]]:
         """Layers per stage of each module, and whether encoders lead, for every allowed placement."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from math import ceil, log
 
 import numpy as np
@@ -63,17 +62,30 @@ class EntrainPlanner:
             assignment = EntrainAssigner().assign(shapes, layout, profile)
             return EntrainScheduler(eager="none").schedule(shapes, layout, assignment, profile)
 
-        return fastest_that_fits(profile, self._candidates(profile), compose)
+        stable = {
+            degrees: self.profile_samples or self.stable_samples(profile, degrees)
+            for degrees in profile.job.degrees()
+            if degrees.pp > 1 or not profile.job.model.encoders
+        }
+        layout = fastest_that_fits(profile, self._candidates(profile, stable), compose)
+        llm = layout.modules[-1]
+        needed = next(n for d, n in stable.items() if (d.tp, d.cp, d.dp) == (llm.tp, llm.cp, llm.dp))
+        if needed > profile.job.global_batch:
+            logger.warning(
+                "global_batch=%d is below the stable profiling batch of %d: some batches would want another layout",
+                profile.job.global_batch,
+                needed,
+            )
+        return layout
 
-    def _candidates(self, profile: Profile) -> Iterator[Candidate]:
-        for degrees in profile.job.degrees():
-            if profile.job.model.encoders and degrees.pp < 2:
-                continue
-            samples = profile.draw(self.profile_samples or self.stable_samples(profile, degrees))
+    def _candidates(self, profile: Profile, stable: Mapping[Degrees, int]) -> Iterator[Candidate]:
+        for degrees, num_samples in stable.items():
+            samples = profile.draw(num_samples)
             stages = allocate_stages(profile, samples, degrees)
             for recompute in recompute_choices(len(profile.job.model.modules)):
                 seconds, layers = _estimate(profile, samples, degrees, stages, recompute)
-                yield Candidate(seconds, partial(place_chain, profile.job, degrees, layers, recompute, leading=True))
+                layout = place_chain(profile.job, degrees, layers, recompute, leading=True)
+                yield Candidate(seconds, layout)
 
     @property
     def num_validations(self) -> int:
@@ -93,12 +105,6 @@ class EntrainPlanner:
             num_samples *= 2
         else:
             logger.warning("allocation still varies at %d samples; planning with those", num_samples)
-        if num_samples > profile.job.global_batch:
-            logger.warning(
-                "global_batch=%d is below the stable profiling batch %d: batches may need another layout",
-                profile.job.global_batch,
-                num_samples,
-            )
         return num_samples
 
 

@@ -1,0 +1,52 @@
+.DEFAULT_GOAL := help
+SHELL := /bin/bash -eo pipefail
+PYTHON := .venv/bin/python
+STAMP := .venv/.installed
+# A Python that can create the environment without uv.
+BASE_PYTHON = $(shell for p in python3.12 python3 python; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done)
+export OMP_NUM_THREADS ?= 1
+export MLFLOW_DISABLE_TELEMETRY := true
+
+.PHONY: help setup figures test test-slow bench ui lint clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## Create .venv with everything (uv when it is there, else venv and pip)
+
+$(STAMP): pyproject.toml constraints.txt
+	@if uv --version >/dev/null 2>&1; then \
+	  uv venv --quiet --allow-existing --python 3.12 .venv; \
+	  uv pip install --quiet --python $(PYTHON) -c constraints.txt -e '.[dev,joblib]'; \
+	elif [ -n "$(BASE_PYTHON)" ]; then \
+	  $(BASE_PYTHON) -m venv .venv; \
+	  $(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,joblib]'; \
+	else \
+	  echo "setup: needs uv or a Python >= 3.12 on PATH" >&2; exit 1; \
+	fi
+	@touch $@
+
+figures: setup ## Run what is missing and draw results/figures/*.{pdf,png,csv}
+	$(PYTHON) -m entrain_bench.figures
+
+test: setup ## Run the tests (under 3 minutes on 2 cores)
+	$(PYTHON) -m pytest -n auto -q
+
+test-slow: setup ## Run the tests that take longer
+	$(PYTHON) -m pytest -q -m slow
+
+bench: setup ## Measure the harness itself; writes results/bench.json
+	$(PYTHON) -m entrain_bench.bench
+
+ui: setup ## Browse the runs in MLflow on 127.0.0.1:5000
+	.venv/bin/mlflow ui --host 127.0.0.1 --port 5000 --backend-store-uri sqlite:///results/mlflow.db
+
+lint: setup ## Check style and types
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+
+clean: ## Remove the environment, caches and generated results (results/reference stays)
+	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find results -mindepth 1 -maxdepth 1 ! -name reference ! -name README.md -exec rm -rf {} +

@@ -1,0 +1,9 @@
+"""Figures of papers, drawn from run records and workload analyses: ``python -m entrain_bench.figures``.
+
+Every module here whose name has no leading underscore is a figure and defines:
+
+- ``EXPERIMENT``: its sweep, ``experiments/figure/<EXPERIMENT>.yaml``;
+- ``RUNS``: whether the cells of the sweep must have been run;
+- ``load(cells, results)``: the tidy data of the cells;
+- ``draw(data)``: the matplotlib figure and the table of what it shows, a pure function.
+"""

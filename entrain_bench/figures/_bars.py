@@ -1,0 +1,68 @@
+"""Strategies side by side within a model, a panel a trace: the grid that several figures of runs share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from entrain_bench.figures._labels import names
+from entrain_bench.figures._style import Colour, palette
+
+# Of the distance between two models, the share that their strategies fill.
+FILLED = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Values of strategy, workload and model with their labels, in order of appearance."""
+
+    strategies: dict[str, str]
+    workloads: dict[str, str]
+    models: dict[str, str]
+
+    @classmethod
+    def of(cls, table: pd.DataFrame) -> Grid:
+        """The grid of a run table."""
+        return cls(names(table, "strategy"), names(table, "workload"), names(table, "model"))
+
+    @property
+    def colours(self) -> dict[str, Colour]:
+        """Colour of each strategy."""
+        return palette(self.strategies)
+
+    @property
+    def width(self) -> float:
+        """Width of a strategy's place on the x axis; models are 1 apart."""
+        return FILLED / len(self.strategies)
+
+    def places(self) -> Iterator[tuple[str, str, float]]:
+        """Model, strategy and x position of every bar of a panel."""
+        for place, model in enumerate(self.models):
+            for step, strategy in enumerate(self.strategies):
+                yield model, strategy, place + (step + 0.5) * self.width - FILLED / 2
+
+    def label_models(self, panel: Axes) -> None:
+        """Models as ticks of the x axis."""
+        panel.set_xticks(range(len(self.models)), list(self.models.values()))
+        panel.set_xlim(-0.5, len(self.models) - 0.5)
+        panel.tick_params(axis="x", length=0)
+        panel.grid(visible=False, axis="x")
+
+
+def mark_gap(panel: Axes, position: float, width: float, status: str) -> None:
+    """A hatched place with the reason, where a strategy has no result."""
+    span = (position - 0.45 * width, position + 0.45 * width)
+    panel.axvspan(*span, facecolor="white", edgecolor="#b0b0b0", hatch="////", linewidth=0.5, zorder=0.5)
+    panel.text(
+        position,
+        0.5,
+        status,
+        transform=panel.get_xaxis_transform(),
+        rotation=90,
+        ha="center",
+        va="center",
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
+    )

@@ -1,0 +1,117 @@
+"""Tidy tables for figures: of run records, of timelines, and of cached workload analyses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import pandas as pd
+
+from entrain_bench.compose import Cell
+from entrain_bench.config import RunConfig
+from entrain_bench.errors import UserError
+from entrain_bench.experiment import prepare
+from entrain_bench.figures._labels import label_columns
+from entrain_bench.records import Results, identify, labels_of, write_atomically
+
+# A cell whose record is absent; the other states are those of records.
+MISSING = "missing"
+ENCODER, LLM = "encoder", "llm"
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs and what happened in them.
+
+    Attributes:
+        table: one row a cell (``run_table``).
+        actions: one row an action and lane (``run_actions``).
+    """
+
+    table: pd.DataFrame
+    actions: pd.DataFrame
+
+
+def run_table(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
+    """The rows of ``table.csv`` for the given cells, in their order, with the columns of ``label_columns``.
+
+    A cell without a record has the status ``missing``.
+    """
+    rows = []
+    for cell in cells:
+        key, _ = identify(cell.config)
+        record = results.read(key)
+        absent = {**labels_of(cell.config), "status": MISSING, "reason": "not run", "key": key}
+        rows.append({**(record.row() if record else absent), **label_columns(cell.config)})
+    return pd.DataFrame(rows)
+
+
+def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
+    """Timelines of the first seed of every strategy, workload and model, where there is one.
+
+    Returns:
+        The columns of ``metrics.timeline_frame``, and before them ``strategy``, ``workload``, ``model``, ``seed`` and
+        ``side``, which is ``encoder`` or ``llm``.
+    """
+    frames = []
+    seen = set()
+    for cell in cells:
+        labels = labels_of(cell.config)
+        names = ("strategy", "workload", "model")
+        case = tuple(labels[name] for name in names)
+        path = results.timeline_path(identify(cell.config)[0])
+        if case in seen or not path.exists():
+            continue
+        seen.add(case)
+        frame = pd.read_parquet(path)
+        sides = {name: _side(cell.config, name) for name in frame["module"].unique()}
+        frame.insert(0, "side", frame["module"].map(sides))
+        for name in ("seed", *reversed(names)):
+            frame.insert(0, name, labels[name])
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["strategy", "workload", "model"])
+
+
+def _side(config: RunConfig, module: str) -> str:
+    return ENCODER if config.model["modules"][module]["role"] == ENCODER else LLM
+
+
+def analyse(
+    cells: Sequence[Cell], results: Results, figure: str, compute: Callable[..., pd.DataFrame], **parameters: Any
+) -> pd.DataFrame:
+    """Tables of ``compute(profile, **parameters)`` for every cell, read from the cache where they are there.
+
+    They are kept as ``analysis/<figure>-<key>.parquet``, the key being a hash of the run key (configuration, workload
+    data, code) and the parameters.
+
+    Returns:
+        The tables one below the other, with the columns ``workload``, ``model`` and those of ``label_columns``.
+    """
+    frames = []
+    for cell in cells:
+        text = json.dumps([identify(cell.config)[0], compute.__name__, parameters], sort_keys=True)
+        key = hashlib.sha256(text.encode()).hexdigest()[:16]
+        path = results.root / "analysis" / f"{figure}-{key}.parquet"
+        frame = _read(path.read_bytes()) if path.exists() else None
+        if frame is None:
+            try:
+                frame = compute(prepare(cell.config).profile, **parameters)
+            except UserError as error:
+                raise UserError(f"{error} (in {' '.join(cell.overrides)})") from error
+            write_atomically(path, frame.to_parquet(index=False))
+        labels = labels_of(cell.config)
+        columns = {name: labels[name] for name in ("workload", "model")} | label_columns(cell.config)
+        frames.append(pd.DataFrame({**dict.fromkeys(columns), **frame}).assign(**columns))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _read(content: bytes) -> pd.DataFrame | None:
+    """A cached table; None if the file is damaged."""
+    try:
+        return pd.read_parquet(BytesIO(content))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,136 @@
+"""Bring figures up to date: run what they miss, load, draw, write."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol, cast
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.figure import Figure
+
+import entrain_bench.figures as package
+from entrain_bench.cli import EXIT_FAILED, EXIT_INTERRUPTED, run_command
+from entrain_bench.compose import Cell, compose_cells
+from entrain_bench.errors import UserError
+from entrain_bench.figures._style import STYLE, empty_figure
+from entrain_bench.records import Results, identify, write_atomically
+
+
+class FigureModule(Protocol):
+    """A module that draws a figure; the package's docstring says what its members mean."""
+
+    EXPERIMENT: str
+    RUNS: bool
+
+    def load(self, cells: Sequence[Cell], results: Results) -> Any:
+        """The tidy data of the cells; raises ``UserError`` if there is none."""
+        ...
+
+    def draw(self, data: Any) -> tuple[Figure, pd.DataFrame]:
+        """The figure and the table of what it shows."""
+        ...
+
+
+class Sweeps:
+    """The cells of sweeps, each sweep composed and run at most once."""
+
+    def __init__(self, results_dir: str) -> None:
+        self.results = Results(Path(results_dir))
+        self._cells: dict[str, list[Cell]] = {}
+        self._problems: dict[str, str] = {}
+
+    def cells(self, experiment: str) -> list[Cell]:
+        """The cells of ``experiments/figure/<experiment>.yaml``."""
+        if experiment not in self._cells:
+            self._cells[experiment] = compose_cells(self._overrides(experiment), multirun=True)
+        return self._cells[experiment]
+
+    def run(self, experiment: str) -> str:
+        """Run the cells that have no result; returns what is wrong with those that still have none."""
+        if experiment not in self._problems:
+            if self._unfinished(experiment):
+                self._sweep(experiment)
+            left = self._unfinished(experiment)
+            total = len(self.cells(experiment))
+            self._problems[experiment] = f"{len(left)} of {total} runs have no result: {left[0]}" if left else ""
+        return self._problems[experiment]
+
+    def _overrides(self, experiment: str) -> list[str]:
+        folder = str(self.results.root).replace("\\", "\\\\").replace("'", "\\'")
+        return [f"figure={experiment}", f"results_dir='{folder}'"]
+
+    def _sweep(self, experiment: str) -> None:
+        try:
+            code = run_command(["--multirun", *self._overrides(experiment)])
+        except SystemExit as stopped:  # Hydra's way out when a launcher fails; cells may be left without a record
+            code = stopped.code if isinstance(stopped.code, int) else EXIT_FAILED
+        if code == EXIT_INTERRUPTED:
+            raise KeyboardInterrupt
+
+    def _unfinished(self, experiment: str) -> list[str]:
+        """The reasons of the cells that failed or never ran."""
+        records = [self.results.read(identify(cell.config)[0]) for cell in self.cells(experiment)]
+        reasons = ["not run" if record is None else record.reason or record.status for record in records]
+        return [
+            reason
+            for record, reason in zip(records, reasons, strict=True)
+            if record is None or record.status not in ("ok", "skipped")
+        ]
+
+
+def draw_figures(names: Sequence[str], results_dir: str) -> int:
+    """Bring the figures up to date one by one; one without data says so and does not keep others from theirs.
+
+    Returns:
+        0, or 1 if anything is missing.
+    """
+    sweeps = Sweeps(results_dir)
+    sweeps.results.check_writable()
+    code = 0
+    for place, name in enumerate(names, start=1):
+        started = perf_counter()
+        module = cast(FigureModule, importlib.import_module(f"{package.__name__}.{name}"))
+        problem = draw_figure(name, module, sweeps)
+        code = EXIT_FAILED if problem else code
+        where = sweeps.results.root / "figures" / f"{name}.{{pdf,png,csv}}"
+        note = f"incomplete: {problem}; " if problem else ""
+        print(
+            f"[{place}/{len(names)}] {name}: {note}{where} ({perf_counter() - started:.1f} s)",
+            file=sys.stderr,
+            flush=True,
+        )
+    return code
+
+
+def draw_figure(name: str, module: FigureModule, sweeps: Sweeps) -> str:
+    """Draw and write one figure; returns what is missing from it, if anything."""
+    problem = ""
+    try:
+        cells = sweeps.cells(module.EXPERIMENT)
+        if module.RUNS:
+            problem = sweeps.run(module.EXPERIMENT)
+        data = module.load(cells, sweeps.results)
+        files = render(lambda: module.draw(data))
+    except UserError as error:
+        problem = reason = " ".join(str(error).split())
+        files = render(lambda: empty_figure(reason))
+    for suffix, content in files.items():
+        write_atomically(sweeps.results.root / "figures" / f"{name}.{suffix}", content)
+    return problem
+
+
+def render(draw: Callable[[], tuple[Figure, pd.DataFrame]]) -> dict[str, bytes]:
+    """The files of a figure by suffix; the same data gives the same bytes."""
+    with mpl.rc_context(STYLE):
+        figure, table = draw()
+        pdf, png = BytesIO(), BytesIO()
+        figure.savefig(pdf, format="pdf", metadata={"CreationDate": None})
+        figure.savefig(png, format="png")
+    csv = table.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode()
+    return {"pdf": pdf.getvalue(), "png": png.getvalue(), "csv": csv}

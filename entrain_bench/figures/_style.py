@@ -1,0 +1,126 @@
+"""The look that all figures share: sizes, fonts, colours, legends, and how missing data shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+import seaborn as sns  # type: ignore[import-untyped]
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter
+
+mpl.use("Agg")
+
+SINGLE_COLUMN_IN, DOUBLE_COLUMN_IN = 3.35, 7.0
+FONT_PT = 7.0
+GRID, INK, FAINT = "#d9d9d9", "#262626", "#8c8c8c"
+STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": FONT_PT,
+    "axes.titlesize": FONT_PT + 0.5,
+    "axes.titlepad": 3.0,
+    "axes.labelsize": FONT_PT,
+    "axes.labelpad": 2.0,
+    "axes.linewidth": 0.6,
+    "axes.edgecolor": INK,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.4,
+    "xtick.labelsize": FONT_PT,
+    "ytick.labelsize": FONT_PT,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "xtick.minor.size": 0.0,
+    "ytick.minor.size": 0.0,
+    "xtick.major.pad": 2.0,
+    "ytick.major.pad": 2.0,
+    "lines.linewidth": 1.0,
+    "hatch.linewidth": 0.5,
+    "legend.fontsize": FONT_PT,
+    "legend.frameon": False,
+    "legend.handlelength": 1.4,
+    "legend.columnspacing": 1.2,
+    "figure.constrained_layout.h_pad": 0.03,
+    "figure.constrained_layout.w_pad": 0.03,
+    "savefig.dpi": 200,
+    "figure.dpi": 200,
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "entrain-bench",
+}
+
+type Colour = tuple[float, float, float]
+
+
+def palette(names: Iterable[str]) -> dict[str, Colour]:
+    """A colour-blind-safe colour for each name, by order of appearance."""
+    names = list(names)
+    return dict(zip(names, [to_rgb(c) for c in sns.color_palette("colorblind", max(len(names), 1))], strict=False))
+
+
+def lighter(colour: Colour, share: float = 0.55) -> Colour:
+    """The colour mixed with white."""
+    red, green, blue = (1.0 - (1.0 - part) * (1.0 - share) for part in colour)
+    return red, green, blue
+
+
+def panels(rows: int, columns: int, width_in: float, height_in: float, **options: Any) -> tuple[Figure, list[Axes]]:
+    """A figure with a grid of panels, row by row; panels are placed so that no text overlaps."""
+    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    return figure, list(axes.flat)
+
+
+def legend_above(figure: Figure, handles: Sequence[Artist], columns: int | None = None) -> None:
+    """One legend for the figure, above all panels."""
+    figure.legend(handles=list(handles), loc="outside upper center", ncols=columns or len(handles))
+
+
+def strategy_handles(colours: dict[str, Colour], labels: dict[str, str]) -> list[Artist]:
+    """A coloured patch for each strategy."""
+    return [Patch(facecolor=colour, label=labels[name]) for name, colour in colours.items()]
+
+
+def tick_number(value: float, _: object = None) -> str:
+    """A tick label: 500, 2k, 16k, 1M; 0.5 stays 0.5."""
+    for limit, suffix in ((1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:g}{suffix}"
+    return f"{value:g}"
+
+
+NUMBER_FORMAT = FuncFormatter(tick_number)
+
+
+def show_reason(axes: Axes, reason: str) -> None:
+    """An empty panel that says why."""
+    axes.grid(visible=False)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_facecolor("#f5f5f5")
+    axes.text(0.5, 0.5, _wrap(reason, 24), transform=axes.transAxes, ha="center", va="center", color=INK, wrap=True)
+
+
+def empty_figure(reason: str) -> tuple[Figure, pd.DataFrame]:
+    """What stands in for a figure without data."""
+    figure, (axes,) = panels(1, 1, SINGLE_COLUMN_IN, 1.5)
+    show_reason(axes, "")
+    axes.texts[0].set_text(_wrap(f"no data: {reason}", 56))
+    return figure, pd.DataFrame({"reason": [reason]})
+
+
+def _wrap(text: str, width: int, max_lines: int = 8) -> str:
+    import textwrap
+
+    lines = textwrap.wrap(" ".join(text.split()), width)
+    return "\n".join(lines[:max_lines]) + (" ..." if len(lines) > max_lines else "")

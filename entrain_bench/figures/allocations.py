@@ -1,0 +1,87 @@
+"""Pipeline stages that batches of a size would give the encoder, over repeated draws.
+
+Corresponds to arXiv:2605.27918, Tables 2 and 5-11 (59 draws at batch 1, 4, 16, 64, 256); cells of
+``experiments/figure/allocations.yaml``. Above each panel: the least batch at which all draws agree (Algorithm 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from seaborn import light_palette  # type: ignore[import-untyped]
+
+from entrain_bench.analysis import allocation_shares
+from entrain_bench.compose import Cell
+from entrain_bench.figures._data import analyse
+from entrain_bench.figures._labels import names
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, palette, panels, show_reason
+from entrain_bench.records import Results
+
+EXPERIMENT = "allocations"
+RUNS = False
+BATCH_SIZES = [1, 4, 16, 64, 256]
+NUM_DRAWS = 59
+MAX_BATCH = 4096
+# Cells at least this dark are labelled in white.
+DARK_SHARE = 0.6
+SHOWN_SHARE = 0.005
+
+
+def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
+    """Shares of the draws by allocation, for every trace and model."""
+    return analyse(
+        cells,
+        results,
+        EXPERIMENT,
+        allocation_shares,
+        batch_sizes=BATCH_SIZES,
+        num_draws=NUM_DRAWS,
+        max_batch=MAX_BATCH,
+    )
+
+
+def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+    """A heat map for every model (rows) and trace (columns): encoder stages by batch size, share of the draws."""
+    models, traces = names(data, "model"), names(data, "workload")
+    used = data[data["share"] > 0]["encoder_stages"]
+    low, high = used.min() - 1, used.max() + 1
+    shown = data[data["encoder_stages"].between(low, high)]
+    height = 0.55 + len(models) * (0.42 + 0.17 * (shown["encoder_stages"].nunique()))
+    figure, axes = panels(len(models), len(traces), DOUBLE_COLUMN_IN, height)
+    num_stages = data["encoder_stages"].iloc[0] + data["llm_stages"].iloc[0]
+    for place, panel in enumerate(axes):
+        model, trace = list(models)[place // len(traces)], list(traces)[place % len(traces)]
+        rows = shown[(shown["model"] == model) & (shown["workload"] == trace)]
+        _draw_panel(panel, rows, first=place % len(traces) == 0, last=place >= len(axes) - len(traces))
+        if place % len(traces) == 0:
+            panel.set_ylabel(f"{models[model]}\nEncoder stages (of {num_stages})")
+        if place < len(traces):
+            panel.set_title(traces[trace], pad=12)
+    draws = data["num_draws"].iloc[0]
+    figure.supxlabel(f"Batch size (samples); numbers: % of {draws} draws with this allocation", fontsize="medium")
+    columns = ["model", "workload", "num_draws", "batch_size", "encoder_stages", "llm_stages", "share", "stable_batch"]
+    return figure, data[columns]
+
+
+def _draw_panel(panel: Axes, rows: pd.DataFrame, first: bool, last: bool) -> None:
+    if rows.empty:
+        show_reason(panel, "no data")
+        return
+    table = rows.pivot_table(index="encoder_stages", columns="batch_size", values="share").sort_index(ascending=False)
+    colours = light_palette(next(iter(palette(["only"]).values())), as_cmap=True)
+    panel.imshow(table.to_numpy(), cmap=colours, vmin=0, vmax=1, aspect="auto")
+    for row, shares in enumerate(table.to_numpy()):
+        for column, share in enumerate(shares):
+            if share >= SHOWN_SHARE:
+                colour = "white" if share >= DARK_SHARE else INK
+                panel.text(column, row, f"{100 * share:.0f}", ha="center", va="center", color=colour)
+    panel.set_xticks(range(table.shape[1]), [str(size) for size in table.columns] if last else [])
+    panel.set_yticks(range(table.shape[0]), [str(stages) for stages in table.index] if first else [])
+    panel.tick_params(length=0)
+    panel.grid(visible=False)
+    stable = rows["stable_batch"].iloc[0]
+    note = f"stable from {stable}" if stable else "not stable"
+    panel.text(0.5, 1.02, note, transform=panel.transAxes, ha="center", va="bottom", color=INK)

@@ -1,0 +1,145 @@
+"""Forward time of the microbatches, and its standard deviation, by strategy, trace and model.
+
+Corresponds to arXiv:2605.27918, Figure 15 and Table 3; cells of ``experiments/figure/iteration_time.yaml``. A forward time is
+summed over the stages of the encoders or of the LLM. Boxes: all microbatches of all replicas in the first iteration of
+the first seed; whiskers from 5 to 95 %, dots beyond. Bottom: the runs' metric (per replica, averaged over replicas and
+iterations), mean over seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullLocator
+
+from entrain_bench.compose import Cell
+from entrain_bench.figures._bars import Grid, mark_gap
+from entrain_bench.figures._data import Runs, run_actions, run_table
+from entrain_bench.figures._style import (
+    DOUBLE_COLUMN_IN,
+    INK,
+    NUMBER_FORMAT,
+    legend_above,
+    lighter,
+    strategy_handles,
+)
+from entrain_bench.records import Results
+
+EXPERIMENT = "iteration_time"
+RUNS = True
+SIDES = {"encoder": "Encoder", "llm": "LLM"}
+CASE = ["workload", "model", "strategy"]
+ACTION = ["module", "stage", "replica", "microbatch", "part"]
+WHISKERS_PERCENT = (5, 95)
+
+
+def load(cells: Sequence[Cell], results: Results) -> Runs:
+    """The table of the sweep's runs and the timelines of the first seed."""
+    return Runs(run_table(cells, results), run_actions(cells, results))
+
+
+def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
+    """Top: a panel for every side and trace, a box a strategy. Bottom: standard deviations on a logarithmic axis."""
+    grid = Grid.of(data.table)
+    forward, spread = microbatch_forward(data.actions), forward_std(data.table)
+    figure = Figure(figsize=(DOUBLE_COLUMN_IN, 5.0), layout="constrained")
+    boxes, dots = figure.subfigures(2, 1, height_ratios=[1.75, 1.0])
+    axes = boxes.subplots(len(SIDES), len(grid.workloads), squeeze=False, sharex=True)
+    for side, row in zip(SIDES, axes, strict=True):
+        for workload, panel in zip(grid.workloads, row, strict=True):
+            mine = forward[(forward["side"] == side) & (forward["workload"] == workload)]
+            _draw_boxes(panel, mine.groupby(["model", "strategy"])["forward_ms"], grid, data.table, workload)
+            if side == next(iter(SIDES)):
+                panel.set_title(grid.workloads[workload])
+        row[0].set_ylabel(f"{SIDES[side]} forward (ms)")
+    for side, panel in zip(SIDES, dots.subplots(1, len(SIDES), sharey=True), strict=True):
+        _draw_std(panel, spread[spread["side"] == side], grid)
+        panel.set_title(f"{SIDES[side]}: standard deviation over microbatches")
+    dots.axes[0].set_ylabel("Standard deviation (ms)")
+    legend_above(figure, strategy_handles(grid.colours, grid.strategies))
+    order = ["quantity", "workload", "model", "strategy", "side", "replica", "microbatch", "value_ms"]
+    return figure, pd.concat(
+        [
+            forward.assign(quantity="forward").rename(columns={"forward_ms": "value_ms"}),
+            spread.assign(quantity="standard deviation").rename(columns={"std_ms": "value_ms"}),
+        ]
+    ).reindex(columns=order)
+
+
+def microbatch_forward(actions: pd.DataFrame) -> pd.DataFrame:
+    """Forward time of every microbatch, summed over modules of a side, stages and parts.
+
+    Returns:
+        Columns ``workload``, ``model``, ``strategy``, ``side``, ``replica``, ``microbatch``, ``forward_ms``.
+    """
+    keys = [*CASE, "side", "replica", "microbatch"]
+    if actions.empty:
+        return pd.DataFrame(columns=[*keys, "forward_ms"])
+    forward = actions[actions["pass"] == "forward"].drop_duplicates([*CASE, *ACTION])  # an action may occupy several lanes
+    milliseconds = 1e3 * (forward["end_s"] - forward["start_s"])
+    return forward[keys].assign(forward_ms=milliseconds).groupby(keys, sort=False)["forward_ms"].sum().reset_index()
+
+
+def forward_std(table: pd.DataFrame) -> pd.DataFrame:
+    """The metrics ``encoder_forward_std_ms`` and ``llm_forward_std_ms``, mean over the seeds that succeeded.
+
+    Returns:
+        Columns ``workload``, ``model``, ``strategy``, ``side``, ``std_ms``.
+    """
+    done = table[table["status"] == "ok"].reindex(columns=[*CASE, *(f"{side}_forward_std_ms" for side in SIDES)])
+    means = done.groupby(CASE, sort=False).mean().reset_index()
+    sides = [
+        means[CASE].assign(side=side, std_ms=pd.to_numeric(means[f"{side}_forward_std_ms"])) for side in SIDES
+    ]
+    return pd.concat(sides, ignore_index=True)
+
+
+def _draw_boxes(panel: Axes, times: object, grid: Grid, table: pd.DataFrame, workload: str) -> None:
+    groups = dict(iter(times))  # type: ignore[call-overload]
+    for model, strategy, position in grid.places():
+        if (model, strategy) not in groups:
+            runs = table[(table["workload"] == workload) & (table["model"] == model) & (table["strategy"] == strategy)]
+            status = "missing" if runs.empty else runs["status"].iloc[0]
+            mark_gap(panel, position, grid.width, "no timeline" if status == "ok" else status)
+            continue
+        colour = grid.colours[strategy]
+        panel.boxplot(
+            groups[model, strategy],
+            positions=[position],
+            widths=0.75 * grid.width,
+            whis=WHISKERS_PERCENT,
+            patch_artist=True,
+            manage_ticks=False,
+            boxprops={"facecolor": lighter(colour), "edgecolor": colour, "linewidth": 0.8},
+            whiskerprops={"color": colour, "linewidth": 0.8},
+            capprops={"color": colour, "linewidth": 0.8},
+            medianprops={"color": INK, "linewidth": 1.0},
+            flierprops={"marker": ".", "markersize": 2.0, "markerfacecolor": colour, "markeredgecolor": "none"},
+        )
+    panel.set_ylim(bottom=0)
+    panel.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+    grid.label_models(panel)
+
+
+def _draw_std(panel: Axes, spread: pd.DataFrame, grid: Grid) -> None:
+    """Traces along x, within them models, within them strategies."""
+    ticks = []
+    values = spread.set_index(CASE)["std_ms"]
+    for place, workload in enumerate(grid.workloads):
+        for model, strategy, position in grid.places():
+            x = place * (len(grid.models) + 0.4) + position
+            value = values.get((workload, model, strategy))
+            if value is None or pd.isna(value):
+                mark_gap(panel, x, grid.width, "")
+            else:
+                panel.plot(x, value, marker="o", markersize=3.5, color=grid.colours[strategy], linestyle="")
+        ticks.append(place * (len(grid.models) + 0.4) + (len(grid.models) - 1) / 2)
+    panel.set_yscale("log")
+    panel.yaxis.set_major_formatter(NUMBER_FORMAT)
+    panel.yaxis.set_minor_locator(NullLocator())
+    panel.set_xticks(ticks, list(grid.workloads.values()))
+    panel.tick_params(axis="x", length=0)
+    panel.grid(visible=False, axis="x")

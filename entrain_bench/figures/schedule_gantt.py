@@ -1,0 +1,141 @@
+"""Schedules of the strategies on one global batch: what every stage of a replica does, and when.
+
+Corresponds to arXiv:2605.27918, Figure 12; cells of ``experiments/figure/schedule_gantt.yaml``. Each strategy shows its
+slowest replica in the first iteration. A deferred part is a part of a microbatch after its first: the encoder work of
+samples whose LLM microbatch comes later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from entrain_bench.compose import Cell
+from entrain_bench.errors import UserError
+from entrain_bench.figures._data import Runs, run_actions, run_table
+from entrain_bench.figures._labels import names, spell
+from entrain_bench.figures._style import (
+    DOUBLE_COLUMN_IN,
+    INK,
+    Colour,
+    legend_above,
+    lighter,
+    palette,
+    panels,
+    show_reason,
+)
+from entrain_bench.records import Results
+
+EXPERIMENT = "schedule_gantt"
+RUNS = True
+# The part of the longest schedule that is shown enlarged.
+ZOOM = (0.22, 0.42)
+LANE_IN = 0.125
+STEP_COLOUR: Colour = (0.6, 0.6, 0.6)
+MICROBATCH = ["replica", "module", "microbatch"]
+
+
+def load(cells: Sequence[Cell], results: Results) -> Runs:
+    """The table of the runs and their timelines."""
+    return Runs(run_table(cells, results), run_actions(cells, results))
+
+
+def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
+    """A panel a strategy over one time axis, then the same enlarged."""
+    if data.actions.empty:
+        raise UserError("no run of the sweep has a timeline")
+    labels = names(data.table, "strategy")
+    bars = {str(name): slowest_replica(rows) for name, rows in data.actions.groupby("strategy", sort=False)}
+    colours = _colours(pd.concat(bars.values()))
+    num_lanes = max(rows["lane"].nunique() for rows in bars.values())
+    height = 0.5 + 2 * len(labels) * (LANE_IN * num_lanes + 0.35)
+    figure, axes = panels(2 * len(labels), 1, DOUBLE_COLUMN_IN, height)
+    longest = max(rows["end_s"].max() for rows in bars.values())
+    windows = [(0.0, 1.01 * longest)] * len(labels) + [(ZOOM[0] * longest, ZOOM[1] * longest)] * len(labels)
+    for place, (panel, window) in enumerate(zip(axes, windows, strict=True)):
+        name, enlarged = list(labels)[place % len(labels)], place >= len(labels)
+        panel.set_title(labels[name] + (", enlarged" if enlarged else ""), loc="left")
+        if name in bars:
+            _draw_lanes(panel, bars[name], colours, window)
+            if not enlarged:
+                _mark_window(panel, windows[-1])
+        else:
+            status = data.table[data.table["strategy"] == name].iloc[0]
+            show_reason(panel, "no timeline kept" if status["status"] == "ok" else f"{status['status']}: {status['reason']}")
+    for last in (axes[len(labels) - 1], axes[-1]):
+        last.set_xlabel("Time (s)")
+    legend_above(figure, [Patch(facecolor=colour, label=label) for label, colour in colours.items()])
+    columns = ["strategy", "lane", "stage", "module", "pass", "microbatch", "part", "deferred", "start_s", "end_s"]
+    return figure, pd.concat([rows.assign(strategy=name) for name, rows in bars.items()])[columns]
+
+
+def slowest_replica(actions: pd.DataFrame) -> pd.DataFrame:
+    """The lanes of the replica whose last forward or backward ends last, steps included.
+
+    Returns:
+        The actions, lanes counted from 0, with the columns ``deferred`` (see the module) and ``kind`` (legend label).
+    """
+    work = actions[actions["replica"] >= 0]
+    replica = work.loc[work["end_s"].idxmax(), "replica"]
+    lanes = np.sort(work[work["replica"] == replica]["lane"].unique())
+    mine = actions[actions["lane"].isin(lanes)].reset_index(drop=True)
+    first = mine.groupby(MICROBATCH)["part"].transform("min")
+    deferred = (mine["side"] == "encoder") & (mine["part"] > first)
+    return mine.assign(lane=np.searchsorted(lanes, mine["lane"]), deferred=deferred, kind=_kinds(mine, deferred))
+
+
+def _kinds(actions: pd.DataFrame, deferred: pd.Series[bool]) -> list[str]:
+    kinds = []
+    for module, kind, later in zip(actions["module"], actions["pass"], deferred, strict=True):
+        if kind in ("forward", "backward"):
+            kinds.append(f"{spell(module)} {kind}{', deferred' if later else ''}")
+        else:
+            kinds.append("Step")
+    return kinds
+
+
+def _colours(actions: pd.DataFrame) -> dict[str, Colour]:
+    """A hue for each module, and one for deferred parts; light is forward, full is backward; grey is the step."""
+    modules = [spell(name) for name in actions.sort_values("side")["module"].unique()]
+    hues = palette([*modules, "deferred"])
+    colours = {}
+    for module in modules:
+        for suffix, hue in (("", hues[module]), (", deferred", hues["deferred"])):
+            colours[f"{module} forward{suffix}"] = lighter(hue)
+            colours[f"{module} backward{suffix}"] = hue
+    colours["Step"] = STEP_COLOUR
+    present = set(actions["kind"])
+    return {kind: colour for kind, colour in colours.items() if kind in present}
+
+
+def _draw_lanes(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], window: tuple[float, float]) -> None:
+    shown = rows[(rows["end_s"] > window[0]) & (rows["start_s"] < window[1])]
+    start, end = shown["start_s"].to_numpy(), shown["end_s"].to_numpy()
+    top = shown["lane"].to_numpy(dtype=np.float64) - 0.44
+    corners = np.stack([start, top, end, top, end, top + 0.88, start, top + 0.88], axis=1).reshape(-1, 4, 2)
+    faces = [colours[kind] for kind in shown["kind"]]
+    panel.add_collection(PolyCollection(list(corners), facecolors=faces, edgecolors="white", linewidths=0.1))
+    lanes = rows[rows["replica"] >= 0].drop_duplicates(["lane", "module", "stage"]).sort_values(["lane", "module"])
+    places = lanes.groupby("lane").apply(_lane_name, include_groups=False)
+    panel.set_yticks(places.index, list(places))
+    panel.set_ylim(rows["lane"].max() + 0.6, -0.6)
+    panel.set_xlim(*window)
+    panel.tick_params(axis="y", length=0)
+    panel.grid(visible=False, axis="y")
+
+
+def _lane_name(stages: pd.DataFrame) -> str:
+    return " + ".join(f"{spell(module)} {stage}" for module, stage in stages[["module", "stage"]].itertuples(index=False))
+
+
+def _mark_window(panel: Axes, window: tuple[float, float]) -> None:
+    """Outline what the enlarged panels show."""
+    low, high = sorted(panel.get_ylim())
+    frame = Rectangle((window[0], low), window[1] - window[0], high - low, fill=False, edgecolor=INK, linewidth=0.8)
+    panel.add_patch(frame)

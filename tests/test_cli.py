@@ -1,0 +1,291 @@
+"""The command line: one run, sweeps, resumption, and every kind of bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from entrain_bench.cli import run_command
+
+# 16 GPUs and a small batch: a run takes milliseconds.
+SMALL = [
+    "model=tiny",
+    "cluster=a40x16",
+    "global_batch=32",
+    "microbatch_size=2",
+    "layout.dp=2",
+    "iterations=1",
+    "mlflow=false",
+]
+
+
+def run(folder: Path, *overrides: str) -> int:
+    return run_command([*SMALL, f"results_dir={folder}", *overrides])
+
+
+def records(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(path.read_text()) for path in sorted((folder / "runs").glob("*.json"))]
+
+
+def test_one_run_leaves_one_record_its_timeline_and_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, "strategy=entrain", "workload=chartqa") == 0
+    (record,) = records(tmp_path)
+    key = record["key"]
+    assert record["status"] == "ok"
+    table = pd.read_csv(tmp_path / "table.csv")
+    assert table.loc[0, "strategy"] == "entrain"
+    assert table.loc[0, "iteration_time_s"] > table.loc[0, "lower_bound_s"] > 0
+    trace = json.loads((tmp_path / "timelines" / f"{key}.json").read_text())
+    timeline = pd.read_parquet(tmp_path / "timelines" / f"{key}.parquet")
+    assert sum(event["ph"] == "X" for event in trace["traceEvents"]) == len(timeline)
+    assert "s/iter" in capsys.readouterr().out
+
+
+def test_the_same_run_twice_is_run_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, "workload=coco") == 0
+    first = records(tmp_path)
+    assert run(tmp_path, "workload=coco") == 0
+    assert "finished earlier" in capsys.readouterr().err
+    assert records(tmp_path) == first
+
+
+def test_same_seed_same_result_and_another_seed_another(tmp_path: Path) -> None:
+    def timeline(folder: str, seed: int) -> pd.DataFrame:
+        assert run(tmp_path / folder, f"seed={seed}") == 0
+        (path,) = (tmp_path / folder / "timelines").glob("*.parquet")
+        return pd.read_parquet(path)
+
+    first = timeline("a", 3)
+    pd.testing.assert_frame_equal(first, timeline("b", 3))
+    assert not first.equals(timeline("c", 4))
+
+
+def test_sweep_keeps_going_past_failed_and_skipped_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["strategy=megatron,entrain", "workload=coco,librispeech", "memory_fraction=0.9,0.00001"]
+    assert run(tmp_path, "--multirun", *arguments) == 1
+    found = records(tmp_path)
+    by_status = pd.Series([r["status"] for r in found]).value_counts().to_dict()
+    assert by_status == {"ok": 2, "failed": 2, "skipped": 4}
+    for record in found:
+        if record["status"] == "skipped":
+            assert "audio" in str(record["reason"])
+        if record["status"] == "failed":
+            assert "GiB" in str(record["reason"])
+    assert "[8/8]" in capsys.readouterr().err
+
+
+def test_finished_cells_are_skipped_and_failed_ones_tried_again(tmp_path: Path) -> None:
+    sweep = ["--multirun", "workload=coco,librispeech", "memory_fraction=0.9,0.00001"]
+    run(tmp_path, *sweep)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*.json")}
+    assert run(tmp_path, *sweep) == 1
+    for path, time_ns in before.items():
+        status = json.loads(path.read_text())["status"]
+        assert (path.stat().st_mtime_ns != time_ns) == (status == "failed")
+
+
+def test_another_configuration_or_data_is_another_run(tmp_path: Path) -> None:
+    trace = tmp_path / "mine.parquet"
+    write_trace(trace, sizes=[300, 400, 500])
+    mine = ["workload=trace", f"workload.path={trace}"]
+    for overrides in (mine, [*mine, "belief_error=0.1"], [*mine, "strategy=megatron"]):
+        assert run(tmp_path, *overrides) == 0
+    write_trace(trace, sizes=[300, 400, 600])
+    assert run(tmp_path, *mine) == 0
+    assert len(records(tmp_path)) == 4
+
+
+def write_trace(path: Path, sizes: list[float], **changes: object) -> None:
+    columns = {
+        "sample_id": pa.array(range(len(sizes)), pa.int32()),
+        "n_images": pa.array([1] * len(sizes), pa.int16()),
+        "image_widths": pa.array([[s] for s in sizes]),
+        "image_heights": pa.array([[s] for s in sizes]),
+        "text_chars": pa.array([100] * len(sizes), pa.int32()),
+    }
+    for name, column in changes.items():
+        if column is None:
+            del columns[name]
+        else:
+            columns[name] = pa.array(column)
+    pq.write_table(pa.table(columns), path)
+
+
+BAD_INPUT = [
+    ("strategy=entrian", "did you mean entrain?"),
+    ("workload=chartqq", "chartqa"),
+    ("model=gpt", "qwen25vl_llama3_1b"),
+    ("cluster=b200", "h100x64"),
+    ("harness=nope", "simulate"),
+    ("strategy/planner=nope", "megatron"),
+    ("sead=1", "did you mean seed?"),
+    ("layout.tpp=1", "layout"),
+    ("strategy.planner.foo=1", "profile_samples"),
+    ("seed=abc", "could not be converted to Integer"),
+    ("seed=-1", "at least 0"),
+    ("iterations=0", "at least 1"),
+    ("global_batch=-4", "at least 1"),
+    ("microbatch_size=0", "at least 1"),
+    ("layout.tp=0", "at least 1"),
+    ("layout.tp=3", "16 ranks"),
+    ("layout.dp=3", "multiple of layout.dp=3"),
+    ("global_batch=30", "multiple"),
+    ("layout.dp=16", "16 ranks"),
+    ("layout.pp=100", "the layers of model=tiny"),
+    ("belief_error=1.5", "[0, 1)"),
+    ("memory_fraction=0.00001", "GiB more than"),
+    ("cluster.num_nodes=0", "at least 1"),
+    ("cluster.device.peak_bf16_flops=-1", "positive"),
+    ("model.modules.llm.num_layers=0", "at least 1"),
+    ("model.modules.llm.context_tokens=100", "takes at most 100"),
+    ("workload=librispeech", "audio"),
+    ("workload=trace", "workload.path"),
+    ("workload=trace workload.path=/nonexistent.parquet", "/nonexistent.parquet"),
+    ("strategy=megatron,entrain", "--multirun"),
+    ("strategy.planner._target_=strategies.nope.Nope", "strategies.nope.Nope"),
+    ("results_dir=/dev/null/x", "writable"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "says"), BAD_INPUT, ids=[b[0] for b in BAD_INPUT])
+def test_bad_input_is_one_line_exit_code_2_and_nothing_written(
+    overrides: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results"
+    assert run(results, *overrides.split()) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.strip().splitlines()
+    assert line.startswith("entrain-bench: ")
+    assert says in line
+    assert not results.exists()
+
+
+BAD_TRACES: list[tuple[str, dict[str, object], str]] = [
+    ("missing column", {"image_widths": None}, "image_widths"),
+    ("NaN", {"image_heights": [[100.0], [float("nan")]]}, "image_heights"),
+    ("negative", {"image_heights": [[100], [-5]]}, "-5"),
+    ("zero", {"image_widths": [[0], [7]]}, "image_widths"),
+    ("negative text", {"text_chars": [5, -1]}, "text_chars"),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), [t[1:] for t in BAD_TRACES], ids=[t[0] for t in BAD_TRACES])
+def test_bad_traces_are_one_line_too(
+    changes: dict[str, object], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_trace(tmp_path / "bad.parquet", [100.0, 200.0], **changes)
+    assert run(tmp_path / "results", "workload=trace", f"workload.path={tmp_path / 'bad.parquet'}") == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "bad.parquet" in line
+    assert says in line
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 nonsense", None], ids=["empty", "garbage", "truncated"])
+def test_unreadable_parquet(content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.parquet"
+    if content is None:
+        write_trace(path, list(np.arange(100.0, 200.0)))
+        content = path.read_bytes()[:-50]
+    path.write_bytes(content)
+    assert run(tmp_path / "results", "workload=trace", f"workload.path={path}") == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "bad.parquet" in line
+
+
+def test_a_bad_record_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path) == 0
+    (path,) = (tmp_path / "runs").glob("*.json")
+    path.write_text("{")
+    assert run(tmp_path) == 2
+    assert path.name in capsys.readouterr().err
+
+
+def test_help_lists_the_choices() -> None:
+    done = command("--help")
+    assert done.returncode == 0
+    for choice in ("megatron", "opencqa_ocr", "a40x64", "whisper_qwen25_7b"):
+        assert choice in done.stdout
+
+
+def test_a_killed_sweep_loses_at_most_the_run_in_flight(tmp_path: Path) -> None:
+    arguments = [*SMALL, f"results_dir={tmp_path}", "--multirun", "strategy=megatron,entrain", "seed=range(0,30)"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "entrain_bench.cli", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    runs = tmp_path / "runs"
+    deadline = time.monotonic() + 60
+    while len(list(runs.glob("*.json"))) < 5:
+        assert process.poll() is None, "the sweep ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    survived = {path.name: path.read_bytes() for path in runs.glob("[0-9a-f]*.json")}
+    for name, content in survived.items():
+        record = json.loads(content)
+        assert record["status"] == "ok"
+        assert (tmp_path / "timelines" / f"{name[:-5]}.parquet").exists()
+    assert run_command(arguments) == 0
+    finished = {path.name: path.read_bytes() for path in runs.glob("[0-9a-f]*.json")}
+    assert len(finished) == 60
+    assert all(finished[name] == content for name, content in survived.items())
+
+
+PLUGIN = '''
+import numpy as np
+from entrain_bench.assignment import same_microbatches
+
+
+class RoundRobin:
+    """Samples dealt out like cards."""
+
+    def assign(self, shapes, layout, profile):
+        dp = layout.modules[-1].dp
+        index = np.arange(len(shapes))
+        microbatch = index // dp // profile.job.microbatch_size
+        return same_microbatches(profile.job.model, shapes, index % dp, microbatch, microbatch)
+'''
+PLUGIN_YAML = """
+defaults:
+  - planner: megatron
+  - scheduler: megatron
+
+name: round_robin
+assigner:
+  _target_: my_strategy.RoundRobin
+"""
+
+
+def test_a_strategy_is_one_file_and_one_yaml_in_any_folder(tmp_path: Path) -> None:
+    (tmp_path / "strategy").mkdir()
+    (tmp_path / "strategy" / "round_robin.yaml").write_text(PLUGIN_YAML)
+    (tmp_path / "my_strategy.py").write_text(PLUGIN)
+    results = tmp_path / "results"
+    single = ["--config-dir", str(tmp_path), *SMALL, f"results_dir={results}"]
+    done = command(*single, "strategy=round_robin")
+    assert done.returncode == 0, done.stderr
+    assert "round_robin" in done.stdout
+    done = command(*single, "--multirun", "strategy=round_robin,megatron")
+    assert done.returncode == 0, done.stderr
+    assert sorted(str(r["labels"]["strategy"]) for r in records(results)) == ["megatron", "round_robin"]  # type: ignore[index]
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "entrain_bench.cli", *arguments], capture_output=True, text=True, timeout=100
+    )

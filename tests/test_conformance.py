@@ -1,0 +1,80 @@
+"""What every strategy must do on every workload, whatever it is."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import experiments
+from entrain_bench.compose import compose_cells
+from entrain_bench.config import RunConfig
+from entrain_bench.errors import IncompatibleError
+from entrain_bench.experiment import run_experiment
+from entrain_bench.records import METRICS
+
+TREE = Path(experiments.__path__[0])
+
+
+def choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (TREE / group).glob("*.yaml"))
+
+
+NEEDS_AUDIO = ("librispeech", "synthetic_av")
+WORKLOADS = [name for name in choices("workload") if name != "trace"]
+MODELS = ("tiny", "tiny_av")
+CLUSTERS = ("tiny", "a40x16")
+
+
+def config(*overrides: str) -> RunConfig:
+    small = ["global_batch=16", "microbatch_size=2", "layout.tp=1", "layout.dp=2", "iterations=1"]
+    return compose_cells([*small, *overrides])[0].config
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("strategy", choices("strategy"))
+def test_valid_within_memory_above_the_bound_and_repeatable(
+    strategy: str, workload: str, model: str, cluster: str
+) -> None:
+    names = [f"strategy={strategy}", f"workload={workload}", f"model={model}", f"cluster={cluster}"]
+    try:
+        # Executing validates the program, its order and its memory.
+        first = run_experiment(config(*names))
+    except IncompatibleError:
+        assert workload in NEEDS_AUDIO
+        assert model == "tiny"
+        return
+    assert set(first.metrics) == set(METRICS)
+    assert first.metrics["gap_to_lower_bound"] >= 0
+    assert 0 <= first.metrics["bubble_ratio"] < 1
+    assert first.metrics["planning_time_s"] > 0
+    assert first.metrics["assignment_time_s"] > 0
+    again = run_experiment(config(*names))
+    # Throughput may hold the wall time of an assignment slower than these tiny iterations; the timeline may not.
+    assert first.timeline is not None
+    assert again.timeline is not None
+    pd.testing.assert_frame_equal(first.timeline, again.timeline)
+    assert first.metrics["lower_bound_s"] == again.metrics["lower_bound_s"]
+    wrong = run_experiment(config(*names, "belief_error=0.2"))
+    assert wrong.metrics["gap_to_lower_bound"] >= 0
+
+
+@pytest.mark.parametrize("scheduler", choices("strategy/scheduler"))
+@pytest.mark.parametrize("assigner", choices("strategy/assigner"))
+@pytest.mark.parametrize("planner", choices("strategy/planner"))
+def test_parts_can_be_mixed(planner: str, assigner: str, scheduler: str) -> None:
+    parts = [f"strategy/planner={planner}", f"strategy/assigner={assigner}", f"strategy/scheduler={scheduler}"]
+    outcome = run_experiment(config("model=tiny", "cluster=a40x16", *parts))
+    assert outcome.metrics["gap_to_lower_bound"] >= 0
+
+
+@pytest.mark.parametrize("model", choices("model"))
+@pytest.mark.parametrize("cluster", choices("cluster"))
+def test_every_model_runs_on_every_cluster_that_holds_it(model: str, cluster: str) -> None:
+    workload = "librispeech" if "vl" not in model and "tiny" not in model else "chartqa"
+    searched = ["layout.tp=null", "layout.dp=null", "layout.cp=1", "strategy=megatron"]
+    batch = ["global_batch=256", "microbatch_size=1"]
+    run = config(f"model={model}", f"cluster={cluster}", f"workload={workload}", *batch, *searched)
+    outcome = run_experiment(run)
+    assert outcome.layout.num_ranks == int(run.cluster["num_nodes"]) * int(run.cluster["gpus_per_node"])

@@ -1,0 +1,444 @@
+"""Layer, step and transfer times worked by hand, and the properties that bounds and estimates rely on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import TOKENS as TOKEN_RULES
+from helpers import (
+    chain_layout,
+    encoder_config,
+    find,
+    llm_config,
+    placed,
+    random_samples,
+    samples,
+    tiny_cluster,
+    tiny_model,
+    uniform_batch,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entrain_bench.assignment import ModuleAssignment, group_chunks
+from entrain_bench.costs.links import all_gather_s, all_reduce_s, send_s
+from entrain_bench.costs.roofline import PassTimes, Roofline, loads_of, score_area
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.layout import Layout
+from entrain_bench.program import Pass, Program, Slots, build_program
+from entrain_bench.schedules import chain_program, stages_behind
+from entrain_bench.specs.cluster import ClusterSpec, LinkTier
+from entrain_bench.specs.layer import Attention, Gemm, Layer
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
+
+# 1e12 FLOP/s of products, 5e11 and 4e11 of attention forward and backward, 1e9 bytes/s of memory, launches of 1e-6 s.
+CLUSTER = tiny_cluster(num_nodes=2, gpus_per_node=8)
+MODEL = tiny_model()
+VISION, LLM = MODEL.modules
+WINDOWED = ModelSpec.from_config(
+    {
+        "name": "windowed",
+        "modules": {
+            "vision": encoder_config(4, window_tokens=64, full_attention_layers=[1, 3], gated_mlp=True),
+            "audio": encoder_config(2, "audio", rotary=False, norm_bias=True),
+            "llm": llm_config(2),
+        },
+        "tokens": TOKEN_RULES,
+    }
+)
+KINDS = [(module.name, kind.kind) for module in WINDOWED.modules for kind in module.kinds]
+
+
+def cluster_with(**device: float) -> ClusterSpec:
+    return replace(CLUSTER, device=replace(CLUSTER.device, **device))
+
+
+def seconds(times: Any) -> float:
+    return float(np.asarray(times).reshape(-1)[0])
+
+
+# Matrix products
+
+COMPUTE_BOUND = cluster_with(memory_bandwidth_bytes_per_s=2e18, kernel_launch_s=1e-15)
+MEMORY_BOUND = cluster_with(peak_bf16_flops=2e21, kernel_launch_s=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("gemm", "tokens", "tp", "cp", "flops"),
+    [
+        # rows and columns of the output are padded to 128, the inner dimension is not
+        (Gemm(100, 200), 100, 1, 1, 2 * 128 * 256 * 100),
+        (Gemm(100, 200), 129, 1, 1, 2 * 256 * 256 * 100),
+        (Gemm(100, 200), 128, 2, 1, 2 * 128 * 128 * 100),  # column parallel: 200 / 2 columns, padded
+        (Gemm(100, 200, row_parallel=True), 128, 2, 1, 2 * 128 * 256 * 50),
+        (Gemm(100, 200), 300, 1, 2, 2 * 256 * 256 * 100),  # context parallel: 150 rows, padded
+        (Gemm(100, 200, rows_per_token=0.25), 1025, 1, 1, 2 * 384 * 256 * 100),  # 256.25 rows are 257
+        (Gemm(100, 200, rows_per_token=2.0), 65, 1, 1, 2 * 256 * 256 * 100),
+    ],
+)
+def test_arithmetic_of_a_product_by_hand(gemm: Gemm, tokens: int, tp: int, cp: int, flops: int) -> None:
+    time = Roofline(COMPUTE_BOUND).gemm_s(gemm, np.array([float(tokens)]), tp, cp)
+    assert seconds(time) == pytest.approx(flops / 1e12, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("gemm", "tokens", "tp", "cp", "elements"),
+    [
+        (Gemm(100, 200), 10, 1, 1, 10 * 100 + 10 * 200 + 100 * 200),
+        (Gemm(100, 200), 10, 2, 1, 10 * 100 + 10 * 100 + 100 * 100),
+        (Gemm(100, 200, row_parallel=True), 10, 2, 1, 10 * 50 + 10 * 200 + 50 * 200),
+        (Gemm(100, 200), 11, 1, 2, 6 * 100 + 6 * 200 + 100 * 200),
+    ],
+)
+def test_traffic_of_a_product_by_hand(gemm: Gemm, tokens: int, tp: int, cp: int, elements: int) -> None:
+    time = Roofline(MEMORY_BOUND).gemm_s(gemm, np.array([float(tokens)]), tp, cp)
+    assert seconds(time) == pytest.approx(2 * elements / 1e9, rel=1e-12)
+
+
+def test_a_tiny_product_takes_a_launch() -> None:
+    time = Roofline(cluster_with(kernel_launch_s=0.5)).gemm_s(Gemm(8, 8), np.array([1.0, 2.0]), 1, 1)
+    assert time.tolist() == [0.5, 0.5]
+
+
+# Attention
+
+
+@pytest.mark.parametrize(
+    ("attention", "length", "area"),
+    [
+        (Attention(128, 64, causal=False), 300, 384 * 320),
+        (Attention(128, 64, causal=False), 64, 128 * 64),
+        # 3 query tiles of 128 that need 2, 4 and 5 key tiles of 64 would be 11 tiles; the formula says 10.5
+        (Attention(128, 64, causal=True), 300, 384 * (320 + 128) // 2),
+        (Attention(128, 64, causal=True), 256, (2 + 4) * 128 * 64),
+        (Attention(128, 64, causal=True), 512, (2 + 4 + 6 + 8) * 128 * 64),
+        (Attention(128, 64, causal=False, window_tokens=64), 150, 3 * 128 * 64),
+        (Attention(128, 64, causal=False, window_tokens=64), 128, 2 * 128 * 64),
+        (Attention(128, 64, causal=False, window_tokens=200), 210, 256 * 256 + 128 * 64),
+    ],
+)
+def test_padded_score_area_by_hand(attention: Attention, length: int, area: int) -> None:
+    assert score_area(attention, np.array([length])).tolist() == [area]
+
+
+def causal_tiles(length: int) -> int:
+    """Elements of the 128 x 64 tiles of which a causal kernel needs any element."""
+    rows, columns = -(-length // 128), -(-length // 64)
+    return 128 * 64 * sum(64 * column < 128 * (row + 1) for row in range(rows) for column in range(columns))
+
+
+def test_causal_area_is_the_count_of_needed_tiles_where_sizes_are_whole_tiles() -> None:
+    lengths = np.arange(128, 4097, 128)
+    area = score_area(Attention(128, 64, causal=True), lengths)
+    assert area.tolist() == [causal_tiles(int(length)) for length in lengths]
+
+
+def test_causal_area_is_close_to_the_count_of_needed_tiles() -> None:
+    lengths = np.arange(129, 8192)
+    area = score_area(Attention(128, 64, causal=True), lengths)
+    tiles = np.array([causal_tiles(int(length)) for length in lengths])
+    assert np.abs(area / tiles - 1).max() < 0.06
+
+
+def test_causal_attention_never_costs_more_than_full_attention() -> None:
+    lengths = np.arange(1, 2049)
+    causal, full = (score_area(Attention(128, 64, causal=flag), lengths) for flag in (True, False))
+    too_much = lengths[causal > full]
+    assert too_much.size == 0, f"lengths {too_much.min()}..{too_much.max()}"
+
+
+def test_attention_time_by_hand() -> None:
+    attention = Attention(128, 64, causal=True)
+    forward, backward = Roofline(CLUSTER).attention_s(attention, np.array([86016.0]), 1, 1)
+    assert seconds(forward) == pytest.approx(4 * 128 * 86016 / 5e11, rel=1e-12)
+    assert seconds(backward) == pytest.approx(2.5 * 4 * 128 * 86016 / 4e11, rel=1e-12)
+    forward, backward = Roofline(CLUSTER).attention_s(attention, np.array([86016.0]), 2, 4)
+    assert seconds(forward) == pytest.approx(4 * 128 * 86016 / 8 / 5e11, rel=1e-12)
+
+
+# A whole layer
+
+
+def test_a_llama_block_by_hand() -> None:
+    # h = 128, q = 128, kv = 64, ffn = 256 gated; 100 tokens as one sequence, no parallelism. All products are bound by
+    # traffic: 2 (m k + m n + k n) bytes at 1e9 bytes/s, for (k, n) = (128, 256), (128, 128), (128, 512), (256, 128).
+    block = LLM.kinds[1]
+    elements = (12800 + 25600 + 32768) + (12800 + 12800 + 16384) + (12800 + 51200 + 65536) + (25600 + 12800 + 32768)
+    gemm = 2 * elements / 1e9
+    # 10 h of norms and residuals, 2 (q + kv) of rotary, 512 + 256 of the gated activation; bf16.
+    elementwise = 100 * 2 * (1280 + 384 + 768) / 1e9
+    area = 128 * (128 + 128) / 2
+    ahead, back = 4 * 128 * area / 5e11, 2.5 * 4 * 128 * area / 4e11
+    times = Roofline(CLUSTER).layer_s(block, loads_of(LLM, np.array([100])), 1, 1)
+    assert seconds(times.forward_s) == pytest.approx(gemm + elementwise + ahead, rel=1e-12)
+    assert seconds(times.backward_s) == pytest.approx(2 * gemm + 2 * elementwise + back, rel=1e-12)
+    assert seconds(times.forward_comm_s) == seconds(times.backward_comm_s) == 0.0
+    assert seconds(times.total_s) == pytest.approx(3 * gemm + 3 * elementwise + ahead + back, rel=1e-12)
+
+
+def test_communication_of_a_layer_by_hand() -> None:
+    # 100 tokens of 128 x 2 bytes: 25600 bytes. Pairs: 1e-6 s and 1e9 bytes/s; node: 2e-6 s and 5e8; network: 1e-5, 1e8.
+    block, loads = LLM.kinds[1], loads_of(LLM, np.array([100]))
+
+    def comm(tp: int, cp: int) -> tuple[float, float]:
+        times = Roofline(CLUSTER).layer_s(block, loads, tp, cp)
+        return seconds(times.forward_comm_s), seconds(times.backward_comm_s)
+
+    pair, node = 1e-6 + 25600 / 2 / 1e9, 3 * 2e-6 + 25600 * 3 / 4 / 5e8
+    assert comm(2, 1) == pytest.approx((4 * pair, 4 * pair), rel=1e-12)  # four gathers or scatters a pass
+    assert comm(4, 1) == pytest.approx((4 * node, 4 * node), rel=1e-12)
+    # Keys and values of all tokens: 100 x 2 x 64 x 2 bytes, over pairs; backward scatters gradients as well.
+    assert comm(1, 2) == pytest.approx((pair, 2 * pair), rel=1e-12)
+    # Both: TP groups are pairs and hold half the tokens; CP groups stride over 4 ranks and hold half the heads.
+    tp_part = 4 * (1e-6 + 12800 / 2 / 1e9)
+    cp_part = 2e-6 + 12800 / 2 / 5e8
+    assert comm(2, 2) == pytest.approx((tp_part + cp_part, tp_part + 2 * cp_part), rel=1e-12)
+    wide = 15 * 1e-5 + 25600 * 15 / 16 / 1e8
+    assert comm(1, 16) == pytest.approx((wide, 2 * wide), rel=1e-12)
+
+
+def test_collectives_by_hand() -> None:
+    tier = LinkTier("link", 8, 1e9, 1e-6)
+    assert seconds(all_gather_s(8000, 4, tier)) == pytest.approx(3e-6 + 6e-6, rel=1e-12)
+    assert seconds(all_reduce_s(8000, 4, tier)) == pytest.approx(18e-6, rel=1e-12)
+    assert seconds(all_gather_s(8000, 1, tier)) == 0.0
+    assert seconds(send_s(8000, 4, tier)) == pytest.approx(1e-6 + 2e-6, rel=1e-12)
+
+
+# Properties that the lower bound relies on
+
+lengths_lists = st.lists(st.integers(1, 3000), min_size=1, max_size=6)
+
+
+def layer_of(module: str, kind: str) -> tuple[ModuleSpec, Layer]:
+    spec = WINDOWED.module(module)
+    return spec, next(layer for layer in spec.kinds if layer.kind == kind)
+
+
+def packed(module: str, kind: str, chunks: list[list[int]], tp: int, cp: int) -> PassTimes:
+    spec, layer = layer_of(module, kind)
+    flat = np.array([length for chunk in chunks for length in chunk])
+    offsets = np.cumsum([0, *map(len, chunks)])
+    return Roofline(CLUSTER).layer_s(layer, loads_of(spec, flat, offsets), tp, cp)
+
+
+COLUMNS = ("forward_s", "forward_comm_s", "backward_s", "backward_comm_s", "total_s")
+
+
+@pytest.mark.parametrize(("module", "kind"), KINDS)
+@settings(max_examples=40, deadline=None)
+@given(lengths_lists, lengths_lists, st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]))
+def test_packing_two_chunks_into_one_never_takes_longer(
+    module: str, kind: str, one: list[int], other: list[int], tp: int, cp: int
+) -> None:
+    times = packed(module, kind, [one, other, one + other], tp, cp)
+    for column in COLUMNS:
+        first, second, both = getattr(times, column)
+        assert both <= (first + second) * (1 + 1e-12), column
+        assert both >= max(first, second) * (1 - 1e-12), column
+
+
+@pytest.mark.parametrize(("module", "kind"), KINDS)
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 5000), st.integers(0, 3000), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]))
+def test_longer_sequences_never_take_less(module: str, kind: str, length: int, more: int, tp: int, cp: int) -> None:
+    times = packed(module, kind, [[length], [length + more]], tp, cp)
+    for column in COLUMNS:
+        short, long = getattr(times, column)
+        assert short <= long * (1 + 1e-12), column
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.booleans(), st.booleans())
+def test_a_chunk_never_takes_longer_than_its_units_alone(seed: int, encoder: bool, recompute: bool) -> None:
+    rng = np.random.default_rng(seed)
+    shapes = random_samples(rng, 8)
+    module = VISION if encoder else LLM
+    place = placed(module, [[[0, 1], [2, 3]]], tp=2, recompute=recompute)
+    truth = CostTruth(MODEL, CLUSTER)
+    units = module.units(shapes)
+    assignment = ModuleAssignment(np.zeros(len(units), np.int64), rng.integers(0, 3, len(units)))
+    chunks = group_chunks(module, shapes, assignment)
+    together = truth.chunk_times(module, place, shapes, chunks).total_s
+    alone = truth.unit_times(module, place, module.lengths(shapes, chunks.members)).total_s
+    for chunk in range(len(chunks)):
+        total = alone[chunks.offsets[chunk] : chunks.offsets[chunk + 1]].sum(axis=0)
+        assert np.all(together[chunk] <= total * (1 + 1e-12))
+
+
+@pytest.mark.parametrize("gemm", LLM.kinds[1].gemms)
+def test_tensor_parallelism_halves_large_products(gemm: Gemm) -> None:
+    wide = replace(gemm, k=gemm.k * 64, n=gemm.n * 64)
+    tokens = np.array([128.0 * 512])
+    one, two, four = (seconds(Roofline(COMPUTE_BOUND).gemm_s(wide, tokens, tp, 1)) for tp in (1, 2, 4))
+    assert (two / one, four / one) == pytest.approx((0.5, 0.25), rel=1e-12)
+
+
+def test_context_parallelism_halves_large_work() -> None:
+    block = LLM.kinds[1]
+    loads = loads_of(LLM, np.array([1 << 17]))
+    one, two = (Roofline(CLUSTER).layer_s(block, loads, 1, cp) for cp in (1, 2))
+    assert seconds(two.forward_s) / seconds(one.forward_s) == pytest.approx(0.5, rel=0.01)
+
+
+@pytest.mark.parametrize("module", WINDOWED.modules, ids=lambda module: module.name)
+@pytest.mark.parametrize(("tp", "cp"), [(1, 1), (2, 2)])
+def test_recomputation_adds_exactly_one_forward_to_backward(module: ModuleSpec, tp: int, cp: int) -> None:
+    loads = loads_of(module, np.array([100, 700, 3000]))
+    counts = module.kind_counts((1, len(module.layers) - 1))
+    plain, again = (Roofline(CLUSTER).stages_s(module, loads, counts, tp, cp, flag) for flag in (False, True))
+    assert np.array_equal(again.forward_s, plain.forward_s)
+    assert np.array_equal(again.forward_comm_s, plain.forward_comm_s)
+    assert np.allclose(again.backward_s, plain.backward_s + plain.forward_s, rtol=1e-12)
+    assert np.allclose(again.backward_comm_s, plain.backward_comm_s + plain.forward_comm_s, rtol=1e-12)
+
+
+def test_stage_times_are_the_sums_of_their_layers() -> None:
+    vision = WINDOWED.module("vision")
+    loads = loads_of(vision, np.array([90, 1000]))
+    layers = (2, 3, 1)
+    stages = Roofline(CLUSTER).stages_s(vision, loads, vision.kind_counts(layers), 2, 1, False)
+    each = [Roofline(CLUSTER).layer_s(layer, loads, 2, 1) for layer in vision.layers]
+    bounds = np.cumsum((0, *layers))
+    for column in COLUMNS[:-1]:
+        sums = [sum(getattr(t, column) for t in each[bounds[s] : bounds[s + 1]]) for s in range(3)]
+        assert np.allclose(getattr(stages, column), np.stack(sums, axis=1), rtol=1e-12)
+
+
+# Steps
+
+
+def test_steps_with_the_distributed_optimizer_by_hand() -> None:
+    # DP 2 over ranks 0 and 4 (one node) of a model on one stage of TP 2 and CP 2: parameters / TP are sharded over 4.
+    place = placed(LLM, [[[0, 1, 2, 3]], [[4, 5, 6, 7]]], tp=2, cp=2)
+    truth = CostTruth(MODEL, CLUSTER)
+    held = LLM.parameters / 2
+    sync = truth.step_s(LLM, place, Pass.GRAD_SYNC)
+    # Two collectives over 4 ranks of the node tier: fp32 gradients are scattered, bf16 weights gathered.
+    scatter, gather = (3 * 2e-6 + size * held * 3 / 4 / 5e8 for size in (4, 2))
+    assert sync == pytest.approx([scatter + gather], rel=1e-12)
+    step = truth.step_s(LLM, place, Pass.OPTIMIZER)
+    assert step == pytest.approx([held / 4 * 30 / 1e9], rel=1e-12)
+
+
+def test_steps_without_the_distributed_optimizer_by_hand() -> None:
+    place = placed(LLM, [[[0, 1]], [[8, 9]]], tp=2)
+    truth = CostTruth(MODEL, CLUSTER, distributed_optimizer=False)
+    held = LLM.parameters / 2
+    sync = truth.step_s(LLM, place, Pass.GRAD_SYNC)
+    assert sync == pytest.approx([2 * (1e-5 + 4 * held / 2 / 1e8)], rel=1e-12)
+    assert truth.step_s(LLM, place, Pass.OPTIMIZER) == pytest.approx([held * 30 / 1e9], rel=1e-12)
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_a_single_replica_synchronises_nothing(distributed: bool) -> None:
+    place = placed(LLM, [[[0], [1]]])
+    assert CostTruth(MODEL, CLUSTER, distributed).step_s(LLM, place, Pass.GRAD_SYNC).tolist() == [0.0, 0.0]
+
+
+def test_a_tied_embedding_on_two_stages_is_reduced_between_them() -> None:
+    model = tiny_model(tied_embeddings=True)
+    place = placed(model.llm, [[[0], [1], [8]]])
+    sync = CostTruth(model, CLUSTER).step_s(model.llm, place, Pass.GRAD_SYNC)
+    tied = 2 * (1e-5 + 4 * 1000 * 128 / 2 / 1e8)
+    assert sync == pytest.approx([tied, 0.0, tied], rel=1e-12)
+    alone = placed(model.llm, [[[0]]])
+    assert CostTruth(model, CLUSTER).step_s(model.llm, alone, Pass.GRAD_SYNC).tolist() == [0.0]
+
+
+def test_prices_put_steps_and_passes_where_they_belong() -> None:
+    layout = chain_layout(MODEL, 1, 2, 4, dp=2)
+    shapes, assignment = uniform_batch(MODEL, 4, dp=2)
+    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
+    truth = CostTruth(MODEL, CLUSTER)
+    prices = truth.price(program)
+    for action in range(program.num_actions):
+        view = program.view(action)
+        module, place = MODEL.module(view.module), layout.module(view.module)
+        if view.kind in (Pass.GRAD_SYNC, Pass.OPTIMIZER):
+            expected = truth.step_s(module, place, view.kind)[view.stage]
+            comm = expected if view.kind is Pass.GRAD_SYNC else 0.0
+        else:
+            times = truth.unit_times(module, place, module.lengths(shapes, np.array(view.members)))
+            name = "forward" if view.kind is Pass.FORWARD else "backward"
+            comm = getattr(times, f"{name}_comm_s")[0, view.stage]
+            expected = getattr(times, f"{name}_s")[0, view.stage] + comm
+        assert prices.duration_s[action] == pytest.approx(expected, rel=1e-12), str(view)
+        assert prices.comm_s[action] == pytest.approx(comm, rel=1e-12), str(view)
+
+
+# Transfers
+
+
+def one_sample(encoder: Any, llm: Any) -> Program:
+    layout = Layout(
+        (placed(VISION, encoder, tp=np.shape(encoder)[2]), placed(LLM, llm, tp=np.shape(llm)[2])), num_microbatches=1
+    )
+    shapes = samples((10, [40]))
+    zero = np.zeros(1, np.int64)
+    chunks = [group_chunks(m, shapes, ModuleAssignment(zero.copy(), zero.copy())) for m in MODEL.modules]
+    slots = [Slots(np.zeros((1, m.pp), np.int64), np.ones((1, m.pp), np.int64)) for m in layout.modules]
+    return build_program(MODEL, layout, shapes, chunks, slots)
+
+
+def handover(encoder: Any, llm: Any) -> tuple[float, float]:
+    """Delay from encoder to LLM in forward, and back."""
+    program = one_sample(encoder, llm)
+    delay = CostTruth(MODEL, CLUSTER).price(program).delay_s
+    ahead = find(program, "llm", Pass.FORWARD, 0, [0])
+    back = find(program, "vision", Pass.BACKWARD, len(encoder[0]) - 1, [0])
+    (first,) = range(program.dep_offsets[ahead], program.dep_offsets[ahead + 1])
+    (second,) = range(program.dep_offsets[back], program.dep_offsets[back + 1])
+    return float(delay[first]), float(delay[second])
+
+
+# 40 encoder tokens become 10 LLM tokens of 128 x 2 bytes.
+BYTES = 2560
+
+
+@pytest.mark.parametrize(
+    ("encoder", "llm", "ahead", "back"),
+    [
+        ([[[0]]], [[[0]]], 0.0, 0.0),
+        ([[[4, 5]]], [[[4, 5]]], 0.0, 0.0),
+        ([[[0]]], [[[1]]], 1e-6 + BYTES / 1e9, 1e-6 + BYTES / 1e9),
+        ([[[1]]], [[[2]]], 2e-6 + BYTES / 5e8, 2e-6 + BYTES / 5e8),
+        ([[[0]]], [[[8]]], 1e-5 + BYTES / 1e8, 1e-5 + BYTES / 1e8),
+        # two ranks send to two
+        ([[[0, 1]]], [[[2, 3]]], 2e-6 + BYTES / 2 / 5e8, 2e-6 + BYTES / 2 / 5e8),
+        # one rank to two: one link, then the pair gathers the halves; back, nothing to gather on one rank
+        ([[[0]]], [[[2, 3]]], 2e-6 + BYTES / 5e8 + 1e-6 + BYTES / 2 / 1e9, 2e-6 + BYTES / 5e8),
+        ([[[2, 3]]], [[[0]]], 2e-6 + BYTES / 5e8, 2e-6 + BYTES / 5e8 + 1e-6 + BYTES / 2 / 1e9),
+        # colocated on some of the same ranks is still a transfer
+        ([[[0]]], [[[0, 1]]], 1e-6 + BYTES / 1e9 + 1e-6 + BYTES / 2 / 1e9, 1e-6 + BYTES / 1e9),
+    ],
+)
+def test_handover_by_hand(encoder: Any, llm: Any, ahead: float, back: float) -> None:
+    assert handover(encoder, llm) == pytest.approx((ahead, back), rel=1e-12, abs=0.0)
+
+
+def test_farther_transfers_take_longer_and_resharding_adds() -> None:
+    same, pair, node, network = (handover([[[0]]], [[[rank]]])[0] for rank in (0, 1, 2, 8))
+    assert 0.0 == same < pair < node < network
+    straight, reshard = handover([[[0, 1]]], [[[2, 3]]])[0], handover([[[0, 1]]], [[[4, 5, 6, 7]]])[0]
+    assert straight < reshard
+
+
+def test_different_ranks_with_the_same_first_and_last_are_not_the_same_ranks() -> None:
+    assert handover([[[0, 3]]], [[[0, 1, 2, 3]]])[0] > 0.0
+
+
+def test_hidden_states_travel_between_stages_and_order_alone_is_free() -> None:
+    program = one_sample([[[0], [1]]], [[[2], [3]]])
+    delay = CostTruth(MODEL, CLUSTER).price(program).delay_s
+    # 40 tokens of 64 x 2 bytes over the pair 0-1; 20 LLM tokens of 128 x 2 bytes over the pair 2-3.
+    for module, units, size in (("vision", [0], 40 * 128), ("llm", [0], 20 * 256)):
+        action = find(program, module, Pass.FORWARD, 1, units)
+        (edge,) = range(program.dep_offsets[action], program.dep_offsets[action + 1])
+        assert delay[edge] == pytest.approx(1e-6 + size / 1e9, rel=1e-12)
+    turn = find(program, "llm", Pass.BACKWARD, 1, [0])
+    (edge,) = range(program.dep_offsets[turn], program.dep_offsets[turn + 1])
+    assert delay[edge] == 0.0
