@@ -12,7 +12,7 @@ import pandas as pd
 
 from entrain_bench.arrays import FloatArray
 from entrain_bench.job import Degrees
-from entrain_bench.planning import allocate_stages, proportional_allocation
+from entrain_bench.planning import allocate_stages
 from entrain_bench.profile import Profile
 
 
@@ -96,9 +96,8 @@ def stable_batch(profile: Profile, degrees: Degrees, num_draws: int, max_batch: 
     """
     size = 1
     while size <= max_batch:
-        shares = encoder_shares(profile, degrees, size, num_draws + 1)
-        allocations = {proportional_allocation(degrees.pp, np.array([share, 1.0 - share])) for share in shares}
-        if len(allocations) == 1:
+        first = allocate_stages(profile, profile.draw(size), degrees)
+        if all(allocate_stages(profile, profile.draw(size), degrees) == first for _ in range(num_draws)):
             return size
         size *= 2
     return 0

@@ -12,6 +12,9 @@ from entrain_bench.layout import Layout
 from entrain_bench.shapes import SampleShapes
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 
+# Places in a replica's order; far beyond use, and small enough for the integer keys that programs are sorted by.
+MAX_MICROBATCHES = 2**20
+
 
 @dataclass(frozen=True, slots=True)
 class ModuleAssignment:
@@ -85,21 +88,21 @@ def check_assignment(assignment: Assignment, model: ModelSpec, layout: Layout, s
         raise UserError(f"assignment: {len(assignment.modules)} modules, the model has {len(model.modules)}")
     for labels, module, placed in zip(assignment.modules, model.modules, layout.modules, strict=True):
         units = module.units(shapes)
-        if labels.replica.shape != units.shape or labels.microbatch.shape != units.shape:
-            missing = units[min(len(labels.replica), len(labels.microbatch), len(units) - 1)]
-            sample = shapes.item_sample[missing] if module.is_encoder else missing
+        owner = shapes.item_sample[units] if module.is_encoder else units
+        given = min(len(labels.replica), len(labels.microbatch))
+        if given != len(units) or len(labels.replica) != len(labels.microbatch):
+            lost = f"; sample {shapes.sample_ids[owner[given]]} has none" if given < len(units) else ""
             raise UserError(
                 f"assignment of {module.name}: {len(labels.replica)} replica and {len(labels.microbatch)} microbatch "
-                f"labels for {len(units)} units; sample {shapes.sample_ids[sample]} would be lost or repeated"
+                f"labels for {len(units)} units{lost}"
             )
-        for name, label, limit in (("replica", labels.replica, placed.dp), ("microbatch", labels.microbatch, np.inf)):
+        limits = (("replica", labels.replica, placed.dp), ("microbatch", labels.microbatch, MAX_MICROBATCHES))
+        for name, label, limit in limits:
             wrong = np.flatnonzero((label < 0) | (label >= limit))
             if wrong.size:
-                sample = shapes.item_sample[units[wrong[0]]] if module.is_encoder else units[wrong[0]]
-                allowed = f"0..{placed.dp - 1}" if name == "replica" else "at least 0"
                 raise UserError(
-                    f"assignment of {module.name}: sample {shapes.sample_ids[sample]} has "
-                    f"{name}={label[wrong[0]]}: must be {allowed}"
+                    f"assignment of {module.name}: sample {shapes.sample_ids[owner[wrong[0]]]} has "
+                    f"{name}={label[wrong[0]]}: must be 0..{limit - 1}"
                 )
 
 

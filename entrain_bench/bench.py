@@ -64,13 +64,12 @@ def median_s(call: Callable[[], Any], repeats: int = REPEATS) -> float:
 
 def _setting(overrides: Sequence[str]) -> tuple[Setting, Layout]:
     setting = prepare(compose_cells(overrides)[0].config)
-    return setting, setting.strategy.planner.plan(setting.profile)
+    return setting, setting.strategy.plan(setting.profile)
 
 
 def _program(setting: Setting, layout: Layout, iteration: int = 0) -> Program:
     shapes = setting.source.batch(iteration, setting.job.global_batch, 0)
-    assignment = setting.strategy.assigner.assign(shapes, layout, setting.profile)
-    return setting.strategy.scheduler.schedule(shapes, layout, assignment, setting.profile)
+    return setting.strategy.compose(shapes, layout, setting.profile)
 
 
 def simulated_iteration(overrides: Sequence[str], repeats: int = REPEATS) -> dict[str, float]:

@@ -104,7 +104,7 @@ def run_experiment(config: RunConfig, progress: Callable[[int], None] = lambda _
     job, strategy, profile = setting.job, setting.strategy, setting.profile
     job.model.check_shapes(setting.source.batch(0, job.global_batch, config.seed))
     started = perf_counter()
-    layout = strategy.planner.plan(profile)
+    layout = strategy.plan(profile)
     planning_time_s = perf_counter() - started
     check_layout(layout, job.model, job.cluster)
     measured, frame = [], None
@@ -112,8 +112,7 @@ def run_experiment(config: RunConfig, progress: Callable[[int], None] = lambda _
         shapes = setting.source.batch(iteration, job.global_batch, config.seed)
         job.model.check_shapes(shapes)
         started = perf_counter()
-        assignment = strategy.assigner.assign(shapes, layout, profile)
-        program = strategy.scheduler.schedule(shapes, layout, assignment, profile)
+        program = strategy.compose(shapes, layout, profile)
         assignment_time_s = perf_counter() - started
         timeline = setting.executor.execute(program)
         measured.append(measure(timeline, setting.truth, assignment_time_s))

@@ -10,6 +10,9 @@ from entrain_bench.errors import UserError, require
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.model import ModelSpec
 
+# Share of the memory budget that plans use up.
+PLANNING_SHARE = 0.95
+
 
 @dataclass(frozen=True, slots=True)
 class LayoutRequest:
@@ -33,7 +36,11 @@ class Degrees:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Model, cluster, batch and limits, the same for every strategy."""
+    """Model, cluster, batch and limits, the same for every strategy.
+
+    Attributes:
+        memory_budget_bytes: memory of a rank that programs may use.
+    """
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -49,6 +56,11 @@ class Job:
         for name in ("tp", "cp", "pp", "dp"):
             value = getattr(self.request, name)
             require(value is None or value >= 1, f"layout.{name}", value, "null or at least 1")
+
+    @property
+    def planning_budget_bytes(self) -> float:
+        """Memory that plans may count on; the rest of the budget is for batches heavier than the profiled ones."""
+        return PLANNING_SHARE * self.memory_budget_bytes
 
     def num_microbatches(self, dp: int) -> int:
         """Microbatches of a replica per iteration; the global batch must divide."""
@@ -73,7 +85,7 @@ class Job:
         cps = [asked.cp] if asked.cp else [2**i for i in range(ranks.bit_length())]
         dps = [asked.dp] if asked.dp else [d for d in _divisors(ranks) if self._divides(d)]
         if asked.tp:
-            require(asked.tp <= node, "layout.tp", asked.tp, f"at most the {node} ranks of a node")
+            require(node % asked.tp == 0, "layout.tp", asked.tp, f"a divisor of the {node} ranks of a node")
         if asked.dp:
             self.num_microbatches(asked.dp)
         if asked.pp:

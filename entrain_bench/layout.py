@@ -50,11 +50,15 @@ class ModuleLayout:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Lanes of each block (replica, stage) of one module, as CSR rows in replica-major order."""
+    """Lanes of each block (replica, stage) of one module, as CSR rows in replica-major order.
+
+    Blocks of any module with equal ``rank_set`` hold the same ranks.
+    """
 
     offsets: IntArray
     lanes: IntArray
     num_stages: int
+    rank_set: IntArray
 
     def first_lane(self) -> IntArray:
         """One lane of every block ``[replicas, stages]``."""
@@ -98,11 +102,14 @@ class Layout:
         object.__setattr__(self, "lane_width", width[order])
         object.__setattr__(self, "lane_first_rank", used[first[order]])
         blocks = []
+        rank_sets: dict[bytes, int] = {}
         for row, module in zip(block_of_rank[:, used], self.modules, strict=True):
             held = row >= 0
             pairs = np.unique(np.stack([row[held], renumber[lane.ravel()[held]]]), axis=1)
             offsets = offsets_from_counts(np.bincount(pairs[0], minlength=module.dp * module.pp))
-            blocks.append(Blocks(offsets, pairs[1], module.pp))
+            held_by = module.ranks.reshape(module.dp * module.pp, -1)
+            number = [rank_sets.setdefault(np.sort(ranks).tobytes(), len(rank_sets)) for ranks in held_by]
+            blocks.append(Blocks(offsets, pairs[1], module.pp, np.array(number)))
         object.__setattr__(self, "blocks", tuple(blocks))
 
     @property

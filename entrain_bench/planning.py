@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -14,44 +14,45 @@ from entrain_bench.errors import OutOfMemoryError, UserError
 from entrain_bench.job import Degrees, Job
 from entrain_bench.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.profile import Profile
-from entrain_bench.program import Program
 from entrain_bench.shapes import SampleShapes
+from entrain_bench.strategy import Compose
 
-# Batches profiled to check memory (fewer if they are so large that samples abound), and the share of the budget they
-# may use.
+# Batches profiled to check memory; fewer if they are so large that samples abound.
 MEMORY_BATCHES = 16
 MEMORY_SAMPLES = 65_536
-MEMORY_MARGIN = 0.95
 
 
-def proportional_allocation(total: int, shares: FloatArray, unit: int = 1) -> tuple[int, ...]:
-    """Split ``total`` ranks in proportion to shares, in multiples of ``unit``, at least one unit each.
+def proportional_allocation(total: int, shares: FloatArray, most: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Split ``total`` stages in proportion to shares, at least one and at most ``most`` each (no limit if None).
 
-    The nearest feasible integers in the least-squares sense (arXiv:2605.27918, Algorithm 1): start from one unit each,
-    then give every further unit to the share furthest below its due.
+    The nearest feasible integers in the least-squares sense (arXiv:2605.27918, Algorithm 1): start from one each, then
+    give every further one to the share furthest below its due. Shares that sum to zero count as equal.
 
     Raises:
-        UserError: if there are fewer units than shares.
+        UserError: if the total is below one each or above ``most`` together.
     """
-    units = total // unit
-    if total % unit or units < len(shares):
-        raise UserError(f"layout: {total} ranks cannot be split among {len(shares)} modules in multiples of {unit}")
-    due = np.asarray(shares, np.float64) / np.sum(shares) * units
+    most = [total] * len(shares) if most is None else most
+    if not len(shares) <= total <= sum(most):
+        raise UserError(f"layout: {total} stages cannot be split among {len(shares)} modules of {[*most]} layers")
+    shares = np.asarray(shares, np.float64)
+    due = (shares / shares.sum() if shares.sum() > 0 else np.full(len(shares), 1 / len(shares))) * total
     given = np.ones(len(due))
-    for _ in range(units - len(due)):
-        given[np.argmax(due - given)] += 1
-    return tuple(int(count) * unit for count in given)
+    for _ in range(total - len(due)):
+        given[np.argmax(np.where(given < most, due - given, -np.inf))] += 1
+    return tuple(int(count) for count in given)
 
 
 def allocate_stages(profile: Profile, samples: SampleShapes, degrees: Degrees) -> tuple[int, ...]:
     """Pipeline stages of the merged encoder and of the LLM by their share of the estimated workload.
 
-    Shares of a replica's ranks are multiples of TP x CP, which the stages of a chain have in common.
+    The stages of a chain have TP x CP in common, so stages are what is shared out.
     """
     if not profile.job.model.encoders:
         return (degrees.pp,)
     encoder, llm = profile.estimate_samples(samples, degrees.tp, degrees.cp)
-    return proportional_allocation(degrees.pp, np.array([encoder.sum(), llm.sum()]))
+    model = profile.job.model
+    most = [min(len(module.layers) for module in model.encoders), len(model.llm.layers)]
+    return proportional_allocation(degrees.pp, np.array([encoder.sum(), llm.sum()]), most)
 
 
 def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
@@ -125,22 +126,18 @@ def recompute_factor(recompute: bool) -> float:
     return 4 / 3 if recompute else 1.0
 
 
-def check_memory(profile: Profile, layout: Layout, compose: Callable[[SampleShapes, Layout], Program]) -> None:
+def check_memory(profile: Profile, layout: Layout, compose: Compose) -> None:
     """Check a layout by the memory of the programs it leads to on freshly profiled global batches.
 
-    The executors charge the true need of every batch, so a margin is left for batches heavier than the profiled ones.
-
-    Args:
-        profile: where batches come from.
-        layout: the layout.
-        compose: assigns and schedules a batch the way the strategy will.
+    The executors charge the true need of every batch; ``Job.planning_budget_bytes`` leaves a margin for batches heavier
+    than the profiled ones.
 
     Raises:
         OutOfMemoryError: saying where how much is missing.
     """
     job = profile.job
     memory = Memory(job.model, job.distributed_optimizer)
-    limit = job.memory_budget_bytes * MEMORY_MARGIN
+    limit = job.planning_budget_bytes
     states = memory.lane_state_bytes(layout)
     need, what = float(states.max()), "weights, gradients and optimizer states alone"
     num_batches = max(1, min(MEMORY_BATCHES, MEMORY_SAMPLES // job.global_batch))
@@ -152,7 +149,7 @@ def check_memory(profile: Profile, layout: Layout, compose: Callable[[SampleShap
         described = "; ".join(f"{name} {text}" for name, text in layout.describe().items())
         raise OutOfMemoryError(
             f"layout {described}: a rank needs {need / 2**30:.1f} GiB ({what}), {(need - limit) / 2**30:.1f} GiB more "
-            f"than {MEMORY_MARGIN:.0%} of the budget of {job.memory_budget_bytes / 2**30:.1f} GiB"
+            f"than planners may use of the budget of {job.memory_budget_bytes / 2**30:.1f} GiB"
         )
 
 
@@ -168,9 +165,7 @@ class Candidate:
     layout: Layout
 
 
-def fastest_that_fits(
-    profile: Profile, candidates: Iterable[Candidate], compose: Callable[[SampleShapes, Layout], Program]
-) -> Layout:
+def fastest_that_fits(profile: Profile, candidates: Iterable[Candidate], compose: Compose) -> Layout:
     """The candidate with the least estimated time whose programs fit memory.
 
     Raises:

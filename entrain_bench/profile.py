@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from zlib import crc32
 
 import numpy as np
 
@@ -96,8 +97,8 @@ class Profile:
         """1 + error x u, u uniform in [-1, 1] and fixed by seed, module and sample (SplitMix64 as the hash)."""
         if not self.belief_error:
             return np.ones(len(sample_ids))
-        name = np.uint64(int.from_bytes(module.encode()[:7], "little") ^ self.seed)
-        bits = (np.asarray(sample_ids).astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + name
+        name = np.uint64((crc32(module.encode()) << 31) ^ self.seed)
+        bits = (np.asarray(sample_ids).astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) ^ name
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
         uniform = ((bits ^ (bits >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / 2.0**53

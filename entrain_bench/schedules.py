@@ -37,11 +37,13 @@ def one_f_one_b(microbatch: IntArray, num_microbatches: IntArray, warmup: IntArr
 def stages_behind(layout: Layout) -> list[IntArray]:
     """Lanes of a replica's chain that come after each stage, one array a module ``[stages]``.
 
-    For layouts whose replicas are chains of lanes: every module has the same DP, and a stage is one lane.
+    The chain runs through the stages of each encoder (encoders on the same lanes count once), then the LLM's.
     """
     first = [blocks.first_lane()[0] for blocks in layout.blocks]
-    chain = np.unique(np.concatenate(first))
-    return [len(chain) - 1 - np.searchsorted(chain, lanes) for lanes in first]
+    lanes = np.concatenate(first)
+    distinct, appearance = np.unique(lanes, return_index=True)
+    position = np.argsort(np.argsort(appearance))
+    return [len(distinct) - 1 - position[np.searchsorted(distinct, stages)] for stages in first]
 
 
 def chain_chunks(
@@ -49,7 +51,7 @@ def chain_chunks(
 ) -> list[Chunks]:
     """Chunks of every module; with split backward an encoder microbatch is cut by the LLM microbatch it feeds.
 
-    The part of a chunk is the LLM microbatch of its samples, so 0 deferred microbatches means one part.
+    The part of an encoder chunk is then the LLM microbatch of its samples.
     """
     check_assignment(assignment, model, layout, shapes)
     consumer = assignment.modules[-1].microbatch
@@ -60,6 +62,24 @@ def chain_chunks(
             part = consumer[shapes.item_sample[module.units(shapes)]]
         chunks.append(group_chunks(module, shapes, labels, part))
     return chunks
+
+
+def backward_microbatch(
+    model: ModelSpec, shapes: SampleShapes, assignment: Assignment, chunks: Sequence[Chunks]
+) -> list[IntArray]:
+    """Microbatch in whose backward slot each chunk runs backward, one array a module ``[chunks]``.
+
+    An encoder chunk waits for the last LLM microbatch that consumes it.
+    """
+    consumer = assignment.modules[-1].microbatch
+    result = []
+    for module, rows in zip(model.modules, chunks, strict=True):
+        last = rows.microbatch
+        if module.is_encoder and len(rows):
+            latest = np.maximum.reduceat(consumer[shapes.item_sample[rows.members]], rows.offsets[:-1])
+            last = np.maximum(latest, last)
+        result.append(last)
+    return result
 
 
 def chain_program(
@@ -87,14 +107,10 @@ def chain_program(
     per_replica = np.zeros(layout.modules[-1].dp, np.int64)
     for labels in assignment.modules:
         np.maximum.at(per_replica, labels.replica, labels.microbatch + 1)
-    llm_microbatch = assignment.modules[-1].microbatch
     slots = []
-    for module, rows, ahead in zip(model.modules, chunks, warmup, strict=True):
+    for rows, last, ahead in zip(chunks, backward_microbatch(model, shapes, assignment, chunks), warmup, strict=True):
         count = per_replica[rows.replica][:, None]
-        forward, backward = one_f_one_b(rows.microbatch[:, None], count, ahead)
-        if module.is_encoder and len(rows):
-            latest = np.maximum.reduceat(llm_microbatch[shapes.item_sample[rows.members]], rows.offsets[:-1])
-            latest = np.maximum(latest, rows.microbatch)
-            _, backward = one_f_one_b(latest[:, None], count, ahead)
+        forward, _ = one_f_one_b(rows.microbatch[:, None], count, ahead)
+        _, backward = one_f_one_b(last[:, None], count, ahead)
         slots.append(Slots(forward, backward))
     return build_program(model, layout, shapes, chunks, slots)

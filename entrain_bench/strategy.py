@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,12 +12,18 @@ from entrain_bench.profile import Profile
 from entrain_bench.program import Program
 from entrain_bench.shapes import SampleShapes
 
+type Compose = Callable[[SampleShapes, Layout], Program]
+
 
 class Planner(Protocol):
     """Chooses the layout, once, before training."""
 
-    def plan(self, profile: Profile) -> Layout:
+    def plan(self, profile: Profile, compose: Compose) -> Layout:
         """The layout for ``profile.job``; sees only the samples it draws from the profile.
+
+        Args:
+            profile: samples and measurements.
+            compose: the program that the strategy's assigner and scheduler make of a batch under a layout.
 
         Raises:
             UserError: if no layout meets the request, fits the layers or fits memory; says what is missing.
@@ -48,3 +55,12 @@ class Strategy:
     planner: Planner
     assigner: Assigner
     scheduler: Scheduler
+
+    def plan(self, profile: Profile) -> Layout:
+        """The planner's layout, checked against what this strategy's other parts will make of it."""
+        return self.planner.plan(profile, lambda shapes, layout: self.compose(shapes, layout, profile))
+
+    def compose(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Program:
+        """Assign and schedule one global batch."""
+        assignment = self.assigner.assign(shapes, layout, profile)
+        return self.scheduler.schedule(shapes, layout, assignment, profile)

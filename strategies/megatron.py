@@ -29,6 +29,7 @@ from entrain_bench.profile import Profile
 from entrain_bench.program import Program
 from entrain_bench.schedules import chain_program, stages_behind
 from entrain_bench.shapes import SampleShapes
+from entrain_bench.strategy import Compose
 
 PLACEMENTS = ("auto", "first_stage", "leading_stages")
 
@@ -50,14 +51,9 @@ class MegatronPlanner:
             raise unknown_choice("strategy.planner.placement", self.placement, PLACEMENTS)
         require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
 
-    def plan(self, profile: Profile) -> Layout:
+    def plan(self, profile: Profile, compose: Compose) -> Layout:
         """The candidate with the least estimated time that fits memory."""
         samples = profile.draw(self.profile_samples)
-
-        def compose(shapes: SampleShapes, layout: Layout) -> Program:
-            assignment = ArrivalOrder().assign(shapes, layout, profile)
-            return OneForwardOneBackward().schedule(shapes, layout, assignment, profile)
-
         return fastest_that_fits(profile, self._candidates(profile, samples), compose)
 
     def _candidates(self, profile: Profile, samples: SampleShapes) -> Iterator[Candidate]:

@@ -17,6 +17,9 @@ from entrain_bench.program import ActionView, Pass, Program
 from entrain_bench.shapes import SampleShapes, shapes_from_lists
 from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, LinkTier
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.strategy import Planner, Strategy
+from strategies.entrain import EntrainAssigner, EntrainScheduler
+from strategies.megatron import ArrivalOrder, MegatronPlanner, OneForwardOneBackward
 
 TOKENS = {
     "patch_pixels": 14,
@@ -277,3 +280,10 @@ def chunk_rows(program: Program, module: int) -> list[tuple[int, ...]]:
 
 def as_ints(values: Iterable[int]) -> IntArray:
     return np.array(list(values), np.int64)
+
+
+def plan_with(planner: Planner, profile: Profile) -> Layout:
+    """The layout a planner chooses beside the other parts of its system."""
+    if isinstance(planner, MegatronPlanner):
+        return Strategy("megatron", planner, ArrivalOrder(), OneForwardOneBackward()).plan(profile)
+    return Strategy("entrain", planner, EntrainAssigner(), EntrainScheduler()).plan(profile)

@@ -28,7 +28,7 @@ def setting(*overrides: str) -> Setting:
 def test_random_assignments_stay_above_the_bound(workload: str, seed: int, extra: int) -> None:
     model = "tiny_av" if workload == "synthetic_av" else "tiny"
     s = setting(f"workload={workload}", f"model={model}", "strategy=megatron")
-    layout = s.strategy.planner.plan(s.profile)
+    layout = s.strategy.plan(s.profile)
     shapes = s.source.batch(seed % 100, 32, 0)
     rng = np.random.default_rng(seed)
     # Uneven replicas and microbatches, and LLM work up to two microbatches late.
@@ -42,7 +42,7 @@ def test_random_assignments_stay_above_the_bound(workload: str, seed: int, extra
 
 def test_the_bound_is_near_where_all_microbatches_are_equal() -> None:
     s = setting("workload=uniform", "model=qwen25vl_llama3_1b", "strategy=megatron", "global_batch=512")
-    layout = s.strategy.planner.plan(s.profile)
+    layout = s.strategy.plan(s.profile)
     shapes = s.source.batch(0, 512, 0)
     program = s.strategy.scheduler.schedule(
         shapes, layout, s.strategy.assigner.assign(shapes, layout, s.profile), s.profile
@@ -53,7 +53,7 @@ def test_the_bound_is_near_where_all_microbatches_are_equal() -> None:
 
 def test_one_sample_takes_at_least_its_own_path() -> None:
     s = setting("workload=uniform", "model=tiny", "strategy=megatron", "global_batch=2", "microbatch_size=1")
-    layout = s.strategy.planner.plan(s.profile)
+    layout = s.strategy.plan(s.profile)
     shapes = s.source.batch(0, 1, 0)
     path = 0.0
     for module, placed in zip(s.job.model.modules, layout.modules, strict=True):

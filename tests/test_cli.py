@@ -138,7 +138,7 @@ BAD_INPUT = [
     ("global_batch=-4", "at least 1"),
     ("microbatch_size=0", "at least 1"),
     ("layout.tp=0", "at least 1"),
-    ("layout.tp=3", "16 ranks"),
+    ("layout.tp=3", "a divisor of the 4 ranks of a node"),
     ("layout.dp=3", "multiple of layout.dp=3"),
     ("global_batch=30", "multiple"),
     ("layout.dp=16", "16 ranks"),

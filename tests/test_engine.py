@@ -166,7 +166,7 @@ def assert_cycle_is_real(program: Program, message: str, stuck: StuckError) -> N
         names.setdefault(str(program.view(action)), action)
     waits = [re.fullmatch(r"rank (\d+) at (.+) needs (.+)", part) for part in rest.split("; ")]
     assert waits
-    lanes = [set(np.flatnonzero(program.layout.lane_first_rank == int(m[1]))) for m in waits if m]
+    lanes = [set(np.flatnonzero(program.layout.lane_first_rank == int(m[1])).tolist()) for m in waits if m]
     assert len(lanes) == len(waits), message
     orders = [
         program.lane_actions[lo:hi].tolist()

@@ -62,8 +62,8 @@ def test_replicas_get_equally_many_samples_by_the_greedy_rule(dp: int, each: int
         ([1.0, 1.0, 1.0, 1.0], 4, 4),  # equal work: as many as asked
         ([1.0, 1.0, 1.0, 1.0], 2, 2),
         ([1.0] * 4, 9, 4),  # never more than samples with work
-        ([0.1] * 10, 10, 10),  # 10 x 0.1 / 0.1 falls short of 10 in floating point
-        ([0.7] * 6, 8, 6),
+        ([0.7] * 3, 8, 3),  # 0.7 + 0.7 + 0.7 falls short of 3 x 0.7 in floating point
+        ([0.3] * 10, 10, 10),
         ([5.0, 1.0, 1.0, 1.0], 4, 1),  # 8 / 5: one sample dominates
         ([4.0, 3.0, 3.0, 2.0], 4, 3),
         ([3.0], 8, 1),
@@ -152,7 +152,8 @@ def all_subsets(count: int) -> list[tuple[int, ...]]:
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=9), st.lists(st.integers(0, 70), min_size=1, max_size=4))
 def test_the_chosen_subset_is_the_nearest_of_all(sizes: list[int], targets: list[int]) -> None:
     array = as_ints(sizes)
-    last = subset_sums(array, sum(sizes))
+    weights = np.sqrt(array + 0.5)
+    last, weight = subset_sums(array, weights)
     sums = {sum(sizes[i] for i in subset) for subset in all_subsets(len(sizes))}
     assert {total for total in range(len(last)) if last[total] != -1} == sums
     chosen = nearest_reachable(last, as_ints(targets))
@@ -163,6 +164,7 @@ def test_the_chosen_subset_is_the_nearest_of_all(sizes: list[int], targets: list
         members = members_of(last, array, total).tolist()
         assert len(set(members)) == len(members)
         assert sum(sizes[i] for i in members) == total
+        assert weight[total] == pytest.approx(sum(weights[i] for i in members))
 
 
 # e. Matching

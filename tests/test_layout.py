@@ -27,9 +27,10 @@ def test_lanes_are_the_largest_sets_of_ranks_that_share_every_block(
 ) -> None:
     rng = np.random.default_rng(seed)
     pool = int(rng.integers(8, 13))
-    modules = []
-    for module, shape in ((VISION, encoder), (LLM, llm)):
-        modules.append(placed(module, rng.permutation(pool)[: np.prod(shape)].reshape(shape), tp=shape[2]))
+    modules = [
+        placed(module, rng.permutation(pool)[: np.prod(shape)].reshape(shape), tp=shape[2])
+        for module, shape in ((VISION, encoder), (LLM, llm))
+    ]
     layout = Layout(tuple(modules), 1)
     blocks_of: dict[int, list[tuple[int, int]]] = {}
     for index, module in enumerate(modules):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from helpers import (
@@ -92,7 +94,7 @@ def test_a_1f1b_stage_holds_as_many_microbatches_as_stages_follow_and_one(
     shapes, assignment = uniform_batch(MODEL, num_microbatches)
     program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
     memory = Memory(MODEL)
-    expected = []
+    expected: list[float] = []
     for module, place, tokens in ((VISION, layout.modules[0], 40), (LLM, layout.modules[1], 20)):
         state = memory.stage_state_bytes(module, place)
         kept, working = memory.token_bytes(module, place)
@@ -141,7 +143,7 @@ LAYOUTS = [
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(LAYOUTS), st.booleans(), st.booleans(), st.booleans())
 def test_peaks_equal_a_replay_of_every_lane(
-    seed: int, ranks: tuple[object, object, int], encoder: bool, llm: bool, distributed: bool
+    seed: int, ranks: tuple[Any, Any, int], encoder: bool, llm: bool, distributed: bool
 ) -> None:
     rng = np.random.default_rng(seed)
     tp = np.shape(ranks[0])[2]

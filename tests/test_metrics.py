@@ -13,7 +13,7 @@ from entrain_bench.timeline import Timeline
 def run() -> tuple[object, Timeline]:
     small = ["model=tiny", "cluster=tiny", "global_batch=8", "microbatch_size=2", "layout.tp=1", "layout.dp=2"]
     s = prepare(compose_cells([*small, "strategy=megatron", "workload=opencqa_ocr"])[0].config)
-    layout = s.strategy.planner.plan(s.profile)
+    layout = s.strategy.plan(s.profile)
     shapes = s.source.batch(0, 8, 0)
     assignment = s.strategy.assigner.assign(shapes, layout, s.profile)
     return s, s.executor.execute(s.strategy.scheduler.schedule(shapes, layout, assignment, s.profile))

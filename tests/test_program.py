@@ -250,7 +250,7 @@ def test_random_assignments_run_or_are_rejected_naming_the_sample(
     sizes = [len(m.replica) for m in assignment.modules]
     warmup = [behind + more for behind in stages_behind(layout)]
     if sizes != [items, len(shapes)]:
-        with pytest.raises(UserError, match=r"sample \d+|has no"):
+        with pytest.raises(UserError, match=r"sample \d+|labels for \d+ units"):
             chain_program(MODEL, shapes, layout, assignment, warmup, split)
         return
     wrong = offenders(shapes, layout, assignment)

@@ -52,7 +52,7 @@ WINDOWED = ModelSpec.from_config(
 KINDS = [(module.name, kind.kind) for module in WINDOWED.modules for kind in module.kinds]
 
 
-def cluster_with(**device: float) -> ClusterSpec:
+def cluster_with(**device: Any) -> ClusterSpec:
     return replace(CLUSTER, device=replace(CLUSTER.device, **device))
 
 

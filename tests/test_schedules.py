@@ -156,11 +156,12 @@ def torch_order(stage: int, num_stages: int, num_microbatches: int) -> list[str]
         def _initialize_stage(self, *_args: Any, **_kwargs: Any) -> None:
             pass
 
-    recorder = RecordingStage(stage, num_stages)
+    recorder: Any = RecordingStage(stage, num_stages)
     nothing = [()] * num_microbatches
     Quiet(recorder, num_microbatches)._step_microbatches(nothing, [{}] * num_microbatches)
-    assert recorder.passes.pop() == "reduce"
-    return recorder.passes
+    order: list[str] = recorder.passes
+    assert order.pop() == "reduce"
+    return order
 
 
 # (stages, microbatches); torch insists on at least as many microbatches as stages, Megatron-core does not.
@@ -181,6 +182,7 @@ def test_order_is_that_of_torch_schedule_1f1b(num_stages: int, num_microbatches:
 def test_order_passes_torch_schedule_validation(num_stages: int, num_microbatches: int) -> None:
     from torch.distributed.pipelining import schedules
 
+    generate: Any = schedules._get_1f1b_rank_ops
     actions: dict[int, list[Any]] = {}
     program = uniform_program(0, num_stages, num_microbatches)
     for lane in range(num_stages):
@@ -189,7 +191,7 @@ def test_order_passes_torch_schedule_validation(num_stages: int, num_microbatche
         actions[lane] = [schedules._Action(lane, kinds[text[0]], int(text[1:])) for text in ours]
         # The generator behind torch's interleaved 1F1B, with one stage a rank.
         ahead = num_stages - 1 - lane
-        theirs = schedules._get_1f1b_rank_ops(
+        theirs = generate(
             1, num_stages, ahead, num_microbatches - ahead, ahead, lane, lambda _, s=lane: s, lambda _, s=lane: s
         )
         assert actions[lane] == [action for action in theirs if action is not None]
@@ -199,7 +201,10 @@ def test_order_passes_torch_schedule_validation(num_stages: int, num_microbatche
 @pytest.mark.parametrize(("num_stages", "num_microbatches"), [*SIZES[1:], *FEW_MICROBATCHES])
 @pytest.mark.filterwarnings("ignore")
 def test_warmup_and_microbatch_order_are_those_of_megatron(num_stages: int, num_microbatches: int) -> None:
-    from megatron.core.pipeline_parallel.schedules import get_pp_rank_microbatches, get_schedule_table
+    from megatron.core.pipeline_parallel.schedules import (  # type: ignore[import-untyped]
+        get_pp_rank_microbatches,
+        get_schedule_table,
+    )
 
     program = uniform_program(num_stages - 1, 1, num_microbatches)
     table = [microbatch for microbatch, _ in get_schedule_table(num_microbatches, 1, num_stages)]
@@ -406,6 +411,22 @@ def test_split_backward_frees_the_kept_chunk_in_its_own_slot() -> None:
     ]
 
 
+def test_unsplit_backward_lets_later_forwards_pass_while_it_waits() -> None:
+    # Encoder microbatch 0 waits for LLM microbatch 1, so forward 2 runs before its backward.
+    program = deferred_program(1, 1, 3, split=False)
+    assert passes(program, 0) == ["vision F0", "vision F1", "vision F2", "vision B0", "vision B1", "vision B2"]
+
+
+def test_an_encoder_chunk_that_feeds_an_earlier_llm_microbatch_keeps_its_own_backward_slot() -> None:
+    model = tiny_model()
+    layout = chain_layout(model, 1, 1, 3)
+    zeros = [0, 0, 0]
+    assignment = Assignment((labels(zeros, [0, 1, 2]), labels(zeros, [0, 0, 2])))
+    program = chain_program(model, samples(*[(10, [40])] * 3), layout, assignment, stages_behind(layout))
+    assert passes(program, 0) == [f"vision {text}" for text in ("F0", "F1", "B0", "F2", "B1", "B2")]
+    place_actions(program, np.ones(program.num_actions), no_delay(program))
+
+
 def test_without_deferral_split_backward_changes_nothing() -> None:
     model = tiny_model()
     layout = chain_layout(model, 1, 2, 5)
@@ -445,6 +466,15 @@ def test_an_encoder_on_the_first_llm_stage_runs_first_forward_and_last_backward(
     ]
     assert passes(program, 1) == ["llm F0", "llm B0", "llm F1", "llm B1"]
     place_actions(program, np.ones(program.num_actions), no_delay(program))
+
+
+def test_an_encoder_on_later_ranks_than_the_llm_runs_1f1b() -> None:
+    model = tiny_model()
+    layout = Layout((placed(model.modules[0], [[[1]]]), placed(model.llm, [[[0]]])), 4)
+    shapes, assignment = uniform_batch(model, 4)
+    program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
+    _, end = uniform_times(program, 1.0, 2.0)
+    assert makespan(program, end) == (4 + 2 - 1) * 3.0
 
 
 def test_replicas_may_have_different_numbers_of_microbatches() -> None:

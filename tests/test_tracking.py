@@ -1,6 +1,7 @@
 """MLflow shows what the records hold, once, with sweeps nested under a parent."""
 
 import json
+from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient

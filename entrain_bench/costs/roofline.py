@@ -71,7 +71,7 @@ def score_area(attention: Attention, lengths: IntArray) -> FloatArray:
         area = full * (_pad(window, QUERY_TILE) * _pad(window, KEY_TILE))
         return area + _pad(rest, QUERY_TILE) * _pad(rest, KEY_TILE)
     rows, columns = _pad(lengths, QUERY_TILE), _pad(lengths, KEY_TILE)
-    return rows * (columns + QUERY_TILE) / 2 if attention.causal else rows * columns
+    return np.minimum(rows * (columns + QUERY_TILE) / 2, rows * columns) if attention.causal else rows * columns
 
 
 def loads_of(module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:

@@ -108,8 +108,8 @@ class CostTruth:
             for stage in range(placed.pp):
                 tier = self.cluster.group_tier(placed.ranks[:, stage])
                 if self.distributed_optimizer:
-                    size = (FP32_BYTES + BF16_BYTES) * parameters[stage]
-                    seconds[stage] = all_gather_s(size, group, tier)
+                    scatter = all_gather_s(FP32_BYTES * parameters[stage], group, tier)
+                    seconds[stage] = scatter + all_gather_s(BF16_BYTES * parameters[stage], group, tier)
                 else:
                     seconds[stage] = all_reduce_s(FP32_BYTES * parameters[stage], group, tier)
         if module.config.tied_embeddings and placed.pp > 1:
@@ -142,7 +142,8 @@ class CostTruth:
             share = (width[b] - 1) / width[b]
             gather = (width[b] - 1) * latency[inner] + program.dep_bytes * share * per_byte[inner]
             delay += np.where(reshard, gather, 0.0)
-        return np.where((program.dep_bytes == 0) | (low[a] == low[b]) & (high[a] == high[b]), 0.0, delay)
+        rank_set = np.concatenate([blocks.rank_set for blocks in layout.blocks])
+        return np.where((program.dep_bytes == 0) | (rank_set[a] == rank_set[b]), 0.0, delay)
 
     def _links(self, layout: Layout) -> tuple[IntArray, FloatArray, FloatArray]:
         width = np.concatenate([np.full(m.dp * m.pp, m.ranks_per_block) for m in layout.modules])

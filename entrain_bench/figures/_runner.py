@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -15,7 +17,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 import entrain_bench.figures as package
-from entrain_bench.cli import EXIT_FAILED, EXIT_INTERRUPTED, run_command
+from entrain_bench.cli import EXIT_FAILED, EXIT_INTERRUPTED, TRACEBACK_VARIABLE, run_command
 from entrain_bench.compose import Cell, compose_cells
 from entrain_bench.errors import UserError
 from entrain_bench.figures._style import STYLE, empty_figure
@@ -117,8 +119,11 @@ def draw_figure(name: str, module: FigureModule, sweeps: Sweeps) -> str:
             problem = sweeps.run(module.EXPERIMENT)
         data = module.load(cells, sweeps.results)
         files = render(lambda: module.draw(data))
-    except UserError as error:
-        problem = reason = " ".join(str(error).split())
+    except Exception as error:
+        if os.environ.get(TRACEBACK_VARIABLE):
+            traceback.print_exc()
+        internal = "" if isinstance(error, UserError) else f"internal error: {type(error).__name__}: "
+        problem = reason = internal + " ".join(str(error).split())
         files = render(lambda: empty_figure(reason))
     for suffix, content in files.items():
         write_atomically(sweeps.results.root / "figures" / f"{name}.{suffix}", content)
@@ -130,7 +135,8 @@ def render(draw: Callable[[], tuple[Figure, pd.DataFrame]]) -> dict[str, bytes]:
     with mpl.rc_context(STYLE):
         figure, table = draw()
         pdf, png = BytesIO(), BytesIO()
-        figure.savefig(pdf, format="pdf", metadata={"CreationDate": None})
         figure.savefig(png, format="png")
+        figure.set_layout_engine("none")  # keeps the layout just made
+        figure.savefig(pdf, format="pdf", metadata={"CreationDate": None})
     csv = table.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode()
     return {"pdf": pdf.getvalue(), "png": png.getvalue(), "csv": csv}

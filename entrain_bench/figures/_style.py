@@ -7,11 +7,11 @@ from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
-import seaborn as sns  # type: ignore[import-untyped]
+import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
@@ -20,7 +20,7 @@ mpl.use("Agg")
 SINGLE_COLUMN_IN, DOUBLE_COLUMN_IN = 3.35, 7.0
 FONT_PT = 7.0
 GRID, INK, FAINT = "#d9d9d9", "#262626", "#8c8c8c"
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": FONT_PT,
     "axes.titlesize": FONT_PT + 0.5,
@@ -79,6 +79,12 @@ def panels(rows: int, columns: int, width_in: float, height_in: float, **options
     figure = Figure(figsize=(width_in, height_in), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options)
     return figure, list(axes.flat)
+
+
+def split(figure: Figure, widths: Sequence[float] = (1.0,), heights: Sequence[float] = (1.0,)) -> list[SubFigure]:
+    """Parts of a figure that lay out their panels apart, row by row."""
+    grid = figure.add_gridspec(len(heights), len(widths), width_ratios=widths, height_ratios=heights)
+    return [figure.add_subfigure(grid[row, column]) for row in range(len(heights)) for column in range(len(widths))]
 
 
 def legend_above(figure: Figure, handles: Sequence[Artist], columns: int | None = None) -> None:

@@ -1,7 +1,8 @@
 """Pipeline stages that batches of a size would give the encoder, over repeated draws.
 
 Corresponds to arXiv:2605.27918, Tables 2 and 5-11 (59 draws at batch 1, 4, 16, 64, 256); cells of
-``experiments/figure/allocations.yaml``. Above each panel: the least batch at which all draws agree (Algorithm 1).
+``experiments/figure/allocations.yaml``. Above each panel: the batch at which Algorithm 1 stops because as many draws of
+its own agreed; other draws of that size may still differ now and then.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from seaborn import light_palette  # type: ignore[import-untyped]
+from seaborn import light_palette
 
 from entrain_bench.analysis import allocation_shares
 from entrain_bench.compose import Cell
@@ -83,5 +84,5 @@ def _draw_panel(panel: Axes, rows: pd.DataFrame, first: bool, last: bool) -> Non
     panel.tick_params(length=0)
     panel.grid(visible=False)
     stable = rows["stable_batch"].iloc[0]
-    note = f"stable from {stable}" if stable else "not stable"
+    note = f"Alg. 1 stops at {stable}" if stable else "Alg. 1 does not stop"
     panel.text(0.5, 1.02, note, transform=panel.transAxes, ha="center", va="bottom", color=INK)

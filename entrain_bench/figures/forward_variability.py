@@ -1,9 +1,9 @@
 """Forward time of the microbatches, and its standard deviation, by strategy, trace and model.
 
-Corresponds to arXiv:2605.27918, Figure 15 and Table 3; cells of ``experiments/figure/iteration_time.yaml``. A forward time is
-summed over the stages of the encoders or of the LLM. Boxes: all microbatches of all replicas in the first iteration of
-the first seed; whiskers from 5 to 95 %, dots beyond. Bottom: the runs' metric (per replica, averaged over replicas and
-iterations), mean over seeds.
+Corresponds to arXiv:2605.27918, Figure 15 and Table 3; cells of ``experiments/figure/iteration_time.yaml``. A forward
+time is summed over the stages of the encoders or of the LLM. Boxes: all microbatches of all replicas in the first
+iteration of the first seed; whiskers from 5 to 95 %, dots beyond. Bottom: the runs' metric (per replica, averaged over
+replicas and iterations), mean over seeds.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from entrain_bench.compose import Cell
@@ -20,10 +22,12 @@ from entrain_bench.figures._bars import Grid, mark_gap
 from entrain_bench.figures._data import Runs, run_actions, run_table
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
+    GRID,
     INK,
     NUMBER_FORMAT,
     legend_above,
     lighter,
+    split,
     strategy_handles,
 )
 from entrain_bench.records import Results
@@ -34,6 +38,9 @@ SIDES = {"encoder": "Encoder", "llm": "LLM"}
 CASE = ["workload", "model", "strategy"]
 ACTION = ["module", "stage", "replica", "microbatch", "part"]
 WHISKERS_PERCENT = (5, 95)
+MARKERS = "osD^vP*X"
+# Distance between two traces at the bottom, in models.
+TRACE_GAP = 0.6
 
 
 def load(cells: Sequence[Cell], results: Results) -> Runs:
@@ -46,7 +53,7 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
     grid = Grid.of(data.table)
     forward, spread = microbatch_forward(data.actions), forward_std(data.table)
     figure = Figure(figsize=(DOUBLE_COLUMN_IN, 5.0), layout="constrained")
-    boxes, dots = figure.subfigures(2, 1, height_ratios=[1.75, 1.0])
+    boxes, dots = split(figure, heights=[1.75, 1.0])
     axes = boxes.subplots(len(SIDES), len(grid.workloads), squeeze=False, sharex=True)
     for side, row in zip(SIDES, axes, strict=True):
         for workload, panel in zip(grid.workloads, row, strict=True):
@@ -54,12 +61,16 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
             _draw_boxes(panel, mine.groupby(["model", "strategy"])["forward_ms"], grid, data.table, workload)
             if side == next(iter(SIDES)):
                 panel.set_title(grid.workloads[workload])
-        row[0].set_ylabel(f"{SIDES[side]} forward (ms)")
+        row[0].set_ylabel(f"{SIDES[side]} forward (ms),\nall replicas")
     for side, panel in zip(SIDES, dots.subplots(1, len(SIDES), sharey=True), strict=True):
         _draw_std(panel, spread[spread["side"] == side], grid)
-        panel.set_title(f"{SIDES[side]}: standard deviation over microbatches")
+        panel.set_title(f"{SIDES[side]}: std over the microbatches of a replica")
     dots.axes[0].set_ylabel("Standard deviation (ms)")
-    legend_above(figure, strategy_handles(grid.colours, grid.strategies))
+    markers: list[Artist] = [
+        Line2D([], [], color=INK, marker=marker, markersize=3.5, linestyle="", label=grid.models[model])
+        for model, marker in zip(grid.models, MARKERS * len(grid.models), strict=False)
+    ]
+    legend_above(figure, [*strategy_handles(grid.colours, grid.strategies), *markers])
     order = ["quantity", "workload", "model", "strategy", "side", "replica", "microbatch", "value_ms"]
     return figure, pd.concat(
         [
@@ -78,7 +89,8 @@ def microbatch_forward(actions: pd.DataFrame) -> pd.DataFrame:
     keys = [*CASE, "side", "replica", "microbatch"]
     if actions.empty:
         return pd.DataFrame(columns=[*keys, "forward_ms"])
-    forward = actions[actions["pass"] == "forward"].drop_duplicates([*CASE, *ACTION])  # an action may occupy several lanes
+    # An action that occupies several lanes has a row for each.
+    forward = actions[actions["pass"].eq("forward")].drop_duplicates([*CASE, *ACTION])
     milliseconds = 1e3 * (forward["end_s"] - forward["start_s"])
     return forward[keys].assign(forward_ms=milliseconds).groupby(keys, sort=False)["forward_ms"].sum().reset_index()
 
@@ -91,9 +103,7 @@ def forward_std(table: pd.DataFrame) -> pd.DataFrame:
     """
     done = table[table["status"] == "ok"].reindex(columns=[*CASE, *(f"{side}_forward_std_ms" for side in SIDES)])
     means = done.groupby(CASE, sort=False).mean().reset_index()
-    sides = [
-        means[CASE].assign(side=side, std_ms=pd.to_numeric(means[f"{side}_forward_std_ms"])) for side in SIDES
-    ]
+    sides = [means[CASE].assign(side=side, std_ms=pd.to_numeric(means[f"{side}_forward_std_ms"])) for side in SIDES]
     return pd.concat(sides, ignore_index=True)
 
 
@@ -127,16 +137,28 @@ def _draw_boxes(panel: Axes, times: object, grid: Grid, table: pd.DataFrame, wor
 def _draw_std(panel: Axes, spread: pd.DataFrame, grid: Grid) -> None:
     """Traces along x, within them models, within them strategies."""
     ticks = []
+    markers = dict(zip(grid.models, MARKERS * len(grid.models), strict=False))
     values = spread.set_index(CASE)["std_ms"]
     for place, workload in enumerate(grid.workloads):
+        start = place * (len(grid.models) + TRACE_GAP)
+        if place:
+            panel.axvline(start - 0.5 - TRACE_GAP / 2, color=GRID, linewidth=0.4)
         for model, strategy, position in grid.places():
-            x = place * (len(grid.models) + 0.4) + position
             value = values.get((workload, model, strategy))
             if value is None or pd.isna(value):
-                mark_gap(panel, x, grid.width, "")
+                mark_gap(panel, start + position, grid.width, "")
             else:
-                panel.plot(x, value, marker="o", markersize=3.5, color=grid.colours[strategy], linestyle="")
-        ticks.append(place * (len(grid.models) + 0.4) + (len(grid.models) - 1) / 2)
+                panel.scatter(
+                    start + position,
+                    value,
+                    12,
+                    marker=markers[model],
+                    color=grid.colours[strategy],
+                    zorder=2,
+                    ec="white",
+                    lw=0.3,
+                )
+        ticks.append(start + (len(grid.models) - 1) / 2)
     panel.set_yscale("log")
     panel.yaxis.set_major_formatter(NUMBER_FORMAT)
     panel.yaxis.set_minor_locator(NullLocator())

@@ -1,13 +1,14 @@
 """Iteration time by strategy, trace and model, and the lower bound of each layout.
 
-Corresponds to arXiv:2605.27918, Figure 11; cells of ``experiments/figure/iteration_time.yaml``. Bars are means over seeds,
-whiskers the least and the most, numbers the speedup over the first strategy. Traces differ by more than an order of
-magnitude, so every trace has its own axis.
+Corresponds to arXiv:2605.27918, Figure 11; cells of ``experiments/figure/iteration_time.yaml``. Bars are means over
+seeds, whiskers the least and the most, numbers the speedup over the first strategy. Traces differ by more than an order
+of magnitude, so every trace has its own axis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -23,9 +24,11 @@ from entrain_bench.records import Results
 
 EXPERIMENT = "iteration_time"
 RUNS = True
-COLUMNS = 5
+MAX_COLUMNS = 5
+# What the axis takes, and the least width of a bar that has a number above it.
+AXIS_IN, BAR_IN = 0.4, 0.12
 # Room above the highest bar for its speedup, as a share of the axis.
-HEADROOM = 1.3
+HEADROOM = 1.35
 CASE = ["workload", "model", "strategy"]
 
 
@@ -37,67 +40,70 @@ def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """A panel a trace; bars of the strategies side by side for every model."""
     grid, table = Grid.of(data), summarise(data)
-    columns = min(COLUMNS, len(grid.workloads))
+    columns = _columns(grid)
     rows = -(-len(grid.workloads) // columns)
     figure, axes = panels(rows, columns, DOUBLE_COLUMN_IN, 0.35 + 1.6 * rows)
     for panel, workload in zip(axes, grid.workloads, strict=False):
-        _draw_panel(panel, table[table["workload"] == workload].set_index(["model", "strategy"]), grid)
+        _draw_panel(panel, table[table["workload"] == workload], grid)
         panel.set_title(grid.workloads[workload])
     for panel in axes[len(grid.workloads) :]:
         panel.set_visible(False)
     for panel in axes[::columns]:
         panel.set_ylabel("Iteration time (s)")
     bound = Line2D([], [], color=INK, linewidth=1.4, label="lower bound of the layout")
-    spread = Line2D([], [], color=INK, linewidth=0.7, marker="|", linestyle="", markersize=7, label="min to max of seeds")
+    spread = Line2D(
+        [], [], color=INK, linewidth=0.7, marker="|", linestyle="", markersize=7, label="min to max of seeds"
+    )
     legend_above(figure, [*strategy_handles(grid.colours, grid.strategies), bound, spread])
     return figure, table
 
 
 def summarise(data: pd.DataFrame) -> pd.DataFrame:
     """One row for every workload, model and strategy: statistics over the seeds that succeeded, and what failed."""
-    rows = []
-    for case, runs in data.groupby(CASE, sort=False):
-        done = runs[runs["status"] == "ok"]
-        bad = runs[runs["status"] != "ok"]
-        seconds = done["iteration_time_s"] if len(done) else pd.Series([], dtype=float)
-        row = {
-            "num_seeds": len(runs),
-            "num_ok": len(done),
-            "iteration_time_s": seconds.mean(),
-            "least_s": seconds.min(),
-            "most_s": seconds.max(),
-            "lower_bound_s": done["lower_bound_s"].mean() if len(done) else None,
-            "status": bad["status"].iloc[0] if len(bad) else "ok",
-            "reason": bad["reason"].iloc[0] if len(bad) else "",
-        }
-        rows.append(dict(zip(CASE, case, strict=True)) | row)
-    table = pd.DataFrame(rows)
-    first = table[table["strategy"] == table["strategy"].iloc[0]].set_index(["workload", "model"])["iteration_time_s"]
-    baseline = [first.get((row.workload, row.model)) for row in table.itertuples()]
-    table.insert(8, "speedup", pd.Series(baseline, dtype=float) / table["iteration_time_s"])
-    return table
+    done = data[data["status"] == "ok"].reindex(columns=[*CASE, "iteration_time_s", "lower_bound_s"])
+    done = done.astype({"iteration_time_s": float, "lower_bound_s": float})
+    table = done.groupby(CASE, sort=False).agg(
+        num_ok=("iteration_time_s", "size"),
+        iteration_time_s=("iteration_time_s", "mean"),
+        least_s=("iteration_time_s", "min"),
+        most_s=("iteration_time_s", "max"),
+        lower_bound_s=("lower_bound_s", "mean"),
+    )
+    cells = data.groupby(CASE, sort=False).agg(num_seeds=("status", "size"))
+    problems = data[data["status"] != "ok"].groupby(CASE, sort=False)[["status", "reason"]].first()
+    table = cells.join(table).join(problems).fillna({"num_ok": 0, "status": "ok", "reason": ""}).reset_index()
+    first = table[table["strategy"] == table["strategy"].iloc[0]]
+    baseline = first[["workload", "model", "iteration_time_s"]].rename(columns={"iteration_time_s": "baseline_s"})
+    table = table.merge(baseline, on=["workload", "model"], how="left")
+    table.insert(5, "speedup", table.pop("baseline_s") / table["iteration_time_s"])
+    return table.astype({"num_ok": int})
+
+
+def _columns(grid: Grid) -> int:
+    """Panels side by side that leave every bar wide enough."""
+    panel_in = AXIS_IN + len(grid.models) * BAR_IN / grid.width
+    return max(1, min(MAX_COLUMNS, len(grid.workloads), int(DOUBLE_COLUMN_IN / panel_in)))
 
 
 def _draw_panel(panel: Axes, table: pd.DataFrame, grid: Grid) -> None:
-    first = next(iter(grid.strategies))
-    top = table["most_s"].max()
+    cases = {(row["model"], row["strategy"]): row for row in table.to_dict("records")}
+    top = float(table["most_s"].max())
     for model, strategy, position in grid.places():
-        status, row = "missing", None
-        if (model, strategy) in table.index:
-            row = table.loc[(model, strategy)]
-            status = row["status"]
-        if row is None or not row["num_ok"]:
-            mark_gap(panel, position, grid.width, status)
+        row: dict[Hashable, Any] = cases.get((model, strategy), {"num_ok": 0, "status": "no cell"})
+        if not row["num_ok"]:
+            mark_gap(panel, position, grid.width, row["status"])
             continue
-        mean = row["iteration_time_s"]
-        panel.bar(position, mean, 0.9 * grid.width, color=grid.colours[strategy], zorder=2)
+        panel.bar(position, row["iteration_time_s"], 0.9 * grid.width, color=grid.colours[strategy], zorder=2)
         panel.vlines(position, row["least_s"], row["most_s"], color=INK, linewidth=0.7, zorder=3)
         half = 0.45 * grid.width
         panel.hlines(row["lower_bound_s"], position - half, position + half, color=INK, linewidth=1.4, zorder=3)
-        notes = [] if strategy == first or pd.isna(row["speedup"]) else [f"{row['speedup']:.2f}\N{MULTIPLICATION SIGN}"]
+        upright: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "bottom"}
+        if strategy != next(iter(grid.strategies)) and not pd.isna(row["speedup"]):
+            speedup = f"{row['speedup']:.2f}\N{MULTIPLICATION SIGN}"
+            panel.text(position, row["most_s"] + 0.03 * top, speedup, **upright)
         if row["num_ok"] < row["num_seeds"]:
-            notes.append(f"{row['num_ok']} of {row['num_seeds']} seeds")
-        panel.text(position, row["most_s"] + 0.03 * top, " ".join(notes), rotation=90, ha="center", va="bottom")
+            seeds = f"{row['num_ok']} of {row['num_seeds']} seeds"
+            panel.text(position, 0.05 * top, seeds, **upright, bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5})
     panel.set_ylim(0, HEADROOM * top if top > 0 else 1)
-    panel.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+    panel.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     grid.label_models(panel)

@@ -37,6 +37,8 @@ RUNS = True
 # The part of the longest schedule that is shown enlarged.
 ZOOM = (0.22, 0.42)
 LANE_IN = 0.125
+LEGEND_ROWS = 2
+STEP = "Gradient sync and optimizer"
 STEP_COLOUR: Colour = (0.6, 0.6, 0.6)
 MICROBATCH = ["replica", "module", "microbatch"]
 
@@ -62,15 +64,20 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
         name, enlarged = list(labels)[place % len(labels)], place >= len(labels)
         panel.set_title(labels[name] + (", enlarged" if enlarged else ""), loc="left")
         if name in bars:
+            if not enlarged:
+                panel.set_title(f"{bars[name]['end_s'].max():.3f} s", loc="right")
             _draw_lanes(panel, bars[name], colours, window)
             if not enlarged:
                 _mark_window(panel, windows[-1])
         else:
             status = data.table[data.table["strategy"] == name].iloc[0]
-            show_reason(panel, "no timeline kept" if status["status"] == "ok" else f"{status['status']}: {status['reason']}")
+            show_reason(
+                panel, "no timeline kept" if status["status"] == "ok" else f"{status['status']}: {status['reason']}"
+            )
     for last in (axes[len(labels) - 1], axes[-1]):
         last.set_xlabel("Time (s)")
-    legend_above(figure, [Patch(facecolor=colour, label=label) for label, colour in colours.items()])
+    handles = [Patch(facecolor=colour, label=label) for label, colour in colours.items()]
+    legend_above(figure, handles, columns=-(-len(handles) // LEGEND_ROWS))
     columns = ["strategy", "lane", "stage", "module", "pass", "microbatch", "part", "deferred", "start_s", "end_s"]
     return figure, pd.concat([rows.assign(strategy=name) for name, rows in bars.items()])[columns]
 
@@ -82,7 +89,7 @@ def slowest_replica(actions: pd.DataFrame) -> pd.DataFrame:
         The actions, lanes counted from 0, with the columns ``deferred`` (see the module) and ``kind`` (legend label).
     """
     work = actions[actions["replica"] >= 0]
-    replica = work.loc[work["end_s"].idxmax(), "replica"]
+    replica = work["replica"].iloc[int(work["end_s"].argmax())]
     lanes = np.sort(work[work["replica"] == replica]["lane"].unique())
     mine = actions[actions["lane"].isin(lanes)].reset_index(drop=True)
     first = mine.groupby(MICROBATCH)["part"].transform("min")
@@ -96,7 +103,7 @@ def _kinds(actions: pd.DataFrame, deferred: pd.Series[bool]) -> list[str]:
         if kind in ("forward", "backward"):
             kinds.append(f"{spell(module)} {kind}{', deferred' if later else ''}")
         else:
-            kinds.append("Step")
+            kinds.append(STEP)
     return kinds
 
 
@@ -109,7 +116,7 @@ def _colours(actions: pd.DataFrame) -> dict[str, Colour]:
         for suffix, hue in (("", hues[module]), (", deferred", hues["deferred"])):
             colours[f"{module} forward{suffix}"] = lighter(hue)
             colours[f"{module} backward{suffix}"] = hue
-    colours["Step"] = STEP_COLOUR
+    colours[STEP] = STEP_COLOUR
     present = set(actions["kind"])
     return {kind: colour for kind, colour in colours.items() if kind in present}
 
@@ -122,8 +129,8 @@ def _draw_lanes(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], win
     faces = [colours[kind] for kind in shown["kind"]]
     panel.add_collection(PolyCollection(list(corners), facecolors=faces, edgecolors="white", linewidths=0.1))
     lanes = rows[rows["replica"] >= 0].drop_duplicates(["lane", "module", "stage"]).sort_values(["lane", "module"])
-    places = lanes.groupby("lane").apply(_lane_name, include_groups=False)
-    panel.set_yticks(places.index, list(places))
+    places = [_lane_name(stages) for _, stages in lanes.groupby("lane")]
+    panel.set_yticks(range(len(places)), places)
     panel.set_ylim(rows["lane"].max() + 0.6, -0.6)
     panel.set_xlim(*window)
     panel.tick_params(axis="y", length=0)
@@ -131,7 +138,9 @@ def _draw_lanes(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], win
 
 
 def _lane_name(stages: pd.DataFrame) -> str:
-    return " + ".join(f"{spell(module)} {stage}" for module, stage in stages[["module", "stage"]].itertuples(index=False))
+    return " + ".join(
+        f"{spell(module)} {stage}" for module, stage in stages[["module", "stage"]].itertuples(index=False)
+    )
 
 
 def _mark_window(panel: Axes, window: tuple[float, float]) -> None:

@@ -1,12 +1,13 @@
 """Tokens per sample in the encoders and in the LLM, by trace.
 
-Corresponds to arXiv:2605.27918, Figure 3; traces of ``experiments/figure/token_distributions.yaml``. A point is the share
-of samples with at most so many tokens.
+Corresponds to arXiv:2605.27918, Figure 3; traces of ``experiments/figure/token_distributions.yaml``. A point is the
+share of samples with at most so many tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -31,16 +32,16 @@ MAX_SOLID = 4
 
 def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
     """Token quantiles of every trace."""
-    return analyse(
-        cells, results, EXPERIMENT, token_quantiles, num_samples=NUM_SAMPLES, num_points=NUM_POINTS
-    )
+    return analyse(cells, results, EXPERIMENT, token_quantiles, num_samples=NUM_SAMPLES, num_points=NUM_POINTS)
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """Two panels of cumulative distributions, one line a trace."""
     labels = names(data, "workload")
     colours = palette(labels)
-    styles = {name: "--" if len(labels) > MAX_SOLID and place % 2 else "-" for place, name in enumerate(labels)}
+    styles: dict[str, Literal["-", "--"]] = {
+        name: "--" if len(labels) > MAX_SOLID and place % 2 else "-" for place, name in enumerate(labels)
+    }
     figure, axes = panels(1, 2, DOUBLE_COLUMN_IN, 2.3, sharey=True)
     for panel, (column, title) in zip(axes, PANELS.items(), strict=True):
         for name, rows in data.groupby("workload", sort=False):

@@ -1,7 +1,7 @@
 """The encoders' share of the estimated workload: of single samples, and of batches as they grow.
 
-Corresponds to arXiv:2605.27918, Figures 4 and 5; traces of ``experiments/figure/token_distributions.yaml``. Bands hold 50 %
-and 90 % of the batches of a size.
+Corresponds to arXiv:2605.27918, Figures 4 and 5; traces of ``experiments/figure/token_distributions.yaml``. Bands hold
+50 % and 90 % of the batches of a size.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from entrain_bench.figures._style import (
     Colour,
     lighter,
     palette,
+    split,
 )
 from entrain_bench.records import Results
 
@@ -57,14 +58,15 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     colours = palette(labels)
     rows = -(-len(labels) // COLUMNS)
     figure = Figure(figsize=(DOUBLE_COLUMN_IN, max(1.6, 0.5 + 1.15 * rows)), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=[1.0, 1.75])
+    left, right = split(figure, widths=[1.0, 1.75])
     wide = data.pivot_table(
         index=["workload", "batch_size"], columns="probability", values="encoder_share", sort=False
     ).reset_index("batch_size")
     _draw_samples(left.subplots(), wide[wide["batch_size"] == 0], labels, colours)
+    batches = wide[wide["batch_size"] > 0]
     grid = right.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False)
     for panel, name in zip(grid.flat, labels, strict=False):
-        _draw_batches(panel, wide.loc[[name]][lambda table: table["batch_size"] > 0], colours[name])
+        _draw_batches(panel, batches.loc[[name]], colours[name])
         panel.set_title(labels[name])
     for panel in grid.flat[len(labels) :]:
         panel.set_visible(False)
@@ -86,7 +88,7 @@ def _draw_samples(panel: Axes, shares: pd.DataFrame, labels: dict[str, str], col
     panel.set_yticks(range(len(labels)), list(labels.values()))
     panel.invert_yaxis()
     panel.grid(visible=False, axis="y")
-    panel.set(xlabel="Encoder share of estimated forward time\n(box 50 %, line 90 % of the samples)")
+    panel.set(xlabel="Encoder share of forward time\n(box 50 %, line 90 % of the samples)")
 
 
 def _draw_batches(panel: Axes, shares: pd.DataFrame, colour: Colour) -> None:

@@ -37,25 +37,33 @@ def check_program(program: Program) -> None:
 
 
 def _check_lanes(program: Program) -> None:
-    layout = program.layout
+    """Every action is listed once on each lane that holds its layers, and on no other."""
+    layout, action = program.layout, program.lane_actions
     lane = rows_of(program.lane_offsets)
-    listed = np.bincount(program.lane_actions, minlength=program.num_actions)
+    listed = np.bincount(action, minlength=program.num_actions)
     wrong = np.flatnonzero(listed != program.num_lanes)
     if wrong.size:
         first = wrong[0]
         raise UserError(
             f"program: {program.view(first)} is listed on {listed[first]} lanes, not {program.num_lanes[first]}"
         )
-    action = program.lane_actions
-    chunked = program.chunk[action] >= 0
+    shared = program.num_lanes[action] > 1
+    pair = np.sort(action[shared].astype(np.int64) * layout.num_lanes + lane[shared])
+    twice = np.flatnonzero(pair[1:] == pair[:-1])
+    if twice.size:
+        repeated, where = divmod(int(pair[twice[0]]), layout.num_lanes)
+        rank = layout.lane_first_rank[where]
+        raise UserError(f"program: {program.view(repeated)} is listed twice on the lane of rank {rank}")
     for index, blocks in enumerate(layout.blocks):
-        mine = chunked & (program.module[action] == index)
-        block = program.replica[action[mine]] * blocks.num_stages + program.stage[action[mine]]
-        held = np.unique(rows_of(blocks.offsets) * layout.num_lanes + blocks.lanes)
-        pair = block * layout.num_lanes + lane[mine]
-        misplaced = np.flatnonzero(held[np.minimum(np.searchsorted(held, pair), len(held) - 1)] != pair)
+        block_of_lane = np.full(layout.num_lanes, -1)
+        block_of_lane[blocks.lanes] = rows_of(blocks.offsets)
+        mine = np.flatnonzero(program.module[action] == index)
+        own, block = action[mine], block_of_lane[lane[mine]]
+        replica, stage = np.divmod(block, blocks.num_stages)
+        # Steps belong to all replicas of a stage.
+        fits = (stage == program.stage[own]) & ((replica == program.replica[own]) | (program.chunk[own] < 0))
+        misplaced = np.flatnonzero((block < 0) | ~fits)
         if misplaced.size:
-            where = int(layout.lane_first_rank[lane[mine][misplaced[0]]])
-            raise UserError(
-                f"program: rank {where} runs {program.view(action[mine][misplaced[0]])}, whose layers it does not hold"
-            )
+            entry = mine[misplaced[0]]
+            rank = int(layout.lane_first_rank[lane[entry]])
+            raise UserError(f"program: rank {rank} runs {program.view(action[entry])}, whose layers it does not hold")

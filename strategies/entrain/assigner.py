@@ -96,21 +96,21 @@ def defer_pairwise(
     half = num_microbatches // 2
     overloaded, underloaded = falling[:half], falling[num_microbatches - half :]
     order = np.empty(num_microbatches, np.int64)
-    if half == 0:
+    if half == 0 or load.max() <= 0:
         return microbatch, microbatch
     members = np.argsort(microbatch, kind="stable")
     bounds = np.searchsorted(microbatch[members], np.arange(num_microbatches + 1))
     bin_s = float(load.max()) / num_bins
-    tables, sizes, moved = [], [], np.zeros((half, half), np.int64)
+    tables, sizes, moved, moved_s = [], [], np.zeros((half, half), np.int64), np.zeros((half, half))
     for i, over in enumerate(overloaded):
         samples = members[bounds[over] : bounds[over + 1]]
         size = np.rint(llm_s[samples] / bin_s).astype(np.int64)
-        last = subset_sums(size, int(size.sum()))
+        last, seconds = subset_sums(size, llm_s[samples])
         delta = np.rint((load[over] - load[underloaded]) / 2 / bin_s).astype(np.int64)
         moved[i] = nearest_reachable(last, delta)
+        moved_s[i] = seconds[moved[i]]
         tables.append((samples, last))
         sizes.append(size)
-    moved_s = moved * bin_s
     pair_s = np.maximum(load[overloaded][:, None] - moved_s, load[underloaded][None, :] + moved_s)
     matching = bottleneck_matching(pair_s, load[overloaded])
     order[overloaded] = 2 * np.arange(half)

@@ -58,19 +58,24 @@ def assign_microbatches(order, encoder_s, llm_s, num_microbatches):  # type: ign
 
 
 @njit(cache=True)
-def subset_sums(sizes, limit):  # type: ignore[no-untyped-def]
-    """For every total up to ``limit``: the last item of a subset of integer sizes with that sum, or -1.
+def subset_sums(sizes, weights):  # type: ignore[no-untyped-def]
+    """Subsets of integer sizes by their sum, for every total up to that of all.
 
-    Following ``total - sizes[last]`` names the subset; -2 marks the empty one.
+    Returns:
+        The last item of a subset with that total, -1 if there is none and -2 for the empty one (following ``total -
+        sizes[last]`` names the others), and the sum of the subset's ``weights``.
     """
+    limit = sizes.sum()
     last = np.full(limit + 1, -1, np.int64)
     last[0] = -2
+    weight = np.zeros(limit + 1)
     for item in range(len(sizes)):
         size = sizes[item]
         for total in range(limit, size - 1, -1):
             if last[total] == -1 and last[total - size] != -1:
                 last[total] = item
-    return last
+                weight[total] = weight[total - size] + weights[item]
+    return last, weight
 
 
 @njit(cache=True)

@@ -10,7 +10,7 @@ from math import ceil, log
 import numpy as np
 
 from entrain_bench.arrays import FloatArray
-from entrain_bench.errors import require
+from entrain_bench.errors import UserError, require
 from entrain_bench.job import Degrees
 from entrain_bench.layout import Layout
 from entrain_bench.planning import (
@@ -24,10 +24,8 @@ from entrain_bench.planning import (
     stage_sums,
 )
 from entrain_bench.profile import Profile
-from entrain_bench.program import Program
 from entrain_bench.shapes import SampleShapes
-from strategies.entrain.assigner import EntrainAssigner
-from strategies.entrain.scheduler import EntrainScheduler
+from entrain_bench.strategy import Compose
 
 logger = logging.getLogger(__name__)
 
@@ -51,22 +49,20 @@ class EntrainPlanner:
     def __post_init__(self) -> None:
         if self.profile_samples is not None:
             require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
+        require(self.max_samples >= 1, "strategy.planner.max_samples", self.max_samples, "at least 1")
         for name in ("confidence_error", "allocation_error"):
             value = getattr(self, name)
             require(0 < value < 1, f"strategy.planner.{name}", value, "between 0 and 1")
 
-    def plan(self, profile: Profile) -> Layout:
+    def plan(self, profile: Profile, compose: Compose) -> Layout:
         """The layout with the highest estimated throughput among those that fit memory (Algorithm 2)."""
-
-        def compose(shapes: SampleShapes, layout: Layout) -> Program:
-            assignment = EntrainAssigner().assign(shapes, layout, profile)
-            return EntrainScheduler(eager="none").schedule(shapes, layout, assignment, profile)
-
         stable = {
             degrees: self.profile_samples or self.stable_samples(profile, degrees)
             for degrees in profile.job.degrees()
             if degrees.pp > 1 or not profile.job.model.encoders
         }
+        if not stable:
+            raise UserError("layout.pp=1: must be at least 2, a stage for the encoders and one for the LLM")
         layout = fastest_that_fits(profile, self._candidates(profile, stable), compose)
         llm = layout.modules[-1]
         needed = next(n for d, n in stable.items() if (d.tp, d.cp, d.dp) == (llm.tp, llm.cp, llm.dp))
@@ -95,17 +91,17 @@ class EntrainPlanner:
     def stable_samples(self, profile: Profile, degrees: Degrees) -> int:
         """Algorithm 1: the smallest doubling of the batch whose allocation 59 fresh batches repeat."""
         num_samples = 1
-        while num_samples < self.max_samples:
+        while True:
             reference = allocate_stages(profile, profile.draw(num_samples), degrees)
             if all(
                 allocate_stages(profile, profile.draw(num_samples), degrees) == reference
                 for _ in range(self.num_validations)
             ):
-                break
+                return num_samples
+            if 2 * num_samples > self.max_samples:
+                logger.warning("allocation still varies at %d samples; planning with those", num_samples)
+                return num_samples
             num_samples *= 2
-        else:
-            logger.warning("allocation still varies at %d samples; planning with those", num_samples)
-        return num_samples
 
 
 def _estimate(

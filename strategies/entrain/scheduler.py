@@ -13,7 +13,7 @@ from entrain_bench.errors import unknown_choice
 from entrain_bench.layout import Layout
 from entrain_bench.profile import Profile
 from entrain_bench.program import Program
-from entrain_bench.schedules import chain_chunks, chain_program, stages_behind
+from entrain_bench.schedules import backward_microbatch, chain_chunks, chain_program, stages_behind
 from entrain_bench.shapes import SampleShapes
 
 EAGER = ("none", "encoder", "all")
@@ -41,7 +41,8 @@ class EntrainScheduler:
         warmup = stages_behind(layout)
         if self.eager != "none":
             chunks = chain_chunks(model, shapes, layout, assignment, self.split_backward)
-            warmup = eager_warmup(profile, shapes, layout, chunks, warmup, only_encoders=self.eager == "encoder")
+            freed = backward_microbatch(model, shapes, assignment, chunks)
+            warmup = eager_warmup(profile, shapes, layout, chunks, freed, only_encoders=self.eager == "encoder")
         return chain_program(model, shapes, layout, assignment, warmup, self.split_backward)
 
 
@@ -50,7 +51,7 @@ def eager_warmup(
     shapes: SampleShapes,
     layout: Layout,
     chunks: list[Chunks],
-    behind: list[IntArray],
+    freed: list[IntArray],
     only_encoders: bool,
 ) -> list[IntArray]:
     """The longest warm-up of each stage whose activations fit the memory budget ``[stages]`` for every module.
@@ -60,30 +61,30 @@ def eager_warmup(
     """
     job = profile.job
     memory = Memory(job.model, job.distributed_optimizer)
-    room = job.memory_budget_bytes - memory.lane_state_bytes(layout)
-    need = np.zeros((layout.num_lanes, layout.num_microbatches))
-    for module, placed, blocks, rows in zip(job.model.modules, layout.modules, layout.blocks, chunks, strict=True):
+    room = job.planning_budget_bytes - memory.lane_state_bytes(layout)
+    num_microbatches = 1 + max(int(last.max(initial=0)) for last in freed)
+    need = np.zeros((layout.num_lanes, num_microbatches))
+    for module, placed, blocks, rows, last in zip(
+        job.model.modules, layout.modules, layout.blocks, chunks, freed, strict=True
+    ):
         tokens = sum_rows(rows.offsets, module.lengths(shapes, rows.members))
         kept, working = memory.token_bytes(module, placed)
-        held = held_tokens(rows, tokens, placed.dp, layout.num_microbatches, last_slot_of(rows, module.is_encoder))
+        held = held_tokens(rows, tokens, placed.dp, num_microbatches, last)
         bytes_held = kept[:, None] * held + (working * tokens.max(initial=0.0))[:, None]
         need[blocks.lanes] += np.tile(bytes_held, (placed.dp, 1))
     longest = (need <= room[:, None]).sum(axis=1) - 1
-    chain = np.unique(np.concatenate([blocks.first_lane()[0] for blocks in layout.blocks]))
-    replicas = layout.num_lanes // len(chain)
-    longest = longest.reshape(replicas, -1).min(axis=0)
-    warmup = np.arange(len(chain))[::-1].copy()
-    llm_first = int(np.searchsorted(chain, layout.blocks[-1].first_lane()[0, 0]))
-    ahead = layout.num_microbatches
-    for position in range(llm_first if only_encoders else len(chain)):
-        warmup[position] = max(warmup[position], min(longest[position], ahead))
-        ahead = warmup[position] - 1
-    return [warmup[len(chain) - 1 - stages] for stages in behind]
-
-
-def last_slot_of(rows: Chunks, is_encoder: bool) -> IntArray:
-    """Microbatch in whose backward slot each chunk is freed: of an encoder part, the LLM microbatch it feeds."""
-    return np.maximum(rows.microbatch, rows.part) if is_encoder else rows.microbatch
+    behind = stages_behind(layout)
+    # The longest warm-up of a stage of the chain in all replicas; the stage has as many behind it as its index here.
+    fits = np.full(1 + max(int(stages.max()) for stages in behind), num_microbatches)
+    for blocks, stages in zip(layout.blocks, behind, strict=True):
+        np.minimum.at(fits, stages, longest[blocks.first_lane()].min(axis=0))
+    warmup = np.arange(len(fits))
+    num_llm_stages = len(behind[-1])
+    ahead = num_microbatches
+    for stage in range(len(fits) - 1, num_llm_stages - 1 if only_encoders else -1, -1):
+        warmup[stage] = max(stage, min(fits[stage], ahead))
+        ahead = warmup[stage] - 1
+    return [warmup[stages] for stages in behind]
 
 
 def held_tokens(

@@ -1,0 +1,298 @@
+"""Figures on synthetic data: what they show, how missing data shows, and that the same data gives the same bytes."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+import experiments
+from entrain_bench.compose import compose_cells
+from entrain_bench.errors import UserError
+from entrain_bench.figures import forward_variability, schedule_gantt
+from entrain_bench.figures._cli import discover, main
+from entrain_bench.figures._data import Runs
+from entrain_bench.figures._labels import distinct_labels
+from entrain_bench.figures._runner import render
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FONT_PT, SINGLE_COLUMN_IN, STYLE
+
+EXPERIMENTS = Path(experiments.__file__).parent
+NAMES = list(discover())
+TRACES, MODELS = ["chartqa", "opencqa_ocr", "coco", "mathvision", "sroie"], ["qwen25vl_llama3_1b", "qwen25vl_llama3_3b"]
+ALL_TRACES = [*TRACES, "chartqa_qa", "nextqa", "librispeech"]
+MANY = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"]
+
+
+def table(
+    strategies: Sequence[str], traces: Sequence[str] = TRACES[1:3], status: Callable[[str, str], str] = lambda *_: "ok"
+) -> pd.DataFrame:
+    """Runs of every strategy, trace, model and three seeds."""
+    rows = []
+    for strategy, workload, model, seed in itertools.product(strategies, traces, MODELS, range(3)):
+        state = status(strategy, workload)
+        scale = 30.0 ** (TRACES.index(workload) / 4) * (1 + 0.01 * seed + 0.1 * strategies.index(strategy))
+        numbers = {
+            "iteration_time_s": scale,
+            "lower_bound_s": 0.6 * scale,
+            "encoder_forward_std_ms": scale,
+            "llm_forward_std_ms": scale / 3,
+        }
+        labels = {"strategy": strategy, "workload": workload, "model": model, "seed": seed}
+        outcome: dict[str, Any] = numbers if state == "ok" else {"reason": "told so"}
+        rows.append({"reason": ""} | labels | {"status": state} | outcome)
+    return pd.DataFrame(rows)
+
+
+def actions(strategies: Sequence[str], workloads: Sequence[str] = TRACES[1:3]) -> pd.DataFrame:
+    """A made-up timeline: 2 replicas of 2 encoder and 2 LLM stages, 6 microbatches."""
+    rows = []
+    for strategy, workload, model in itertools.product(strategies, workloads, MODELS):
+        for replica, stage, microbatch, backward in itertools.product(range(2), range(4), range(6), range(2)):
+            start = 2.0 * microbatch + backward + 0.1 * stage
+            rows.append(
+                {
+                    "strategy": strategy,
+                    "workload": workload,
+                    "model": model,
+                    "side": "encoder" if stage < 2 else "llm",
+                    "lane": 4 * replica + stage,
+                    "module": "vision" if stage < 2 else "llm",
+                    "stage": stage % 2,
+                    "replica": replica,
+                    "microbatch": microbatch // 2 if stage < 2 else microbatch,
+                    "part": microbatch % 2 if stage < 2 else 0,
+                    "pass": "backward" if backward else "forward",
+                    "start_s": start,
+                    "end_s": start + 0.5 + 0.1 * replica,
+                }
+            )
+    frame = pd.DataFrame(rows)
+    step = frame[(frame["microbatch"] == 0) & (frame["part"] == 0) & frame["pass"].eq("forward")]
+    last: dict[str, Any] = {"pass": "optimizer", "start_s": 13.0, "end_s": 14.0}
+    return pd.concat([frame, step.assign(replica=-1, microbatch=-1, part=-1, **last)], ignore_index=True)
+
+
+def shares(traces: Sequence[str]) -> pd.DataFrame:
+    rows = itertools.product(traces, [0, 1, 32, 1024], [0.05, 0.25, 0.5, 0.75, 0.95])
+    frame = pd.DataFrame(rows, columns=["workload", "batch_size", "probability"])
+    return frame.assign(num_draws=9, encoder_share=0.5 + (frame["probability"] - 0.5) / (1 + frame["batch_size"]))
+
+
+def tokens(traces: Sequence[str]) -> pd.DataFrame:
+    frame = pd.DataFrame(itertools.product(traces, [0.0, 0.5, 1.0]), columns=["workload", "probability"])
+    # Half of the samples have no encoder tokens.
+    return frame.assign(encoder_tokens=[0, 0, 900] * len(traces), llm_tokens=[10, 300, 70000] * len(traces))
+
+
+def allocated(traces: Sequence[str]) -> pd.DataFrame:
+    rows = itertools.product(MODELS, traces, [1, 4, 16], range(1, 8))
+    frame = pd.DataFrame(rows, columns=["model", "workload", "batch_size", "encoder_stages"])
+    share = np.where(frame["encoder_stages"] == 5, 0.9, np.where(frame["encoder_stages"] == 4, 0.1, 0.0))
+    return frame.assign(
+        llm_stages=8 - frame["encoder_stages"], share=share, num_draws=59, stable_batch=[0, 64] * (len(frame) // 2)
+    )
+
+
+def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
+    """Data for any figure."""
+    made: dict[str, Callable[[], Any]] = {
+        "token_distributions": lambda: tokens(traces),
+        "workload_ratio": lambda: shares(traces),
+        "allocations": lambda: allocated(traces[:6]),
+        "iteration_time": lambda: table(strategies, traces[:5]),
+        "forward_variability": lambda: Runs(table(strategies, traces[:5]), actions(strategies, traces[:5])),
+        "schedule_gantt": lambda: Runs(table(strategies[:3], traces[:1]), actions(strategies[:3], traces[:1])),
+    }
+    return made[name]()
+
+
+def drawn(name: str, data: Any) -> tuple[Figure, pd.DataFrame]:
+    with mpl.rc_context(STYLE):
+        made: tuple[Figure, pd.DataFrame] = importlib.import_module(f"entrain_bench.figures.{name}").draw(data)
+    return made
+
+
+def texts(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+    """Every text that is drawn, with its place in pixels; ticks out of range are not drawn."""
+    seen = []
+    original = Text.draw
+
+    def draw(self: Text, renderer: Any) -> None:
+        if self.get_text().strip() and self.get_visible():
+            seen.append(self)
+        original(self, renderer)
+
+    with monkeypatch.context() as patch, mpl.rc_context(STYLE):
+        patch.setattr(Text, "draw", draw)
+        figure.draw_without_rendering()
+    return {str(id(text)): [text, text.get_window_extent()] for text in seen}
+
+
+def written(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return [text.get_text() for text, _ in texts(figure, monkeypatch).values()]
+
+
+def test_every_figure_is_found_and_cites_what_it_corresponds_to() -> None:
+    assert len(NAMES) >= 6
+    for name in NAMES:
+        module = importlib.import_module(f"entrain_bench.figures.{name}")
+        assert "arXiv:" in (module.__doc__ or "")
+        assert f"experiments/figure/{module.EXPERIMENT}.yaml" in (module.__doc__ or "")
+
+
+def test_every_sweep_composes() -> None:
+    for experiment in sorted({importlib.import_module(f"entrain_bench.figures.{n}").EXPERIMENT for n in NAMES}):
+        sweep = yaml.safe_load((EXPERIMENTS / "figure" / f"{experiment}.yaml").read_text())["hydra"]["sweeper"][
+            "params"
+        ]
+        for group, choices in sweep.items():
+            for choice in str(choices).split(","):
+                assert group == "seed" or (EXPERIMENTS / group / f"{choice}.yaml").is_file(), choice
+        few = [f"{key}={str(choices).split(',')[-1]}" for key, choices in sweep.items()]
+        assert len(compose_cells([f"figure={experiment}", *few], multirun=True)) == 1
+
+
+def test_the_runs_of_the_gantt_are_runs_of_the_iteration_times() -> None:
+    only = ["workload=opencqa_ocr", "model=qwen25vl_llama3_1b", "seed=0"]
+    shared = [cell.config for cell in compose_cells(["figure=iteration_time", *only], multirun=True)]
+    assert [cell.config for cell in compose_cells(["figure=schedule_gantt"], multirun=True)] == shared
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_data_gives_the_same_bytes(name: str) -> None:
+    module = importlib.import_module(f"entrain_bench.figures.{name}")
+    data = data_of(name, MANY[:1], TRACES[:2])
+    first, second = (render(lambda: module.draw(data)) for _ in range(2))
+    assert first == second
+    assert b"CreationDate" not in first["pdf"]
+    assert b"/Subtype /Type3" not in first["pdf"]
+    assert first["csv"].count(b"\n") > 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_figure_fits_a_page_and_its_texts_are_legible(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure, _ = drawn(name, data_of(name, MANY, ALL_TRACES))
+    assert figure.get_figwidth() in (SINGLE_COLUMN_IN, DOUBLE_COLUMN_IN)
+    placed = list(texts(figure, monkeypatch).values())
+    assert len(placed) > 10
+    page = figure.bbox
+    for text, box in placed:
+        assert text.get_fontsize() >= FONT_PT, text
+        inside = box.x0 >= -1 and box.y0 >= -1 and box.x1 <= page.x1 + 1 and box.y1 <= page.y1 + 1
+        assert inside, f"clipped: {text}"
+    for (one, a), (other, b) in itertools.combinations(placed, 2):
+        apart = a.x1 <= b.x0 + 1 or b.x1 <= a.x0 + 1 or a.y1 <= b.y0 + 1 or b.y1 <= a.y0 + 1
+        assert apart, f"{one} overlaps {other}"
+
+
+def test_iteration_times_are_means_over_seeds_with_their_spread_and_speedup() -> None:
+    _, shown = drawn("iteration_time", table(["first", "second"], TRACES))
+    (row,) = shown[
+        (shown["workload"] == "chartqa") & (shown["model"] == MODELS[0]) & (shown["strategy"] == "second")
+    ].to_dict("records")
+    assert [row["least_s"], row["iteration_time_s"], row["most_s"]] == pytest.approx([1.1, 1.11, 1.12])
+    assert row["lower_bound_s"] == pytest.approx(0.6 * 1.11)
+    assert row["speedup"] == pytest.approx(1.01 / 1.11)
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [("iteration_time", "failed"), ("iteration_time", "skipped"), ("forward_variability", "missing")],
+)
+def test_a_run_without_result_shows_as_a_gap(name: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = table(["first", "second"], status=lambda *case: status if case == ("second", "coco") else "ok")
+    times = actions(["first", "second"])
+    times = times[(times["strategy"] != "second") | (times["workload"] != "coco")]
+    figure, shown = drawn(name, data if name == "iteration_time" else Runs(data, times))
+    assert written(figure, monkeypatch).count(status) == len(MODELS) * (1 if name == "iteration_time" else 2)
+    if name == "iteration_time":
+        assert set(shown[shown["iteration_time_s"].isna()]["status"]) == {status}
+
+
+def test_nothing_but_gaps_still_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = table(["first"], status=lambda *_: "failed")
+    none = pd.DataFrame(columns=["strategy", "workload", "model"])
+    for figure, _ in (drawn("iteration_time", data), drawn("forward_variability", Runs(data, none))):
+        assert "failed" in written(figure, monkeypatch)
+
+
+def test_seeds_that_failed_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = table(["first"])
+    data.loc[(data["seed"] == 2) & (data["workload"] == "coco"), "status"] = "failed"
+    figure, shown = drawn("iteration_time", data)
+    assert written(figure, monkeypatch).count("2 of 3 seeds") == len(MODELS)
+    assert shown[shown["workload"] == "coco"]["num_ok"].tolist() == [2, 2]
+
+
+def test_forward_times_are_summed_over_stages_and_parts_once_an_action() -> None:
+    frame = actions(["first"], ["coco"])
+    frame = frame[frame["model"] == MODELS[0]]
+    twice = pd.concat([frame, frame.assign(lane=frame["lane"] + 100)])
+    forward = forward_variability.microbatch_forward(twice).groupby(["side", "replica"])["forward_ms"].apply(list)
+    # Two stages of 0.5 s on replica 0 and 0.6 s on replica 1; encoder microbatches are in two parts.
+    assert forward["encoder", 0] == pytest.approx([2000.0] * 3)
+    assert forward["encoder", 1] == pytest.approx([2400.0] * 3)
+    assert forward["llm", 1] == pytest.approx([1200.0] * 6)
+
+
+def test_the_gantt_shows_the_slowest_replica_and_its_deferred_parts() -> None:
+    frame = actions(["first"], ["coco"])
+    shown = schedule_gantt.slowest_replica(frame[frame["model"] == MODELS[0]])
+    assert set(shown["replica"]) == {1, -1}
+    assert sorted(shown["lane"].unique()) == [0, 1, 2, 3]
+    assert set(shown[shown["deferred"]]["part"]) == {1}
+    assert set(shown[shown["deferred"]]["side"]) == {"encoder"}
+    assert shown["deferred"].sum() == 3 * 2 * 2  # microbatches, stages, passes
+    assert {"Vision forward", "Vision backward, deferred", "LLM forward"} < set(shown["kind"])
+
+
+def test_the_gantt_says_why_a_strategy_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = table(["first", "second"], status=lambda *case: "failed" if case[0] == "second" else "ok")
+    figure, _ = drawn("schedule_gantt", Runs(data, actions(["first"], TRACES[:1])))
+    assert "failed: told so" in " ".join(" ".join(written(figure, monkeypatch)).split())
+    with pytest.raises(UserError, match="timeline"):
+        drawn("schedule_gantt", Runs(data, pd.DataFrame(columns=["strategy", "workload", "model"])))
+
+
+def test_labels_are_derived_from_names_and_stay_apart() -> None:
+    names = ["qwen25vl_llama3_1b", "whisper_qwen25_7b", "tiny", "chartqa", "opencqa_ocr", "x"]
+    expected = ["Llama 1B", "Qwen 7B", "Tiny", "ChartQA", "OpenCQA OCR", "X"]
+    assert list(distinct_labels(names).values()) == expected
+    both = distinct_labels(["qwen25vl_llama3_1b", "qwen25vl_whisper_llama3_1b"])
+    assert list(both.values()) == ["Qwen25vl Llama3 1B", "Qwen25vl Whisper Llama3 1B"]
+
+
+def test_a_label_in_the_yaml_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = table(["first", "second"])
+    data["workload_label"] = data["workload"].map({"coco": "COCO captions"}).fillna("")
+    figure, shown = drawn("iteration_time", data)
+    assert {"COCO captions", "OpenCQA OCR"} < set(written(figure, monkeypatch))
+    assert "coco" in set(shown["workload"])
+
+
+def test_unknown_names_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["iteration_tim"]) == 2
+    message = capsys.readouterr().err
+    assert "did you mean iteration_time?" in message
+    assert all(name in message for name in NAMES)
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in NAMES)
+
+
+def test_a_folder_that_cannot_be_written_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["allocations", "--results-dir", str(tmp_path / "file")]) == 2
+    assert "results_dir=" in capsys.readouterr().err
