@@ -87,7 +87,7 @@ def _sweep(arguments: Sequence[str], cells: Sequence[Cell]) -> list[Record]:
         except UserError as error:
             raise UserError(f"{error} (in {' '.join(cell.overrides)})") from error
     os.environ[NUM_CELLS_VARIABLE] = str(len(cells))
-    if not all(_finished(results.read(key)) for key in keys):
+    if not all(record and record.finished for record in map(results.read, keys)):
         _hand_to_hydra(arguments)
     records = [results.read(key) for key in dict.fromkeys(keys)]
     return [record for record in records if record]
@@ -110,7 +110,7 @@ def _run_cell(hydra_config: DictConfig) -> None:
     results = Results(Path(config.results_dir))
     started = perf_counter()
     record = results.read(identify(config)[0])
-    if _finished(record):
+    if record and record.finished:
         return
     timeline = None
     try:
@@ -127,11 +127,6 @@ def _run_cell(hydra_config: DictConfig) -> None:
     results.write(record, timeline)
     place = f"[{HydraConfig.get().job.num + 1}/{os.environ.get(NUM_CELLS_VARIABLE, '?')}]"
     print(describe_cell(place, record, perf_counter() - started), file=sys.stderr, flush=True)
-
-
-def _finished(record: Record | None) -> bool:
-    """Failed cells are tried again: what broke them may have been outside."""
-    return record is not None and record.status in ("ok", "skipped")
 
 
 def _publish(config: RunConfig, records: Sequence[Record], name: str) -> None:

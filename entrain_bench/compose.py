@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import sys
 from argparse import Namespace
@@ -15,15 +16,21 @@ from hydra import compose, initialize_config_module
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from entrain_bench.config import ConfigSchema, RunConfig, register_schema
+from entrain_bench.config import ConfigSchema, LayoutConfig, RunConfig, register_schema
 from entrain_bench.errors import UserError, unknown_choice
 
 CONFIG_MODULE = "experiments"
 CONFIG_NAME = "config"
+# Keys that no choice of a group depends on.
+PLAIN_KEYS = frozenset(
+    {"seed", "iterations", "global_batch", "microbatch_size", "belief_error", "memory_fraction"}
+    | {f"layout.{name}" for name in LayoutConfig.__dataclass_fields__}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +84,31 @@ def compose_cells(overrides: Sequence[str], config_dir: str | None = None, multi
     with initialize_config_module(CONFIG_MODULE, version_base="1.3"), _one_line_errors([*search, *overrides]):
         if not multirun:
             return [Cell(tuple(overrides), _resolve([*search, *overrides]))]
-        return [Cell(tuple(cell), _resolve([*search, *cell])) for cell in _expand(overrides, search)]
+        composed: dict[tuple[str, ...], DictConfig] = {}
+        return [Cell(tuple(cell), _resolve([*search, *cell], composed)) for cell in _expand(overrides, search)]
 
 
-def _resolve(overrides: Sequence[str]) -> RunConfig:
-    return RunConfig.from_hydra(compose(CONFIG_NAME, overrides=list(overrides)))
+def _resolve(overrides: Sequence[str], composed: dict[tuple[str, ...], DictConfig] | None = None) -> RunConfig:
+    """The run that the overrides describe.
+
+    Args:
+        overrides: Hydra overrides.
+        composed: configurations by the overrides that made them; a sweep's cells often differ by a number only, which
+            needs no new composition.
+    """
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    plain = [o for o in parsed if o.type is OverrideType.CHANGE and o.package is None and o.key_or_group in PLAIN_KEYS]
+    rest = tuple(str(o.input_line) for o in parsed if o not in plain)
+    composed = {} if composed is None else composed
+    if rest not in composed:
+        composed[rest] = compose(CONFIG_NAME, overrides=list(rest))
+    config = copy.deepcopy(composed[rest])
+    for override in plain:
+        try:
+            OmegaConf.update(config, override.key_or_group, override.value())
+        except OmegaConfBaseException as error:
+            raise UserError(f"{override.input_line}: {_first_line(error)}") from error
+    return RunConfig.from_hydra(config)
 
 
 def _expand(overrides: Sequence[str], search: Sequence[str]) -> list[list[str]]:

@@ -68,6 +68,11 @@ class Record:
     metrics: Mapping[str, float] = field(default_factory=dict)
     iterations: tuple[Mapping[str, float], ...] = ()
 
+    @property
+    def finished(self) -> bool:
+        """Whether a sweep leaves the run alone; failed ones are tried again, for what broke them may lie outside."""
+        return self.status in ("ok", "skipped")
+
     def row(self) -> dict[str, Any]:
         """The run's row of ``table.csv``."""
         settings = {name: self.config[name] for name in SETTINGS}
@@ -124,7 +129,10 @@ def identify(config: RunConfig) -> tuple[str, str]:
 
 @cache
 def code_version(targets: frozenset[str]) -> str:
-    """Hash of the source files of this package (figures apart) and of every package or module that holds a target."""
+    """Hash of the source files of this package and of every package or module that holds a target.
+
+    What only reads results (figures, workload analysis) is left out.
+    """
     digest = hashlib.sha256()
     for name in sorted({"entrain_bench", *(target.split(".", 1)[0] for target in targets)}):
         spec = importlib.util.find_spec(name)
@@ -133,7 +141,7 @@ def code_version(targets: frozenset[str]) -> str:
         origin = Path(spec.origin)
         files = sorted(origin.parent.rglob("*.py")) if spec.submodule_search_locations else [origin]
         for file in files:
-            if "figures" not in file.parts:
+            if "figures" not in file.parts and file.name != "analysis.py":
                 digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 

@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
+from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
+from entrain_bench.instantiate import instantiate
 from entrain_bench.specs.tokens import TokenRules
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -20,7 +21,7 @@ RULES = TokenRules(14, 2, 4, 2, 2.0, 50.0, 2, 30.0, 4.0)
 def workload(name: str, *overrides: str) -> Any:
     with initialize_config_dir(str(EXPERIMENTS), version_base="1.3"):
         config = compose(overrides=[f"+workload={name}", *overrides])
-    return instantiate(config.workload, _convert_="all")
+    return instantiate(OmegaConf.to_container(config.workload, resolve=True), "workload")
 
 
 def test_the_documented_workloads_exist() -> None:

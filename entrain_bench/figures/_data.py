@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -86,14 +87,15 @@ def analyse(
     """Tables of ``compute(profile, **parameters)`` for every cell, read from the cache where they are there.
 
     They are kept as ``analysis/<figure>-<key>.parquet``, the key being a hash of the run key (configuration, workload
-    data, code) and the parameters.
+    data, code), the analysis code and the parameters.
 
     Returns:
         The tables one below the other, with the columns ``workload``, ``model`` and those of ``label_columns``.
     """
+    code = inspect.getsource(inspect.getmodule(compute) or compute)
     frames = []
     for cell in cells:
-        text = json.dumps([identify(cell.config)[0], compute.__name__, parameters], sort_keys=True)
+        text = json.dumps([identify(cell.config)[0], compute.__name__, code, parameters], sort_keys=True)
         key = hashlib.sha256(text.encode()).hexdigest()[:16]
         path = results.root / "analysis" / f"{figure}-{key}.parquet"
         frame = _read(path.read_bytes()) if path.exists() else None

@@ -80,9 +80,7 @@ class Sweeps:
         records = [self.results.read(identify(cell.config)[0]) for cell in self.cells(experiment)]
         reasons = ["not run" if record is None else record.reason or record.status for record in records]
         return [
-            reason
-            for record, reason in zip(records, reasons, strict=True)
-            if record is None or record.status not in ("ok", "skipped")
+            reason for record, reason in zip(records, reasons, strict=True) if record is None or not record.finished
         ]
 
 
