@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-from omegaconf.errors import MissingMandatoryValue
 
+from entrain_bench.errors import UserError
 from entrain_bench.instantiate import instantiate
 from entrain_bench.specs.tokens import TokenRules
 
@@ -50,7 +50,7 @@ def test_trace_of_a_user(tmp_path: Path) -> None:
 
 
 def test_trace_without_a_path_is_refused() -> None:
-    with pytest.raises(MissingMandatoryValue, match="path"):
+    with pytest.raises(UserError, match="path"):
         workload("trace")
 
 
