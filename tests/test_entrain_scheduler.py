@@ -98,10 +98,11 @@ def test_the_chosen_warmup_fits_and_one_more_forward_does_not(
     assert np.all(np.diff(chain) <= -1), "every stage is at least one forward ahead of the next"
     if only_encoders:
         assert np.array_equal(warmup[-1], stages_behind(layout)[-1])
-    ahead = count
+    used = 1 + max(int(labels.microbatch.max(initial=0)) for labels in assignment.modules)
+    ahead = used
     for position in range(encoder_stages if only_encoders else len(chain)):
         chosen = int(chain[position])
-        most = max(int(behind[position]), min(count - 1, ahead))
+        most = max(int(behind[position]), min(used - 1, ahead))
         assert chosen <= most
         if chosen < most:
             event("memory stopped the warm-up")
