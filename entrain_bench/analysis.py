@@ -12,24 +12,24 @@ import pandas as pd
 
 from entrain_bench.arrays import FloatArray
 from entrain_bench.job import Degrees
-from entrain_bench.planning import allocate_stages
+from entrain_bench.planning import allocate_stages, stable_samples
 from entrain_bench.profile import Profile
 
 
 def token_quantiles(profile: Profile, num_samples: int, num_points: int) -> pd.DataFrame:
-    """Quantiles of the tokens per sample at the start of the training stream.
+    """Quantiles of the tokens per sample over freshly drawn samples.
 
     Every quantile is a value that occurs (no interpolation).
 
     Args:
         profile: holds the workload and the model.
-        num_samples: samples of the stream to look at.
+        num_samples: samples to draw.
         num_points: quantiles, evenly spaced from the least to the most.
 
     Returns:
         Columns ``probability``, ``encoder_tokens`` (all encoders together), ``llm_tokens``.
     """
-    shapes = profile.source.batch(0, num_samples, profile.seed)
+    shapes = profile.draw(num_samples)
     profile.job.model.check_shapes(shapes)
     modalities = [modality for module in profile.job.model.encoders for modality in module.config.modalities]
     probability = np.linspace(0.0, 1.0, num_points)
@@ -79,28 +79,14 @@ def allocation_shares(profile: Profile, batch_sizes: Sequence[int], num_draws: i
         has a row), ``num_draws`` and ``stable_batch`` (0: none up to ``max_batch``); the last two are constant.
     """
     degrees = next(profile.job.degrees())
-    stable = stable_batch(profile, degrees, num_draws, max_batch)
+    stable, agreed = stable_samples(profile, degrees, num_draws, max_batch)
     rows = []
     for size in batch_sizes:
         stages = [allocate_stages(profile, profile.draw(size), degrees)[0] for _ in range(num_draws)]
         count = np.bincount(stages, minlength=degrees.pp)
         rows += [(size, stage, degrees.pp - stage, count[stage] / num_draws) for stage in range(1, degrees.pp)]
     table = pd.DataFrame(rows, columns=["batch_size", "encoder_stages", "llm_stages", "share"])
-    return table.assign(num_draws=num_draws, stable_batch=stable)
-
-
-def stable_batch(profile: Profile, degrees: Degrees, num_draws: int, max_batch: int) -> int:
-    """The least power of two at which ``num_draws`` batches all repeat the allocation of one before them.
-
-    arXiv:2605.27918, Algorithm 1, started at one sample. 0 if there is none up to ``max_batch``.
-    """
-    size = 1
-    while size <= max_batch:
-        first = allocate_stages(profile, profile.draw(size), degrees)
-        if all(allocate_stages(profile, profile.draw(size), degrees) == first for _ in range(num_draws)):
-            return size
-        size *= 2
-    return 0
+    return table.assign(num_draws=num_draws, stable_batch=stable if agreed else 0)
 
 
 def encoder_shares(profile: Profile, degrees: Degrees, batch_size: int, num_draws: int) -> FloatArray:

@@ -105,11 +105,13 @@ def _work_bound(
     classes, lane_class = np.unique(held, axis=0, return_inverse=True)
     best = 0.0
     for index, stages in enumerate(classes):
-        # Works add up only if the class holds every replica of each of its stages; else each stage bounds alone.
+        # Works and steps add up only if the class holds every replica of each of its stages; else each stage bounds
+        # alone, by the busiest of its own replicas.
         inside = held[lane_class.ravel() == index].sum(axis=0)[stages]
         complete = np.array_equal(inside, held.sum(axis=0)[stages])
-        total = float(work_s[stages].sum() if complete else work_s[stages].max())
-        after = max(float(step_s[stages].sum()), float(drain_s[stages].min()) + first_step)
-        if total > 0:
-            best = max(best, float(fill_s[stages].min()) + total + after)
+        for group in [np.flatnonzero(stages)] if complete else np.flatnonzero(stages)[:, None]:
+            total = float(work_s[group].sum())
+            after = max(float(step_s[group].sum()), float(drain_s[group].min()) + first_step)
+            if total > 0:
+                best = max(best, float(fill_s[group].min()) + total + after)
     return best

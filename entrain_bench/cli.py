@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
 import hydra
+import pandas as pd
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
@@ -43,8 +45,9 @@ def run_command(arguments: Sequence[str]) -> int:
             add_config_dir(parsed.config_dir)
             _hand_to_hydra(ordered)
             return 0
+        _reject_unsupported(parsed)
         cells = compose_cells(parsed.overrides, parsed.config_dir, parsed.multirun)
-        records = _sweep(ordered, cells) if parsed.multirun else [_single(cells[0].config)]
+        records = _sweep(ordered, cells) if parsed.multirun else _single(cells[0].config)
         _publish(cells[0].config, records, " ".join(parsed.overrides) or "defaults")
         return EXIT_FAILED if any(record.status == "failed" for record in records) else 0
     except UserError as error:
@@ -58,38 +61,53 @@ def run_command(arguments: Sequence[str]) -> int:
         return EXIT_FAILED
 
 
-def _single(config: RunConfig) -> Record:
+def _reject_unsupported(parsed: Namespace) -> None:
+    if parsed.config_name or parsed.config_path:
+        raise UserError("--config-name, --config-path: not supported; --config-dir adds a folder of yours")
+    if not parsed.multirun and any(text.lstrip("+").startswith("figure=") for text in parsed.overrides):
+        raise UserError("figure: names a sweep; add --multirun")
+
+
+def _single(config: RunConfig) -> list[Record]:
     """Run one configuration, or read its finished record; bad input raises and leaves nothing behind."""
     results = Results(Path(config.results_dir))
     key, _ = identify(config)
     record = results.read(key)
     if record and record.status == "ok":
         print(f"finished earlier: {results.record_path(key)}", file=sys.stderr)
-        return record
+        return [record]
+    results.check_writable()
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"{config.strategy['name']} iterations", total=config.iterations)
         outcome = run_experiment(config, lambda done: progress.update(task, completed=done))
     record = new_record(config, "ok", outcome=outcome)
-    results.check_writable()
     results.write(record, outcome.timeline)
-    return record
+    return [record]
 
 
 def _sweep(arguments: Sequence[str], cells: Sequence[Cell]) -> list[Record]:
-    """Let Hydra's sweeper and launcher run the cells; every cell leaves a record, whatever happens to it."""
+    """Let Hydra's sweeper and launcher run the cells; every cell leaves a record, whatever happens to it.
+
+    Raises:
+        UserError: before anything runs, for data that cannot be read, a damaged record or an unwritable folder; and
+            if a cell left no record.
+    """
     results = Results(Path(cells[0].config.results_dir))
-    results.check_writable()
     keys = []
     for cell in cells:
         try:
             keys.append(identify(cell.config)[0])
         except UserError as error:
             raise UserError(f"{error} (in {' '.join(cell.overrides)})") from error
+    before = [results.read(key) for key in keys]
+    results.check_writable()
     os.environ[NUM_CELLS_VARIABLE] = str(len(cells))
-    if not all(record and record.finished for record in map(results.read, keys)):
+    if not all(record and record.finished for record in before):
         _hand_to_hydra(arguments)
     records = [results.read(key) for key in dict.fromkeys(keys)]
+    if lost := sum(record is None for record in records):
+        raise UserError(f"results_dir={results.root}: {lost} of {len(records)} cells left no record")
     return [record for record in records if record]
 
 
@@ -105,38 +123,53 @@ def _hand_to_hydra(arguments: Sequence[str]) -> None:
 
 @hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)
 def _run_cell(hydra_config: DictConfig) -> None:
-    """One cell of a sweep: skip it if finished, run it, and record what came out."""
+    """One cell of a sweep: skip it if finished, run it, and record what came out. Never raises."""
+    place = f"[{HydraConfig.get().job.num + 1}/{os.environ.get(NUM_CELLS_VARIABLE, '?')}]"
     config = RunConfig.from_hydra(hydra_config)
     results = Results(Path(config.results_dir))
     started = perf_counter()
-    record = results.read(identify(config)[0])
-    if record and record.finished:
-        return
-    timeline = None
+    try:
+        record = results.read(identify(config)[0])
+        if record and record.finished:
+            return
+        record, timeline = _run_or_explain(config)
+        results.write(record, timeline)
+        print(describe_cell(place, record, perf_counter() - started), file=sys.stderr, flush=True)
+    except UserError as error:
+        _show_error(error, f"{place} not recorded: {error}")
+    except Exception as error:
+        _show_error(error, f"{place} not recorded: {_internal(error)}")
+
+
+def _run_or_explain(config: RunConfig) -> tuple[Record, pd.DataFrame | None]:
+    """The record of a cell that ran, was skipped or failed."""
     try:
         outcome = run_experiment(config)
-        record, timeline = new_record(config, "ok", outcome=outcome), outcome.timeline
     except IncompatibleError as error:
-        record = new_record(config, "skipped", str(error))
+        return new_record(config, "skipped", str(error)), None
     except UserError as error:
-        record = new_record(config, "failed", str(error))
+        return new_record(config, "failed", str(error)), None
     except Exception as error:
-        record = new_record(config, "failed", _internal(error))
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exc()
-    results.write(record, timeline)
-    place = f"[{HydraConfig.get().job.num + 1}/{os.environ.get(NUM_CELLS_VARIABLE, '?')}]"
-    print(describe_cell(place, record, perf_counter() - started), file=sys.stderr, flush=True)
+        return new_record(config, "failed", _internal(error)), None
+    return new_record(config, "ok", outcome=outcome), outcome.timeline
 
 
 def _publish(config: RunConfig, records: Sequence[Record], name: str) -> None:
     results = Results(Path(config.results_dir))
     results.write_table()
     print_table(records)
-    if config.mlflow:
+    if not config.mlflow:
+        return
+    try:
         logged = log_records(results, records, name)
-        if logged:
-            print(f"logged {logged} runs to {results.root / 'mlflow.db'} (make ui shows them)", file=sys.stderr)
+    except Exception as error:
+        # MLflow is a view of the records; they are safe whatever happens to it.
+        _show_error(error, f"runs are recorded, but could not be logged to MLflow: {_internal(error)}")
+        return
+    if logged:
+        print(f"logged {logged} runs to {results.root / 'mlflow.db'} (make ui shows them)", file=sys.stderr)
 
 
 def _show_error(error: Exception, line: str) -> None:

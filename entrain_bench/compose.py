@@ -17,7 +17,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -70,7 +70,8 @@ def add_config_dir(config_dir: str | None) -> list[str]:
         raise UserError(f"--config-dir={config_dir}: must be a folder")
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    return [f"hydra.searchpath=[file://{folder}]"]
+    quoted = str(folder).replace("'", "\\'")
+    return [f"hydra.searchpath=['file://{quoted}']"]
 
 
 def compose_cells(overrides: Sequence[str], config_dir: str | None = None, multirun: bool = False) -> list[Cell]:
@@ -171,4 +172,6 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> UserError:
 
 
 def _first_line(error: Exception) -> str:
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: {error.message.splitlines()[0]}"
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

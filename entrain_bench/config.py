@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,31 +17,42 @@ from entrain_bench.job import LayoutRequest
 class LayoutConfig:
     """``layout.*`` as the user writes it; null leaves a degree to the planner."""
 
-    tp: int | None = 2
-    cp: int | None = 1
-    pp: int | None = None
-    dp: int | None = 4
+    tp: int | None = MISSING
+    cp: int | None = MISSING
+    pp: int | None = MISSING
+    dp: int | None = MISSING
 
 
 @dataclass
 class ConfigSchema:
-    """Top-level keys; Hydra rejects others and wrong types."""
+    """Top-level keys and their types; values are in experiments/config.yaml. Hydra rejects others and wrong types."""
 
     strategy: Any = MISSING
     workload: Any = MISSING
     model: Any = MISSING
     cluster: Any = MISSING
     harness: Any = MISSING
-    seed: int = 0
-    iterations: int = 4
-    global_batch: int = 512
-    microbatch_size: int = 4
+    seed: int = MISSING
+    iterations: int = MISSING
+    global_batch: int = MISSING
+    microbatch_size: int = MISSING
     layout: LayoutConfig = field(default_factory=LayoutConfig)
-    belief_error: float = 0.0
-    memory_fraction: float = 0.9
-    distributed_optimizer: bool = True
-    results_dir: str = "results"
-    mlflow: bool = True
+    belief_error: float = MISSING
+    memory_fraction: float = MISSING
+    distributed_optimizer: bool = MISSING
+    results_dir: str = MISSING
+    mlflow: bool = MISSING
+
+
+# Keys that each group's choice must have.
+GROUP_KEYS = {
+    "strategy": ("name", "planner", "assigner", "scheduler"),
+    "workload": ("name", "_target_"),
+    "model": ("name", "modules", "tokens"),
+    "cluster": ("name", "device", "tiers", "sources"),
+    "harness": ("label", "_target_"),
+}
+TEXT_KEYS = ("name", "label", "_target_")
 
 
 def register_schema() -> None:
@@ -85,10 +96,9 @@ class RunConfig:
             raise UserError(f"{missing[0]}: must be given")
         values = OmegaConf.to_container(config, resolve=True)
         assert isinstance(values, dict)
-        for group in ("strategy", "workload", "model", "cluster", "harness"):
-            if not isinstance(values[group], dict):
-                raise UserError(f"{group}={values[group]}: must be one of the choices of that group")
-        require(values["seed"] >= 0, "seed", values["seed"], "at least 0")
+        for group, keys in GROUP_KEYS.items():
+            _check_group(group, values[group], keys)
+        require(0 <= values["seed"] < 2**32, "seed", values["seed"], "in 0..2^32-1")
         require(values["iterations"] >= 1, "iterations", values["iterations"], "at least 1")
         require(0 <= values["belief_error"] < 1, "belief_error", values["belief_error"], "in [0, 1)")
         require(0 < values["memory_fraction"] <= 1, "memory_fraction", values["memory_fraction"], "in (0, 1]")
@@ -104,3 +114,14 @@ class RunConfig:
         content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in skipped}
         content["layout"] = {name: getattr(self.layout, name) for name in ("tp", "cp", "pp", "dp")}
         return content
+
+
+def _check_group(group: str, values: Any, keys: Sequence[str]) -> None:
+    if not isinstance(values, dict):
+        raise UserError(f"{group}={values}: must be one of the choices of that group")
+    for key in keys:
+        value = values.get(key)
+        if key in TEXT_KEYS and not isinstance(value, str):
+            raise UserError(f"{group}.{key}={value}: must be text")
+        if value is None:
+            raise UserError(f"{group}.{key}: missing")

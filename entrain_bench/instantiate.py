@@ -2,36 +2,62 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from typing import Any
 
 import hydra.utils
 from hydra.errors import InstantiationException
 
 from entrain_bench.errors import UserError
+from entrain_bench.specs.parse import check_values
+
+COSMETIC = "label"
+# It repeats on its own lines what the errors here say in one.
+logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)
 
 
-def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
+def instantiate(node: Any, where: str, method: str, **arguments: Any) -> Any:
     """The object of ``node``, whose keys besides ``_target_`` and ``label`` are constructor arguments.
 
+    Args:
+        node: a mapping with ``_target_``.
+        where: path of the node, for errors.
+        method: what the object must be able to do.
+        **arguments: further constructor arguments, passed as they are.
+
     Raises:
-        UserError: for a missing or unknown target, unknown arguments, and whatever the constructor rejects.
+        UserError: for a missing or unknown target, unknown arguments, wrong types, or what the constructor rejects.
     """
-    if "_target_" not in node:
+    if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
         raise UserError(f"{where}._target_: missing; it names the class to build")
+    target = node["_target_"]
+    plain = {key: value for key, value in node.items() if key not in ("_target_", COSMETIC)}
     try:
-        # Hydra would copy the arguments into a configuration; a partial takes them as they are.
-        plain = {key: value for key, value in node.items() if key != "label"}
-        return hydra.utils.instantiate(plain, _convert_="all", _partial_=True)(**arguments)
+        cls = hydra.utils.get_class(target)
+    except Exception as error:
+        raise UserError(
+            f"{where}._target_={target}: must be a class that can be imported ({_one_line(error)})"
+        ) from error
+    if not callable(getattr(cls, method, None)):
+        raise UserError(f"{where}._target_={target}: must be a class with a method {method}")
+    if is_dataclass(cls):
+        check_values(cls, plain, where)
+    try:
+        # Hydra builds nested targets; it would copy the arguments into a configuration, but a partial takes them as is.
+        return hydra.utils.instantiate({"_target_": target, **plain}, _convert_="all", _partial_=True)(**arguments)
     except UserError:
         raise
-    except TypeError as error:
-        raise UserError(f"{where}: cannot build {node['_target_']}: {error}") from error
-    except InstantiationException as error:
+    except (InstantiationException, TypeError) as error:
         cause: BaseException | None = error
+        innermost: BaseException = error
         while cause is not None:
             if isinstance(cause, UserError):
                 raise cause from None
             innermost, cause = cause, cause.__cause__
-        lines = str(innermost).splitlines() or [type(innermost).__name__]
-        raise UserError(f"{where}: cannot build {node['_target_']}: {lines[0]}") from error
+        raise UserError(f"{where}: cannot build {target}: {_one_line(innermost)}") from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

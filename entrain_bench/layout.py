@@ -150,6 +150,10 @@ def check_layout(layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> None
         shape = (placed.dp, placed.pp, placed.ranks_per_block)
         require(placed.ranks.shape == shape, f"{where}.ranks", placed.ranks.shape, f"of shape {shape}")
         require(np.unique(placed.ranks).size == placed.ranks.size, f"{where}.ranks", "repeated", "distinct ranks")
+        # Tensor and context parallelism are priced by the links of aligned blocks of consecutive ranks.
+        first = placed.ranks[:, :, :1]
+        aligned = np.all(placed.ranks == first + np.arange(placed.ranks_per_block)) and not np.any(first % placed.tp)
+        require(bool(aligned), f"{where}.ranks", "scattered", "consecutive in each block, from a multiple of tp")
         low, high = int(placed.ranks.min()), int(placed.ranks.max())
         within = low >= 0 and high < cluster.num_ranks
         require(within, f"{where}.ranks", f"{low}..{high}", f"within the {cluster.num_ranks} ranks of {cluster.name}")

@@ -20,6 +20,8 @@ TRAINING_FLOPS = 3.0
 def microbatch_forward(timeline: Timeline, modules: Sequence[int]) -> pd.DataFrame:
     """Forward time of every microbatch of the given modules together, summed over stages and parts.
 
+    A microbatch that only has LLM work counts as zero for modules that share the LLM's replicas.
+
     Returns:
         Columns ``replica``, ``microbatch``, ``forward_s``.
     """
@@ -35,6 +37,10 @@ def microbatch_forward(timeline: Timeline, modules: Sequence[int]) -> pd.DataFra
         )
         for index in modules
     ]
+    llm = len(program.chunks) - 1
+    if all(program.layout.modules[index].dp == program.layout.modules[llm].dp for index in modules):
+        chunks = program.chunks[llm]
+        rows.append(pd.DataFrame({"replica": chunks.replica, "microbatch": chunks.microbatch, "forward_s": 0.0}))
     return pd.concat(rows).groupby(["replica", "microbatch"])["forward_s"].sum().reset_index()
 
 

@@ -55,13 +55,31 @@ def allocate_stages(profile: Profile, samples: SampleShapes, degrees: Degrees) -
     return proportional_allocation(degrees.pp, np.array([encoder.sum(), llm.sum()]), most)
 
 
+def stable_samples(profile: Profile, degrees: Degrees, num_validations: int, max_samples: int) -> tuple[int, bool]:
+    """The least power of two at which fresh batches all repeat the allocation of a first one.
+
+    arXiv:2605.27918, Algorithm 1, started at one sample.
+
+    Returns:
+        The number of samples, at most ``max_samples``, and whether all ``num_validations`` batches of it agreed.
+    """
+    num_samples = 1
+    while True:
+        first = allocate_stages(profile, profile.draw(num_samples), degrees)
+        if all(allocate_stages(profile, profile.draw(num_samples), degrees) == first for _ in range(num_validations)):
+            return num_samples, True
+        if 2 * num_samples > max_samples:
+            return num_samples, False
+        num_samples *= 2
+
+
 def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
     """Consecutive layers a stage so that the slowest stage is fastest (arXiv:2605.27918, Algorithm 2, tier 1).
 
     ``F(l, p) = min over l' < l of max(F(l', p - 1), sum of layers l'+1..l)``; O(layers^2 x stages).
 
     Args:
-        layer_s: time of each layer ``[layers]``.
+        layer_s: time of each layer for one microbatch ``[layers]``.
         num_stages: stages, at most the number of layers.
     """
     num_layers = len(layer_s)
@@ -158,10 +176,10 @@ class Candidate:
     """A layout a planner considers.
 
     Attributes:
-        seconds: the planner's estimate of the iteration time.
+        estimated_s: the planner's estimate of the iteration time.
     """
 
-    seconds: float
+    estimated_s: float
     layout: Layout
 
 
@@ -172,7 +190,7 @@ def fastest_that_fits(profile: Profile, candidates: Iterable[Candidate], compose
         UserError: the reason of the last candidate, if none fits.
     """
     problem = UserError(f"layout: model={profile.job.model.name} has too few layers for the stages of a replica")
-    for candidate in sorted(candidates, key=lambda c: c.seconds):
+    for candidate in sorted(candidates, key=lambda c: c.estimated_s):
         try:
             check_memory(profile, candidate.layout, compose)
         except UserError as error:

@@ -30,8 +30,8 @@ class Profile:
     """
 
     job: Job
-    source: ShapeSource
-    seed: int
+    _source: ShapeSource
+    _seed: int
     belief_error: float = 0.0
     _truth: CostTruth = field(init=False)
     _rng: np.random.Generator = field(init=False)
@@ -40,11 +40,11 @@ class Profile:
     def __post_init__(self) -> None:
         truth = CostTruth(self.job.model, self.job.cluster, self.job.distributed_optimizer)
         object.__setattr__(self, "_truth", truth)
-        object.__setattr__(self, "_rng", np.random.default_rng([self.seed, 0x70726F66]))
+        object.__setattr__(self, "_rng", np.random.default_rng([self._seed, 0x70726F66]))
 
     def draw(self, num_samples: int) -> SampleShapes:
         """Independent samples of the workload, apart from the training stream; every call draws new ones."""
-        return self.source.draw(num_samples, self._rng)
+        return self._source.draw(num_samples, self._rng)
 
     def measure(self, module: ModuleSpec, lengths: IntArray, tp: int, cp: int) -> list[PassTimes]:
         """Measured times of one layer of each kind on one packed microbatch of sequences of the given lengths."""
@@ -97,7 +97,7 @@ class Profile:
         """1 + error x u, u uniform in [-1, 1] and fixed by seed, module and sample (SplitMix64 as the hash)."""
         if not self.belief_error:
             return np.ones(len(sample_ids))
-        name = np.uint64((crc32(module.encode()) << 31) ^ self.seed)
+        name = np.uint64((crc32(module.encode()) << 31) ^ self._seed)
         bits = (np.asarray(sample_ids).astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) ^ name
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)

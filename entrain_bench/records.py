@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from filelock import FileLock
 
 from entrain_bench.config import RunConfig
 from entrain_bench.errors import UserError
@@ -21,6 +23,12 @@ from entrain_bench.experiment import Outcome
 from entrain_bench.instantiate import instantiate
 from entrain_bench.metrics import chrome_trace
 
+logger = logging.getLogger(__name__)
+
+LOCK_TIMEOUT_S = 60.0
+# Keys that say nothing about the result, and files that only show results.
+COSMETIC_KEYS = frozenset({"label", "source", "sources"})
+COSMETIC_FILES = frozenset({"analysis.py", "bench.py", "cli.py", "report.py", "tracking.py"})
 LABELS = ("strategy", "workload", "model", "cluster", "harness", "seed")
 METRICS = (
     "iteration_time_s",
@@ -86,9 +94,29 @@ class Record:
             **degrees,
             "layout": "; ".join(f"{name} {text}" for name, text in self.layout.items()),
             **{part: self.labels[part] for part in ("planner", "assigner", "scheduler")},
+            "strategy_parameters": parameters_text(self.config["strategy"]),
+            "workload_parameters": parameters_text(self.config["workload"]),
             "code_version": self.code_version,
             "key": self.key,
         }
+
+
+def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
+    """The leaves of a configuration by their dotted paths."""
+    if isinstance(node, Mapping):
+        leaves: dict[str, Any] = {}
+        for key, value in node.items():
+            leaves |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
+        return leaves
+    if isinstance(node, list | tuple) and any(isinstance(value, Mapping) for value in node):
+        return flatten({str(index): value for index, value in enumerate(node)}, prefix)
+    return {prefix: node}
+
+
+def parameters_text(node: Mapping[str, Any]) -> str:
+    """The parameters of a group as one text."""
+    leaves = {path: value for path, value in flatten(node).items() if path != "name" and path not in COSMETIC_KEYS}
+    return " ".join(f"{path}={json.dumps(value)}" for path, value in leaves.items() if "_target_" not in path)
 
 
 def new_record(config: RunConfig, status: str, reason: str = "", outcome: Outcome | None = None) -> Record:
@@ -109,7 +137,7 @@ def labels_of(config: RunConfig) -> dict[str, Any]:
     parts = {part: str(config.strategy[part].get("_target_", "")) for part in ("planner", "assigner", "scheduler")}
     return {
         "strategy": str(config.strategy["name"]),
-        "workload": instantiate(config.workload, "workload").name,
+        "workload": instantiate(config.workload, "workload", "source").name,
         "model": str(config.model["name"]),
         "cluster": str(config.cluster["name"]),
         "harness": str(config.harness["label"]),
@@ -122,27 +150,34 @@ def identify(config: RunConfig) -> tuple[str, str]:
     """Key of a run (configuration, workload data, code) and the code version in it."""
     content = config.content()
     version = code_version(frozenset(_targets(content)))
-    workload = instantiate(config.workload, "workload")
-    text = json.dumps([content, workload.fingerprint(), version], sort_keys=True)
+    workload = instantiate(config.workload, "workload", "source")
+    text = json.dumps([_decisive(content), workload.fingerprint(), version], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16], version
+
+
+def _decisive(node: Any) -> Any:
+    if isinstance(node, Mapping):
+        return {key: _decisive(value) for key, value in node.items() if key not in COSMETIC_KEYS}
+    return [_decisive(value) for value in node] if isinstance(node, list) else node
 
 
 @cache
 def code_version(targets: frozenset[str]) -> str:
-    """Hash of the source files of this package and of every package or module that holds a target.
+    """Hash of the source files of this package and of every package, or folder of modules, that holds a target.
 
-    What only reads results (figures, workload analysis) is left out.
+    What only shows results (figures, command line, tracking) is left out.
     """
     digest = hashlib.sha256()
     for name in sorted({"entrain_bench", *(target.split(".", 1)[0] for target in targets)}):
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
             raise UserError(f"_target_: no module named {name}")
-        origin = Path(spec.origin)
-        files = sorted(origin.parent.rglob("*.py")) if spec.submodule_search_locations else [origin]
-        for file in files:
-            if "figures" not in file.parts and file.name != "analysis.py":
-                digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+        folder = Path(spec.origin).parent
+        own = name == "entrain_bench"
+        # A module may import its neighbours; a package holds all it needs.
+        for file in sorted(folder.rglob("*.py") if spec.submodule_search_locations else folder.glob("*.py")):
+            if not (own and ("figures" in file.relative_to(folder).parts or file.name in COSMETIC_FILES)):
+                digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 
 
@@ -162,13 +197,10 @@ class Results:
     root: Path
 
     def check_writable(self) -> None:
-        """Create the folder; raise ``UserError`` if nothing can be written there."""
-        try:
-            (self.root / "runs").mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.root / "runs"):
-                pass
-        except OSError as error:
-            raise UserError(f"results_dir={self.root}: must be a writable folder ({error.strerror})") from error
+        """Raise ``UserError`` if the folder cannot be made or written to; creates nothing."""
+        nearest = next(folder for folder in (self.root.absolute(), *self.root.absolute().parents) if folder.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+            raise UserError(f"results_dir={self.root}: must be a writable folder, but {nearest} is not")
 
     def record_path(self, key: str) -> Path:
         """Where the record of a key is."""
@@ -188,22 +220,36 @@ class Results:
         return _parse_record(path) if path.exists() else None
 
     def write(self, record: Record, timeline: pd.DataFrame | None) -> None:
-        """Store a run: its timeline first, so that a record always finds it."""
-        if timeline is not None:
-            write_atomically(self.timeline_path(record.key), timeline.to_parquet(index=False))
-            write_atomically(self.trace_path(record.key), json.dumps(chrome_trace(timeline)).encode())
-        text = json.dumps(asdict(record), indent=1, sort_keys=True)
-        write_atomically(self.record_path(record.key), text.encode())
+        """Store a run: its timeline first, so that a record always finds it.
+
+        Raises:
+            UserError: if the folder cannot be written to.
+        """
+        try:
+            if timeline is not None:
+                write_atomically(self.timeline_path(record.key), timeline.to_parquet(index=False))
+                write_atomically(self.trace_path(record.key), json.dumps(chrome_trace(timeline)).encode())
+            text = json.dumps(asdict(record), indent=1, sort_keys=True)
+            write_atomically(self.record_path(record.key), text.encode())
+        except OSError as error:
+            raise UserError(f"results_dir={self.root}: cannot be written to ({error})") from error
 
     def records(self) -> list[Record]:
-        """All records, ordered by their labels."""
-        found = [_parse_record(path) for path in sorted((self.root / "runs").glob("*.json"))]
+        """All readable records, ordered by their labels; a warning names the others."""
+        found = []
+        for path in sorted((self.root / "runs").glob("*.json")):
+            try:
+                found.append(_parse_record(path))
+            except UserError as error:
+                logger.warning("left out of the table: %s", error)
         return sorted(found, key=lambda r: [str(r.labels[name]) for name in LABELS] + [r.key])
 
     def write_table(self) -> None:
         """Write ``table.csv``, the tidy table of all records."""
-        table = pd.DataFrame([record.row() for record in self.records()])
-        write_atomically(self.root / "table.csv", table.to_csv(index=False).encode())
+        self.root.mkdir(parents=True, exist_ok=True)
+        with FileLock(str(self.root / "table.lock"), timeout=LOCK_TIMEOUT_S):
+            table = pd.DataFrame([record.row() for record in self.records()])
+            write_atomically(self.root / "table.csv", table.to_csv(index=False).encode())
 
 
 def _parse_record(path: Path) -> Record:

@@ -8,7 +8,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from entrain_bench.records import DEGREES, LABELS, SETTINGS, Record
+from entrain_bench.records import LABELS, Record, flatten
 
 # Wide enough for the table when the output is not a terminal.
 PLAIN_WIDTH = 140
@@ -22,33 +22,62 @@ def make_console() -> Console:
 
 def describe_cell(place: str, record: Record, seconds: float) -> str:
     """One line on a finished cell of a sweep."""
-    labels = record.labels
-    name = f"{labels['strategy']} {labels['workload']} {labels['model']} {labels['cluster']} seed {labels['seed']}"
     if record.status == "ok":
-        return f"{place} {name}: {record.metrics['iteration_time_s']:.3f} s/iteration ({seconds:.1f} s)"
-    return f"{place} {name}: {record.status}: {record.reason}"
+        return f"{place} {_run_name(record)}: {record.metrics['iteration_time_s']:.3f} s/iteration ({seconds:.1f} s)"
+    return f"{place} {_run_name(record)}: {record.status}: {record.reason}"
+
+
+def _run_name(record: Record) -> str:
+    labels = record.labels
+    return f"{labels['strategy']} {labels['workload']} {labels['model']} {labels['cluster']} seed {labels['seed']}"
 
 
 def print_table(records: Sequence[Record]) -> None:
     """Print what succeeded, runs that differ only by their seed as one mean, and why others have no result.
 
-    Labels that all runs share stand in the title.
+    Labels that all runs share stand in the title; whatever else was swept has a column of its own.
     """
-    rows = pd.DataFrame([record.row() for record in records])
-    done = rows[rows["status"] == "ok"]
     console = make_console()
-    if len(done):
+    done = [record for record in records if record.status == "ok"]
+    if done:
         console.print(_table(done))
-    for _, row in rows[rows["status"] != "ok"].iterrows():
-        name = f"{row['strategy']} {row['workload']} {row['model']} {row['cluster']} seed {row['seed']}"
-        console.print(f"{row['status']}: {name}: {row['reason']}", highlight=False, markup=False, soft_wrap=True)
+    for record in records:
+        if record.status != "ok":
+            line = f"{record.status}: {_run_name(record)}: {record.reason}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _table(done: pd.DataFrame) -> Table:
+def swept_paths(records: Sequence[Record]) -> list[str]:
+    """Configuration paths, the seed apart, in which records of the same labels differ."""
+    names = [name for name in LABELS if name != "seed"]
+    groups: dict[tuple[str, ...], list[dict[str, object]]] = {}
+    for record in records:
+        leaves = {path: value for path, value in flatten(record.config).items() if path != "seed"}
+        groups.setdefault(tuple(str(record.labels[name]) for name in names), []).append(leaves)
+    paths = {
+        path: None
+        for group in groups.values()
+        for path in dict.fromkeys(path for leaves in group for path in leaves)
+        if len({repr(leaves.get(path)) for leaves in group}) > 1
+    }
+    # A part that differs shows in its target; the parameters that come with it need no columns.
+    parts = [path.removesuffix("_target_") for path in paths if path.endswith("._target_")]
+    return [path for path in paths if path.endswith("._target_") or not path.startswith(tuple(parts) or ("\0",))]
+
+
+def _table(records: Sequence[Record]) -> Table:
+    swept = swept_paths(records)
+    leaves = [flatten(record.config) for record in records]
+    done = pd.DataFrame([record.row() for record in records])
+    headings = {path: path.removesuffix("._target_").split(".", 1)[-1] for path in swept}
+    for path in swept:
+        done[headings[path]] = [
+            str(values.get(path)).rsplit(".", 1)[-1] if path.endswith("_target_") else str(values.get(path))
+            for values in leaves
+        ]
     labels = [name for name in LABELS if name != "seed"]
     shared = [name for name in labels[1:] if done[name].nunique() == 1]
-    swept = [name for name in (*SETTINGS, *DEGREES) if done[name].nunique(dropna=False) > 1]
-    varying = [name for name in labels if name not in shared] + swept
+    varying = [name for name in labels if name not in shared] + list(dict.fromkeys(headings.values()))
     table = Table(*varying, title=", ".join(f"{name} {done[name].iloc[0]}" for name in shared), title_style="")
     columns: dict[str, Callable[[pd.Series[float]], str]] = {
         "s/iter": lambda mean: f"{mean['iteration_time_s']:.3f}",
@@ -62,7 +91,7 @@ def _table(done: pd.DataFrame) -> Table:
     }
     for heading in ("runs", *columns):
         table.add_column(heading, justify="right")
-    for names, group in done.groupby(varying, sort=False, dropna=False):
+    for names, group in done.groupby(varying, sort=False):
         mean = group.mean(numeric_only=True)
         table.add_row(*map(str, names), str(len(group)), *(write(mean) for write in columns.values()))
     return table

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import yaml
 from filelock import FileLock
+from sqlalchemy.engine import URL
 
-from entrain_bench.records import LABELS, METRICS, SETTINGS, Record, Results
+from entrain_bench.records import LABELS, METRICS, SETTINGS, Record, Results, flatten
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -26,7 +27,8 @@ LOCK_TIMEOUT_S = 600.0
 
 def store_uri(results: Results) -> str:
     """The SQLite store inside the results folder."""
-    return f"sqlite:///{(results.root / 'mlflow.db').resolve()}"
+    path = str((results.root / "mlflow.db").resolve())
+    return URL.create("sqlite", database=path).render_as_string(hide_password=False)
 
 
 def log_records(results: Results, records: Sequence[Record], name: str) -> int:
@@ -38,8 +40,8 @@ def log_records(results: Results, records: Sequence[Record], name: str) -> int:
     with FileLock(str(results.root / "mlflow.lock"), timeout=LOCK_TIMEOUT_S):
         client = _client(results)
         experiment = _experiment(client, results)
-        known = _known_keys(client, experiment)
-        fresh = [record for record in records if record.key not in known]
+        known = _known_runs(client, experiment)
+        fresh = [record for record in records if known.get(record.key, ("", ""))[1] != record.status]
         if not fresh:
             return 0
         tags: dict[str, str] = {}
@@ -49,6 +51,8 @@ def log_records(results: Results, records: Sequence[Record], name: str) -> int:
             tags["mlflow.parentRunId"] = parent
         try:
             for record in fresh:
+                if record.key in known:
+                    client.delete_run(known[record.key][0])
                 _log(client, experiment, results, record, tags)
         finally:
             if parent:
@@ -73,15 +77,16 @@ def _experiment(client: MlflowClient, results: Results) -> str:
     return str(client.create_experiment(EXPERIMENT, artifact_location=artifacts))
 
 
-def _known_keys(client: MlflowClient, experiment: str) -> set[str]:
-    keys: set[str] = set()
+def _known_runs(client: MlflowClient, experiment: str) -> dict[str, tuple[str, str]]:
+    """Run and status of every record that MLflow has, by its key."""
+    known: dict[str, tuple[str, str]] = {}
     token = None
     while True:
         page = client.search_runs([experiment], filter_string=f"tags.`{KEY_TAG}` != ''", page_token=token)
-        keys.update(run.data.tags[KEY_TAG] for run in page)
+        known |= {run.data.tags[KEY_TAG]: (run.info.run_id, run.data.tags.get("status", "")) for run in page}
         token = page.token
         if not token:
-            return keys
+            return known
 
 
 def _log(client: MlflowClient, experiment: str, results: Results, record: Record, tags: dict[str, str]) -> None:
@@ -93,6 +98,8 @@ def _log(client: MlflowClient, experiment: str, results: Results, record: Record
     now = int(time.time() * 1000)
     params = {**{k: labels[k] for k in LABELS}, **{k: record.config[k] for k in SETTINGS}}
     params |= {f"layout.{name}": text for name, text in record.layout.items()}
+    for group in ("strategy", "workload"):
+        params |= {f"{group}.{path}": value for path, value in flatten(record.config[group]).items()}
     metrics = [Metric(k, record.metrics[k], now, 0) for k in METRICS if k in record.metrics]
     status = [RunTag(KEY_TAG, record.key), RunTag("status", record.status), RunTag("reason", record.reason[:500])]
     client.log_batch(run, metrics, [Param(k, str(v)) for k, v in params.items()], status)

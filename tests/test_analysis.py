@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from helpers import profile_of, samples, tiny_job, tiny_model
 
-from entrain_bench.analysis import allocation_shares, encoder_shares, share_quantiles, stable_batch, token_quantiles
+from entrain_bench.analysis import allocation_shares, encoder_shares, share_quantiles, token_quantiles
 from entrain_bench.compose import Cell, compose_cells
 from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.figures import _data, _runner
@@ -86,11 +86,14 @@ def test_allocations_of_a_batch_size_sum_to_one() -> None:
 
 
 def test_the_stable_batch_is_where_a_mixture_settles() -> None:
-    mixture = profile((10, [400]), (300, []))
-    found = stable_batch(mixture, ONE_STAGE_EACH, 59, 1 << 14)
+    def stable(max_batch: int) -> int:
+        table = allocation_shares(profile((10, [400]), (300, [])), batch_sizes=[1], num_draws=59, max_batch=max_batch)
+        return int(table["stable_batch"].iloc[0])
+
+    found = stable(1 << 14)
     assert found > 1
     assert found & (found - 1) == 0
-    assert stable_batch(profile((10, [400]), (300, [])), ONE_STAGE_EACH, 59, 2) == 0
+    assert stable(2) == 0
 
 
 @pytest.fixture(scope="module")

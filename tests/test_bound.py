@@ -11,8 +11,10 @@ from entrain_bench.assignment import same_microbatches
 from entrain_bench.bound import lower_bound_s
 from entrain_bench.compose import compose_cells
 from entrain_bench.experiment import Setting, prepare
+from entrain_bench.layout import Layout, ModuleLayout
 from entrain_bench.program import Pass
 from entrain_bench.schedules import chain_program, stages_behind
+from entrain_bench.shapes import shapes_from_lists
 
 SMALL = ["cluster=a40x16", "global_batch=32", "microbatch_size=2", "layout.dp=2"]
 
@@ -64,3 +66,26 @@ def test_one_sample_takes_at_least_its_own_path() -> None:
     llm = s.truth.step_s(s.job.model.llm, layout.modules[-1], Pass.GRAD_SYNC)[0]
     llm += s.truth.step_s(s.job.model.llm, layout.modules[-1], Pass.OPTIMIZER)[0]
     assert lower_bound_s(s.truth, layout, shapes) == pytest.approx(path + min(step, llm))
+
+
+def test_modules_of_different_dp_on_shared_ranks_do_not_lift_the_bound() -> None:
+    # The encoder has ranks 0-1, the LLM 0-3: the busiest LLM replica may be on a rank without encoder, whose steps then
+    # overlap its work.
+    s = setting("workload=synthetic", "model=tiny", "cluster=tiny", "layout.tp=1", "layout.dp=1")
+    vision, llm = s.job.model.modules
+    layout = Layout(
+        (
+            ModuleLayout(vision.name, 1, 1, (len(vision.layers),), np.arange(2).reshape(2, 1, 1)),
+            ModuleLayout(llm.name, 1, 1, (len(llm.layers),), np.arange(4).reshape(4, 1, 1)),
+        ),
+        8,
+    )
+    shapes = shapes_from_lists(["image"], [(2000, [])] * 64)
+    for share in (2, 3, 5, 8):
+        # Ranks 0 and 1 get one sample in `share`, ranks 2 and 3 the rest.
+        index = np.arange(64)
+        replica = np.where(index % share == 0, index // share % 2, 2 + index % 2)
+        assignment = same_microbatches(s.job.model, shapes, replica, index // 8, index // 8)
+        program = chain_program(s.job.model, shapes, layout, assignment, [np.array([0]), np.array([0])])
+        seconds = s.executor.execute(program).iteration_time_s
+        assert seconds >= lower_bound_s(s.truth, layout, shapes) * (1 - 1e-12)

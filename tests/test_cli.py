@@ -133,7 +133,7 @@ BAD_INPUT = [
     ("layout.tpp=1", "layout"),
     ("strategy.planner.foo=1", "profile_samples"),
     ("seed=abc", "could not be converted to Integer"),
-    ("seed=-1", "at least 0"),
+    ("seed=-1", "0..2^32-1"),
     ("iterations=0", "at least 1"),
     ("global_batch=-4", "at least 1"),
     ("microbatch_size=0", "at least 1"),
@@ -289,3 +289,56 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "entrain_bench.cli", *arguments], capture_output=True, text=True, timeout=100
     )
+
+
+def test_whatever_was_swept_has_a_column_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = ["strategy=megatron,entrain", "strategy/planner=megatron,entrain", "workload.max_image_tokens=1280,16384"]
+    assert run(tmp_path, "--multirun", *sweep, "seed=0,1") == 0
+    shown = capsys.readouterr().out
+    rows = [line for line in shown.splitlines() if line.startswith("│")]
+    assert len(rows) == 8
+    assert all(row.split("│")[4].strip() == "2" for row in rows), "two seeds a row"
+    for value in ("MegatronPlanner", "EntrainPlanner", "1280", "16384"):
+        assert value in shown
+    table = pd.read_csv(tmp_path / "table.csv")
+    labels = ["strategy", "planner", "workload_parameters", "seed"]
+    assert not table.duplicated(labels).any()
+
+
+def test_a_sweep_survives_what_cannot_be_written_and_damaged_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "timelines").write_text("not a folder")
+    assert run(tmp_path, "--multirun", "seed=0,1") == 2
+    shown = capsys.readouterr().err
+    assert shown.count("not recorded") == 2
+    (tmp_path / "timelines").unlink()
+    assert run(tmp_path, "--multirun", "seed=0,1") == 0
+    (tmp_path / "runs" / "foreign.json").write_text("{")
+    assert run(tmp_path, "--multirun", "seed=0,1,2") == 0
+    assert len(pd.read_csv(tmp_path / "table.csv")) == 3
+
+
+def test_a_neighbour_of_a_third_party_strategy_is_part_of_the_key(tmp_path: Path) -> None:
+    (tmp_path / "strategy").mkdir()
+    (tmp_path / "strategy" / "helped.yaml").write_text(PLUGIN_YAML.replace("my_strategy", "helped"))
+    (tmp_path / "helped.py").write_text("from helper import SIZE\n" + PLUGIN)
+    keys = set()
+    for size in (1, 2):
+        (tmp_path / "helper.py").write_text(f"SIZE = {size}\n")
+        arguments = ["--config-dir", str(tmp_path), *SMALL, f"results_dir={tmp_path / 'results'}", "strategy=helped"]
+        assert command(*arguments).returncode == 0
+        keys |= {str(record["key"]) for record in records(tmp_path / "results")}
+    assert len(keys) == 2
+
+
+def test_compilation_is_not_charged_to_the_first_iteration(tmp_path: Path) -> None:
+    code = "import sys; from entrain_bench.cli import run_command; sys.exit(run_command(sys.argv[1:]))"
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cold")}
+    arguments = [*SMALL, f"results_dir={tmp_path / 'results'}", "strategy=entrain"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    (record,) = records(tmp_path / "results")
+    assert record["metrics"]["assignment_time_s"] < 0.2  # type: ignore[index]

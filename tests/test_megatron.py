@@ -202,7 +202,7 @@ def test_planned_iterations_run_within_the_budget() -> None:
     job = tiny_job(MODEL, tiny_cluster(1, 8))
     profile = profile_of(job, shapes)
     layout = plan_with(MegatronPlanner(profile_samples=64), profile)
-    batch = profile.source.batch(0, job.global_batch, 0)
+    batch = profile._source.batch(0, job.global_batch, 0)
     assignment = ArrivalOrder().assign(batch, layout, profile)
     program = OneForwardOneBackward().schedule(batch, layout, assignment, profile)
     timeline = Simulator(CostTruth(MODEL, job.cluster), job.memory_budget_bytes).execute(program)

@@ -1,6 +1,7 @@
 """MLflow shows what the records hold, once, with sweeps nested under a parent."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from mlflow import MlflowClient
 
 from entrain_bench.cli import run_command
 from entrain_bench.records import Results
-from entrain_bench.tracking import EXPERIMENT, KEY_TAG, store_uri
+from entrain_bench.tracking import EXPERIMENT, KEY_TAG, log_records, store_uri
 
 SMALL = ["model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "layout.dp=1", "iterations=1"]
 
@@ -37,3 +38,31 @@ def test_each_record_is_one_run_nested_under_its_sweep_with_all_it_holds(tmp_pat
         assert run.data.tags["status"] == record["status"]
         names = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
         assert names == ({"config.yaml", "chrome_trace"} if record["status"] == "ok" else {"config.yaml"})
+
+
+def test_a_run_that_failed_and_then_succeeded_shows_its_success(tmp_path: Path) -> None:
+    assert run_command([*SMALL, f"results_dir={tmp_path}"]) == 0
+    results = Results(tmp_path)
+    (record,) = results.records()
+    failed = replace(record, key="0" * 16, status="failed", reason="disk full", metrics={})
+    assert log_records(results, [failed], "") == 1
+    assert log_records(results, [replace(failed, status="ok", metrics=record.metrics)], "") == 1
+    client = MlflowClient(tracking_uri=store_uri(results))
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id], filter_string=f"tags.`{KEY_TAG}` = '{failed.key}'")
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics == pytest.approx(dict(record.metrics))
+
+
+def test_runs_are_recorded_even_if_mlflow_breaks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mlflow.db").write_bytes(b"this is not a database")
+    assert run_command([*SMALL, f"results_dir={tmp_path}"]) == 0
+    assert "could not be logged to MLflow" in capsys.readouterr().err
+    assert len(Results(tmp_path).records()) == 1
+
+
+def test_any_folder_name_will_do(tmp_path: Path) -> None:
+    folder = tmp_path / "50% of a#b?"
+    assert run_command([*SMALL, f"results_dir='{folder}'"]) == 0
+    assert (folder / "mlflow.db").exists()

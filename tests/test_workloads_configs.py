@@ -21,7 +21,7 @@ RULES = TokenRules(14, 2, 4, 2, 2.0, 50.0, 2, 30.0, 4.0)
 def workload(name: str, *overrides: str) -> Any:
     with initialize_config_dir(str(EXPERIMENTS), version_base="1.3"):
         config = compose(overrides=[f"+workload={name}", *overrides])
-    return instantiate(OmegaConf.to_container(config.workload, resolve=True), "workload")
+    return instantiate(OmegaConf.to_container(config.workload, resolve=True), "workload", "source")
 
 
 def test_the_documented_workloads_exist() -> None:

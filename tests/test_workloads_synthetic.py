@@ -111,10 +111,10 @@ def test_mixture_inverts_its_cdf(share: float, shape: float, median: float) -> N
         ({"kind": "constant", "value": -1}, r"text\.value=-1\.0: must be a finite number of at least 0"),
         ({"kind": "constant", "value": 1, "min": 5, "max": 4}, r"text\.min=5\.0: must be at most max=4"),
         ({"kind": "bounded_pareto", "alpha": 1, "low": 5, "high": 5}, r"text\.high=5\.0: must be above low=5"),
-        ({"kind": "mixture", "weights": [1], "components": [1, 2]}, r"text\.weights=\[1\]: must be one number for"),
+        ({"kind": "mixture", "weights": [1], "components": [1, 2]}, r"text\.weights=\[1.0\]: must be one number for"),
         ({"kind": "mixture", "weights": 1, "components": [1]}, r"text\.weights=1: must be a list"),
         ({"kind": "mixture", "weights": [], "components": []}, r"text\.components=\[\]: must be at least one"),
-        ({"kind": "mixture", "weights": [0], "components": [1]}, r"text\.weights\[0\]=0: must be a finite number"),
+        ({"kind": "mixture", "weights": [0], "components": [1]}, r"text\.weights\[0\]=0.0: must be a finite number"),
         ({"kind": "mixture", "weights": [1], "components": [{"kind": "x"}]}, r"text\.components\[0\]\.kind=x: unknown"),
     ],
 )
@@ -264,7 +264,7 @@ def test_draw_follows_the_given_generator() -> None:
         ({"modalities": {"image": {"llm_tokens": 4, "probability": 1.1}}}, r"image\.probability=1\.1: must be from 0"),
         (
             {"modalities": {"image": {"llm_tokens": 4, "encoder_tokens_per_llm_token": 0}}},
-            r"encoder_tokens_per_llm_token=0: must be a number above 0, or null",
+            r"encoder_tokens_per_llm_token=0.0: must be a number above 0, or null",
         ),
         ({"text": {"kind": "lognormal", "median": 1e9, "sigma": 30}}, r"workload\.text=.* \(drawn\): must be at most"),
         (

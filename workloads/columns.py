@@ -73,7 +73,7 @@ def read_columns(path: Path) -> TraceColumns:
         UserError: for a file that is missing, empty or no Parquet, for missing or misspelt columns, and for the first
             value outside its range; rows count from 0.
     """
-    reader = _Reader(path)
+    reader = _Reader.open(path)
     rows = np.arange(reader.num_rows)
     text_name = "text_tokens" if reader.has("text_tokens") else "text_chars"
     if not reader.has(text_name):
@@ -115,17 +115,23 @@ def read_columns(path: Path) -> TraceColumns:
 class _Reader:
     """One open trace: typed access to its columns, and errors that say where."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    @classmethod
+    def open(cls, path: Path) -> _Reader:
+        """Read the known columns of a file."""
         try:
             with pq.ParquetFile(path) as file:
                 names: list[str] = file.schema_arrow.names
-                self._check_names(names)
                 table = file.read(columns=[name for name in COLUMNS if name in names])
-                self.num_rows: int = file.metadata.num_rows
+                return cls(path, names, table, file.metadata.num_rows)
         except (pa.ArrowException, OSError) as error:
-            raise self.error(f"is not a readable Parquet file ({str(error).splitlines()[0]})") from error
-        if not self.num_rows:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"workload.path={path}: is not a readable Parquet file ({reason})") from error
+
+    def __init__(self, path: Path, names: list[str], table: pa.Table, num_rows: int) -> None:
+        self._path = path
+        self.num_rows = num_rows
+        self._check_names(names)
+        if not num_rows:
             raise self.error("has no rows; must have at least 1")
         # An all-null column says the same as an absent one.
         columns = {name: table.column(name).combine_chunks() for name in table.column_names}

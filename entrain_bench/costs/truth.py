@@ -146,6 +146,7 @@ class CostTruth:
         return np.where((program.dep_bytes == 0) | (rank_set[a] == rank_set[b]), 0.0, delay)
 
     def _links(self, layout: Layout) -> tuple[IntArray, FloatArray, FloatArray]:
+        """Ranks of every block of every module, and latency (s) and inverse bandwidth (s/byte) of every tier."""
         width = np.concatenate([np.full(m.dp * m.pp, m.ranks_per_block) for m in layout.modules])
         latency = np.array([tier.latency_s for tier in self.cluster.tiers])
         per_byte = np.array([1.0 / tier.bandwidth_bytes_per_s for tier in self.cluster.tiers])
@@ -153,8 +154,10 @@ class CostTruth:
 
     @staticmethod
     def _first_ranks(layout: Layout) -> IntArray:
+        """Lowest rank of every block of every module."""
         return np.concatenate([m.ranks.min(axis=2).ravel() for m in layout.modules])
 
     @staticmethod
     def _last_ranks(layout: Layout) -> IntArray:
+        """Highest rank of every block of every module."""
         return np.concatenate([m.ranks.max(axis=2).ravel() for m in layout.modules])

@@ -10,7 +10,7 @@ import numpy as np
 
 from entrain_bench.arrays import IntArray
 from entrain_bench.errors import UserError, require
-from entrain_bench.specs.parse import check_keys, parse
+from entrain_bench.specs.parse import check_keys, check_mapping, parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,21 @@ class ClusterSpec:
             UserError: for unknown, missing or non-positive values and for a constant without a source.
         """
         check_keys(cls, config, "cluster")
+        if not isinstance(config["tiers"], list):
+            raise UserError(f"cluster.tiers={config['tiers']}: must be a list")
+        for key in ("device", "sources"):
+            check_mapping(config[key], f"cluster.{key}")
         device = parse(DeviceSpec, config["device"], "cluster.device")
         size = parse(_ClusterSize, {key: config[key] for key in ("num_nodes", "gpus_per_node")}, "cluster")
         nodes, width = size.num_nodes, size.gpus_per_node
         require(nodes >= 1, "cluster.num_nodes", nodes, "at least 1")
         require(width >= 1, "cluster.gpus_per_node", width, "at least 1")
         tiers = tuple(
-            parse(LinkTier, {"num_ranks": nodes * width, **tier}, f"cluster.tiers[{i}]")
+            parse(
+                LinkTier,
+                {"num_ranks": nodes * width, **check_mapping(tier, f"cluster.tiers[{i}]")},
+                f"cluster.tiers[{i}]",
+            )
             for i, tier in enumerate(config["tiers"])
         )
         require(len(tiers) >= 1, "cluster.tiers", list(tiers), "at least one tier")

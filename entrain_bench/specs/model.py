@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -13,7 +13,7 @@ from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import IncompatibleError, UserError, require
 from entrain_bench.shapes import SampleShapes
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
-from entrain_bench.specs.parse import check_keys, parse
+from entrain_bench.specs.parse import check_keys, check_mapping, parse
 from entrain_bench.specs.tokens import TokenRules
 
 
@@ -164,13 +164,17 @@ class ModelSpec:
         """
         check_keys(_ModelConfig, config, "model")
         modules = []
-        for name, values in config["modules"].items():
+        for name, values in check_mapping(config["modules"], "model.modules").items():
             module = parse(ModuleConfig, values, f"model.modules.{name}")
             modules.append(_build_module(str(name), module))
         num_llms = sum(not module.is_encoder for module in modules)
         require(num_llms == 1, "model.modules", [m.name for m in modules], "encoders and exactly one llm")
         modules.sort(key=lambda module: not module.is_encoder)
-        return cls(str(config["name"]), tuple(modules), parse(TokenRules, config["tokens"], "model.tokens"))
+        tokens = parse(TokenRules, config["tokens"], "model.tokens")
+        for rule in fields(tokens):
+            value = getattr(tokens, rule.name)
+            require(value > 0, f"model.tokens.{rule.name}", value, "positive")
+        return cls(str(config["name"]), tuple(modules), tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +189,10 @@ def _build_module(name: str, config: ModuleConfig) -> ModuleSpec:
     require(config.role in {*Role}, f"{where}.role", config.role, f"one of {[*map(str, Role)]}")
     for key in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size"):
         require(getattr(config, key) >= 1, f"{where}.{key}", getattr(config, key), "at least 1")
+    require(config.window_tokens >= 0, f"{where}.window_tokens", config.window_tokens, "at least 0 (0: full attention)")
+    full = [*config.full_attention_layers]
+    inside = all(isinstance(layer, int) and 0 <= layer < config.num_layers for layer in full)
+    require(inside, f"{where}.full_attention_layers", full, f"layers in 0..{config.num_layers - 1}")
     divides = config.num_heads % config.num_kv_heads == 0
     require(divides, f"{where}.num_kv_heads", config.num_kv_heads, f"a divisor of num_heads={config.num_heads}")
     if config.role == Role.LLM:
@@ -274,4 +282,9 @@ def _projector(config: ModuleConfig) -> Layer:
 
 
 def _gemms(configs: Sequence[Mapping[str, float]], where: str) -> tuple[Gemm, ...]:
-    return tuple(parse(Gemm, {"row_parallel": i % 2 == 1, **c}, f"{where}[{i}]") for i, c in enumerate(configs))
+    """Consecutive products, column and row parallel in turn."""
+    gemms = []
+    for index, config in enumerate(configs):
+        path = f"{where}[{index}]"
+        gemms.append(parse(Gemm, {"row_parallel": index % 2 == 1, **check_mapping(config, path)}, path))
+    return tuple(gemms)

@@ -1,16 +1,29 @@
-"""Build frozen dataclasses from plain mappings, with errors that name the field."""
+"""Check plain mappings against frozen dataclasses, with errors that name the field."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
-from typing import Any, get_origin, get_type_hints
+from math import isfinite
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from entrain_bench.errors import UserError, unknown_choice
 
+SCALARS: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
-def check_keys(cls: type, values: Mapping[str, Any], where: str) -> None:
+
+def check_mapping(values: Any, where: str) -> Mapping[str, Any]:
+    """The values themselves, if they are a mapping."""
+    if not isinstance(values, Mapping):
+        raise UserError(f"{where}={values}: must be a mapping")
+    return values
+
+
+def check_keys(cls: type, values: Any, where: str) -> None:
     """Raise ``UserError`` for keys that the dataclass does not have and for required ones that are missing."""
-    known = {field.name: field for field in fields(cls)}
-    for key in values:
+    known = {field.name: field for field in fields(cls) if field.init and not field.name.startswith("_")}
+    for key in check_mapping(values, where):
         if key not in known:
             raise unknown_choice(f"{where} key", str(key), known)
     for name, field in known.items():
@@ -18,26 +31,49 @@ def check_keys(cls: type, values: Mapping[str, Any], where: str) -> None:
             raise UserError(f"{where}.{name}: missing")
 
 
-def parse[T](cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """An instance of a flat dataclass: keys and scalar types checked, numbers given as ``1e9`` accepted as integers."""
+def check_values(cls: type, values: Mapping[str, Any], where: str) -> None:
+    """Raise ``UserError`` for unknown keys and for scalars and mappings that are not of their field's type."""
+    known = {field.name for field in fields(cls) if field.init}
+    hints = get_type_hints(cls)
+    for key, value in values.items():
+        if key not in known:
+            raise unknown_choice(f"{where} key", str(key), known)
+        _convert(hints[key], value, f"{where}.{key}")
+
+
+def parse[T](cls: type[T], values: Any, where: str) -> T:
+    """An instance of a flat dataclass: keys and types checked, whole numbers given as ``1e9`` accepted as integers."""
     check_keys(cls, values, where)
     hints = get_type_hints(cls)
-    return cls(**{key: _scalar(hints[key], value, f"{where}.{key}") for key, value in values.items()})
+    return cls(**{key: _convert(hints[key], value, f"{where}.{key}") for key, value in values.items()})
 
 
-def _scalar(hint: object, value: Any, where: str) -> Any:
-    if hint is bool and not isinstance(value, bool):
-        raise UserError(f"{where}={value}: must be true or false")
-    if hint is int:
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
-            raise UserError(f"{where}={value}: must be an integer")
-        return int(value)
-    if hint is float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UserError(f"{where}={value}: must be a number")
-        return float(value)
-    if hint is str and not isinstance(value, str):
-        raise UserError(f"{where}={value}: must be text")
-    if get_origin(hint) is tuple and not isinstance(value, list | tuple):
-        raise UserError(f"{where}={value}: must be a list")
-    return tuple(value) if isinstance(value, list) else value
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    options = get_args(hint)
+    if NoneType in options:
+        if value is None:
+            return None
+        options = tuple(option for option in options if option is not NoneType)
+        return _convert(options[0], value, where) if len(options) == 1 else value
+    if hint in SCALARS:
+        return _scalar(hint, value, where)
+    if get_origin(hint) is tuple:
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise UserError(f"{where}={value}: must be a list")
+        return tuple(_convert(options[0], item, f"{where}[{index}]") for index, item in enumerate(value))
+    if get_origin(hint) is Mapping:
+        return check_mapping(value, where)
+    return value
+
+
+def _scalar(hint: type, value: Any, where: str) -> Any:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    fits = {
+        bool: isinstance(value, bool),
+        int: number and value == int(value),
+        float: number,
+        str: isinstance(value, str),
+    }
+    if not fits[hint]:
+        raise UserError(f"{where}={value}: must be {SCALARS[hint]}")
+    return hint(value)

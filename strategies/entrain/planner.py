@@ -21,6 +21,7 @@ from entrain_bench.planning import (
     place_chain,
     recompute_choices,
     recompute_factor,
+    stable_samples,
     stage_sums,
 )
 from entrain_bench.profile import Profile
@@ -52,7 +53,7 @@ class EntrainPlanner:
         require(self.max_samples >= 1, "strategy.planner.max_samples", self.max_samples, "at least 1")
         for name in ("confidence_error", "allocation_error"):
             value = getattr(self, name)
-            require(0 < value < 1, f"strategy.planner.{name}", value, "between 0 and 1")
+            require(1e-4 <= value < 1, f"strategy.planner.{name}", value, "in [0.0001, 1)")
 
     def plan(self, profile: Profile, compose: Compose) -> Layout:
         """The layout with the highest estimated throughput among those that fit memory (Algorithm 2)."""
@@ -90,18 +91,10 @@ class EntrainPlanner:
 
     def stable_samples(self, profile: Profile, degrees: Degrees) -> int:
         """Algorithm 1: the smallest doubling of the batch whose allocation 59 fresh batches repeat."""
-        num_samples = 1
-        while True:
-            reference = allocate_stages(profile, profile.draw(num_samples), degrees)
-            if all(
-                allocate_stages(profile, profile.draw(num_samples), degrees) == reference
-                for _ in range(self.num_validations)
-            ):
-                return num_samples
-            if 2 * num_samples > self.max_samples:
-                logger.warning("allocation still varies at %d samples; planning with those", num_samples)
-                return num_samples
-            num_samples *= 2
+        num_samples, stable = stable_samples(profile, degrees, self.num_validations, self.max_samples)
+        if not stable:
+            logger.warning("allocation still varies at %d samples; planning with those", num_samples)
+        return num_samples
 
 
 def _estimate(
