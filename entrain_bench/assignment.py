@@ -63,22 +63,30 @@ class Chunks:
 
 
 def same_microbatches(
-    model: ModelSpec, shapes: SampleShapes, replica: IntArray, encoder: IntArray, llm: IntArray
+    model: ModelSpec,
+    shapes: SampleShapes,
+    replica: IntArray,
+    encoder: IntArray,
+    llm: IntArray,
+    encoder_replica: IntArray | None = None,
 ) -> Assignment:
-    """The assignment of systems that move whole samples, with one DP degree for all modules.
+    """The assignment of systems that move whole samples: the items of a sample stay together.
 
     Args:
         model: the model.
         shapes: the iteration's samples.
         replica: replica of each sample ``[samples]``.
-        encoder: encoder microbatch of each sample ``[samples]``; its items share it.
+        encoder: encoder microbatch of each sample ``[samples]``.
         llm: LLM microbatch of each sample ``[samples]``.
+        encoder_replica: encoder replica of each sample ``[samples]``, if encoders have a DP of their own.
     """
+    encoder_replica = replica if encoder_replica is None else encoder_replica
     owner = shapes.item_sample
     modules = []
     for module in model.modules:
         samples = owner[module.units(shapes)] if module.is_encoder else np.arange(len(shapes))
-        modules.append(ModuleAssignment(replica[samples], (encoder if module.is_encoder else llm)[samples]))
+        labels = (encoder_replica, encoder) if module.is_encoder else (replica, llm)
+        modules.append(ModuleAssignment(labels[0][samples], labels[1][samples]))
     return Assignment(tuple(modules))
 
 

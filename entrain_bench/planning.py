@@ -134,6 +134,46 @@ def place_chain(
     return layout
 
 
+@dataclass(frozen=True, slots=True)
+class Island:
+    """The layout of a module on ranks of its own, before they are chosen."""
+
+    tp: int
+    cp: int
+    dp: int
+    layers_per_stage: tuple[int, ...]
+    recompute: bool = False
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of all replicas and stages."""
+        return self.tp * self.cp * self.dp * len(self.layers_per_stage)
+
+
+def place_islands(job: Job, islands: Sequence[Island], num_microbatches: int) -> Layout:
+    """Disjoint modules on consecutive ranks, a replica's stages next to each other.
+
+    Modules with the widest tensor parallelism come first, so that every block is aligned.
+
+    Args:
+        job: the job.
+        islands: one for every module of the model.
+        num_microbatches: LLM microbatches of a replica.
+    """
+    modules: dict[int, ModuleLayout] = {}
+    start = 0
+    for index in sorted(range(len(islands)), key=lambda i: -islands[i].tp):
+        island = islands[index]
+        shape = (island.dp, len(island.layers_per_stage), island.tp * island.cp)
+        ranks = start + np.arange(island.num_ranks).reshape(shape)
+        name = job.model.modules[index].name
+        modules[index] = ModuleLayout(name, island.tp, island.cp, island.layers_per_stage, ranks, island.recompute)
+        start += island.num_ranks
+    layout = Layout(tuple(modules[index] for index in range(len(islands))), num_microbatches)
+    check_layout(layout, job.model, job.cluster)
+    return layout
+
+
 def recompute_choices(num_modules: int) -> list[tuple[bool, ...]]:
     """Every choice of modules whose activations are recomputed in backward."""
     return list(product([False, True], repeat=num_modules))

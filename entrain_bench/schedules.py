@@ -90,7 +90,7 @@ def chain_program(
     warmup: Sequence[IntArray],
     split_backward: bool = False,
 ) -> Program:
-    """1F1B over a chain of encoder and LLM stages.
+    """1F1B over a chain of encoder and LLM stages, whose modules may differ in DP.
 
     The k-th microbatches of encoder and LLM share their slots. An encoder chunk runs backward in the slot of the LLM
     microbatch that consumes it, if that comes later than its own.
@@ -104,13 +104,48 @@ def chain_program(
         split_backward: whether samples deferred to a later LLM microbatch form chunks of their own.
     """
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward)
-    per_replica = np.zeros(layout.modules[-1].dp, np.int64)
-    for labels in assignment.modules:
-        np.maximum.at(per_replica, labels.replica, labels.microbatch + 1)
+    freed = backward_microbatch(model, shapes, assignment, chunks)
+    places = _microbatches_per_replica(layout, chunks, freed)
     slots = []
-    for rows, last, ahead in zip(chunks, backward_microbatch(model, shapes, assignment, chunks), warmup, strict=True):
+    for rows, last, ahead, per_replica in zip(chunks, freed, warmup, places, strict=True):
         count = per_replica[rows.replica][:, None]
         forward, _ = one_f_one_b(rows.microbatch[:, None], count, ahead)
         _, backward = one_f_one_b(last[:, None], count, ahead)
         slots.append(Slots(forward, backward))
     return build_program(model, layout, shapes, chunks, slots)
+
+
+def three_phase_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
+    """All encoder forwards, then 1F1B of the LLM, then all encoder backwards (arXiv:2605.27678, section 2).
+
+    For modules that share their ranks: an encoder's activations stay until the last phase. Encoder microbatches run in
+    order, forwards one after the other and backwards likewise.
+    """
+    chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
+    first_llm = 1 + max((int(rows.microbatch.max(initial=-1)) for rows in chunks[:-1]), default=-1)
+    llm = chunks[-1]
+    count = np.zeros(layout.modules[-1].dp, np.int64)
+    np.maximum.at(count, llm.replica, llm.microbatch + 1)
+    behind = layout.modules[-1].pp - 1 - np.arange(layout.modules[-1].pp)
+    forward, backward = one_f_one_b(llm.microbatch[:, None], count[llm.replica][:, None], behind)
+    last_phase = first_llm + 2 * int(count.max())
+    slots = []
+    for rows, placed in zip(chunks[:-1], layout.modules, strict=False):
+        place = np.repeat(rows.microbatch[:, None], placed.pp, axis=1)
+        slots.append(Slots(place, last_phase + place))
+    return build_program(model, layout, shapes, chunks, [*slots, Slots(first_llm + forward, first_llm + backward)])
+
+
+def _microbatches_per_replica(layout: Layout, chunks: Sequence[Chunks], freed: Sequence[IntArray]) -> list[IntArray]:
+    """Places in the order of every replica, one array a module.
+
+    Modules of one DP count together, for they may share lanes.
+    """
+    counts: list[IntArray] = []
+    for rows, last, placed in zip(chunks, freed, layout.modules, strict=True):
+        count = np.zeros(placed.dp, np.int64)
+        np.maximum.at(count, rows.replica, np.maximum(rows.microbatch, last) + 1)
+        counts.append(count)
+    if len({len(count) for count in counts}) == 1:
+        return [np.maximum.reduce(counts)] * len(counts)
+    return counts

