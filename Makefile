@@ -15,6 +15,7 @@ help: ## Show the targets
 setup: $(STAMP) ## Create .venv with everything (uv when it is there, else venv and pip)
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo 'installing into .venv (about 5 GB; a minute or two)'
 	@if uv --version >/dev/null 2>&1; then \
 	  uv venv --quiet --allow-existing --python 3.12 .venv; \
 	  uv pip install --quiet --python $(PYTHON) -c constraints.txt -e '.[dev,joblib]'; \

@@ -15,6 +15,7 @@ from entrain_bench.layout import Layout, ModuleLayout
 from entrain_bench.profile import Profile
 from entrain_bench.program import ActionView, Pass, Program
 from entrain_bench.shapes import SampleShapes, shapes_from_lists
+from entrain_bench.simulate import place_actions
 from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, LinkTier
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.strategy import Planner, Strategy
@@ -261,6 +262,13 @@ def reference_times(
         if not progressed:
             raise StuckError(heads, done)
     return start, end, wait
+
+
+def uniform_times(program: Program, forward: float, backward: float) -> tuple[FloatArray, FloatArray]:
+    """Start and end if every forward and every backward takes the same, without delays."""
+    seconds = durations(program, lambda view: forward if view.kind is Pass.FORWARD else backward)
+    start, end, _ = place_actions(program, seconds, no_delay(program))
+    return start, end
 
 
 def no_delay(program: Program) -> FloatArray:
