@@ -22,7 +22,7 @@ from helpers import (
 from entrain_bench.assignment import Assignment
 from entrain_bench.errors import DeadlockError
 from entrain_bench.layout import Layout
-from entrain_bench.program import ActionView, Program
+from entrain_bench.program import ActionView, Pass, Program
 from entrain_bench.program.validate import check_program
 from entrain_bench.schedules import chain_program, stages_behind
 from entrain_bench.shapes import shapes_from_lists
