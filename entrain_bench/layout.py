@@ -74,6 +74,8 @@ class Layout:
 
     Attributes:
         num_microbatches: LLM microbatches of a replica that the planner counted on.
+        single_rank_boundary: whether everything between modules passes through one rank, instead of from each source
+            block to each destination block.
         lane_width: ranks of each lane ``[lanes]``.
         lane_first_rank: lowest rank of each lane ``[lanes]``.
         blocks: lanes of each module's blocks.
@@ -81,6 +83,7 @@ class Layout:
 
     modules: tuple[ModuleLayout, ...]
     num_microbatches: int
+    single_rank_boundary: bool = False
     lane_width: IntArray = field(init=False, compare=False)
     lane_first_rank: IntArray = field(init=False, compare=False)
     blocks: tuple[Blocks, ...] = field(init=False, compare=False)

@@ -150,7 +150,9 @@ class Island:
         return self.tp * self.cp * self.dp * len(self.layers_per_stage)
 
 
-def place_islands(job: Job, islands: Sequence[Island], num_microbatches: int) -> Layout:
+def place_islands(
+    job: Job, islands: Sequence[Island], num_microbatches: int, single_rank_boundary: bool = False
+) -> Layout:
     """Disjoint modules on consecutive ranks, a replica's stages next to each other.
 
     Modules with the widest tensor parallelism come first, so that every block is aligned.
@@ -159,6 +161,7 @@ def place_islands(job: Job, islands: Sequence[Island], num_microbatches: int) ->
         job: the job.
         islands: one for every module of the model.
         num_microbatches: LLM microbatches of a replica.
+        single_rank_boundary: see ``Layout``.
     """
     modules: dict[int, ModuleLayout] = {}
     start = 0
@@ -169,7 +172,8 @@ def place_islands(job: Job, islands: Sequence[Island], num_microbatches: int) ->
         name = job.model.modules[index].name
         modules[index] = ModuleLayout(name, island.tp, island.cp, island.layers_per_stage, ranks, island.recompute)
         start += island.num_ranks
-    layout = Layout(tuple(modules[index] for index in range(len(islands))), num_microbatches)
+    placed = tuple(modules[index] for index in range(len(islands)))
+    layout = Layout(placed, num_microbatches, single_rank_boundary)
     check_layout(layout, job.model, job.cluster)
     return layout
 

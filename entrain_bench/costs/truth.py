@@ -142,8 +142,27 @@ class CostTruth:
             share = (width[b] - 1) / width[b]
             gather = (width[b] - 1) * latency[inner] + program.dep_bytes * share * per_byte[inner]
             delay += np.where(reshard, gather, 0.0)
+        if layout.single_rank_boundary:
+            delay = np.where(program.module[source] == program.module[target], delay, self._through_one_rank(program))
         rank_set = np.concatenate([blocks.rank_set for blocks in layout.blocks])
         return np.where((program.dep_bytes == 0) | (rank_set[a] == rank_set[b]), 0.0, delay)
+
+    def _through_one_rank(self, program: Program) -> FloatArray:
+        """Delay of each dependency if one rank gathers a microbatch's boundary tensors of all replicas and deals them out.
+
+        The rank receives everything, then sends everything, over its own link (arXiv:2603.25120, section 4). Successive
+        microbatches do not contend.
+        """
+        source, target = program.dep_actions, rows_of(program.dep_offsets)
+        llm = len(program.chunks) - 1
+        of_llm = np.where(program.module[source] == llm, source, target)
+        microbatch = program.chunks[llm].microbatch[np.maximum(program.chunk[of_llm], 0)]
+        crossing = np.where(program.module[source] == program.module[target], 0, program.dep_bytes)
+        transfer = 2 * microbatch + program.kind[target]
+        total = np.bincount(transfer, weights=crossing)[transfer]
+        tier = self.cluster.group_tier(np.concatenate([module.ranks.ravel() for module in program.layout.modules]))
+        seconds: FloatArray = 2.0 * (tier.latency_s + total / tier.bandwidth_bytes_per_s)
+        return seconds
 
     def _links(self, layout: Layout) -> tuple[IntArray, FloatArray, FloatArray]:
         """Ranks of every block of every module, and latency (s) and inverse bandwidth (s/byte) of every tier."""
