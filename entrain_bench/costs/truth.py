@@ -148,7 +148,7 @@ class CostTruth:
         return np.where((program.dep_bytes == 0) | (rank_set[a] == rank_set[b]), 0.0, delay)
 
     def _through_one_rank(self, program: Program) -> FloatArray:
-        """Delay of each dependency if one rank gathers a microbatch's boundary tensors of all replicas and deals them out.
+        """Delay of each dependency if one rank gathers a microbatch's boundary tensors of all replicas and deals them.
 
         The rank receives everything, then sends everything, over its own link (arXiv:2603.25120, section 4). Successive
         microbatches do not contend.
