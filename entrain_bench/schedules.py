@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import numpy as np
 
 from entrain_bench.arrays import IntArray
 from entrain_bench.assignment import Assignment, Chunks, check_assignment, group_chunks
+from entrain_bench.errors import IncompatibleError
 from entrain_bench.layout import Layout
 from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.shapes import SampleShapes
@@ -38,12 +40,27 @@ def stages_behind(layout: Layout) -> list[IntArray]:
     """Lanes of a replica's chain that come after each stage, one array a module ``[stages]``.
 
     The chain runs through the stages of each encoder (encoders on the same lanes count once), then the LLM's.
+
+    Raises:
+        IncompatibleError: if the stages form no chain: modules share lanes but not their DP, or a lane of the LLM comes
+            before the end of an encoder.
     """
+    for one, other in combinations(range(len(layout.modules)), 2):
+        shared = np.intersect1d(layout.blocks[one].lanes, layout.blocks[other].lanes).size
+        if shared and layout.modules[one].dp != layout.modules[other].dp:
+            names = f"{layout.modules[one].module} and {layout.modules[other].module}"
+            raise IncompatibleError(f"schedule: {names} share ranks but not their DP; a chain of stages needs one DP")
     first = [blocks.first_lane()[0] for blocks in layout.blocks]
     lanes = np.concatenate(first)
     distinct, appearance = np.unique(lanes, return_index=True)
     position = np.argsort(np.argsort(appearance))
-    return [len(distinct) - 1 - position[np.searchsorted(distinct, stages)] for stages in first]
+    behind = [len(distinct) - 1 - position[np.searchsorted(distinct, stages)] for stages in first]
+    for module, stages in zip(layout.modules, behind[:-1], strict=False):
+        if stages.min() < behind[-1].max():
+            raise IncompatibleError(
+                f"schedule: the LLM's stages begin before {module.module}'s end, so they form no chain"
+            )
+    return behind
 
 
 def chain_chunks(

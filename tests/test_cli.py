@@ -220,7 +220,7 @@ def test_help_lists_the_choices() -> None:
 
 
 def test_a_killed_sweep_loses_at_most_the_run_in_flight(tmp_path: Path) -> None:
-    arguments = [*SMALL, f"results_dir={tmp_path}", "--multirun", "strategy=megatron,entrain", "seed=range(0,30)"]
+    arguments = [*SMALL, f"results_dir={tmp_path}", "--multirun", "strategy=megatron,entrain", "seed=range(0,10)"]
     process = subprocess.Popen(
         [sys.executable, "-m", "entrain_bench.cli", *arguments],
         stdout=subprocess.DEVNULL,
@@ -229,7 +229,7 @@ def test_a_killed_sweep_loses_at_most_the_run_in_flight(tmp_path: Path) -> None:
     )
     runs = tmp_path / "runs"
     deadline = time.monotonic() + 60
-    while len(list(runs.glob("*.json"))) < 5:
+    while len(list(runs.glob("*.json"))) < 3:
         assert process.poll() is None, "the sweep ended before it could be killed"
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -242,7 +242,7 @@ def test_a_killed_sweep_loses_at_most_the_run_in_flight(tmp_path: Path) -> None:
         assert (tmp_path / "timelines" / f"{name[:-5]}.parquet").exists()
     assert run_command(arguments) == 0
     finished = {path.name: path.read_bytes() for path in runs.glob("[0-9a-f]*.json")}
-    assert len(finished) == 60
+    assert len(finished) == 20
     assert all(finished[name] == content for name, content in survived.items())
 
 

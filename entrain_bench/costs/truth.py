@@ -154,14 +154,16 @@ class CostTruth:
         microbatches do not contend.
         """
         source, target = program.dep_actions, rows_of(program.dep_offsets)
+        seconds = np.zeros(len(source))
+        crossing = np.flatnonzero(program.module[source] != program.module[target])
+        source, target = source[crossing], target[crossing]
         llm = len(program.chunks) - 1
         of_llm = np.where(program.module[source] == llm, source, target)
-        microbatch = program.chunks[llm].microbatch[np.maximum(program.chunk[of_llm], 0)]
-        crossing = np.where(program.module[source] == program.module[target], 0, program.dep_bytes)
+        microbatch = program.chunks[llm].microbatch[program.chunk[of_llm]]
         transfer = 2 * microbatch + program.kind[target]
-        total = np.bincount(transfer, weights=crossing)[transfer]
+        total = np.bincount(transfer, weights=program.dep_bytes[crossing])[transfer]
         tier = self.cluster.group_tier(np.concatenate([module.ranks.ravel() for module in program.layout.modules]))
-        seconds: FloatArray = 2.0 * (tier.latency_s + total / tier.bandwidth_bytes_per_s)
+        seconds[crossing] = 2.0 * (tier.latency_s + total / tier.bandwidth_bytes_per_s)
         return seconds
 
     def _links(self, layout: Layout) -> tuple[IntArray, FloatArray, FloatArray]:

@@ -71,7 +71,8 @@ def eager_warmup(
         kept, working = memory.token_bytes(module, placed)
         held = held_tokens(rows, tokens, placed.dp, num_microbatches, last)
         bytes_held = kept[:, None] * held + (working * tokens.max(initial=0.0))[:, None]
-        need[blocks.lanes] += np.tile(bytes_held, (placed.dp, 1))
+        per_block = np.tile(bytes_held, (placed.dp, 1))
+        need[blocks.lanes] += np.repeat(per_block, np.diff(blocks.offsets), axis=0)
     longest = (need <= room[:, None]).sum(axis=1) - 1
     behind = stages_behind(layout)
     # The longest warm-up of a stage of the chain in all replicas; the stage has as many behind it as its index here.

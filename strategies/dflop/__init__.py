@@ -1,0 +1,12 @@
+"""DFLOP (arXiv:2603.25120): a layout from mean shapes and measured throughputs, microbatches balanced every step.
+
+Profiling engine (``profiling``), data-aware 3D parallelism optimizer (``planner``, ``space``), online microbatch
+scheduler (``assigner``, ``balance``), adaptive correction (``correction``).
+"""
+
+from strategies.dflop.assigner import DflopAssigner
+from strategies.dflop.correction import Corrector
+from strategies.dflop.planner import DflopPlanner
+from strategies.dflop.scheduler import DflopScheduler
+
+__all__ = ["Corrector", "DflopAssigner", "DflopPlanner", "DflopScheduler"]

@@ -1,0 +1,168 @@
+"""DFLOP's profiling engine (arXiv:2603.25120, section 1 of its system): throughputs by shape and tensor parallelism."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.profile import Profile
+from entrain_bench.shapes import SampleShapes
+from entrain_bench.specs.model import ModuleSpec
+
+# Grids of the released code (BDAI-Research/DFLOP, 60e86d8).
+ENCODER_BATCHES = np.array([1, 2, 4, 8, 16, 32, 64])
+LLM_TOKENS = np.array([1024, 2048, 4096, 8192])
+# Length of the short sequences that leave of a microbatch nearly its linear part alone.
+SHORT_TOKENS = 128
+# FLOPs of a forward and a backward relative to the forward's.
+BOTH_PASSES = 3.0
+# An extrapolated throughput stays within these multiples of the least and the greatest measured one.
+LEAST, MOST = 0.5, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputTable:
+    """Model FLOP/s of one GPU over a size, linear between the measured points and beyond them.
+
+    Attributes:
+        sizes: measured sizes, rising ``[points]``.
+        flops_per_s: model FLOP/s of one GPU, forward and backward together ``[points]``.
+    """
+
+    sizes: FloatArray
+    flops_per_s: FloatArray
+
+    def at(self, size: FloatArray | float) -> FloatArray:
+        """Throughput at the given sizes, same shape."""
+        wanted = np.asarray(size, np.float64)
+        slope = np.diff(self.flops_per_s) / np.diff(self.sizes)
+        value = np.interp(wanted, self.sizes, self.flops_per_s)
+        value += (
+            np.minimum(wanted - self.sizes[0], 0.0) * slope[0] + np.maximum(wanted - self.sizes[-1], 0.0) * slope[-1]
+        )
+        clipped: FloatArray = np.clip(value, LEAST * self.flops_per_s.min(), MOST * self.flops_per_s.max())
+        return clipped
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderCost:
+    """Belief about an encoder at one TP and CP; its throughput depends on the effective batch, in average items."""
+
+    module: ModuleSpec
+    table: ThroughputTable
+    ranks: int
+
+    def seconds(self, flops: FloatArray, batch: FloatArray | float, pp: IntArray | int) -> FloatArray:
+        """Both passes on one of ``pp`` stages for given forward FLOPs, in a batch of so many average items."""
+        return np.asarray(BOTH_PASSES * flops / (self.table.at(batch) * self.ranks * pp))
+
+
+@dataclass(frozen=True, slots=True)
+class LlmCost:
+    """Belief about the LLM at one TP and CP: attention by sequence, everything else by the packed length."""
+
+    module: ModuleSpec
+    attention: ThroughputTable
+    linear: ThroughputTable
+    ranks: int
+
+    def seconds(self, lengths: IntArray, packed: FloatArray | float, pp: IntArray | int) -> FloatArray:
+        """Both passes on one of ``pp`` stages for each sequence, in microbatches of ``packed`` tokens (broadcasts)."""
+        attention = attention_flops(self.module, lengths)
+        linear = self.module.forward_flops(lengths) - attention
+        return np.asarray(
+            BOTH_PASSES
+            * (attention / self.attention.at(lengths.astype(np.float64)) + linear / self.linear.at(packed))
+            / (self.ranks * pp)
+        )
+
+
+def encoder_cost(profile: Profile, module: ModuleSpec, item_tokens: int, tp: int, cp: int = 1) -> EncoderCost:
+    """Measure an encoder on batches of items of the average length."""
+    lengths = np.full(1, item_tokens)
+    flops = BOTH_PASSES * float(module.forward_flops(lengths)[0])
+    seconds = np.array([_module_s(profile, module, np.full(batch, item_tokens), tp, cp) for batch in ENCODER_BATCHES])
+    thr = ENCODER_BATCHES * flops / (seconds * tp * cp)
+    return EncoderCost(module, ThroughputTable(ENCODER_BATCHES.astype(np.float64), thr), tp * cp)
+
+
+def llm_cost(profile: Profile, module: ModuleSpec, tp: int, cp: int = 1) -> LlmCost:
+    """Measure the LLM on one sequence and on as many tokens cut into short ones.
+
+    The authors skip attention in a second run. Here that run has attention of ``SHORT_TOKENS`` / tokens of the FLOPs
+    left, so the difference of both times is the rest of attention; communication counts as linear. Attention is never
+    believed to be faster than the device's peak.
+    """
+    attention, linear = np.zeros(len(LLM_TOKENS)), np.zeros(len(LLM_TOKENS))
+    peak = profile.job.cluster.device.peak_bf16_flops
+    for index, tokens in enumerate(LLM_TOKENS):
+        one = np.array([tokens])
+        full_s = _module_s(profile, module, one, tp, cp)
+        cut_s = _module_s(profile, module, np.full(tokens // SHORT_TOKENS, SHORT_TOKENS), tp, cp)
+        flops = BOTH_PASSES * float(attention_flops(module, one)[0])
+        least_s = flops / (peak * tp * cp)
+        attention_s = min(max((full_s - cut_s) / (1 - SHORT_TOKENS / tokens), least_s), full_s / 2 + least_s)
+        rest = BOTH_PASSES * float(module.forward_flops(one)[0]) - flops
+        attention[index] = flops / (attention_s * tp * cp)
+        linear[index] = rest / (max(full_s - attention_s, rest / (peak * tp * cp)) * tp * cp)
+    sizes = LLM_TOKENS.astype(np.float64)
+    return LlmCost(module, ThroughputTable(sizes, attention), ThroughputTable(sizes, linear), tp * cp)
+
+
+def attention_flops(module: ModuleSpec, lengths: IntArray) -> FloatArray:
+    """Forward FLOPs of attention in the whole module, per sequence."""
+    total = np.zeros(lengths.shape)
+    for count, kind in zip(np.bincount(module.layer_kind), module.kinds, strict=True):
+        if kind.attention:
+            total += count * kind.attention.flops(lengths)
+    return total
+
+
+def layer_s(profile: Profile, module: ModuleSpec, lengths: IntArray, tp: int, cp: int = 1) -> FloatArray:
+    """Measured seconds of both passes of every layer on one packed microbatch ``[layers]``."""
+    return np.array([float(t.total_s[0]) for t in profile.measure(module, lengths, tp, cp)])[module.layer_kind]
+
+
+def _module_s(profile: Profile, module: ModuleSpec, lengths: IntArray, tp: int, cp: int) -> float:
+    return float(layer_s(profile, module, lengths, tp, cp).sum())
+
+
+def belief_factor(profile: Profile, module: ModuleSpec, shapes: SampleShapes) -> FloatArray:
+    """What ``belief_error`` makes of each unit's estimate ``[units]``: erroneous over exact."""
+    if not profile.belief_error:
+        return np.ones(len(module.units(shapes)))
+    wrong = profile.estimate_units(module, shapes, 1, 1)
+    exact = replace(profile, belief_error=0.0).estimate_units(module, shapes, 1, 1)
+    return np.divide(wrong, exact, out=np.ones_like(exact), where=exact > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class MeanShapes:
+    """Averages of the profiled samples: all that the optimizer knows of the data.
+
+    Attributes:
+        items: items of each encoder a sample ``[encoders]``.
+        item_tokens: encoder tokens an item ``[encoders]``; 1 where there are no items.
+        sequence_tokens: LLM tokens a sample.
+    """
+
+    items: tuple[float, ...]
+    item_tokens: tuple[int, ...]
+    sequence_tokens: int
+
+
+def mean_shapes(profile: Profile, shapes: SampleShapes) -> MeanShapes:
+    """The data profiler's averages."""
+    items, tokens = [], []
+    for module in profile.job.model.encoders:
+        units = module.units(shapes)
+        items.append(len(units) / len(shapes))
+        tokens.append(mean_tokens(module.lengths(shapes, units)))
+    return MeanShapes(tuple(items), tuple(tokens), mean_tokens(shapes.llm_tokens))
+
+
+def mean_tokens(lengths: IntArray) -> int:
+    """Average length, rounded; 1 for none."""
+    return max(1, round(float(lengths.mean()))) if len(lengths) else 1

@@ -1,0 +1,138 @@
+"""What DFLOP's optimizer searches (arXiv:2603.25120, Algorithm 1): splits of the GPUs and their factorizations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.errors import IncompatibleError, UserError, require
+from entrain_bench.job import Job
+from entrain_bench.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.specs.model import ModuleSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Theta: degrees of the encoder and of the LLM, and LLM microbatches of a replica."""
+
+    encoder_tp: int
+    encoder_pp: int
+    encoder_dp: int
+    llm_tp: int
+    llm_pp: int
+    llm_dp: int
+    num_microbatches: int
+
+
+def pipeline_s(
+    num_microbatches: IntArray | int,
+    encoder_pp: IntArray | int,
+    llm_pp: IntArray | int,
+    encoder_s: FloatArray | float,
+    llm_s: FloatArray | float,
+) -> FloatArray:
+    """T = (N_mb + E_pp + L_pp - 1) max(E_dur, L_dur) (broadcasts)."""
+    return np.asarray((num_microbatches + encoder_pp + llm_pp - 1) * np.maximum(encoder_s, llm_s))
+
+
+def enumerate_degrees(job: Job) -> IntArray:
+    """Every (E_tp, E_pp, E_dp, L_tp, L_pp, L_dp) that uses all GPUs and meets the request ``[plans, 6]``.
+
+    ``layout.tp`` and ``layout.dp`` are the LLM's, ``layout.pp`` counts the stages of both. L_dp divides the global
+    batch, E_dp does not exceed it.
+
+    Raises:
+        UserError: if there is none; says why.
+    """
+    asked, ranks = job.request, job.cluster.num_ranks
+    if not job.model.encoders:
+        raise IncompatibleError(
+            f"strategy.planner: dflop splits GPUs between encoder and LLM; {job.model.name} has none"
+        )
+    if (asked.cp or 1) > 1:
+        raise IncompatibleError(f"layout.cp={asked.cp}: strategy.planner dflop has no context parallelism")
+    node, batch = job.cluster.gpus_per_node, job.global_batch
+    if asked.tp:
+        require(node % asked.tp == 0, "layout.tp", asked.tp, f"a divisor of the {node} ranks of a node")
+    if asked.dp:
+        require(batch % asked.dp == 0, "layout.dp", asked.dp, f"a divisor of global_batch={batch}")
+    tps = _tensor_degrees(job, job.model.encoders)
+    encoder = _degrees(ranks, tps, min(len(m.layers) for m in job.model.encoders), np.arange(1, batch + 1))
+    tps = [asked.tp] if asked.tp else _tensor_degrees(job, [job.model.llm])
+    dps = np.arange(1, batch + 1)
+    llm = _degrees(ranks, tps, len(job.model.llm.layers), np.array([asked.dp]) if asked.dp else dps[batch % dps == 0])
+    rest = ranks - llm.prod(axis=1)
+    order = np.argsort(encoder.prod(axis=1), kind="stable")
+    sizes = encoder.prod(axis=1)[order]
+    low, high = np.searchsorted(sizes, rest), np.searchsorted(sizes, rest, side="right")
+    row = np.repeat(np.arange(len(llm)), high - low)
+    within = np.arange(len(row)) - np.repeat(np.cumsum(high - low) - (high - low), high - low)
+    plans = np.concatenate([encoder[order][low[row] + within], llm[row]], axis=1)
+    if asked.pp:
+        plans = plans[plans[:, 1] + plans[:, 4] == asked.pp]
+    if not len(plans):
+        wanted = " ".join(f"layout.{n}={getattr(asked, n)}" for n in ("tp", "pp", "dp") if getattr(asked, n))
+        raise UserError(
+            f"{wanted or 'layout'}: no split of the {ranks} ranks of cluster={job.cluster.name} between encoder and "
+            f"LLM has at most one stage a layer and a DP that suits global_batch={batch}"
+        )
+    return plans
+
+
+def _tensor_degrees(job: Job, modules: tuple[ModuleSpec, ...] | list[ModuleSpec]) -> list[int]:
+    """Divisors of a node that divide heads, key-value heads (their count) and feed-forward width of all modules."""
+    configs = [module.config for module in modules]
+    sizes = [s for c in configs for s in (c.num_heads, c.num_kv_heads, c.ffn_hidden_size)]
+    node = job.cluster.gpus_per_node
+    return [t for t in range(1, node + 1) if node % t == 0 and all(size % t == 0 for size in sizes)]
+
+
+def _degrees(ranks: int, tps: list[int], max_pp: int, dps: IntArray) -> IntArray:
+    """Every (tp, pp, dp) on fewer than all ranks ``[rows, 3]``."""
+    rows = [
+        (tp, pp, int(dp))
+        for tp in tps
+        for pp in range(1, min(max_pp, (ranks - 1) // tp) + 1)
+        for dp in dps[dps * (tp * pp) < ranks]
+    ]
+    return np.array(rows, np.int64).reshape(-1, 3)
+
+
+def place_plan(
+    job: Job, plan: Plan, layers: list[tuple[int, ...]], recompute: tuple[bool, bool], single_rank: bool
+) -> Layout:
+    """Encoder and LLM on disjoint ranks; several encoders share the encoder's.
+
+    With equal TP and DP a replica of both is consecutive; otherwise the modules are, that with the wider TP first.
+
+    Args:
+        job: the job.
+        plan: the degrees.
+        layers: layers of each stage, for every module of the model.
+        recompute: whether the encoders and the LLM recompute their activations.
+        single_rank: whether everything between encoder and LLM passes through one rank.
+    """
+    encoder_ranks = plan.encoder_tp * plan.encoder_pp * plan.encoder_dp
+    llm_ranks = plan.llm_tp * plan.llm_pp * plan.llm_dp
+    every = np.arange(encoder_ranks + llm_ranks)
+    if (plan.encoder_tp, plan.encoder_dp) == (plan.llm_tp, plan.llm_dp):
+        chain = every.reshape(plan.llm_dp, plan.encoder_pp + plan.llm_pp, plan.llm_tp)
+        encoder, llm = chain[:, : plan.encoder_pp], chain[:, plan.encoder_pp :]
+    else:
+        first = 0 if plan.encoder_tp >= plan.llm_tp else llm_ranks
+        encoder = every[first : first + encoder_ranks]
+        llm = np.setdiff1d(every, encoder)
+    shapes = {
+        True: (encoder, (plan.encoder_dp, plan.encoder_pp, plan.encoder_tp), recompute[0]),
+        False: (llm, (plan.llm_dp, plan.llm_pp, plan.llm_tp), recompute[1]),
+    }
+    modules = []
+    for module, split in zip(job.model.modules, layers, strict=True):
+        ranks, shape, again = shapes[module.is_encoder]
+        held = np.ascontiguousarray(ranks.reshape(shape))
+        modules.append(ModuleLayout(module.name, shape[2], 1, split, held, again))
+    layout = Layout(tuple(modules), plan.num_microbatches, single_rank)
+    check_layout(layout, job.model, job.cluster)
+    return layout

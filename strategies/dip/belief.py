@@ -1,0 +1,59 @@
+"""What DIP believes its programs to take: the simulator that its search scores schedules with (arXiv:2504.14145)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray, IntArray, sum_rows
+from entrain_bench.assignment import Chunks
+from entrain_bench.layout import ModuleLayout
+from entrain_bench.planning import recompute_factor
+from entrain_bench.profile import Profile
+from entrain_bench.program import Program
+from entrain_bench.shapes import SampleShapes
+from entrain_bench.simulate import place_actions
+from entrain_bench.specs.model import ModuleSpec
+
+
+def chunk_s(
+    module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, chunks: Chunks, profile: Profile
+) -> tuple[FloatArray, FloatArray]:
+    """Estimated seconds of forward and backward of each chunk on each stage ``[chunks, stages]``.
+
+    A chunk costs what its units cost alone; a module's time is shared out over stages as that of a unit of mean length.
+    A backward takes two forwards, and one more if activations are recomputed.
+    """
+    units = module.units(shapes)
+    seconds = np.zeros(shapes.num_items if module.is_encoder else len(shapes))
+    seconds[units] = profile.estimate_units(module, shapes, placed.tp, placed.cp)
+    mean = float(module.lengths(shapes, units).mean()) if len(units) else 0.0
+    kinds = np.maximum(profile.forward_fit(module, placed.tp, placed.cp) @ np.array([mean**2, mean, 1.0]), 1e-12)
+    stages = module.kind_counts(placed.layers_per_stage) @ kinds
+    forward = sum_rows(chunks.offsets, seconds[chunks.members])[:, None] * (stages / stages.sum())
+    return forward, forward * (3.0 * recompute_factor(placed.recompute) - 1.0)
+
+
+def believed_durations(program: Program, profile: Profile) -> FloatArray:
+    """Believed seconds of every forward and backward ``[first_action[-1]]``."""
+    duration = np.zeros(int(program.first_action[-1]))
+    for index, (module, placed) in enumerate(zip(program.model.modules, program.layout.modules, strict=True)):
+        forward, backward = program.forward_actions(index), program.backward_actions(index)
+        duration[forward], duration[backward] = chunk_s(module, placed, program.shapes, program.chunks[index], profile)
+    return duration
+
+
+def believed_s(profile: Profile, program: Program) -> float:
+    """Believed time of a program up to its last backward, without transfers, seconds."""
+    duration = np.zeros(program.num_actions)
+    duration[: program.first_action[-1]] = believed_durations(program, profile)
+    _, end, _ = place_actions(program, duration, np.zeros(len(program.dep_actions)))
+    return float(end.max())
+
+
+def lanes_of_actions(program: Program) -> IntArray:
+    """Lane of every forward and backward, where every block is one lane ``[first_action[-1]]``."""
+    lane = np.zeros(int(program.first_action[-1]), np.int64)
+    for index, (rows, blocks) in enumerate(zip(program.chunks, program.layout.blocks, strict=True)):
+        forward, backward = program.forward_actions(index), program.backward_actions(index)
+        lane[forward] = lane[backward] = blocks.first_lane()[rows.replica]
+    return lane

@@ -1,0 +1,167 @@
+"""DistTrain's data reordering: samples between DP ranks, then microbatches inside every pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.assignment import Assignment, same_microbatches
+from entrain_bench.errors import IncompatibleError, unknown_choice
+from entrain_bench.layout import Layout
+from entrain_bench.planning import recompute_factor
+from entrain_bench.profile import Profile
+from entrain_bench.schedules import stages_behind
+from entrain_bench.shapes import SampleShapes
+from strategies.disttrain.reordering import balanced_groups, interval_order
+
+INTRA = ("none", "microbatch", "global_batch")
+
+
+@dataclass(frozen=True, slots=True)
+class DistTrainAssigner:
+    """Spreads encoder work over DP ranks, then orders each pipeline's microbatches; samples of a microbatch stay.
+
+    Attributes:
+        intra: samples among which the DP ranks are balanced: those of the global batch, those of one microbatch of all
+            ranks, or none (arrival order).
+        inter: whether the microbatches of a pipeline are reordered.
+    """
+
+    intra: str = "global_batch"
+    inter: bool = True
+
+    def __post_init__(self) -> None:
+        if self.intra not in INTRA:
+            raise unknown_choice("strategy.assigner.intra", self.intra, INTRA)
+
+    def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
+        """Replica and microbatch of every sample, from estimated workloads."""
+        dp, size = layout.modules[-1].dp, profile.job.microbatch_size
+        seconds = module_seconds(shapes, layout, profile)
+        # Encoders with more replicas than the LLM are balanced replica by replica; an LLM replica joins `fan` of them.
+        fan = 1 if self.intra == "none" else encoder_fan(layout, size)
+        group = self.groups(seconds[:, :-1].sum(axis=1), dp * fan, dp * size)
+        replica, part = group // fan, size // fan
+        position = position_within(group)
+        microbatch = position // part
+        position = microbatch * size + group % fan * part + position % part
+        if self.inter:
+            place = reorder(seconds, replica, microbatch, layout, profile)
+            position = place * size + position % size
+            microbatch = place
+        encoder = encoder_replicas(replica, microbatch, position, layout)
+        return same_microbatches(profile.job.model, shapes, replica, microbatch, microbatch, encoder)
+
+    def groups(self, encoder_s: FloatArray, num_groups: int, samples_per_step: int) -> IntArray:
+        """Data-parallel group of each sample ``[samples]`` (intra-microbatch reordering)."""
+        index = np.arange(len(encoder_s))
+        if self.intra == "none":
+            return index // (samples_per_step // num_groups) % num_groups
+        column = samples_per_step if self.intra == "microbatch" else len(encoder_s)
+        group, load = np.empty(len(encoder_s), np.int64), np.zeros(num_groups)
+        for first in index[::column]:
+            part = slice(first, first + column)
+            group[part] = balanced_groups(encoder_s[part], num_groups, load)
+            load += np.bincount(group[part], weights=encoder_s[part], minlength=num_groups)
+        return group
+
+
+def encoder_fan(layout: Layout, microbatch_size: int) -> int:
+    """Encoder replicas that feed one LLM replica if they split its microbatches evenly, else 1."""
+    fan, rest = divmod(layout.modules[0].dp, layout.modules[-1].dp)
+    return fan if not rest and microbatch_size % fan == 0 else 1
+
+
+def module_seconds(shapes: SampleShapes, layout: Layout, profile: Profile) -> FloatArray:
+    """Estimated forward seconds of each sample in each module, at the module's own degrees ``[samples, modules]``."""
+    seconds = np.zeros((len(shapes), len(layout.modules)))
+    for column, module, placed in zip(seconds.T, profile.job.model.modules, layout.modules, strict=True):
+        each = profile.estimate_units(module, shapes, placed.tp, placed.cp)
+        column[:] = shapes.sum_items(module.units(shapes), each) if module.is_encoder else each
+    return seconds
+
+
+def position_within(group: IntArray) -> IntArray:
+    """Rank of each sample among those of its group, in arrival order ``[samples]``."""
+    order = np.argsort(group, kind="stable")
+    first = np.searchsorted(group[order], np.arange(int(group.max(initial=0)) + 1))
+    position = np.empty(len(group), np.int64)
+    position[order] = np.arange(len(group)) - first[group[order]]
+    return position
+
+
+def reorder(seconds: FloatArray, replica: IntArray, microbatch: IntArray, layout: Layout, profile: Profile) -> IntArray:
+    """New place of each sample's microbatch in its replica's order ``[samples]`` (inter-microbatch reordering)."""
+    dp, count = layout.modules[-1].dp, int(microbatch.max(initial=0)) + 1
+    shares = stage_shares(layout, profile)
+    factor = np.array([module.dp for module in layout.modules])
+    # An encoder replica that serves several LLM replicas runs all their microbatches in one place.
+    weighted = seconds * (dp / factor)
+    forward = np.zeros((dp, count, shares[0].shape[1]))
+    backward = np.zeros_like(forward)
+    for column, share in zip(weighted.T, shares, strict=True):
+        work = np.zeros((dp, count))
+        np.add.at(work, (replica, microbatch), column)
+        forward += work[:, :, None] * share[0]
+        backward += work[:, :, None] * share[1]
+    place = np.empty((dp, count), np.int64)
+    for r in range(dp):
+        present = np.flatnonzero(np.bincount(microbatch[replica == r], minlength=count))
+        place[r, present[interval_order(forward[r, present], backward[r, present])]] = np.arange(len(present))
+    return np.asarray(place[replica, microbatch])
+
+
+def stage_shares(layout: Layout, profile: Profile) -> list[FloatArray]:
+    """Forward and backward seconds at each stage of the chain per forward second of a module ``[2, stages]``.
+
+    Layers count by their fitted forward at 1024 tokens; a backward takes two forwards, and one more with recomputation.
+    """
+    behind = stages_behind(layout)
+    length = 1 + max(int(stages.max()) for stages in behind)
+    shares = []
+    for module, placed, after in zip(profile.job.model.modules, layout.modules, behind, strict=True):
+        fit = profile.forward_fit(module, placed.tp, placed.cp)
+        kind_s = np.maximum(fit @ np.array([1024.0**2, 1024.0, 1.0]), 0.0)
+        stage_s = module.kind_counts(placed.layers_per_stage) @ kind_s
+        share = np.zeros((2, length))
+        np.add.at(share[0], length - 1 - after, stage_s / max(float(stage_s.sum()), 1e-30))
+        # 3 x factor is forward and backward together.
+        share[1] = share[0] * (3.0 * recompute_factor(placed.recompute) - 1.0)
+        shares.append(share)
+    return shares
+
+
+def encoder_replicas(replica: IntArray, microbatch: IntArray, position: IntArray, layout: Layout) -> IntArray | None:
+    """Encoder replica of each sample: brokers join and split along the batch in order (reconstructed).
+
+    With DP sizes D_e and D_l and g their greatest common divisor, g brokers each serve D_l / g LLM replicas and
+    D_e / g encoder replicas. A broker concatenates the k-th microbatches of its LLM replicas and splits the result
+    evenly, in order.
+
+    Args:
+        replica: LLM replica ``[samples]``.
+        microbatch: place of the LLM microbatch ``[samples]``.
+        position: position in the LLM replica's order ``[samples]``.
+        layout: the layout; encoders share one DP.
+    """
+    if len(layout.modules) == 1:
+        return None
+    encoder_dp, llm_dp = layout.modules[0].dp, layout.modules[-1].dp
+    if any(module.dp != encoder_dp for module in layout.modules[:-1]):
+        raise IncompatibleError("strategy.assigner=disttrain: the encoders form one unit, but their DP differs")
+    if encoder_dp == llm_dp:
+        return None
+    brokers = gcd(encoder_dp, llm_dp)
+    broker = replica // (llm_dp // brokers)
+    fan = encoder_dp // brokers
+    count = int(microbatch.max(initial=0)) + 1
+    batch = broker * count + microbatch
+    order = np.lexsort((position, replica, batch))
+    size = np.bincount(batch, minlength=brokers * count)
+    first = np.concatenate(([0], np.cumsum(size)))
+    part = np.empty(len(replica), np.int64)
+    part[order] = (np.arange(len(replica)) - first[batch[order]]) * fan // size[batch[order]]
+    return broker * fan + part

@@ -1,0 +1,44 @@
+"""DistTrain's schedule: 1F1B over encoder and LLM stages, whatever the DP of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from entrain_bench.assignment import Assignment
+from entrain_bench.errors import IncompatibleError
+from entrain_bench.layout import Layout
+from entrain_bench.profile import Profile
+from entrain_bench.program import Program
+from entrain_bench.schedules import chain_program, stages_behind
+from entrain_bench.shapes import SampleShapes
+from entrain_bench.specs.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DistTrainScheduler:
+    """1F1B; the k-th microbatches of all units share their place, brokers join and split them between units."""
+
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """The program; every lane warms up with as many forwards as stages follow it.
+
+        Raises:
+            IncompatibleError: if modules or microbatches do not form a chain.
+        """
+        check_order(profile.job.model, shapes, assignment)
+        return chain_program(profile.job.model, shapes, layout, assignment, stages_behind(layout))
+
+
+def check_order(model: ModelSpec, shapes: SampleShapes, assignment: Assignment) -> None:
+    """Raise ``IncompatibleError`` if an LLM microbatch comes before an encoder microbatch it needs."""
+    consumer = assignment.modules[-1].microbatch
+    for module, labels in zip(model.modules[:-1], assignment.modules, strict=False):
+        owner = shapes.item_sample[module.units(shapes)]
+        early = np.flatnonzero(consumer[owner] < labels.microbatch)
+        if early.size:
+            sample = shapes.sample_ids[owner[early[0]]]
+            raise IncompatibleError(
+                f"strategy.scheduler=disttrain: sample {sample} is in {model.llm.name} microbatch "
+                f"{consumer[owner[early[0]]]}, before its {module.name} microbatch {labels.microbatch[early[0]]}"
+            )

@@ -1,0 +1,11 @@
+"""Heterogeneous parallelism (arXiv:2605.27678): every module has degrees of its own, and data is left as it comes.
+
+The boundary between two grids (``boundary``), layouts by exhaustive search (``degrees``, ``planner``, ``replay``), the
+batch-dimension transform (``assigner``), three-phase and graph-aware 1F1B schedules (``scheduler``).
+"""
+
+from strategies.hetero.assigner import BatchSlices
+from strategies.hetero.planner import ColocatedPlanner, NoncolocatedPlanner
+from strategies.hetero.scheduler import ColocatedScheduler, GraphAwareScheduler
+
+__all__ = ["BatchSlices", "ColocatedPlanner", "ColocatedScheduler", "GraphAwareScheduler", "NoncolocatedPlanner"]

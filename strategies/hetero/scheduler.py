@@ -1,0 +1,69 @@
+"""Schedules of heterogeneous parallelism (arXiv:2605.27678, section 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from entrain_bench.assignment import Assignment
+from entrain_bench.errors import IncompatibleError
+from entrain_bench.layout import Layout
+from entrain_bench.profile import Profile
+from entrain_bench.program import Program
+from entrain_bench.schedules import chain_program, stages_behind, three_phase_program
+from entrain_bench.shapes import SampleShapes
+from strategies.hetero.boundary import check_routes, is_colocated, is_disjoint
+
+
+@dataclass(frozen=True, slots=True)
+class ColocatedScheduler:
+    """Encoder and LLM on the same ranks, each with its own grid.
+
+    LLM PP = 1: encoder forward, LLM forward, LLM backward, encoder backward of each microbatch in turn. LLM PP > 1:
+    three phases, all encoder forwards, 1F1B of the LLM, all encoder backwards.
+    """
+
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """The program.
+
+        Raises:
+            IncompatibleError: if an encoder is not on exactly the LLM's ranks or an item takes a wrong route.
+        """
+        *encoders, llm = layout.modules
+        for placed in encoders:
+            if not is_colocated(placed, llm) or placed.pp > 1:
+                raise IncompatibleError(
+                    f"layout: a colocated schedule needs {placed.module} in one stage on exactly the ranks of "
+                    f"{llm.module}"
+                )
+        model = profile.job.model
+        check_routes(model, shapes, layout, assignment, in_order=llm.pp == 1)
+        if llm.pp > 1:
+            return three_phase_program(model, shapes, layout, assignment)
+        return chain_program(model, shapes, layout, assignment, [np.zeros(1, np.int64)] * len(layout.modules))
+
+
+@dataclass(frozen=True, slots=True)
+class GraphAwareScheduler:
+    """1F1B over the stages of an encoder island and of the LLM, whose ranks are disjoint.
+
+    An LLM first stage runs a microbatch when all its encoder inputs are there; a stage warms up with as many forwards
+    as stages follow it on the longest path.
+    """
+
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """The program.
+
+        Raises:
+            IncompatibleError: if an encoder shares ranks with the LLM or an item takes a wrong route.
+        """
+        *encoders, llm = layout.modules
+        for placed in encoders:
+            if not is_disjoint(placed, llm):
+                raise IncompatibleError(
+                    f"layout: a non-colocated schedule needs {placed.module} on ranks that {llm.module} does not hold"
+                )
+        model = profile.job.model
+        check_routes(model, shapes, layout, assignment, in_order=True)
+        return chain_program(model, shapes, layout, assignment, stages_behind(layout))

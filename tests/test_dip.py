@@ -1,0 +1,384 @@
+"""DIP: sub-microbatches by hand, the interleaver by hand and against 1F1B, memory and completion on random cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+from helpers import (
+    chain_layout,
+    labels,
+    no_delay,
+    passes,
+    placed,
+    profile_of,
+    random_samples,
+    samples,
+    tiny_cluster,
+    tiny_job,
+    tiny_model,
+    uniform_batch,
+)
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from entrain_bench.arrays import FloatArray, offsets_from_counts
+from entrain_bench.assignment import Assignment, ModuleAssignment, same_microbatches
+from entrain_bench.costs.memory import Memory
+from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.job import PLANNING_SHARE, Degrees, LayoutRequest
+from entrain_bench.layout import Layout
+from entrain_bench.program import Program
+from entrain_bench.program.validate import check_program
+from entrain_bench.schedules import chain_program, stages_behind
+from entrain_bench.shapes import SampleShapes
+from entrain_bench.simulate import place_actions
+from entrain_bench.strategy import Strategy
+from strategies.dip import DipAssigner, DipPlanner, DipScheduler
+from strategies.dip.assigner import efficient_items, sub_microbatches
+from strategies.dip.belief import believed_s, chunk_s
+from strategies.dip.interleaver import interleave
+from strategies.dip.partitioner import colocate, layer_s
+
+MODEL = tiny_model(encoder=2, llm=2)
+MEMORY = Memory(MODEL)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def program_of(
+    layout: Layout, shapes: SampleShapes, assignment: Assignment, budget_bytes: float = 1e12, **knobs: str | int
+) -> Program:
+    job = tiny_job(MODEL, budget_bytes=budget_bytes / PLANNING_SHARE)
+    scheduler = DipScheduler(**knobs)  # type: ignore[arg-type]
+    return scheduler.schedule(shapes, layout, assignment, profile_of(job, shapes))
+
+
+def random_cuts(rng: np.random.Generator, dp: int, count: int, most: int) -> tuple[SampleShapes, Assignment]:
+    """Random samples in arrival order, their items cut into sub-microbatches."""
+    shapes = random_samples(rng, 2 * dp * count, longest=2000)
+    group = np.arange(len(shapes)) // 2
+    owner = group[shapes.item_sample[MODEL.encoders[0].units(shapes)]]
+    cut = ModuleAssignment(owner % dp, sub_microbatches(owner % dp, owner // dp, most))
+    return shapes, Assignment((cut, ModuleAssignment(group % dp, group // dp)))
+
+
+def peak_activations(layout: Layout, program: Program) -> FloatArray:
+    return MEMORY.peak_bytes(program) - MEMORY.lane_state_bytes(layout)
+
+
+def colocated(stages: int, dp: int = 1, num_microbatches: int = 4) -> Layout:
+    ranks = np.arange(dp * stages).reshape(dp, stages, 1)
+    return Layout(tuple(placed(module, ranks) for module in MODEL.modules), num_microbatches)
+
+
+def sequential_pipeline(
+    stages: int, count: int, forward_s: float, backward_s: float, room: int
+) -> tuple[list[list[str]], float, int]:
+    """The interleaver on one module of uniform microbatches: the order of every lane, makespan and forced forwards.
+
+    Every forward adds one byte.
+    """
+    forward = np.arange(count * stages).reshape(count, stages)
+    backward = forward + forward.size
+    edges = [
+        *zip(forward[:, :-1].ravel(), forward[:, 1:].ravel(), strict=True),
+        *zip(backward[:, 1:].ravel(), backward[:, :-1].ravel(), strict=True),
+        *zip(forward[:, -1], backward[:, -1], strict=True),
+    ]
+    edges.sort()
+    total = 2 * forward.size
+    source, user = np.array(edges, np.int64).T
+    index = np.arange(forward.size)
+    microbatch = np.tile(index // stages, 2)
+    slot, end, forced = interleave(
+        np.tile(index % stages, 2),
+        (np.arange(total) >= forward.size).astype(np.int64),
+        np.where(np.arange(total) < forward.size, forward_s, backward_s),
+        microbatch.astype(np.float64),
+        microbatch,
+        np.ones(total, np.int64),
+        np.bincount(user, minlength=total),
+        offsets_from_counts(np.bincount(source, minlength=total)),
+        user,
+        np.zeros(stages, np.int64),
+        np.full(stages, room, np.int64),
+        count,
+    )
+    lanes = []
+    for stage in range(stages):
+        mine = np.concatenate([forward[:, stage], backward[:, stage]])
+        names = [f"F{m}" for m in range(count)] + [f"B{m}" for m in range(count)]
+        lanes.append([names[i] for i in np.argsort(slot[mine])])
+    return lanes, float(end.max()), int(forced)
+
+
+# ---- assigner
+
+
+def test_sub_microbatches_by_hand() -> None:
+    # Replica 0: five items of microbatch 0 (three cuts of at most two), one of microbatch 2; replica 1: two items.
+    replica = np.array([0, 0, 0, 0, 0, 1, 1, 0])
+    microbatch = np.array([0, 0, 0, 0, 0, 1, 1, 2])
+    assert sub_microbatches(replica, microbatch, 2).tolist() == [0, 0, 1, 1, 2, 0, 0, 3]
+    assert sub_microbatches(replica, microbatch, 1).tolist() == [0, 1, 2, 3, 4, 0, 1, 5]
+    assert sub_microbatches(replica, microbatch, 9).tolist() == [0, 0, 0, 0, 0, 0, 0, 1]
+    assert sub_microbatches(replica[:0], microbatch[:0], 3).tolist() == []
+
+
+@given(seeds, st.integers(1, 5), st.integers(1, 3))
+def test_sub_microbatches_are_no_larger_than_asked_and_as_few_as_can_be(seed: int, most: int, dp: int) -> None:
+    rng = np.random.default_rng(seed)
+    group = np.sort(rng.integers(0, 9, 30))
+    place = sub_microbatches(group % dp, group // dp, most)
+    for r in range(dp):
+        mine = place[group % dp == r]
+        assert np.unique(mine).tolist() == list(range(len(np.unique(mine)))), "consecutive"
+        assert np.all(np.diff(mine) >= 0), "in arrival order"
+    for g in np.unique(group):
+        sizes = np.unique(place[group == g], return_counts=True)[1]
+        assert sizes.max() <= most
+        assert sizes.max() - sizes.min() <= 1
+        assert len(sizes) == -(-np.sum(group == g) // most)
+    cuts = {(g % dp, p) for g, p in zip(group, place, strict=True)}
+    assert len(cuts) == sum(len(np.unique(place[group == g])) for g in np.unique(group)), "cuts do not cross"
+
+
+@pytest.mark.parametrize("each", [40, 300, 5000])
+@pytest.mark.parametrize("launch_s", [1e-6, 1e-3])
+def test_efficient_items_is_the_smallest_that_reaches_the_share_of_the_peak(each: int, launch_s: float) -> None:
+    job = tiny_job(MODEL, tiny_cluster(launch_s=launch_s))
+    profile = profile_of(job, samples((10, [each])))
+    module = MODEL.encoders[0]
+    found = efficient_items(profile, module, samples((10, [each, each])), 1, 1, 0.95)
+
+    def rate(items: int) -> float:
+        times = profile.measure(module, np.full(items, each), 1, 1)
+        return items / sum(float(times[kind].total_s[0]) for kind in module.layer_kind)
+
+    peak = max(rate(2**i) for i in range(max(1, (131_072 // each).bit_length())))
+    assert rate(found) >= 0.95 * peak
+    if launch_s == 1e-3:
+        assert all(rate(n) < 0.95 * peak for n in range(1, found))
+
+
+def test_items_are_cut_and_the_llm_keeps_whole_microbatches() -> None:
+    profile = profile_of(tiny_job(MODEL, tiny_cluster(launch_s=1e-7), microbatch_size=2), samples((10, [4096])))
+    shapes = samples((10, [4096, 4096]), (10, []), (10, [4096]), (10, [4096]), (10, [4096]), (10, []))
+    assignment = DipAssigner().assign(shapes, colocated(2), profile)
+    assert assignment.modules[1].microbatch.tolist() == [0, 0, 1, 1, 2, 2]
+    assert efficient_items(profile, MODEL.encoders[0], shapes, 1, 1, 0.95) == 1
+    assert assignment.modules[0].microbatch.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_modules_with_a_dp_of_their_own_are_refused() -> None:
+    profile = profile_of(tiny_job(MODEL), samples((10, [40])))
+    modules = (placed(MODEL.modules[0], [[[0]], [[1]]]), placed(MODEL.modules[1], [[[2]]]))
+    with pytest.raises(IncompatibleError, match="one DP"):
+        DipAssigner().assign(samples((10, [40])), Layout(modules, 1), profile)
+
+
+# ---- interleaver
+
+
+def test_two_lanes_and_two_microbatches_by_hand() -> None:
+    lanes, end, forced = sequential_pipeline(2, 2, 1.0, 2.0, room=9)
+    # Lane 1: F0 1-2; B0 and F1 could both start at 2, so a backward follows the forward: B0 2-4, F1 4-5, B1 5-7.
+    # Lane 0: F0, F1 until 2, B0 4-6, B1 7-9.
+    assert lanes == [["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]]
+    assert (end, forced) == (9.0, 0)
+
+
+def test_full_lanes_stop_forwards_by_hand() -> None:
+    # Room for one microbatch: nothing overlaps, (1 + 1 + 2 + 2) each.
+    lanes, end, forced = sequential_pipeline(2, 2, 1.0, 2.0, room=1)
+    assert lanes == [["F0", "B0", "F1", "B1"]] * 2
+    assert (end, forced) == (12.0, 0)
+
+
+def test_a_microbatch_that_never_fits_still_runs() -> None:
+    lanes, _, forced = sequential_pipeline(2, 2, 1.0, 2.0, room=0)
+    assert lanes == [["F0", "B0", "F1", "B1"]] * 2
+    assert forced == 4
+
+
+def test_a_late_microbatch_does_not_take_the_room_an_early_one_needs() -> None:
+    # Encoder and LLM chunks E0 E1 L0 L1, forwards then backwards, one byte each, on a lane with room for two. By
+    # priority E1 would run first and E0 next: full, and no backward could ever run.
+    edges = [(0, 2), (1, 3), (2, 6), (3, 7), (6, 4), (7, 5)]
+    source, user = np.array(edges, np.int64).T
+    slot, end, forced = interleave(
+        np.zeros(8, np.int64),
+        np.array([0] * 4 + [1] * 4),
+        np.ones(8),
+        np.array([1.0, 0.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0]),
+        np.tile([0, 1], 4),
+        np.ones(8, np.int64),
+        np.bincount(user, minlength=8),
+        offsets_from_counts(np.bincount(source, minlength=8)),
+        user,
+        np.zeros(1, np.int64),
+        np.array([2]),
+        2,
+    )
+    assert np.argsort(slot).tolist() == [0, 2, 6, 4, 1, 3, 7, 5]
+    assert (end.max(), forced) == (8.0, 0)
+
+
+@pytest.mark.parametrize("backward", [2, 3])
+@pytest.mark.parametrize("stages", range(1, 9))
+def test_uniform_microbatches_take_no_longer_than_1f1b(stages: int, backward: int) -> None:
+    # Believed backwards take two forwards, or three with recomputation.
+    forward = 1
+    for count, room in product(range(1, 25), (stages, stages + 1, stages + 24)):
+        _, end, forced = sequential_pipeline(stages, count, float(forward), float(backward), room)
+        assert forced == 0
+        assert end <= (count + stages - 1) * (forward + backward)
+
+
+# ---- scheduler
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds, st.integers(1, 4), st.integers(1, 2), st.integers(1, 6), st.integers(1, 3), st.floats(0.0, 6.0))
+def test_random_cases_always_complete_within_the_memory_that_one_microbatch_needs(
+    seed: int, stages: int, dp: int, count: int, most: int, microbatches_of_room: float
+) -> None:
+    layout = colocated(stages, dp)
+    shapes, assignment = random_cuts(np.random.default_rng(seed), dp, count, most)
+    alone = peak_activations(layout, program_of(layout, shapes, assignment, budget_bytes=1.0)).max()
+    states = MEMORY.lane_state_bytes(layout).max()
+    budget = states + microbatches_of_room * alone
+    program = program_of(layout, shapes, assignment, budget_bytes=budget, search_rounds=seed % 3)
+    check_program(program)
+    place_actions(program, np.ones(program.num_actions), no_delay(program))
+    if microbatches_of_room >= 1.01:
+        assert MEMORY.peak_bytes(program).max() <= budget
+        event("limited")
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds, st.integers(1, 2), st.integers(1, 6))
+def test_memory_is_never_exceeded_where_1f1b_fits(seed: int, dp: int, count: int) -> None:
+    layout = chain_layout(MODEL, 2, 2, count, dp)
+    shapes, _ = random_cuts(np.random.default_rng(seed), dp, count, 1)
+    group = np.arange(len(shapes)) // 2
+    whole = same_microbatches(MODEL, shapes, group % dp, group // dp, group // dp)
+    plain = MEMORY.peak_bytes(chain_program(MODEL, shapes, layout, whole, stages_behind(layout)))
+    # Sizes are rounded up to whole bytes, an action each.
+    budget = float(plain.max()) + 4 * len(shapes)
+    program = program_of(layout, shapes, whole, budget_bytes=budget)
+    assert MEMORY.peak_bytes(program).max() <= budget
+
+
+def test_sub_microbatches_feed_one_llm_microbatch_by_hand() -> None:
+    # Two items of one sample in two cuts on a single lane: both forwards, the LLM, then the last cut's backward first.
+    shapes = samples((10, [400, 400]))
+    assignment = Assignment((labels([0, 0], [0, 1]), labels([0], [0])))
+    program = program_of(colocated(1), shapes, assignment)
+    assert passes(program, 0) == ["vision F0", "vision F1", "llm F0", "llm B0", "vision B1", "vision B0"]
+
+
+def test_phases_keep_all_encoder_activations() -> None:
+    shapes, assignment = uniform_batch(MODEL, 12)
+    layout = colocated(2)
+    programs = [program_of(layout, shapes, assignment, order="phases")]
+    one_group = peak_activations(layout, program_of(layout, shapes, assignment, budget_bytes=1.0))
+    room = MEMORY.lane_state_bytes(layout).max() + 3.1 * one_group.max()
+    programs.append(program_of(layout, shapes, assignment, budget_bytes=room))
+    phases, limited = (float(MEMORY.peak_bytes(program).max()) for program in programs)
+    assert limited <= room < phases
+    order = passes(programs[0], 0)
+    assert order[:12] == [f"vision F{m}" for m in range(12)]
+    assert order[-12:] == [f"vision B{m}" for m in range(12)]
+
+
+def test_the_search_never_believes_itself_worse_and_repeats_itself() -> None:
+    layout = colocated(3, dp=2)
+    shapes, assignment = random_cuts(np.random.default_rng(3), 2, 6, 2)
+    profile = profile_of(tiny_job(MODEL), shapes)
+    plain, found, again = (program_of(layout, shapes, assignment, search_rounds=rounds) for rounds in (0, 20, 20))
+    assert believed_s(profile, found) < believed_s(profile, plain)
+    assert np.array_equal(found.lane_actions, again.lane_actions)
+
+
+def test_believed_stage_times_add_up_to_the_estimates_and_recomputation_costs_a_forward() -> None:
+    shapes, assignment = uniform_batch(MODEL, 4)
+    llm = MODEL.llm
+    profile = profile_of(tiny_job(MODEL), shapes)
+    chunks = program_of(colocated(2), shapes, assignment).chunks[-1]
+    for recompute, factor in ((False, 2.0), (True, 3.0)):
+        forward, backward = chunk_s(llm, placed(llm, [[[0], [1]]], recompute=recompute), shapes, chunks, profile)
+        assert forward.sum() == pytest.approx(profile.estimate_units(llm, shapes, 1, 1).sum())
+        assert backward == pytest.approx(factor * forward)
+
+
+def test_stages_on_several_lanes_are_refused() -> None:
+    wide = (placed(MODEL.modules[0], [[[0, 1]]], tp=2), placed(MODEL.modules[1], [[[0], [1]]]))
+    shapes, assignment = uniform_batch(MODEL, 2)
+    with pytest.raises(IncompatibleError, match="one TP x CP"):
+        program_of(Layout(wide, 2), shapes, assignment)
+
+
+# ---- planner
+
+
+def test_all_modules_share_all_ranks_and_are_split_by_themselves() -> None:
+    shapes = random_samples(np.random.default_rng(0), 16)
+    profile = profile_of(tiny_job(MODEL, request=LayoutRequest(tp=1, cp=1, dp=2)), shapes)
+    layout = Strategy("dip", DipPlanner(), DipAssigner(), DipScheduler()).plan(profile)
+    assert [module.pp for module in layout.modules] == [4, 4]
+    assert np.array_equal(layout.modules[0].ranks, layout.modules[1].ranks)
+    assert layout.num_lanes == 8
+
+
+def test_modules_with_few_layers_leave_lanes_out_but_together_use_all() -> None:
+    job = tiny_job(MODEL)
+    layout = colocate(job, Degrees(1, 1, 6, 1), [(1, 1, 1, 1), (1, 1, 1, 1)], (False, False))
+    assert layout.modules[0].ranks.ravel().tolist() == [0, 1, 2, 3]
+    assert layout.modules[1].ranks.ravel().tolist() == [2, 3, 4, 5]
+    shapes, assignment = uniform_batch(MODEL, 4)
+    program = program_of(layout, shapes, assignment)
+    place_actions(program, np.ones(program.num_actions), no_delay(program))
+
+
+def test_a_module_without_items_in_the_profile_is_still_split_by_its_layers() -> None:
+    profile = profile_of(tiny_job(MODEL), samples((10, []), (20, [])))
+    cost = layer_s(profile, MODEL.encoders[0], samples((10, [])), Degrees(1, 1, 2, 1))
+    assert np.all(cost > 0)
+
+
+def test_recomputation_is_taken_where_memory_would_starve_the_pipeline() -> None:
+    shapes = samples(*[(1500, [4000])] * 8)
+    layouts = {}
+    for budget in (16.0, 0.0):
+        job = tiny_job(MODEL, request=LayoutRequest(tp=1, cp=1, dp=2), budget_bytes=1e12)
+        profile = profile_of(job, shapes)
+        strategy = Strategy("dip", DipPlanner(), DipAssigner(), DipScheduler())
+        roomy = strategy.plan(profile)
+        if not budget:
+            alone = peak_activations(
+                roomy, program_of(roomy, shapes, DipAssigner().assign(shapes, roomy, profile), 1.0)
+            )
+            need = (MEMORY.lane_state_bytes(roomy).max() + 1.3 * alone.max()) / PLANNING_SHARE
+            job = tiny_job(MODEL, request=LayoutRequest(tp=1, cp=1, dp=2), budget_bytes=float(need))
+            roomy = strategy.plan(profile_of(job, shapes))
+        layouts[budget] = [module.recompute for module in roomy.modules]
+    assert layouts[16.0] == [False, False]
+    assert any(layouts[0.0])
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: DipPlanner(profile_samples=0), "strategy.planner.profile_samples=0"),
+        (lambda: DipAssigner(efficiency=0.0), "strategy.assigner.efficiency=0.0"),
+        (lambda: DipAssigner(efficiency=1.5), "strategy.assigner.efficiency=1.5"),
+        (lambda: DipScheduler(order="fifo"), "strategy.scheduler.order=fifo"),
+        (lambda: DipScheduler(search_rounds=-1), "strategy.scheduler.search_rounds=-1"),
+    ],
+)
+def test_knobs_out_of_range_are_refused(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build()
