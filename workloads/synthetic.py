@@ -98,6 +98,15 @@ class SyntheticWorkload:
         return SyntheticSource(self.name, parse_marginal(self.text, "workload.text"), modalities, root)
 
 
+@dataclass(slots=True)
+class _Drawn:
+    """The block a generator draws from, and how many samples it has drawn in all."""
+
+    by: np.random.Generator | None = None
+    block: SampleShapes | None = None
+    num_samples: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class SyntheticSource:
     """Generator of a synthetic workload's samples.
@@ -114,6 +123,7 @@ class SyntheticSource:
     modalities: Mapping[str, _Modality]
     root: FloatArray
     _blocks: dict[tuple[int, int], SampleShapes] = field(default_factory=dict, repr=False, compare=False)
+    _drawn: _Drawn = field(default_factory=_Drawn, repr=False, compare=False)
 
     def batch(self, iteration: int, num_samples: int, seed: int) -> SampleShapes:
         """Samples ``iteration * num_samples`` and following of the stream that belongs to the seed."""
@@ -121,10 +131,26 @@ class SyntheticSource:
         return concatenate([self._block(seed, block).take(np.arange(lo, hi)) for block, lo, hi in blocks])
 
     def draw(self, num_samples: int, rng: np.random.Generator) -> SampleShapes:
-        """Independent samples, numbered from 0."""
+        """Independent samples, numbered in the order in which this generator drew them.
+
+        A block is generated at a time; what a call leaves of it goes to the generator's next call.
+        """
         require(num_samples >= 1, "num_samples", num_samples, "at least 1")
-        blocks = [self._generate(rng, start) for start in range(0, num_samples, BLOCK_SAMPLES)]
-        return concatenate(blocks).take(np.arange(num_samples))
+        drawn = self._drawn
+        if drawn.by is not rng:
+            drawn.by, drawn.num_samples = rng, 0
+        first, last = drawn.num_samples, drawn.num_samples + num_samples
+        parts = []
+        while first < last:
+            start = first - first % BLOCK_SAMPLES
+            if first == start:
+                drawn.block = self._generate(rng, start)
+            end = min(last, start + BLOCK_SAMPLES)
+            assert drawn.block is not None, "the first sample of a block generates it"
+            parts.append(drawn.block.take(np.arange(first - start, end - start)))
+            first = end
+        drawn.num_samples = last
+        return concatenate(parts)
 
     def _block(self, seed: int, block: int) -> SampleShapes:
         if (seed, block) not in self._blocks:
