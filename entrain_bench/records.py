@@ -20,7 +20,7 @@ from filelock import FileLock
 from entrain_bench.config import RunConfig
 from entrain_bench.errors import UserError
 from entrain_bench.experiment import Outcome
-from entrain_bench.instantiate import instantiate
+from entrain_bench.instantiate import COSMETIC, instantiate
 from entrain_bench.metrics import chrome_trace
 
 logger = logging.getLogger(__name__)
@@ -82,8 +82,8 @@ class Record:
         return self.status in ("ok", "skipped")
 
     def row(self) -> dict[str, Any]:
-        """The run's row of ``table.csv``."""
-        settings = {name: self.config[name] for name in SETTINGS}
+        """The run's row of ``table.csv``; empty where the run is older than a setting."""
+        settings = {name: self.config.get(name) for name in SETTINGS}
         degrees = {name: self.config["layout"][name.removeprefix("layout_")] for name in DEGREES}
         return {
             **{name: self.labels[name] for name in LABELS},
@@ -157,7 +157,9 @@ def identify(config: RunConfig) -> tuple[str, str]:
 
 def _decisive(node: Any) -> Any:
     if isinstance(node, Mapping):
-        return {key: _decisive(value) for key, value in node.items() if key not in COSMETIC_KEYS}
+        # What a class is built of decides, whatever its name.
+        cosmetic = {COSMETIC} if "_target_" in node else COSMETIC_KEYS
+        return {key: _decisive(value) for key, value in node.items() if key not in cosmetic}
     return [_decisive(value) for value in node] if isinstance(node, list) else node
 
 
