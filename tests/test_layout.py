@@ -11,7 +11,7 @@ from helpers import chain_layout, placed, tiny_cluster, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.errors import UserError
+from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.schedules import stages_behind
 
@@ -67,6 +67,30 @@ def test_degrees_and_description() -> None:
     }
 
 
+def test_virtual_stages_share_lanes_and_are_described() -> None:
+    # Replica by replica, stages 0, 1, 2 on blocks 0, 1, 0.
+    ranks = np.array([[[0, 1], [2, 3], [0, 1]], [[4, 5], [6, 7], [4, 5]]])
+    layout = Layout((placed(VISION, [[[0]], [[4]]]), placed(LLM, ranks, tp=2)), 1)
+    check_layout(layout, MODEL, tiny_cluster())
+    vision, llm = layout.blocks
+    assert layout.lane_first_rank.tolist() == [0, 1, 2, 4, 5, 6]
+    assert layout.lane_width.tolist() == [1, 1, 2, 1, 1, 2]
+    assert [part.tolist() for part in np.split(llm.lanes, llm.offsets[1:-1])] == [
+        [0, 1],
+        [2],
+        [0, 1],
+        [3, 4],
+        [5],
+        [3, 4],
+    ]
+    assert llm.rank_set[0] == llm.rank_set[2] != llm.rank_set[1]
+    assert vision.lanes.tolist() == [0, 3]
+    assert layout.modules[1].stages_per_rank == 2
+    assert layout.describe()["llm"] == "tp2 cp1 pp3 dp2 layers 2/2/2 virtual x2"
+    with pytest.raises(IncompatibleError, match="a rank holds 2 stages of llm"):
+        stages_behind(layout)
+
+
 def test_ranks_of_a_layout_are_read_only() -> None:
     layout = chain_layout(MODEL, 1, 1, 1)
     with pytest.raises(ValueError, match="read-only"):
@@ -106,7 +130,21 @@ REFUSED: list[tuple[str, Change, str]] = [
     ),
     ("empty stage", lambda m: replace(m, layers_per_stage=(6, 0)), r"llm\.layers_per_stage=\(6, 0\): must be positive"),
     ("shape", lambda m: replace(m, cp=2), r"llm\.ranks=\(1, 2, 1\): must be of shape \(1, 2, 2\)"),
-    ("repeated", lambda m: replace(m, ranks=np.ones((1, 2, 1), int)), r"llm\.ranks=repeated: must be distinct"),
+    (
+        "two replicas on one rank",
+        lambda m: replace(m, ranks=np.array([[[1], [2]], [[2], [1]]])),
+        r"llm\.ranks=repeated: must be distinct",
+    ),
+    (
+        "stages out of turn",
+        lambda m: replace(m, layers_per_stage=(2, 2, 2), ranks=np.array([[[1], [2], [2]]])),
+        r"llm\.ranks=repeated: must be distinct",
+    ),
+    (
+        "replicas that turn differently",
+        lambda m: replace(m, ranks=np.array([[[1], [1]], [[2], [3]]])),
+        r"llm\.ranks=repeated: must be distinct",
+    ),
     ("beyond", lambda m: replace(m, ranks=m.ranks + 98), r"llm\.ranks=99\.\.100: must be within the 100 ranks"),
 ]
 
