@@ -34,7 +34,7 @@ class DipScheduler:
     """
 
     order: str = "interleave"
-    search_rounds: int = 32
+    search_rounds: int = 16
     search_seconds: float | None = None
 
     def __post_init__(self) -> None:
