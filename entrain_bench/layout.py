@@ -171,8 +171,9 @@ def check_layout(layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> None
         shape = (placed.dp, placed.pp, placed.ranks_per_block)
         require(placed.ranks.shape == shape, f"{where}.ranks", placed.ranks.shape, f"of shape {shape}")
         # Virtual stages go round a replica's blocks, all replicas alike.
-        once = placed.ranks[:, : -(-placed.pp // placed.stages_per_rank)]
-        turns = np.array_equal(placed.ranks, once[:, np.arange(placed.pp) % once.shape[1]])
+        num_blocks = max(1, np.unique(placed.ranks[0]).size // placed.ranks_per_block)
+        once = placed.ranks[:, :num_blocks]
+        turns = np.array_equal(placed.ranks, once[:, np.arange(placed.pp) % num_blocks])
         distinct = turns and np.unique(once).size == once.size
         require(distinct, f"{where}.ranks", "repeated", "distinct, or those of the stages before in turn")
         # Tensor and context parallelism are priced by the links of aligned blocks of consecutive ranks.

@@ -207,6 +207,11 @@ def test_a_layout_that_does_not_fit_is_refused(change: Change, message: str) -> 
         check_layout(broken, MODEL, cluster)
 
 
+def test_the_last_turn_of_virtual_stages_may_end_early() -> None:
+    llm = replace(placed(LLM, [[[1], [2], [3], [4], [1]]]), layers_per_stage=(1, 1, 1, 1, 2))
+    check_layout(Layout((placed(VISION, [[[0]]]), llm), 1), MODEL, tiny_cluster())
+
+
 def test_a_layout_for_other_modules_is_refused() -> None:
     layout = chain_layout(MODEL, 1, 2, 4)
     with pytest.raises(UserError, match="layout="):
