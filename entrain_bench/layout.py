@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray, freeze, offsets_from_counts
+from entrain_bench.arrays import IntArray, freeze, offsets_from_counts, take_rows
 from entrain_bench.errors import UserError, require
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.model import ModelSpec
@@ -21,7 +21,8 @@ class ModuleLayout:
         tp: tensor-parallel degree.
         cp: context-parallel degree.
         layers_per_stage: consecutive layers of each pipeline stage, embedding and head included ``[pp]``.
-        ranks: ranks of each block, TP innermost ``[dp, pp, tp * cp]``.
+        ranks: ranks of each block, TP innermost ``[dp, pp, tp * cp]``. Stages s and s + P on the same ranks are virtual
+            stages of an interleaved pipeline over P ranks (arXiv:2104.04473, section 2.2).
         recompute: whether backward recomputes each layer from its input.
     """
 
@@ -34,8 +35,19 @@ class ModuleLayout:
 
     @property
     def pp(self) -> int:
-        """Number of pipeline stages."""
+        """Number of pipeline stages, virtual ones included."""
         return len(self.layers_per_stage)
+
+    @property
+    def stages_per_rank(self) -> int:
+        """Stages that a rank holds at most: virtual pipeline stages if more than one."""
+        _, held = np.unique(self.ranks[0], return_counts=True)
+        return int(held.max())
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the first and the last stage are on the same ranks."""
+        return bool(np.array_equal(self.ranks[:, 0], self.ranks[:, -1]))
 
     @property
     def dp(self) -> int:
@@ -91,9 +103,16 @@ class Layout:
     def __post_init__(self) -> None:
         num_ranks = 1 + max(int(module.ranks.max()) for module in self.modules)
         block_of_rank = np.full((len(self.modules), num_ranks), -1)
+        # Virtual stages hold the same ranks: number blocks by the first one that does.
+        rank_sets: dict[bytes, int] = {}
+        numbers, firsts = [], []
         for row, module in zip(block_of_rank, self.modules, strict=True):
             flat = module.ranks.reshape(module.dp * module.pp, -1)
-            row[flat] = np.arange(len(flat))[:, None]
+            number = np.array([rank_sets.setdefault(np.sort(ranks).tobytes(), len(rank_sets)) for ranks in flat])
+            _, index, inverse = np.unique(number, return_index=True, return_inverse=True)
+            numbers.append(number)
+            firsts.append(index[inverse])
+            row[flat] = firsts[-1][:, None]
             freeze(module.ranks)
         used = np.flatnonzero((block_of_rank >= 0).any(axis=0))
         _, first, lane, width = np.unique(
@@ -105,14 +124,12 @@ class Layout:
         object.__setattr__(self, "lane_width", width[order])
         object.__setattr__(self, "lane_first_rank", used[first[order]])
         blocks = []
-        rank_sets: dict[bytes, int] = {}
-        for row, module in zip(block_of_rank[:, used], self.modules, strict=True):
+        for row, module, number, same in zip(block_of_rank[:, used], self.modules, numbers, firsts, strict=True):
             held = row >= 0
             pairs = np.unique(np.stack([row[held], renumber[lane.ravel()[held]]]), axis=1)
             offsets = offsets_from_counts(np.bincount(pairs[0], minlength=module.dp * module.pp))
-            held_by = module.ranks.reshape(module.dp * module.pp, -1)
-            number = [rank_sets.setdefault(np.sort(ranks).tobytes(), len(rank_sets)) for ranks in held_by]
-            blocks.append(Blocks(offsets, pairs[1], module.pp, np.array(number)))
+            offsets, entries = take_rows(offsets, same)
+            blocks.append(Blocks(offsets, pairs[1][entries], module.pp, number))
         object.__setattr__(self, "blocks", tuple(blocks))
 
     @property
@@ -133,6 +150,7 @@ class Layout:
         """One short text a module, for tables: degrees and layers of each stage."""
         return {
             m.module: f"tp{m.tp} cp{m.cp} pp{m.pp} dp{m.dp} layers {'/'.join(map(str, m.layers_per_stage))}"
+            + (f" virtual x{m.stages_per_rank}" if m.stages_per_rank > 1 else "")
             + (" recompute" if m.recompute else "")
             for m in self.modules
         }
@@ -152,7 +170,12 @@ def check_layout(layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> None
         require(min(placed.layers_per_stage) >= 1, f"{where}.layers_per_stage", placed.layers_per_stage, "positive")
         shape = (placed.dp, placed.pp, placed.ranks_per_block)
         require(placed.ranks.shape == shape, f"{where}.ranks", placed.ranks.shape, f"of shape {shape}")
-        require(np.unique(placed.ranks).size == placed.ranks.size, f"{where}.ranks", "repeated", "distinct ranks")
+        # Virtual stages go round a replica's blocks, all replicas alike.
+        num_blocks = max(1, np.unique(placed.ranks[0]).size // placed.ranks_per_block)
+        once = placed.ranks[:, :num_blocks]
+        turns = np.array_equal(placed.ranks, once[:, np.arange(placed.pp) % num_blocks])
+        distinct = turns and np.unique(once).size == once.size
+        require(distinct, f"{where}.ranks", "repeated", "distinct, or those of the stages before in turn")
         # Tensor and context parallelism are priced by the links of aligned blocks of consecutive ranks.
         first = placed.ranks[:, :, :1]
         aligned = np.all(placed.ranks == first + np.arange(placed.ranks_per_block)) and not np.any(first % placed.tp)

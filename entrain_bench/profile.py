@@ -7,7 +7,7 @@ from zlib import crc32
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.arrays import FloatArray, IntArray, rows_of
 from entrain_bench.costs.roofline import PassTimes, loads_of
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.job import Job
@@ -52,11 +52,12 @@ class Profile:
         return [self._truth.roofline.layer_s(kind, loads, tp, cp) for kind in module.kinds]
 
     def step_s(self, layout: Layout) -> float:
-        """Measured time of the slowest stage's gradient synchronisation and optimizer step."""
-        return max(
-            float((self._truth.step_s(m, p, Pass.GRAD_SYNC) + self._truth.step_s(m, p, Pass.OPTIMIZER)).max())
-            for m, p in zip(self.job.model.modules, layout.modules, strict=True)
-        )
+        """Measured time of all gradient synchronisations and optimizer steps on the rank that has most to do."""
+        total = np.zeros(layout.num_lanes)
+        for module, placed, blocks in zip(self.job.model.modules, layout.modules, layout.blocks, strict=True):
+            seconds = sum(self._truth.step_s(module, placed, kind) for kind in (Pass.GRAD_SYNC, Pass.OPTIMIZER))
+            np.add.at(total, blocks.lanes, np.tile(seconds, placed.dp)[rows_of(blocks.offsets)])
+        return float(total.max())
 
     def forward_fit(self, module: ModuleSpec, tp: int, cp: int) -> FloatArray:
         """Coefficients of ``a x^2 + b x + c`` for the forward of each layer kind ``[kinds, 3]``, seconds.

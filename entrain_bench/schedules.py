@@ -42,9 +42,10 @@ def stages_behind(layout: Layout) -> list[IntArray]:
     The chain runs through the stages of each encoder (encoders on the same lanes count once), then the LLM's.
 
     Raises:
-        IncompatibleError: if the stages form no chain: modules share lanes but not their DP, or a lane of the LLM comes
-            before the end of an encoder.
+        IncompatibleError: if the stages form no chain: modules share lanes but not their DP, a lane of the LLM comes
+            before the end of an encoder, or stages are virtual.
     """
+    _refuse_virtual_stages(layout)
     for one, other in combinations(range(len(layout.modules)), 2):
         shared = np.intersect1d(layout.blocks[one].lanes, layout.blocks[other].lanes).size
         if shared and layout.modules[one].dp != layout.modules[other].dp:
@@ -61,6 +62,14 @@ def stages_behind(layout: Layout) -> list[IntArray]:
                 f"schedule: the LLM's stages begin before {module.module}'s end, so they form no chain"
             )
     return behind
+
+
+def _refuse_virtual_stages(layout: Layout) -> None:
+    for placed in layout.modules:
+        if placed.stages_per_rank > 1:
+            raise IncompatibleError(
+                f"schedule: a rank holds {placed.stages_per_rank} stages of {placed.module}; this order takes one"
+            )
 
 
 def chain_chunks(
@@ -137,7 +146,11 @@ def three_phase_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, 
 
     For modules that share their ranks: an encoder's activations stay until the last phase. Encoder microbatches run in
     order, forwards one after the other and backwards likewise.
+
+    Raises:
+        IncompatibleError: if stages are virtual.
     """
+    _refuse_virtual_stages(layout)
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
     first_llm = 1 + max((int(rows.microbatch.max(initial=-1)) for rows in chunks[:-1]), default=-1)
     llm = chunks[-1]

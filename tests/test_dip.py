@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
+from dataclasses import replace
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -24,23 +25,28 @@ from helpers import (
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.arrays import FloatArray, offsets_from_counts
+from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts
 from entrain_bench.assignment import Assignment, ModuleAssignment, same_microbatches
+from entrain_bench.bound import lower_bound_s
 from entrain_bench.costs.memory import Memory
+from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.job import PLANNING_SHARE, Degrees, LayoutRequest
 from entrain_bench.layout import Layout
-from entrain_bench.program import Program
+from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.validate import check_program
 from entrain_bench.schedules import chain_program, stages_behind
 from entrain_bench.shapes import SampleShapes
-from entrain_bench.simulate import place_actions
+from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.strategy import Strategy
 from strategies.dip import DipAssigner, DipPlanner, DipScheduler
 from strategies.dip.assigner import efficient_items, sub_microbatches
 from strategies.dip.belief import believed_s, chunk_s
 from strategies.dip.interleaver import interleave
-from strategies.dip.partitioner import colocate, layer_s
+from strategies.dip.partitioner import chunks_per_rank, colocate, layer_s
+from strategies.dip.scheduler import best_slots
+from strategies.dip.search import OrderTree
+from strategies.dip.segments import Segments, segments_of
 
 MODEL = tiny_model(encoder=2, llm=2)
 MEMORY = Memory(MODEL)
@@ -68,9 +74,23 @@ def peak_activations(layout: Layout, program: Program) -> FloatArray:
     return MEMORY.peak_bytes(program) - MEMORY.lane_state_bytes(layout)
 
 
-def colocated(stages: int, dp: int = 1, num_microbatches: int = 4) -> Layout:
-    ranks = np.arange(dp * stages).reshape(dp, stages, 1)
+def colocated(stages: int, dp: int = 1, num_microbatches: int = 4, chunks: int = 1) -> Layout:
+    """Every module in ``chunks`` stages on each rank."""
+    ranks = np.tile(np.arange(dp * stages).reshape(dp, stages, 1), (1, chunks, 1))
     return Layout(tuple(placed(module, ranks) for module in MODEL.modules), num_microbatches)
+
+
+def segments(layout: Layout, shapes: SampleShapes, assignment: Assignment) -> Segments:
+    profile = profile_of(tiny_job(MODEL, budget_bytes=1e12), shapes)
+    return segments_of(program_of(layout, shapes, assignment), assignment, profile)
+
+
+def finish(slot: IntArray, layout: Layout, shapes: SampleShapes, assignment: Assignment) -> float:
+    """Believed end of the order that slots state, by the simulator."""
+    draft = program_of(layout, shapes, assignment)
+    slots = [Slots(slot[draft.forward_actions(i)], slot[draft.backward_actions(i)]) for i in range(len(draft.chunks))]
+    program = build_program(MODEL, layout, shapes, draft.chunks, slots)
+    return believed_s(profile_of(tiny_job(MODEL), shapes), program)
 
 
 def sequential_pipeline(
@@ -237,15 +257,77 @@ def test_uniform_microbatches_take_no_longer_than_1f1b(stages: int, backward: in
         assert end <= (count + stages - 1) * (forward + backward)
 
 
+# ---- search
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_the_tree_sees_every_order_once_it_is_finished(count: int) -> None:
+    rng = np.random.default_rng(count)
+    scores = {order: float(rng.random()) for order in permutations(range(count))}
+    tree = OrderTree(count, rng)
+    seen, best = [], []
+    while not tree.finished:
+        seen.append(tuple(tree.propose().tolist()))
+        assert tree.learn(scores[seen[-1]]) == (scores[seen[-1]] < min(best, default=np.inf))
+        best.append(tree.score)
+    if count:
+        assert seen[0] == tuple(range(count)), "the order of arrival comes first"
+        assert set(seen) == set(scores)
+        assert scores[tuple(tree.order.tolist())] == best[-1] == min(scores.values())
+
+
+def test_the_tree_beats_as_many_random_orders_where_the_beginning_matters() -> None:
+    # Least where the elements fall; early places count most, as the first microbatches of a pipeline do.
+    weight = 0.8 ** np.arange(24)
+    found, drawn = [], []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        value = rng.random(24)
+        tree = OrderTree(24, rng)
+        for _ in range(60):
+            tree.learn(float(value[tree.propose()] @ weight))
+        found.append(tree.score)
+        drawn.append(min(float(value[rng.permutation(24)] @ weight) for _ in range(60)))
+    assert np.mean(found) < np.mean(drawn)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seeds, st.integers(1, 3), st.integers(1, 2), st.integers(1, 4))
+def test_the_search_finds_the_best_order_of_few_microbatches(seed: int, stages: int, dp: int, count: int) -> None:
+    layout = colocated(stages, dp)
+    shapes, assignment = random_cuts(np.random.default_rng(seed), dp, count, 2)
+    found = segments(layout, shapes, assignment)
+    assert len(found.group_set) == dp * count
+    orders = [np.tile(order, dp) for order in permutations(range(count))]
+    least = np.min([found.schedule(np.array(order))[1] for order in orders], axis=0)
+    slot = best_slots(found, rounds=100)
+    assert finish(slot, layout, shapes, assignment) == pytest.approx(least.max(), rel=1e-9)
+
+
+def test_without_time_the_search_keeps_the_order_of_arrival() -> None:
+    shapes, assignment = random_cuts(np.random.default_rng(3), 2, 6, 2)
+    found = segments(colocated(3, dp=2), shapes, assignment)
+    assert np.array_equal(best_slots(found, 50, seconds=0.0), best_slots(found, 0))
+    assert not np.array_equal(best_slots(found, 50, seconds=1e9), best_slots(found, 0))
+
+
 # ---- scheduler
 
 
 @settings(max_examples=60, deadline=None)
-@given(seeds, st.integers(1, 4), st.integers(1, 2), st.integers(1, 6), st.integers(1, 3), st.floats(0.0, 6.0))
+@given(
+    seeds,
+    st.integers(1, 4),
+    st.integers(1, 2),
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.floats(0.0, 6.0),
+    st.integers(1, 4),
+)
 def test_random_cases_always_complete_within_the_memory_that_one_microbatch_needs(
-    seed: int, stages: int, dp: int, count: int, most: int, microbatches_of_room: float
+    seed: int, stages: int, dp: int, count: int, most: int, microbatches_of_room: float, chunks: int
 ) -> None:
-    layout = colocated(stages, dp)
+    layout = colocated(stages, dp, chunks=min(chunks, 4 // stages))
     shapes, assignment = random_cuts(np.random.default_rng(seed), dp, count, most)
     alone = peak_activations(layout, program_of(layout, shapes, assignment, budget_bytes=1.0)).max()
     states = MEMORY.lane_state_bytes(layout).max()
@@ -278,6 +360,32 @@ def test_sub_microbatches_feed_one_llm_microbatch_by_hand() -> None:
     assignment = Assignment((labels([0, 0], [0, 1]), labels([0], [0])))
     program = program_of(colocated(1), shapes, assignment)
     assert passes(program, 0) == ["vision F0", "vision F1", "llm F0", "llm B0", "vision B1", "vision B0"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(seeds, st.integers(1, 3), st.integers(2, 4), st.integers(1, 2))
+def test_several_chunks_a_rank_stay_above_the_bound(seed: int, stages: int, chunks: int, dp: int) -> None:
+    layout = colocated(stages, dp, chunks=min(chunks, 4 // stages))
+    shapes, assignment = random_cuts(np.random.default_rng(seed), dp, 5, 2)
+    truth = CostTruth(MODEL, tiny_cluster())
+    timeline = Simulator(truth, 1e12).execute(program_of(layout, shapes, assignment))
+    assert timeline.iteration_time_s >= lower_bound_s(truth, layout, shapes) * (1 - 1e-12)
+
+
+def test_chunks_shorten_fill_and_drain() -> None:
+    # Two ranks, eight microbatches of 2 s forward and 4 s backward a rank: filling and draining take (P - 1) x 6 s,
+    # with two chunks a rank half of it at best (arXiv:2104.04473, section 2.2).
+    llm_only = tiny_model(encoder=0, llm=2)
+    shapes, assignment = uniform_batch(llm_only, 8)
+    ends = []
+    for chunks in (1, 2):
+        ranks = np.tile(np.arange(2).reshape(1, 2, 1), (1, chunks, 1))
+        layout = Layout((placed(llm_only.llm, ranks),), 8)
+        profile = profile_of(tiny_job(llm_only, budget_bytes=1e12), shapes)
+        found = segments_of(DipScheduler().schedule(shapes, layout, assignment, profile), assignment, profile)
+        even = replace(found, duration_s=np.where(found.is_backward, 4.0, 2.0) / chunks)
+        ends.append(float(even.schedule(np.arange(8))[1].max()))
+    assert ends == [8 * 6 + 6, 8 * 6 + 3]
 
 
 def test_phases_keep_all_encoder_activations() -> None:
@@ -343,6 +451,47 @@ def test_modules_with_few_layers_leave_lanes_out_but_together_use_all() -> None:
     place_actions(program, np.ones(program.num_actions), no_delay(program))
 
 
+def test_chunks_go_round_the_ranks() -> None:
+    layout = colocate(tiny_job(MODEL), Degrees(1, 1, 2, 2), [(2, 2), (1, 1, 1, 1)], (False, False))
+    assert layout.modules[0].ranks[..., 0].tolist() == [[0, 1], [2, 3]]
+    assert layout.modules[1].ranks[..., 0].tolist() == [[0, 1, 0, 1], [2, 3, 2, 3]]
+    assert (layout.num_lanes, layout.num_ranks) == (4, 4)
+
+
+def test_chunks_per_rank_follow_the_latencies() -> None:
+    model = tiny_model(encoder=6, llm=18)
+    shapes = samples((20, [1600, 1600]), (20, [1600]))
+    profile = profile_of(tiny_job(model, microbatch_size=3), shapes)
+    degrees = Degrees(1, 1, 1, 1)
+    vision, llm = model.modules
+    times = []
+    for module, count, tokens in ((vision, efficient_items(profile, vision, shapes, 1, 1, 0.95), 1600), (llm, 3, None)):
+        each = tokens or round(float(shapes.llm_tokens.mean()))
+        measured = profile.measure(module, np.full(count, each), 1, 1)
+        times.append(sum(float(measured[kind].total_s[0]) for kind in module.layer_kind))
+    ratio = int(times[1] / times[0])
+    assert 1 < ratio < 20
+    assert chunks_per_rank(profile, shapes, degrees, 0.95) == (1, ratio)
+    # Every stage of every chunk has a layer; a module without items does not count.
+    assert chunks_per_rank(profile, shapes, Degrees(1, 1, 8, 1), 0.95) == (1, min(ratio, 2))
+    assert chunks_per_rank(profile, samples((2000, [])), degrees, 0.95) == (1, 1)
+
+
+def test_the_planner_keeps_one_chunk_where_the_order_takes_no_more() -> None:
+    shapes = samples(*[(4000, [40])] * 8)
+    job = tiny_job(tiny_model(encoder=2, llm=14), request=LayoutRequest(tp=1, cp=1, dp=4))
+
+    def stages(chunks: str, order: str) -> list[int]:
+        strategy = Strategy("dip", DipPlanner(chunks=chunks), DipAssigner(), DipScheduler(order, search_rounds=0))
+        return [module.pp for module in strategy.plan(profile_of(job, shapes)).modules]
+
+    assert stages("rule", "interleave") == [2, 16]
+    assert stages("auto", "interleave") == [2, 16]
+    assert stages("one", "interleave") == stages("one", "phases") == stages("auto", "phases") == [2, 2]
+    with pytest.raises(IncompatibleError, match="a rank holds 8 stages of llm"):
+        stages("rule", "phases")
+
+
 def test_a_module_without_items_in_the_profile_is_still_split_by_its_layers() -> None:
     profile = profile_of(tiny_job(MODEL), samples((10, []), (20, [])))
     cost = layer_s(profile, MODEL.encoders[0], samples((10, [])), Degrees(1, 1, 2, 1))
@@ -355,7 +504,7 @@ def test_recomputation_is_taken_where_memory_would_starve_the_pipeline() -> None
     for budget in (16.0, 0.0):
         job = tiny_job(MODEL, request=LayoutRequest(tp=1, cp=1, dp=2), budget_bytes=1e12)
         profile = profile_of(job, shapes)
-        strategy = Strategy("dip", DipPlanner(), DipAssigner(), DipScheduler())
+        strategy = Strategy("dip", DipPlanner(), DipAssigner(), DipScheduler(search_rounds=0))
         roomy = strategy.plan(profile)
         if not budget:
             alone = peak_activations(
@@ -373,10 +522,13 @@ def test_recomputation_is_taken_where_memory_would_starve_the_pipeline() -> None
     ("build", "message"),
     [
         (lambda: DipPlanner(profile_samples=0), "strategy.planner.profile_samples=0"),
+        (lambda: DipPlanner(chunks="two"), "strategy.planner.chunks=two"),
+        (lambda: DipPlanner(efficiency=0.0), "strategy.planner.efficiency=0.0"),
         (lambda: DipAssigner(efficiency=0.0), "strategy.assigner.efficiency=0.0"),
         (lambda: DipAssigner(efficiency=1.5), "strategy.assigner.efficiency=1.5"),
         (lambda: DipScheduler(order="fifo"), "strategy.scheduler.order=fifo"),
         (lambda: DipScheduler(search_rounds=-1), "strategy.scheduler.search_rounds=-1"),
+        (lambda: DipScheduler(search_seconds=-1.0), "strategy.scheduler.search_seconds=-1.0"),
     ],
 )
 def test_knobs_out_of_range_are_refused(build: Callable[[], object], message: str) -> None:

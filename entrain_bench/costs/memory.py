@@ -27,12 +27,12 @@ class Memory:
     def stage_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Parameters of each stage before tensor parallelism ``[stages]``; a tied embedding is held by both its stages.
 
-        On a single stage the tied embedding is one tensor.
+        On one set of ranks the tied embedding is one tensor.
         """
         counts = module.kind_counts(placed.layers_per_stage)
         parameters = counts @ np.array([layer.parameters for layer in module.kinds], np.float64)
-        if module.config.tied_embeddings and placed.pp == 1:
-            parameters -= module.layers[0].parameters
+        if module.config.tied_embeddings and placed.is_closed:
+            parameters[-1] -= module.layers[0].parameters
         return np.asarray(parameters)
 
     def stage_state_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:

@@ -94,7 +94,7 @@ class CostTruth:
         """Gradient synchronisation or optimizer step of each stage ``[stages]``, not overlapped with backward.
 
         Gradients travel in fp32. With a distributed optimizer they are reduce-scattered and the bf16 weights
-        all-gathered; without, all-reduced. A tied embedding held by two stages is all-reduced between them.
+        all-gathered; without, all-reduced. A tied embedding held by two blocks is all-reduced between them.
         """
         parameters = self.memory.stage_parameters(module, placed) / placed.tp
         group = placed.dp * placed.cp
@@ -112,7 +112,7 @@ class CostTruth:
                     seconds[stage] = scatter + all_gather_s(BF16_BYTES * parameters[stage], group, tier)
                 else:
                     seconds[stage] = all_reduce_s(FP32_BYTES * parameters[stage], group, tier)
-        if module.config.tied_embeddings and placed.pp > 1:
+        if module.config.tied_embeddings and not placed.is_closed:
             tier = self.cluster.group_tier(placed.ranks[0, [0, -1]])
             embedding = FP32_BYTES * module.layers[0].parameters / placed.tp
             seconds[[0, -1]] += all_reduce_s(embedding, 2, tier)

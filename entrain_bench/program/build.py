@@ -20,7 +20,8 @@ class Slots:
     """When a module's actions run on their lanes: each lane runs its actions by rising slot.
 
     Forwards that share a slot run encoders first, then by microbatch and part. Backwards that share a slot run the LLM
-    first, then by microbatch, the part that waited longest first; they follow the forwards of that slot.
+    first, then by microbatch, the part that waited longest first; they follow the forwards of that slot. Two stages
+    of a module on the same ranks never share a slot.
 
     Attributes:
         forward, backward: slots ``[chunks, stages]``, non-negative integers.
@@ -84,7 +85,7 @@ def _lane_order(
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Lanes per action, and every lane's actions in order (CSR)."""
     num_groups = 2 * len(chunks)
-    num_ties = max(1, max(map(len, chunks)))
+    num_ties = max(1, *(max(len(rows), blocks.num_stages) for rows, blocks in zip(chunks, layout.blocks, strict=True)))
     last_slot = max(int(max(s.forward.max(initial=0), s.backward.max(initial=0))) for s in slots)
     lanes, keys, actions, widths = [], [], [], []
 
@@ -112,7 +113,7 @@ def _lane_order(
         for index, blocks in enumerate(layout.blocks):
             block = np.arange(len(blocks.offsets) - 1)
             stage = block % blocks.num_stages
-            key = np.full(len(block), ((last_slot + 1 + kind) * num_groups + index) * num_ties)
+            key = ((last_slot + 1 + kind) * num_groups + index) * num_ties + stage
             occupy(blocks, block, key, step + stage)
             widths.append(np.bincount(stage, weights=np.diff(blocks.offsets)).astype(np.int64))
             step += blocks.num_stages

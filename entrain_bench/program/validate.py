@@ -56,12 +56,17 @@ def _check_lanes(program: Program) -> None:
         raise UserError(f"program: {program.view(repeated)} is listed twice on the lane of rank {rank}")
     for index, blocks in enumerate(layout.blocks):
         block_of_lane = np.full(layout.num_lanes, -1)
-        block_of_lane[blocks.lanes] = rows_of(blocks.offsets)
+        # Virtual stages share their lanes: the first block there stands for all.
+        _, first, same = np.unique(blocks.rank_set, return_index=True, return_inverse=True)
+        stands_for = first[same]
+        block_of_lane[blocks.lanes] = stands_for[rows_of(blocks.offsets)]
         mine = np.flatnonzero(program.module[action] == index)
         own, block = action[mine], block_of_lane[lane[mine]]
         replica, stage = np.divmod(block, blocks.num_stages)
         # Steps belong to all replicas of a stage.
-        fits = (stage == program.stage[own]) & ((replica == program.replica[own]) | (program.chunk[own] < 0))
+        fits = (stage == stands_for[program.stage[own]]) & (
+            (replica == program.replica[own]) | (program.chunk[own] < 0)
+        )
         misplaced = np.flatnonzero((block < 0) | ~fits)
         if misplaced.size:
             entry = mine[misplaced[0]]

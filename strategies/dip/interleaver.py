@@ -20,16 +20,17 @@ FORWARD = 0
 
 
 @njit(cache=True)
-def _admitted(lane, group, size, room, held, first_open, group_held, group_due):  # type: ignore[no-untyped-def]
-    """Whether a forward of ``size`` bytes leaves room for all that the lane's open groups up to its own still need."""
-    if held[lane] + size > room[lane]:
-        return False
-    if group <= first_open[lane]:
-        return True
-    reserved = 0
-    for i in range(first_open[lane], group + 1):
-        reserved += group_held[lane, i] + group_due[lane, i]
-    return reserved <= room[lane]
+def _last_admitted(lane, room, first_open, group_held, group_due):  # type: ignore[no-untyped-def]
+    """The last group whose forwards may start: with all that open groups up to it still need, the lane is not full."""
+    num_groups = group_held.shape[1]
+    group, reserved = first_open[lane], 0
+    while group < num_groups:
+        reserved += group_held[lane, group] + group_due[lane, group]
+        if reserved > room[lane]:
+            break
+        group += 1
+    # The earliest open group waits for its own backwards at most.
+    return max(group - 1, first_open[lane])
 
 
 @njit(cache=True)
@@ -98,6 +99,8 @@ def interleave(  # type: ignore[no-untyped-def]
             ready[lane_start[lane[a]] + num_ready[lane[a]]] = a
             num_ready[lane[a]] += 1
     forced = 0
+    best = np.empty(2, np.int64)  # of each pass: place in the ready list, start and priority
+    best_begin, best_priority = np.empty(2), np.empty(2)
     choice = np.full(num_lanes, -1, np.int64)  # place in the ready list
     stale = np.ones(num_lanes, np.bool_)
     by_set = np.argsort(lane_set, kind="mergesort")
@@ -115,17 +118,15 @@ def interleave(  # type: ignore[no-untyped-def]
                 if stale[r]:
                     stale[r] = False
                     choice[r] = -1
-                    best = np.full(2, -1, np.int64)
-                    best_begin, best_priority = np.full(2, np.inf), np.full(2, np.inf)
+                    last = _last_admitted(r, room, first_open, group_held, group_due)
+                    best[:], best_begin[:], best_priority[:] = -1, np.inf, np.inf
                     for p in range(lane_start[r], lane_start[r] + num_ready[r]):
                         a = ready[p]
                         q = is_backward[a]
                         begin = max(free[r], ready_at[a])
                         if not _better(begin, priority[a], best_begin[q], best_priority[q]):
                             continue
-                        if q == FORWARD and not _admitted(
-                            r, group[a], size[a], room, held, first_open, group_held, group_due
-                        ):
+                        if q == FORWARD and (group[a] > last or held[r] + size[a] > room[r]):
                             continue
                         best[q], best_begin[q], best_priority[q] = p, begin, priority[a]
                     if best[0] >= 0 and best[1] >= 0 and best_begin[0] <= free[r] and best_begin[1] <= free[r]:

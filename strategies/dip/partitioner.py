@@ -1,14 +1,15 @@
-"""DIP's modality-aware partitioner: each module in stages of its own on all pipeline ranks (arXiv:2504.14145)."""
+"""DIP's modality-aware partitioner: each module in segments of its own on all pipeline ranks (arXiv:2504.14145)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray
-from entrain_bench.errors import DeadlockError, IncompatibleError, require
+from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.errors import DeadlockError, IncompatibleError, require, unknown_choice
 from entrain_bench.job import Degrees, Job
 from entrain_bench.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.planning import (
@@ -21,59 +22,105 @@ from entrain_bench.profile import Profile
 from entrain_bench.shapes import SampleShapes
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.strategy import Compose
+from strategies.dip.assigner import efficient_items
 from strategies.dip.belief import believed_s
 
+CHUNKS = ("auto", "one", "rule")
 # Sequence whose layer times split a module that no profiled sample exercises.
 FALLBACK_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class DipPlanner:
-    """Colocates one stage of every module on every rank; a module's stages are balanced by themselves.
+    """Colocates K_i stages of every module i on every rank; a module's stages are balanced by themselves.
 
     Attributes:
         profile_samples: samples the layers are measured on; 4 is the one microbatch that arXiv:2605.27918 plans DIP by.
+        chunks: K_i: ``rule`` as in the paper, ``one``, or ``auto`` for the faster by believed time.
+        efficiency: share of a module's peak throughput at which its latency counts for K_i.
     """
 
     profile_samples: int = 4
+    chunks: str = "auto"
+    efficiency: float = 0.95
 
     def __post_init__(self) -> None:
+        if self.chunks not in CHUNKS:
+            raise unknown_choice("strategy.planner.chunks", self.chunks, CHUNKS)
+        require(0 < self.efficiency <= 1, "strategy.planner.efficiency", self.efficiency, "in (0, 1]")
         require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
 
     def plan(self, profile: Profile, compose: Compose) -> Layout:
         """The layout with the least believed time of a profiled batch among those whose programs fit memory."""
         samples = profile.draw(self.profile_samples)
         batch = profile.draw(profile.job.global_batch)
-        return fastest_that_fits(profile, _candidates(profile, samples, batch, compose), compose)
+        return fastest_that_fits(profile, self._candidates(profile, samples, batch, compose), compose)
+
+    def _candidates(
+        self, profile: Profile, samples: SampleShapes, batch: SampleShapes, compose: Compose
+    ) -> Iterator[Candidate]:
+        """Every degree, K_i and choice of recomputation, timed by belief on one batch; ``samples`` decide the split.
+
+        DIP picks recomputation for each rank and batch by an integer program; here it is part of the layout, so it is
+        picked once, by what it makes of the schedule.
+        """
+        modules = profile.job.model.modules
+        for degrees, recompute in product(profile.job.degrees(), recompute_choices(len(modules))):
+            cost = [layer_s(profile, module, samples, degrees) for module in modules]
+            for chunks in self._chunk_choices(profile, samples, degrees):
+                stages = [min(k * degrees.pp, len(module.layers)) for k, module in zip(chunks, modules, strict=True)]
+                layers = [partition_layers(own, count) for own, count in zip(cost, stages, strict=True)]
+                layout = colocate(profile.job, degrees, layers, recompute)
+                try:
+                    seconds = believed_s(profile, compose(batch, layout))
+                except DeadlockError as error:
+                    raise IncompatibleError(
+                        "strategy.scheduler: cannot order modules that all run on the same ranks, as DIP places them"
+                    ) from error
+                except IncompatibleError:
+                    # Other orders may take one stage a rank only.
+                    if self.chunks == "auto" and max(chunks) > 1:
+                        continue
+                    raise
+                yield Candidate(seconds + profile.step_s(layout), layout)
+
+    def _chunk_choices(self, profile: Profile, samples: SampleShapes, degrees: Degrees) -> list[tuple[int, ...]]:
+        """K_i of every module, for each layout to consider."""
+        one = (1,) * len(profile.job.model.modules)
+        if self.chunks == "one":
+            return [one]
+        rule = chunks_per_rank(profile, samples, degrees, self.efficiency)
+        return [rule] if self.chunks == "rule" or rule == one else [one, rule]
 
 
-def _candidates(profile: Profile, samples: SampleShapes, batch: SampleShapes, compose: Compose) -> Iterator[Candidate]:
-    """Every degree and every choice of recomputation, timed by belief on one batch; ``samples`` decide the split.
+def chunks_per_rank(profile: Profile, samples: SampleShapes, degrees: Degrees, efficiency: float) -> tuple[int, ...]:
+    """K_i = floor(T_i / T_1): chunks of each module on a rank, so that segments take about equally long.
 
-    DIP picks recomputation for each batch by an integer program; here it is part of the layout, so it is picked once,
-    by what it makes of the schedule.
+    T_i is the measured time of forward and backward of the whole module on B_i items of mean length, for the LLM on a
+    microbatch of samples of mean length; T_1 is the least. K_i is at most what gives every stage a layer, and at least
+    1. Modules that no sample exercises count one chunk.
     """
     modules = profile.job.model.modules
-    for degrees in profile.job.degrees():
-        layers = [
-            partition_layers(layer_s(profile, module, samples, degrees), min(degrees.pp, len(module.layers)))
-            for module in modules
-        ]
-        for recompute in recompute_choices(len(modules)):
-            layout = colocate(profile.job, degrees, layers, recompute)
-            try:
-                seconds = believed_s(profile, compose(batch, layout))
-            except DeadlockError as error:
-                raise IncompatibleError(
-                    "strategy.scheduler: cannot order modules that all run on the same ranks, as DIP places them"
-                ) from error
-            yield Candidate(seconds + profile.step_s(layout), layout)
+    seconds = np.full(len(modules), np.inf)
+    for index, module in enumerate(modules):
+        lengths = module.lengths(samples, module.units(samples))
+        if not len(lengths):
+            continue
+        tp, cp = degrees.tp, degrees.cp
+        count = profile.job.microbatch_size
+        if module.is_encoder:
+            count = efficient_items(profile, module, samples, tp, cp, efficiency)
+        each = max(1, round(float(lengths.mean())))
+        seconds[index] = measured_layer_s(profile, module, np.full(count, each), degrees).sum()
+    ratio = np.where(np.isfinite(seconds), seconds, seconds.min()) / seconds.min()
+    most = [max(1, len(module.layers) // degrees.pp) for module in modules]
+    return tuple(min(int(k), limit) for k, limit in zip(ratio, most, strict=True))
 
 
 def colocate(job: Job, degrees: Degrees, layers: Sequence[tuple[int, ...]], recompute: Sequence[bool]) -> Layout:
-    """All modules of a replica on the same consecutive blocks of TP x CP ranks, one block a stage.
+    """All modules of a replica on the same consecutive blocks of TP x CP ranks; stages go round the blocks.
 
-    A module with fewer layers than blocks leaves blocks out: encoders the last ones, the LLM the first ones, so that
+    A module with fewer stages than blocks leaves blocks out: encoders the last ones, the LLM the first ones, so that
     together they use all.
 
     Args:
@@ -86,8 +133,8 @@ def colocate(job: Job, degrees: Degrees, layers: Sequence[tuple[int, ...]], reco
     ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
     modules = []
     for module, split, again in zip(job.model.modules, layers, recompute, strict=True):
-        first = 0 if module.is_encoder else degrees.pp - len(split)
-        held = np.ascontiguousarray(ranks[:, first : first + len(split)])
+        first = 0 if module.is_encoder else max(0, degrees.pp - len(split))
+        held = ranks[:, (first + np.arange(len(split))) % degrees.pp]
         modules.append(ModuleLayout(module.name, degrees.tp, degrees.cp, split, held, again))
     layout = Layout(tuple(modules), job.num_microbatches(degrees.dp))
     check_layout(layout, job.model, job.cluster)
@@ -101,5 +148,10 @@ def layer_s(profile: Profile, module: ModuleSpec, samples: SampleShapes, degrees
     """
     lengths = module.lengths(samples, module.units(samples))
     probe = lengths if len(lengths) else np.array([FALLBACK_TOKENS])
-    times = profile.measure(module, probe, degrees.tp, degrees.cp)
+    return measured_layer_s(profile, module, probe, degrees)
+
+
+def measured_layer_s(profile: Profile, module: ModuleSpec, lengths: IntArray, degrees: Degrees) -> FloatArray:
+    """Measured forward and backward seconds of every layer on one packed microbatch ``[layers]``."""
+    times = profile.measure(module, lengths, degrees.tp, degrees.cp)
     return np.array([float(t.total_s[0]) for t in times])[module.layer_kind]
