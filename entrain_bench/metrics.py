@@ -97,7 +97,11 @@ def num_microbatches(timeline: Timeline) -> float:
 
 
 def timeline_frame(timeline: Timeline) -> pd.DataFrame:
-    """A timeline as a table, one row for each action and lane it occupies, for figures and files."""
+    """A timeline as a table, one row for each action and lane it occupies, for figures and files.
+
+    ``memory_bytes`` and ``memory_after_bytes``, of a rank of the lane while the action runs and after it, are there if
+    the executor can tell.
+    """
     program = timeline.program
     lane, action = rows_of(program.lane_offsets), program.lane_actions
     module = program.module[action]
@@ -108,7 +112,7 @@ def timeline_frame(timeline: Timeline) -> pd.DataFrame:
         mine = (module == index) & (chunk >= 0)
         for name, column in labels.items():
             column[mine] = getattr(chunks, name)[chunk[mine]]
-    return pd.DataFrame(
+    frame = pd.DataFrame(
         {
             "lane": lane,
             "rank": program.layout.lane_first_rank[lane],
@@ -125,6 +129,23 @@ def timeline_frame(timeline: Timeline) -> pd.DataFrame:
             "transfer_wait_s": timeline.transfer_wait_s[action],
         }
     )
+    if timeline.memory_bytes is not None:
+        frame["memory_bytes"], frame["memory_after_bytes"] = timeline.memory_bytes
+    return frame
+
+
+def memory_steps(frame: pd.DataFrame) -> pd.DataFrame:
+    """Memory of a rank of each lane over time, from the columns of ``timeline_frame``.
+
+    Returns:
+        Columns ``lane``, ``rank``, ``time_s``, ``bytes``, by lane and time: the memory from that time until the lane's
+        next row. Before its first row a lane holds what it holds after its last one.
+    """
+    lanes = frame[["lane", "rank"]]
+    running = lanes.assign(time_s=frame["start_s"], bytes=frame["memory_bytes"])
+    ended = lanes.assign(time_s=frame["end_s"], bytes=frame["memory_after_bytes"])
+    # Entries of a lane follow each other in time: alternating them keeps the order where times are equal.
+    return pd.concat([running, ended]).sort_index(kind="stable").reset_index(drop=True)
 
 
 def chrome_trace(frame: pd.DataFrame) -> dict[str, object]:

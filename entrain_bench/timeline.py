@@ -18,6 +18,8 @@ class Timeline:
         comm_s: collective communication inside each action ``[actions]``.
         transfer_wait_s: how long each action waited for data already computed ``[actions]``.
         peak_memory_bytes: highest device memory of a rank of each lane ``[lanes]``.
+        memory_bytes: memory of a rank while each entry of ``program.lane_actions`` runs and after it
+            ``[2, entries]``; None if the executor cannot tell.
     """
 
     program: Program
@@ -26,6 +28,7 @@ class Timeline:
     comm_s: FloatArray
     transfer_wait_s: FloatArray
     peak_memory_bytes: FloatArray
+    memory_bytes: FloatArray | None = None
 
     @property
     def iteration_time_s(self) -> float:

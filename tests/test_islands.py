@@ -8,9 +8,7 @@ from helpers import no_delay, placed, random_samples, samples, tiny_cluster, tin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.arrays import rows_of
 from entrain_bench.assignment import same_microbatches
-from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import UserError
 from entrain_bench.layout import Layout
 from entrain_bench.planning import Island, place_islands
@@ -107,28 +105,3 @@ def test_three_phases_on_shared_ranks_by_hand() -> None:
     assert start[program.forward_actions(1)].tolist() == [[2, 3], [3, 5]]
     assert start[program.backward_actions(1)].tolist() == [[5, 4], [7, 6]]
     assert start[program.backward_actions(0)].ravel().tolist() == [8, 9]
-
-
-def test_a_single_rank_boundary_carries_all_replicas_of_a_microbatch_one_after_the_other() -> None:
-    cluster = tiny_cluster(1, 8)
-    places = (placed(MODEL.modules[0], [[[0]], [[1]]]), placed(MODEL.modules[1], [[[2]], [[3]]]))
-    shapes = samples((10, [40]), (10, [80]), (10, [120]), (10, [160]))
-    replica, microbatch = np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])
-    assignment = same_microbatches(MODEL, shapes, replica, microbatch, microbatch)
-    tier = cluster.group_tier(np.arange(4))
-    delays = {}
-    for single in (False, True):
-        layout = Layout(places, 2, single_rank_boundary=single)
-        program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-        delays[single] = CostTruth(MODEL, cluster).price(program).delay_s
-    crossing = program.module[program.dep_actions] != program.module[rows_of(program.dep_offsets)]
-    size = program.dep_bytes[crossing]
-    # Each microbatch crosses in both directions, for two replicas each: 40 + 80 and 120 + 160 encoder tokens.
-    pairs = {2560 + 5120: [2560, 5120], 7680 + 10240: [7680, 10240]}
-    for total, parts in pairs.items():
-        for part in parts:
-            found = delays[True][crossing][size == part]
-            assert len(found) == 2
-            assert found == pytest.approx(2 * (tier.latency_s + total / tier.bandwidth_bytes_per_s))
-    assert np.all(delays[True][crossing] > delays[False][crossing])
-    assert np.array_equal(delays[True][~crossing], delays[False][~crossing])

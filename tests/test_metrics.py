@@ -1,11 +1,25 @@
 """Metrics against values worked out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from helpers import chain_layout, tiny_cluster, tiny_model, uniform_batch
 
 from entrain_bench.compose import compose_cells
+from entrain_bench.costs.truth import CostTruth
 from entrain_bench.experiment import prepare
-from entrain_bench.metrics import chrome_trace, forward_std_ms, measure, microbatch_forward, timeline_frame
+from entrain_bench.metrics import (
+    chrome_trace,
+    forward_std_ms,
+    measure,
+    memory_steps,
+    microbatch_forward,
+    timeline_frame,
+)
+from entrain_bench.program import Pass
+from entrain_bench.schedules import chain_program, stages_behind
+from entrain_bench.simulate import Simulator
 from entrain_bench.timeline import Timeline
 
 
@@ -82,3 +96,51 @@ def test_chrome_trace_has_an_event_for_every_action_on_every_lane(run: tuple[obj
     for span in spans:
         assert span["ts"] >= by_lane.get(span["tid"], 0.0) - 1e-6, "lanes run one action at a time"
         by_lane[span["tid"]] = span["ts"] + span["dur"]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_memory_over_time_is_what_is_alive_at_each_moment(recompute: bool) -> None:
+    model = tiny_model()
+    truth = CostTruth(model, tiny_cluster())
+    layout = chain_layout(model, 1, 2, 5, dp=2, recompute=recompute)
+    shapes, assignment = uniform_batch(model, 5, dp=2)
+    program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
+    timeline = Simulator(truth, 1e12).execute(program)
+    steps = memory_steps(timeline_frame(timeline))
+    assert steps.columns.tolist() == ["lane", "rank", "time_s", "bytes"]
+    states = truth.memory.lane_state_bytes(layout)
+    for lane, rows in steps.groupby("lane"):
+        time_s, held = rows["time_s"].to_numpy(), rows["bytes"].to_numpy()
+        assert np.all(np.diff(time_s) >= 0)
+        assert held.max() == timeline.peak_memory_bytes[lane]
+        assert held[-1] == pytest.approx(states[lane], rel=1e-12)
+        moments = (time_s[1:] + time_s[:-1])[np.diff(time_s) > 0] / 2
+        level = held[np.searchsorted(time_s, moments, side="right") - 1]
+        assert level == pytest.approx([states[lane] + alive_bytes(timeline, truth, int(lane), t) for t in moments])
+
+
+def alive_bytes(timeline: Timeline, truth: CostTruth, lane: int, moment: float) -> float:
+    """Activations between the start of their forward and the end of their backward, and what that recomputes."""
+    program, total = timeline.program, 0.0
+    actions = {(view.kind, view.module, view.stage, view.members): view.index for view in program.lane(lane)}
+    for (kind, name, stage, members), action in actions.items():
+        if kind is not Pass.FORWARD:
+            continue
+        index = [module.name for module in truth.model.modules].index(name)
+        module, place = truth.model.modules[index], program.layout.modules[index]
+        kept, working = truth.memory.token_bytes(module, place)
+        tokens = module.lengths(program.shapes, np.array(members)).sum()
+        back = actions[Pass.BACKWARD, name, stage, members]
+        if timeline.start_s[action] < moment < timeline.end_s[back]:
+            total += tokens * kept[stage]
+        if timeline.start_s[back] < moment < timeline.end_s[back]:
+            total += tokens * working[stage]
+    return total
+
+
+def test_a_timeline_without_memory_has_no_memory_columns(run: tuple[object, Timeline]) -> None:
+    _, timeline = run
+    frame = timeline_frame(timeline)
+    assert {"memory_bytes", "memory_after_bytes"} <= set(frame)
+    bare = timeline_frame(replace(timeline, memory_bytes=None))
+    assert list(bare) == [name for name in frame if not name.startswith("memory")]

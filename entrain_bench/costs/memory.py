@@ -74,7 +74,7 @@ class Memory:
         return change, working
 
     def over_program(self, program: Program) -> FloatArray:
-        """Memory of a rank after or during each entry of ``lane_actions`` ``[entries]``, its states included.
+        """Memory of a rank during and after each entry of ``lane_actions``, its states included ``[2, entries]``.
 
         A forward's activations count from its start, a backward's until its end, so order decides and not time.
         """
@@ -82,10 +82,10 @@ class Memory:
         action, lane = program.lane_actions, rows_of(program.lane_offsets)
         running = np.cumsum(change[action])
         before = np.concatenate(([0.0], running))[program.lane_offsets[:-1]]
-        running = running - before[lane]
-        held = np.where(program.kind[action] == Pass.BACKWARD, running - change[action] + working[action], running)
-        return held + self.lane_state_bytes(program.layout)[lane]
+        after = running + (self.lane_state_bytes(program.layout) - before)[lane]
+        during = np.where(program.kind[action] == Pass.BACKWARD, after - change[action] + working[action], after)
+        return np.stack([during, after])
 
     def peak_bytes(self, program: Program) -> FloatArray:
         """Highest memory of a rank of each lane ``[lanes]``."""
-        return np.maximum.reduceat(self.over_program(program), program.lane_offsets[:-1])
+        return np.maximum.reduceat(self.over_program(program)[0], program.lane_offsets[:-1])

@@ -10,6 +10,7 @@ from entrain_bench.arrays import FloatArray, IntArray, rows_of
 from entrain_bench.assignment import Chunks
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.memory import Memory
+from entrain_bench.costs.relay import Relay, relay_between_modules
 from entrain_bench.costs.roofline import PassTimes, Roofline, loads_of
 from entrain_bench.layout import Layout, ModuleLayout
 from entrain_bench.program import Pass, Program
@@ -30,12 +31,15 @@ class Prices:
     Attributes:
         duration_s: of each action, communication inside it included ``[actions]``.
         comm_s: the communication inside it ``[actions]``.
-        delay_s: from the end of an action to the moment the one that depends on it has the data ``[dependencies]``.
+        delay_s: from the end of an action to the moment the one that depends on it has the data ``[dependencies]``;
+            0 where the relay carries them.
+        relay: what passes through a single rank, if the layout has one.
     """
 
     duration_s: FloatArray
     comm_s: FloatArray
     delay_s: FloatArray
+    relay: Relay | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,12 @@ class CostTruth:
                 seconds = self.step_s(module, placed, kind)
                 (comm if kind is Pass.GRAD_SYNC else duration)[step : step + placed.pp] = seconds
                 step += placed.pp
-        return Prices(duration + comm, comm, self._delays(program))
+        delay, relay = self._delays(program), None
+        if layout.single_rank_boundary:
+            tier = self.cluster.group_tier(np.concatenate([placed.ranks.ravel() for placed in layout.modules]))
+            relay = relay_between_modules(program, delay > 0, tier)
+            delay[relay.transfer >= 0] = 0.0
+        return Prices(duration + comm, comm, delay, relay)
 
     def step_s(self, module: ModuleSpec, placed: ModuleLayout, kind: Pass) -> FloatArray:
         """Gradient synchronisation or optimizer step of each stage ``[stages]``, not overlapped with backward.
@@ -142,29 +151,8 @@ class CostTruth:
             share = (width[b] - 1) / width[b]
             gather = (width[b] - 1) * latency[inner] + program.dep_bytes * share * per_byte[inner]
             delay += np.where(reshard, gather, 0.0)
-        if layout.single_rank_boundary:
-            delay = np.where(program.module[source] == program.module[target], delay, self._through_one_rank(program))
         rank_set = np.concatenate([blocks.rank_set for blocks in layout.blocks])
         return np.where((program.dep_bytes == 0) | (rank_set[a] == rank_set[b]), 0.0, delay)
-
-    def _through_one_rank(self, program: Program) -> FloatArray:
-        """Delay of each dependency if one rank gathers a microbatch's boundary tensors of all replicas and deals them.
-
-        The rank receives everything, then sends everything, over its own link (arXiv:2603.25120, section 4). Successive
-        microbatches do not contend.
-        """
-        source, target = program.dep_actions, rows_of(program.dep_offsets)
-        seconds = np.zeros(len(source))
-        crossing = np.flatnonzero(program.module[source] != program.module[target])
-        source, target = source[crossing], target[crossing]
-        llm = len(program.chunks) - 1
-        of_llm = np.where(program.module[source] == llm, source, target)
-        microbatch = program.chunks[llm].microbatch[program.chunk[of_llm]]
-        transfer = 2 * microbatch + program.kind[target]
-        total = np.bincount(transfer, weights=program.dep_bytes[crossing])[transfer]
-        tier = self.cluster.group_tier(np.concatenate([module.ranks.ravel() for module in program.layout.modules]))
-        seconds[crossing] = 2.0 * (tier.latency_s + total / tier.bandwidth_bytes_per_s)
-        return seconds
 
     def _links(self, layout: Layout) -> tuple[IntArray, FloatArray, FloatArray]:
         """Ranks of every block of every module, and latency (s) and inverse bandwidth (s/byte) of every tier."""

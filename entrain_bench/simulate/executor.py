@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from entrain_bench.arrays import FloatArray
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import OutOfMemoryError
 from entrain_bench.program import Program
@@ -35,23 +36,23 @@ class Simulator:
             DeadlockError: naming the cycle.
         """
         check_program(program)
-        peak = self.check_memory(program)
+        memory = self.check_memory(program)
         prices = self.truth.price(program)
-        start, end, wait = place_actions(program, prices.duration_s, prices.delay_s)
-        return Timeline(program, start, end, prices.comm_s, wait, peak)
+        start, end, wait = place_actions(program, prices.duration_s, prices.delay_s, prices.relay)
+        peak = np.maximum.reduceat(memory[0], program.lane_offsets[:-1])
+        return Timeline(program, start, end, prices.comm_s, wait, peak, memory)
 
-    def check_memory(self, program: Program) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Peak memory of each lane; raises ``OutOfMemoryError`` if one exceeds the budget."""
-        memory = self.truth.memory
-        held = memory.over_program(program)
-        peak = np.maximum.reduceat(held, program.lane_offsets[:-1])
-        worst = int(peak.argmax())
-        if peak[worst] > self.memory_budget_bytes:
-            first, last = program.lane_offsets[worst : worst + 2]
-            action = program.lane_actions[first + int(held[first:last].argmax())]
+    def check_memory(self, program: Program) -> FloatArray:
+        """Memory of the lanes' entries ``[2, entries]``; raises ``OutOfMemoryError`` if one exceeds the budget."""
+        memory = self.truth.memory.over_program(program)
+        worst = int(memory[0].argmax())
+        need = memory[0, worst]
+        if need > self.memory_budget_bytes:
+            lane = int(np.searchsorted(program.lane_offsets, worst, side="right")) - 1
             raise OutOfMemoryError(
-                f"memory: rank {program.layout.lane_first_rank[worst]} needs {peak[worst] / 2**30:.1f} GiB at "
-                f"{program.view(action)}; the budget is {self.memory_budget_bytes / 2**30:.1f} GiB "
+                f"memory: rank {program.layout.lane_first_rank[lane]} needs {need / 2**30:.1f} GiB at "
+                f"{program.view(int(program.lane_actions[worst]))}; "
+                f"the budget is {self.memory_budget_bytes / 2**30:.1f} GiB "
                 f"(cluster.device.memory_bytes x memory_fraction)"
             )
-        return peak
+        return memory
