@@ -27,8 +27,9 @@ logger = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_S = 60.0
 # Keys that say nothing about the result, and files that only show results.
-COSMETIC_KEYS = frozenset({"label", "source", "sources"})
-COSMETIC_FILES = frozenset({"analysis.py", "bench.py", "cli.py", "report.py", "tracking.py"})
+COSMETIC_KEYS = frozenset({"label", "display_order", "source", "sources"})
+COSMETIC_FILES = frozenset({"analysis.py", "bench.py", "cli.py", "report.py", "sweeps.py", "tracking.py"})
+COSMETIC_FOLDERS = frozenset({"documents", "figures"})
 LABELS = ("strategy", "workload", "model", "cluster", "harness", "seed")
 METRICS = (
     "iteration_time_s",
@@ -176,7 +177,8 @@ def code_version(targets: frozenset[str]) -> str:
         own = name == "entrain_bench"
         # A module may import its neighbours; a package holds all it needs.
         for file in sorted(folder.rglob("*.py") if spec.submodule_search_locations else folder.glob("*.py")):
-            if not (own and ("figures" in file.relative_to(folder).parts or file.name in COSMETIC_FILES)):
+            shows = COSMETIC_FOLDERS & {*file.relative_to(folder).parts} or file.name in COSMETIC_FILES
+            if not (own and shows):
                 digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 

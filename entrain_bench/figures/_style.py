@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import matplotlib as mpl
@@ -59,13 +60,35 @@ STYLE: Any = {
     "svg.hashsalt": "entrain-bench",
 }
 
+MARKERS = "osD^vPX*<>"
+
 type Colour = tuple[float, float, float]
+
+
+# Grey, blue, orange, green, purple, brown, sky blue, red, yellow, pink of seaborn's colour-blind-safe palette.
+STRATEGY_COLOURS: list[Colour] = [
+    to_rgb(sns.color_palette("colorblind")[place]) for place in (7, 0, 1, 2, 4, 5, 9, 3, 8, 6)
+]
 
 
 def palette(names: Iterable[str]) -> dict[str, Colour]:
     """A colour-blind-safe colour for each name, by order of appearance."""
     names = list(names)
     return dict(zip(names, [to_rgb(c) for c in sns.color_palette("colorblind", max(len(names), 1))], strict=False))
+
+
+def strategy_colours(orders: Mapping[str, int | None]) -> dict[str, Colour]:
+    """The same colour for a strategy in every figure: by its display order, from the other end if it has none."""
+    unknown = [name for name, order in orders.items() if order is None]
+    places = {name: -1 - place for place, name in enumerate(unknown)} | {
+        name: order for name, order in orders.items() if order is not None
+    }
+    return {name: STRATEGY_COLOURS[places[name] % len(STRATEGY_COLOURS)] for name in orders}
+
+
+def marker_of(names: Iterable[str]) -> dict[str, str]:
+    """A marker for each name, by order of appearance."""
+    return dict(zip(names, cycle(MARKERS), strict=False))
 
 
 def lighter(colour: Colour, share: float = 0.55) -> Colour:
