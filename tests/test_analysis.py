@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 from helpers import profile_of, samples, tiny_job, tiny_model
 
+from entrain_bench import sweeps as sweeps_module
 from entrain_bench.analysis import allocation_shares, encoder_shares, share_quantiles, token_quantiles
 from entrain_bench.compose import Cell, compose_cells
 from entrain_bench.errors import IncompatibleError, UserError
-from entrain_bench import sweeps as sweeps_module
 from entrain_bench.figures import _data
 from entrain_bench.figures._cli import main
 from entrain_bench.figures._data import analyse, run_table

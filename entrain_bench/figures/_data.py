@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from entrain_bench.compose import Cell
@@ -86,10 +85,12 @@ def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
 
 
 def replica_lanes(actions: pd.DataFrame, replica: int) -> pd.DataFrame:
-    """The actions, steps included, of the lanes that hold a replica, in the order of lanes; lanes counted from 0."""
-    lanes = np.sort(actions[actions["replica"] == replica]["lane"].unique())
-    mine = actions[actions["lane"].isin(lanes)].reset_index(drop=True)
-    return mine.assign(lane=np.searchsorted(lanes, mine["lane"]))
+    """The actions, steps included, of the lanes that hold a replica; lanes counted from 0, those of encoders first."""
+    held = actions[actions["replica"] == replica]
+    lanes = held.groupby("lane")["side"].agg(lambda sides: ENCODER not in set(sides)).sort_index()
+    place = {lane: index for index, lane in enumerate(lanes.sort_values(kind="stable").index)}
+    mine = actions[actions["lane"].isin(lanes.index)]
+    return mine.assign(lane=mine["lane"].map(place)).reset_index(drop=True)
 
 
 def _side(config: RunConfig, module: str) -> str:

@@ -129,7 +129,7 @@ def _draw_lanes(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], win
     corners = np.stack([start, top, end, top, end, top + 0.88, start, top + 0.88], axis=1).reshape(-1, 4, 2)
     faces = [colours[kind] for kind in shown["kind"]]
     panel.add_collection(PolyCollection(list(corners), facecolors=faces, edgecolors="white", linewidths=0.1))
-    lanes = rows[rows["replica"] >= 0].drop_duplicates(["lane", "module", "stage"]).sort_values(["lane", "module"])
+    lanes = rows[rows["replica"] >= 0].drop_duplicates(["lane", "module", "stage"]).sort_values(["lane", "side"])
     places = [_lane_name(stages) for _, stages in lanes.groupby("lane")]
     panel.set_yticks(range(len(places)), places)
     panel.set_ylim(rows["lane"].max() + 0.6, -0.6)

@@ -73,11 +73,11 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
             own = rows[rows["planned"] & (rows["workload"] == trace)]
             panel.plot(own["encoder_stages"], own["relative_time"], marker, **OWN, mfc=colours[trace], zorder=3)
         panel.set(title=models[model], xlabel="Pipeline stages of the encoder")
-        panel.set_ylim(bottom=0.95)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0].set_ylim(bottom=0.95)
     axes[0].set_ylabel("Iteration time,\nrelative to the best split")
-    own = Line2D([], [], marker="o", mfc="white", linestyle="", label="the planner's own split", **OWN)
-    legend_above(figure, [*line_handles(colours, traces), own])
+    planned = Line2D([], [], marker="o", mfc="white", linestyle="", label="the planner's own split", **OWN)
+    legend_above(figure, [*line_handles(colours, traces), planned])
     return figure, table[COLUMNS]
 
 
