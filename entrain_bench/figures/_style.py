@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
@@ -20,6 +21,8 @@ mpl.use("Agg")
 
 SINGLE_COLUMN_IN, DOUBLE_COLUMN_IN = 3.35, 7.0
 FONT_PT = 7.0
+# Upper estimates of what a legend's symbol with its gaps and a letter take.
+ENTRY_IN, LETTER_IN = 0.36, 0.055
 GRID, INK, FAINT = "#d9d9d9", "#262626", "#8c8c8c"
 STYLE: Any = {
     "font.family": "DejaVu Sans",
@@ -111,8 +114,10 @@ def split(figure: Figure, widths: Sequence[float] = (1.0,), heights: Sequence[fl
 
 
 def legend_above(figure: Figure, handles: Sequence[Artist], columns: int | None = None) -> None:
-    """One legend for the figure, above all panels."""
-    figure.legend(handles=list(handles), loc="outside upper center", ncols=columns or len(handles))
+    """One legend for the figure, above all panels, in as many rows as its width asks for."""
+    needed_in = sum(ENTRY_IN + LETTER_IN * len(str(handle.get_label())) for handle in handles)
+    rows = math.ceil(needed_in / figure.get_figwidth())
+    figure.legend(handles=list(handles), loc="outside upper center", ncols=columns or -(-len(handles) // rows))
 
 
 def strategy_handles(colours: dict[str, Colour], labels: dict[str, str]) -> list[Artist]:

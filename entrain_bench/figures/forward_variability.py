@@ -9,6 +9,7 @@ replicas and iterations), mean over seeds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.artist import Artist
@@ -147,6 +148,9 @@ def _draw_std(panel: Axes, spread: pd.DataFrame, grid: Grid) -> None:
             value = values.get((workload, model, strategy))
             if value is None or pd.isna(value):
                 mark_gap(panel, start + position, grid.width, "")
+            elif value == 0:  # has no place on a logarithmic axis
+                edge: Any = {"transform": panel.get_xaxis_transform(), "ha": "center", "va": "bottom"}
+                panel.text(start + position, 0.01, "0", color=grid.colours[strategy], **edge)
             else:
                 panel.scatter(
                     start + position,

@@ -1,14 +1,13 @@
 """Memory of every pipeline rank over one iteration, by strategy.
 
 Corresponds to arXiv:2605.27918, Figure 13; cells of ``experiments/figure/schedule_gantt.yaml``. Each strategy shows the
-replica with the highest peak in the first iteration; states are included. A value holds until the lane's next action.
+replica with the highest peak in the first iteration; states are included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from entrain_bench.compose import Cell
 from entrain_bench.errors import UserError
-from entrain_bench.figures._data import Runs, replica_lanes, run_actions, run_table
+from entrain_bench.figures._data import Runs, extreme_replica, run_actions, run_table
 from entrain_bench.figures._labels import names
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Colour, legend_above, palette, panels, show_reason
 from entrain_bench.records import Results
@@ -26,6 +25,7 @@ EXPERIMENT = "schedule_gantt"
 RUNS = True
 MAX_COLUMNS = 4
 GIB = 2**30
+COLUMNS = ["lane", "holds", "time_s", "memory_bytes"]
 HOLDS = {"encoder": "rank holds encoder stages", "llm": "LLM stages", "both": "both"}
 
 
@@ -61,35 +61,32 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
     handles = [Line2D([], [], color=colours[kind], label=HOLDS[kind]) for kind in HOLDS if kind in present]
     legend_above(figure, handles)
     shown = pd.concat([rows.assign(strategy=name) for name, rows in lanes.items()])
-    return figure, shown[["strategy", "lane", "holds", "start_s", "memory_bytes"]]
+    return figure, shown[["strategy", *COLUMNS]]
 
 
 def peak_replica(actions: pd.DataFrame) -> pd.DataFrame:
     """Memory over time on the lanes of the replica that holds the most.
 
     Returns:
-        Columns ``lane`` (from 0), ``holds`` (encoder, llm or both), ``start_s``, ``memory_bytes``; a row where a lane's
-        memory changes and one where the lane ends.
+        Columns ``lane`` (from 0), ``holds`` (encoder, llm or both), ``time_s``, ``memory_bytes``: a row where a lane's
+        memory changes, and its last one.
     """
-    work = actions[actions["replica"] >= 0]
-    mine = replica_lanes(actions, int(work["replica"].iloc[int(work["memory_bytes"].argmax())]))
-    sides = (
-        mine[mine["replica"] >= 0]
-        .groupby("lane")["side"]
-        .agg(lambda held: "both" if held.nunique() > 1 else held.iloc[0])
-    )
-    last = mine.groupby("lane").tail(1).assign(start_s=mine["end_s"].max())
-    steps = pd.concat([mine.sort_values(["lane", "start_s"], kind="stable"), last]).sort_values("lane", kind="stable")
-    ends = np.append(np.diff(steps["lane"]) != 0, True)
-    changed = np.append(True, np.diff(steps["memory_bytes"]) != 0)
-    kept: pd.DataFrame = steps[changed | ends | np.append(True, ends[:-1])]
-    return kept.assign(holds=kept["lane"].map(sides)).reindex(columns=["lane", "holds", "start_s", "memory_bytes"])
+    mine = extreme_replica(actions, "memory_bytes")
+    sides = mine[mine["replica"] >= 0].groupby("lane")["side"].unique()
+    holds = sides.map(lambda held: "both" if len(held) > 1 else held[0])
+    running = pd.DataFrame({"lane": mine["lane"], "time_s": mine["start_s"], "memory_bytes": mine["memory_bytes"]})
+    after = running.assign(time_s=mine["end_s"], memory_bytes=mine["memory_after_bytes"])
+    # Rows of a lane follow each other in time; alternating keeps the order where times are equal.
+    steps = pd.concat([running, after]).sort_index(kind="stable").sort_values("lane", kind="stable", ignore_index=True)
+    last = ~steps["lane"].duplicated(keep="last")
+    changed = steps.groupby("lane")["memory_bytes"].diff() != 0  # NaN, in the first row of a lane, differs
+    return steps[changed | last].assign(holds=steps["lane"].map(holds))[COLUMNS]
 
 
 def _draw_lanes(panel: Axes, lanes: pd.DataFrame, colours: dict[str, Colour]) -> None:
     for _, rows in lanes.groupby("lane"):
         gib = rows["memory_bytes"] / GIB
-        panel.plot(rows["start_s"], gib, color=colours[rows["holds"].iloc[0]], linewidth=0.6, drawstyle="steps-post")
+        panel.plot(rows["time_s"], gib, color=colours[rows["holds"].iloc[0]], linewidth=0.6, drawstyle="steps-post")
     panel.set_title(f"{lanes['memory_bytes'].max() / GIB:.1f} GiB", loc="right")
     panel.set_xlim(left=0)
     panel.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))

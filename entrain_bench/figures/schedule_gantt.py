@@ -18,7 +18,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from entrain_bench.compose import Cell
 from entrain_bench.errors import UserError
-from entrain_bench.figures._data import Runs, replica_lanes, run_actions, run_table
+from entrain_bench.figures._data import Runs, extreme_replica, run_actions, run_table
 from entrain_bench.figures._labels import names, spell
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
@@ -91,8 +91,7 @@ def slowest_replica(actions: pd.DataFrame) -> pd.DataFrame:
     Returns:
         The actions, lanes counted from 0, with the columns ``deferred`` (see the module) and ``kind`` (legend label).
     """
-    work = actions[actions["replica"] >= 0]
-    mine = replica_lanes(actions, int(work["replica"].iloc[int(work["end_s"].argmax())]))
+    mine = extreme_replica(actions, "end_s")
     first = mine.groupby(MICROBATCH)["part"].transform("min")
     deferred = (mine["side"] == "encoder") & (mine["part"] > first)
     return mine.assign(deferred=deferred, kind=_kinds(mine, deferred))
