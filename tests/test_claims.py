@@ -159,15 +159,15 @@ def test_markdown_tables_align_and_escape() -> None:
 
 def test_results_show_means_gaps_the_best_and_what_failed() -> None:
     rows = [
-        {"strategy": "one", "seed": 0, "status": "ok", "iteration_time_s": 1.0, "gap_to_lower_bound": 0.5},
-        {"strategy": "one", "seed": 1, "status": "ok", "iteration_time_s": 2.0, "gap_to_lower_bound": 0.3},
-        {"strategy": "two", "seed": 0, "status": "ok", "iteration_time_s": 1.25, "gap_to_lower_bound": 0.1},
-        {"strategy": "two", "seed": 1, "status": "ok", "iteration_time_s": 1.25, "gap_to_lower_bound": 0.1},
-        {"strategy": "three", "seed": 0, "status": "skipped", "reason": "told so"},
+        {"strategy": "first", "seed": 0, "status": "ok", "iteration_time_s": 1.0, "gap_to_lower_bound": 0.5},
+        {"strategy": "first", "seed": 1, "status": "ok", "iteration_time_s": 2.0, "gap_to_lower_bound": 0.3},
+        {"strategy": "second", "seed": 0, "status": "ok", "iteration_time_s": 1.25, "gap_to_lower_bound": 0.1},
+        {"strategy": "second", "seed": 1, "status": "ok", "iteration_time_s": 1.25, "gap_to_lower_bound": 0.1},
+        {"strategy": "third", "seed": 0, "status": "skipped", "reason": "told so"},
     ]
     data = pd.DataFrame([{"reason": "", "model": "tiny", "workload": "coco"} | row for row in rows])
     assert results_markdown(data).splitlines() == [
-        "| model, workload | One | Two | Three |",
+        "| model, workload | First | Second | Third |",
         "| --- | ---: | ---: | ---: |",
         "| Tiny Coco | 1.500 (40%) | **1.250** (10%) | skipped |",
     ]

@@ -12,6 +12,7 @@ from entrain_bench.documents.claim import Claim, load_claim, measured, verdict
 from entrain_bench.documents.markdown import markdown_table
 from entrain_bench.errors import UserError
 from entrain_bench.figures._data import run_table
+from entrain_bench.records import identify
 from entrain_bench.sweeps import Sweeps
 
 NOT_MEASURED = "not measured"
@@ -73,9 +74,10 @@ def _side_table(side: Sequence[str], sweeps: Sweeps) -> pd.DataFrame:
     without = table[table["status"] != "ok"]
     if len(without):
         raise UserError(f"{len(without)} of {len(table)} runs have no result: {without['reason'].iloc[0]}")
-    same = [column for column in table.columns if column.startswith(("layout_", "strategy", "workload", "cluster"))]
-    settings = table[[*same, "global_batch", "microbatch_size", "belief_error"]].astype(str)
-    return table.assign(configuration=settings.agg(" ".join, axis=1))
+    plain = {
+        identify(cell.config)[0]: [text for text in cell.overrides if not text.startswith("seed=")] for cell in cells
+    }
+    return table.assign(configuration=table["key"].map(lambda key: " ".join(plain[key])))
 
 
 def claims_table(rows: Sequence[dict[str, str]]) -> pd.DataFrame:
