@@ -26,7 +26,7 @@ RUNS = True
 MAX_COLUMNS = 4
 GIB = 2**30
 COLUMNS = ["lane", "holds", "time_s", "memory_bytes"]
-HOLDS = {"encoder": "rank holds encoder stages", "llm": "LLM stages", "both": "both"}
+HOLDS = {"encoder": "rank with encoder stages", "llm": "rank with LLM stages", "both": "rank with both"}
 
 
 def load(cells: Sequence[Cell], results: Results) -> Runs:
