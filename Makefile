@@ -7,7 +7,7 @@ BASE_PYTHON = $(shell for p in python3.12 python3 python; do $$p -c 'import sys;
 export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help setup figures test test-slow bench ui lint clean
+.PHONY: help setup figures claims test test-slow bench ui lint clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -27,8 +27,12 @@ $(STAMP): pyproject.toml constraints.txt
 	fi
 	@touch $@
 
-figures: setup ## Run what is missing and draw results/figures/*.{pdf,png,csv}
-	$(PYTHON) -m entrain_bench.figures
+figures: setup ## Run what is missing, draw results/figures/*.{pdf,png,csv}, then claims
+	code=0; $(PYTHON) -m entrain_bench.figures || code=$$?; [ $$code -le 1 ] || exit $$code; \
+	$(PYTHON) -m entrain_bench.documents && exit $$code
+
+claims: setup ## Run what is missing; write results/claims.csv, docs/claims.md and docs/results.md
+	$(PYTHON) -m entrain_bench.documents
 
 test: setup ## Run the tests (under 3 minutes on 2 cores)
 	$(PYTHON) -m pytest -n auto -q

@@ -15,6 +15,7 @@ from typing import NoReturn
 from hydra import compose, initialize_config_module
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -121,7 +122,8 @@ def _resolve(overrides: Sequence[str], composed: dict[tuple[str, ...], DictConfi
 
 def _expand(overrides: Sequence[str], search: Sequence[str]) -> list[list[str]]:
     """The override lists of Hydra's basic sweeper, those of a figure's ``hydra.sweeper.params`` included."""
-    parser = OverridesParser.create()
+    # The loader knows the choices of a group, which glob(*) asks for.
+    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
     parsed = parser.parse_overrides(list(overrides))
     fixed = [text for text, override in zip(overrides, parsed, strict=True) if not override.is_sweep_override()]
     base: DictConfig = compose(CONFIG_NAME, overrides=[*search, *fixed], return_hydra_config=True)

@@ -27,8 +27,10 @@ logger = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_S = 60.0
 # Keys that say nothing about the result, and what of this package only shows or measures.
-COSMETIC_KEYS = frozenset({"label", "source", "sources"})
-COSMETIC_CODE = frozenset({"analysis.py", "bench", "cli.py", "figures", "report.py", "tracking.py"})
+COSMETIC_KEYS = frozenset({"label", "display_order", "source", "sources"})
+COSMETIC_CODE = frozenset(
+    {"analysis.py", "bench", "cli.py", "documents", "figures", "report.py", "sweeps.py", "tracking.py"}
+)
 LABELS = ("strategy", "workload", "model", "cluster", "harness", "seed")
 METRICS = (
     "iteration_time_s",

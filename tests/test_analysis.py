@@ -12,17 +12,19 @@ import pandas as pd
 import pytest
 from helpers import profile_of, samples, tiny_job, tiny_model
 
+from entrain_bench import sweeps as sweeps_module
 from entrain_bench.analysis import allocation_shares, encoder_shares, share_quantiles, token_quantiles
 from entrain_bench.compose import Cell, compose_cells
 from entrain_bench.errors import IncompatibleError, UserError
-from entrain_bench.figures import _data, _runner
+from entrain_bench.figures import _data
 from entrain_bench.figures._cli import main
 from entrain_bench.figures._data import analyse, run_table
-from entrain_bench.figures._runner import Sweeps, draw_figure, render
+from entrain_bench.figures._runner import draw_figure, render
 from entrain_bench.figures._style import empty_figure
 from entrain_bench.job import Degrees, LayoutRequest
 from entrain_bench.profile import Profile
 from entrain_bench.records import Results, new_record
+from entrain_bench.sweeps import Sweeps, parallel_overrides
 
 ONE_STAGE_EACH = Degrees(1, 1, 8, 1)
 
@@ -98,12 +100,12 @@ def test_the_stable_batch_is_where_a_mixture_settles() -> None:
 
 @pytest.fixture(scope="module")
 def two_cells() -> list[Cell]:
-    return compose_cells(["figure=schedule_gantt"], multirun=True)
+    return compose_cells(["figure=schedule_gantt", "strategy=megatron,entrain"], multirun=True)
 
 
 @pytest.fixture
 def sweeps(two_cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweeps:
-    monkeypatch.setattr(_runner, "compose_cells", lambda *_, **__: two_cells)
+    monkeypatch.setattr(sweeps_module, "compose_cells", lambda *_, **__: two_cells)
     made = Sweeps(str(tmp_path))
     made.results.check_writable()
     return made
@@ -138,11 +140,12 @@ def test_a_sweep_runs_once_and_only_if_cells_are_missing(
     sweeps: Sweeps, two_cells: list[Cell], monkeypatch: pytest.MonkeyPatch, statuses: list[str], problem: str
 ) -> None:
     calls, run = fake_sweep(sweeps.results, two_cells, statuses)
-    monkeypatch.setattr(_runner, "run_command", run)
-    assert [sweeps.run("any"), sweeps.run("any")] == [problem, problem]
-    assert calls == [["--multirun", "figure=any", f"results_dir='{sweeps.results.root}'"]]
+    monkeypatch.setattr(sweeps_module, "run_command", run)
+    assert [sweeps.run("figure=any"), sweeps.run("figure=any")] == [problem, problem]
+    folder = f"results_dir='{sweeps.results.root}'"
+    assert calls == [["--multirun", "figure=any", folder, *parallel_overrides()]]
     if not problem:
-        assert Sweeps(str(sweeps.results.root)).run("any") == ""
+        assert Sweeps(str(sweeps.results.root)).run("figure=any") == ""
         assert len(calls) == 1
     assert run_table(two_cells, sweeps.results)["status"].tolist() == statuses
 
@@ -171,7 +174,7 @@ def test_the_command_reports_missing_data_with_exit_code_1(
     sweeps: Sweeps, two_cells: list[Cell], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, run = fake_sweep(sweeps.results, two_cells, ["missing", "failed"])
-    monkeypatch.setattr(_runner, "run_command", run)
+    monkeypatch.setattr(sweeps_module, "run_command", run)
     root = sweeps.results.root
     assert main(["iteration_time", "schedule_gantt", "--results-dir", str(root)]) == 1
     lines = capsys.readouterr().err.splitlines()

@@ -182,6 +182,18 @@ def test_the_plan_meets_the_requested_degrees() -> None:
     assert layout.num_microbatches == 32 // (2 * 2)
 
 
+def test_a_forced_split_is_taken_and_must_leave_the_llm_a_stage() -> None:
+    profile = profile_for((100, [1000]), pp=8, tp=1)
+    own = plan_with(EntrainPlanner(profile_samples=4), profile).modules[0].pp
+    forced = 4 if own != 4 else 5
+    forced_layout = plan_with(EntrainPlanner(profile_samples=4, encoder_stages=forced), profile)
+    assert [module.pp for module in forced_layout.modules] == [forced, 8 - forced]
+    with pytest.raises(UserError, match="encoder_stages=8: must leave the LLM a stage"):
+        plan_with(EntrainPlanner(profile_samples=4, encoder_stages=8), profile)
+    with pytest.raises(UserError, match="encoder_stages=0: must be at least 1"):
+        EntrainPlanner(encoder_stages=0)
+
+
 def test_more_stages_than_layers_at_some_degrees_do_not_end_the_search() -> None:
     # At pp = 8 the LLM's share is 7 stages, but it has 6 layers.
     row = (3000, [400])

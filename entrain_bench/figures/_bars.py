@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.axes import Axes
 
-from entrain_bench.figures._labels import names
-from entrain_bench.figures._style import Colour, palette
+from entrain_bench.figures._labels import names, orders
+from entrain_bench.figures._style import Colour, strategy_colours
 
 # Of the distance between two models, the share that their strategies fill.
 FILLED = 0.8
@@ -17,21 +17,18 @@ FILLED = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Values of strategy, workload and model with their labels, in order of appearance."""
+    """Values of strategy, workload and model with their labels, in order of appearance, and strategies' colours."""
 
     strategies: dict[str, str]
     workloads: dict[str, str]
     models: dict[str, str]
+    colours: dict[str, Colour]
 
     @classmethod
     def of(cls, table: pd.DataFrame) -> Grid:
         """The grid of a run table."""
-        return cls(names(table, "strategy"), names(table, "workload"), names(table, "model"))
-
-    @property
-    def colours(self) -> dict[str, Colour]:
-        """Colour of each strategy."""
-        return palette(self.strategies)
+        colours = strategy_colours(orders(table))
+        return cls(names(table, "strategy"), names(table, "workload"), names(table, "model"), colours)
 
     @property
     def width(self) -> float:

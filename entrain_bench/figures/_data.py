@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -16,8 +16,8 @@ from entrain_bench.compose import Cell
 from entrain_bench.config import RunConfig
 from entrain_bench.errors import UserError
 from entrain_bench.experiment import prepare
-from entrain_bench.figures._labels import label_columns
-from entrain_bench.records import Results, identify, labels_of, write_atomically
+from entrain_bench.figures._labels import in_order, label_columns
+from entrain_bench.records import Results, flatten, identify, labels_of, write_atomically
 
 # A cell whose record is absent; the other states are those of records.
 MISSING = "missing"
@@ -37,18 +37,25 @@ class Runs:
     actions: pd.DataFrame
 
 
-def run_table(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
-    """The rows of ``table.csv`` for the given cells, in their order, with the columns of ``label_columns``.
+def run_table(cells: Sequence[Cell], results: Results, settings: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """The rows of ``table.csv`` for the given cells, by display order of the strategies, with ``label_columns``.
 
     A cell without a record has the status ``missing``.
+
+    Args:
+        cells: what to look up.
+        results: where the records are.
+        settings: further columns, by the path of the setting in the configuration (``workload.vision_share``).
     """
     rows = []
     for cell in cells:
         key, _ = identify(cell.config)
         record = results.read(key)
         absent = {**labels_of(cell.config), "status": MISSING, "reason": "not run", "key": key}
-        rows.append({**(record.row() if record else absent), **label_columns(cell.config)})
-    return pd.DataFrame(rows)
+        leaves = flatten(cell.config.content()) if settings else {}
+        swept = {column: leaves.get(path) for column, path in (settings or {}).items()}
+        rows.append({**(record.row() if record else absent), **swept, **label_columns(cell.config)})
+    return in_order(pd.DataFrame(rows))
 
 
 def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
@@ -75,6 +82,33 @@ def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
             frame.insert(0, name, labels[name])
         frames.append(frame)
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["strategy", "workload", "model"])
+
+
+def extreme_replica(actions: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The actions on the lanes of the LLM replica where a column of forwards and backwards is highest."""
+    replicas = actions[(actions["side"] == LLM) & (actions["replica"] >= 0)]["replica"].unique()
+    frames = [replica_lanes(actions, replica) for replica in replicas]
+    return max(frames, key=lambda frame: float(frame[frame["replica"] >= 0][column].max()))
+
+
+def replica_lanes(actions: pd.DataFrame, replica: int) -> pd.DataFrame:
+    """The actions, steps included, of the lanes that hold an LLM replica and of the encoder stages that feed it.
+
+    Encoders on lanes of their own with another DP feed the LLM's replicas in order.
+
+    Returns:
+        The actions, lanes counted from 0, those with encoder work first.
+    """
+    work = actions[actions["replica"] >= 0]
+    llm, encoder = (work[work["side"] == side] for side in (LLM, ENCODER))
+    lanes = {*llm[llm["replica"] == replica]["lane"]}
+    encoding = {*encoder["lane"]}
+    if not lanes & encoding:
+        feeding = replica * encoder["replica"].nunique() // llm["replica"].nunique()
+        lanes |= {*encoder[encoder["replica"] == feeding]["lane"]}
+    place = {lane: index for index, lane in enumerate(sorted(lanes, key=lambda lane: (lane not in encoding, lane)))}
+    mine = actions[actions["lane"].isin(lanes)]
+    return mine.assign(lane=mine["lane"].map(place)).reset_index(drop=True)
 
 
 def _side(config: RunConfig, module: str) -> str:

@@ -4,19 +4,43 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import pandas as pd
 
 from entrain_bench.config import RunConfig
+from entrain_bench.errors import require
+
+# The column that holds what a strategy's YAML states as ``display_order``.
+ORDER = "strategy_order"
 
 # Shorter words are taken for abbreviations.
 ABBREVIATION_LETTERS = 3
 
 
-def label_columns(config: RunConfig) -> dict[str, str]:
-    """Labels that the YAMLs of a run state themselves (``label: COCO``); empty where they state none."""
+def label_columns(config: RunConfig) -> dict[str, Any]:
+    """Labels that the YAMLs of a run state themselves (``label: COCO``), empty where they state none, and ``order``.
+
+    Raises:
+        UserError: for a ``display_order`` that is not a number.
+    """
     groups = {"strategy": config.strategy, "workload": config.workload, "model": config.model}
-    return {f"{group}_label": str(values.get("label", "")) for group, values in groups.items()}
+    order = config.strategy.get("display_order")
+    require(
+        order is None or (isinstance(order, int) and order >= 0), "strategy.display_order", order, "null or 0, 1, ..."
+    )
+    return {f"{group}_label": str(values.get("label", "")) for group, values in groups.items()} | {ORDER: order}
+
+
+def in_order(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows by the display order of their strategies; strategies that state none come last, as they come."""
+    return table.sort_values(ORDER, kind="stable", na_position="last", ignore_index=True)
+
+
+def orders(table: pd.DataFrame) -> dict[str, int | None]:
+    """Display order of every strategy of a table, in order of appearance; None where none is stated."""
+    stated = table.drop_duplicates("strategy").set_index("strategy").get(ORDER, pd.Series(dtype=float))
+    return {str(name): int(stated[name]) if pd.notna(stated.get(name)) else None for name in table["strategy"].unique()}
 
 
 def names(table: pd.DataFrame, column: str) -> dict[str, str]:

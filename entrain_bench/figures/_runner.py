@@ -8,7 +8,6 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from io import BytesIO
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol, cast
 
@@ -17,11 +16,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 import entrain_bench.figures as package
-from entrain_bench.cli import EXIT_FAILED, EXIT_INTERRUPTED, TRACEBACK_VARIABLE, run_command
-from entrain_bench.compose import Cell, compose_cells
+from entrain_bench.cli import EXIT_FAILED, TRACEBACK_VARIABLE
+from entrain_bench.compose import Cell
 from entrain_bench.errors import UserError
 from entrain_bench.figures._style import STYLE, empty_figure
-from entrain_bench.records import Results, identify, write_atomically
+from entrain_bench.records import Results, write_atomically
+from entrain_bench.sweeps import Sweeps
 
 
 class FigureModule(Protocol):
@@ -37,51 +37,6 @@ class FigureModule(Protocol):
     def draw(self, data: Any) -> tuple[Figure, pd.DataFrame]:
         """The figure and the table of what it shows."""
         ...
-
-
-class Sweeps:
-    """The cells of sweeps, each sweep composed and run at most once."""
-
-    def __init__(self, results_dir: str) -> None:
-        self.results = Results(Path(results_dir))
-        self._cells: dict[str, list[Cell]] = {}
-        self._problems: dict[str, str] = {}
-
-    def cells(self, experiment: str) -> list[Cell]:
-        """The cells of ``experiments/figure/<experiment>.yaml``."""
-        if experiment not in self._cells:
-            self._cells[experiment] = compose_cells(self._overrides(experiment), multirun=True)
-        return self._cells[experiment]
-
-    def run(self, experiment: str) -> str:
-        """Run the cells that have no result; returns what is wrong with those that still have none."""
-        if experiment not in self._problems:
-            if self._unfinished(experiment):
-                self._sweep(experiment)
-            left = self._unfinished(experiment)
-            total = len(self.cells(experiment))
-            self._problems[experiment] = f"{len(left)} of {total} runs have no result: {left[0]}" if left else ""
-        return self._problems[experiment]
-
-    def _overrides(self, experiment: str) -> list[str]:
-        folder = str(self.results.root).replace("\\", "\\\\").replace("'", "\\'")
-        return [f"figure={experiment}", f"results_dir='{folder}'"]
-
-    def _sweep(self, experiment: str) -> None:
-        try:
-            code = run_command(["--multirun", *self._overrides(experiment)])
-        except SystemExit as stopped:  # Hydra's way out when a launcher fails; cells may be left without a record
-            code = stopped.code if isinstance(stopped.code, int) else EXIT_FAILED
-        if code == EXIT_INTERRUPTED:
-            raise KeyboardInterrupt
-
-    def _unfinished(self, experiment: str) -> list[str]:
-        """The reasons of the cells that failed or never ran."""
-        records = [self.results.read(identify(cell.config)[0]) for cell in self.cells(experiment)]
-        reasons = ["not run" if record is None else record.reason or record.status for record in records]
-        return [
-            reason for record, reason in zip(records, reasons, strict=True) if record is None or not record.finished
-        ]
 
 
 def draw_figures(names: Sequence[str], results_dir: str) -> int:
@@ -112,9 +67,9 @@ def draw_figure(name: str, module: FigureModule, sweeps: Sweeps) -> str:
     """Draw and write one figure; returns what is missing from it, if anything."""
     problem = ""
     try:
-        cells = sweeps.cells(module.EXPERIMENT)
+        cells = sweeps.cells(f"figure={module.EXPERIMENT}")
         if module.RUNS:
-            problem = sweeps.run(module.EXPERIMENT)
+            problem = sweeps.run(f"figure={module.EXPERIMENT}")
         data = module.load(cells, sweeps.results)
         files = render(lambda: module.draw(data))
     except Exception as error:

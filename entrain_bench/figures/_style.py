@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import matplotlib as mpl
@@ -19,6 +21,8 @@ mpl.use("Agg")
 
 SINGLE_COLUMN_IN, DOUBLE_COLUMN_IN = 3.35, 7.0
 FONT_PT = 7.0
+# Upper estimates of what a legend's symbol with its gaps and a letter take.
+ENTRY_IN, LETTER_IN = 0.36, 0.055
 GRID, INK, FAINT = "#d9d9d9", "#262626", "#8c8c8c"
 STYLE: Any = {
     "font.family": "DejaVu Sans",
@@ -59,13 +63,35 @@ STYLE: Any = {
     "svg.hashsalt": "entrain-bench",
 }
 
+MARKERS = "osD^vPX*<>"
+
 type Colour = tuple[float, float, float]
+
+
+# Grey, blue, orange, green, purple, brown, sky blue, red, yellow, pink of seaborn's colour-blind-safe palette.
+STRATEGY_COLOURS: list[Colour] = [
+    to_rgb(sns.color_palette("colorblind")[place]) for place in (7, 0, 1, 2, 4, 5, 9, 3, 8, 6)
+]
 
 
 def palette(names: Iterable[str]) -> dict[str, Colour]:
     """A colour-blind-safe colour for each name, by order of appearance."""
     names = list(names)
     return dict(zip(names, [to_rgb(c) for c in sns.color_palette("colorblind", max(len(names), 1))], strict=False))
+
+
+def strategy_colours(orders: Mapping[str, int | None]) -> dict[str, Colour]:
+    """The same colour for a strategy in every figure: by its display order, from the other end if it has none."""
+    unknown = [name for name, order in orders.items() if order is None]
+    places = {name: -1 - place for place, name in enumerate(unknown)} | {
+        name: order for name, order in orders.items() if order is not None
+    }
+    return {name: STRATEGY_COLOURS[places[name] % len(STRATEGY_COLOURS)] for name in orders}
+
+
+def marker_of(names: Iterable[str]) -> dict[str, str]:
+    """A marker for each name, by order of appearance."""
+    return dict(zip(names, cycle(MARKERS), strict=False))
 
 
 def lighter(colour: Colour, share: float = 0.55) -> Colour:
@@ -88,8 +114,10 @@ def split(figure: Figure, widths: Sequence[float] = (1.0,), heights: Sequence[fl
 
 
 def legend_above(figure: Figure, handles: Sequence[Artist], columns: int | None = None) -> None:
-    """One legend for the figure, above all panels."""
-    figure.legend(handles=list(handles), loc="outside upper center", ncols=columns or len(handles))
+    """One legend for the figure, above all panels, in as many rows as its width asks for."""
+    needed_in = sum(ENTRY_IN + LETTER_IN * len(str(handle.get_label())) for handle in handles)
+    rows = math.ceil(needed_in / figure.get_figwidth())
+    figure.legend(handles=list(handles), loc="outside upper center", ncols=columns or -(-len(handles) // rows))
 
 
 def strategy_handles(colours: dict[str, Colour], labels: dict[str, str]) -> list[Artist]:

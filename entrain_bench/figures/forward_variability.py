@@ -9,6 +9,7 @@ replicas and iterations), mean over seeds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.artist import Artist
@@ -27,6 +28,7 @@ from entrain_bench.figures._style import (
     NUMBER_FORMAT,
     legend_above,
     lighter,
+    marker_of,
     split,
     strategy_handles,
 )
@@ -38,7 +40,6 @@ SIDES = {"encoder": "Encoder", "llm": "LLM"}
 CASE = ["workload", "model", "strategy"]
 ACTION = ["module", "stage", "replica", "microbatch", "part"]
 WHISKERS_PERCENT = (5, 95)
-MARKERS = "osD^vP*X"
 # Distance between two traces at the bottom, in models.
 TRACE_GAP = 0.6
 
@@ -68,7 +69,7 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
     dots.axes[0].set_ylabel("Standard deviation (ms)")
     markers: list[Artist] = [
         Line2D([], [], color=INK, marker=marker, markersize=3.5, linestyle="", label=grid.models[model])
-        for model, marker in zip(grid.models, MARKERS * len(grid.models), strict=False)
+        for model, marker in marker_of(grid.models).items()
     ]
     legend_above(figure, [*strategy_handles(grid.colours, grid.strategies), *markers])
     order = ["quantity", "workload", "model", "strategy", "side", "replica", "microbatch", "value_ms"]
@@ -137,7 +138,7 @@ def _draw_boxes(panel: Axes, times: object, grid: Grid, table: pd.DataFrame, wor
 def _draw_std(panel: Axes, spread: pd.DataFrame, grid: Grid) -> None:
     """Traces along x, within them models, within them strategies."""
     ticks = []
-    markers = dict(zip(grid.models, MARKERS * len(grid.models), strict=False))
+    markers = marker_of(grid.models)
     values = spread.set_index(CASE)["std_ms"]
     for place, workload in enumerate(grid.workloads):
         start = place * (len(grid.models) + TRACE_GAP)
@@ -147,6 +148,9 @@ def _draw_std(panel: Axes, spread: pd.DataFrame, grid: Grid) -> None:
             value = values.get((workload, model, strategy))
             if value is None or pd.isna(value):
                 mark_gap(panel, start + position, grid.width, "")
+            elif value == 0:  # has no place on a logarithmic axis
+                edge: Any = {"transform": panel.get_xaxis_transform(), "ha": "center", "va": "bottom"}
+                panel.text(start + position, 0.01, "0", color=grid.colours[strategy], **edge)
             else:
                 panel.scatter(
                     start + position,

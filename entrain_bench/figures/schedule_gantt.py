@@ -18,7 +18,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from entrain_bench.compose import Cell
 from entrain_bench.errors import UserError
-from entrain_bench.figures._data import Runs, run_actions, run_table
+from entrain_bench.figures._data import Runs, extreme_replica, run_actions, run_table
 from entrain_bench.figures._labels import names, spell
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
@@ -36,7 +36,7 @@ EXPERIMENT = "schedule_gantt"
 RUNS = True
 # The part of the longest schedule that is shown enlarged.
 ZOOM = (0.22, 0.42)
-LANE_IN = 0.125
+LANE_IN, TITLE_IN = 0.108, 0.18
 LEGEND_ROWS = 2
 STEP = "Gradient sync and optimizer"
 STEP_COLOUR: Colour = (0.6, 0.6, 0.6)
@@ -49,32 +49,35 @@ def load(cells: Sequence[Cell], results: Results) -> Runs:
 
 
 def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
-    """A panel a strategy over one time axis, then the same enlarged."""
+    """A row a strategy: its whole schedule over one time axis for all, and a part of it enlarged."""
     if data.actions.empty:
         raise UserError("no run of the sweep has a timeline")
     labels = names(data.table, "strategy")
     bars = {str(name): slowest_replica(rows) for name, rows in data.actions.groupby("strategy", sort=False)}
     colours = _colours(pd.concat(bars.values()))
-    num_lanes = max(rows["lane"].nunique() for rows in bars.values())
-    height = 0.5 + 2 * len(labels) * (LANE_IN * num_lanes + 0.35)
-    figure, axes = panels(2 * len(labels), 1, DOUBLE_COLUMN_IN, height)
+    lanes = [bars[name]["lane"].nunique() if name in bars else 2 for name in labels]
+    height = 0.75 + sum(LANE_IN * count + TITLE_IN for count in lanes)
+    heights = [LANE_IN * count for count in lanes]
+    figure, axes = panels(
+        len(labels), 2, DOUBLE_COLUMN_IN, height, sharex="col", gridspec_kw={"height_ratios": heights}
+    )
     longest = max(rows["end_s"].max() for rows in bars.values())
-    windows = [(0.0, 1.01 * longest)] * len(labels) + [(ZOOM[0] * longest, ZOOM[1] * longest)] * len(labels)
-    for place, (panel, window) in enumerate(zip(axes, windows, strict=True)):
-        name, enlarged = list(labels)[place % len(labels)], place >= len(labels)
-        panel.set_title(labels[name] + (", enlarged" if enlarged else ""), loc="left")
-        if name in bars:
-            if not enlarged:
-                panel.set_title(f"{bars[name]['end_s'].max():.3f} s", loc="right")
-            _draw_lanes(panel, bars[name], colours, window)
-            if not enlarged:
-                _mark_window(panel, windows[-1])
-        else:
-            status = data.table[data.table["strategy"] == name].iloc[0]
-            show_reason(
-                panel, "no timeline kept" if status["status"] == "ok" else f"{status['status']}: {status['reason']}"
-            )
-    for last in (axes[len(labels) - 1], axes[-1]):
+    whole, part = (0.0, 1.01 * longest), (ZOOM[0] * longest, ZOOM[1] * longest)
+    for name, overview, enlarged in zip(labels, axes[::2], axes[1::2], strict=True):
+        overview.set_title(labels[name], loc="left")
+        if name not in bars:
+            run = data.table[data.table["strategy"] == name].iloc[0]
+            reason = "no timeline kept" if run["status"] == "ok" else f"{run['status']}: {run['reason']}"
+            show_reason(overview, reason)
+            show_reason(enlarged, "")
+            continue
+        overview.set_title(f"{bars[name]['end_s'].max():.3f} s", loc="right")
+        _draw_lanes(overview, bars[name], colours, whole)
+        _draw_lanes(enlarged, bars[name], colours, part)
+        enlarged.set_yticks([])
+        _mark_window(overview, part)
+    axes[1].set_title("enlarged", loc="right")
+    for last in axes[-2:]:
         last.set_xlabel("Time (s)")
     handles = [Patch(facecolor=colour, label=label) for label, colour in colours.items()]
     legend_above(figure, handles, columns=-(-len(handles) // LEGEND_ROWS))
@@ -88,13 +91,10 @@ def slowest_replica(actions: pd.DataFrame) -> pd.DataFrame:
     Returns:
         The actions, lanes counted from 0, with the columns ``deferred`` (see the module) and ``kind`` (legend label).
     """
-    work = actions[actions["replica"] >= 0]
-    replica = work["replica"].iloc[int(work["end_s"].argmax())]
-    lanes = np.sort(work[work["replica"] == replica]["lane"].unique())
-    mine = actions[actions["lane"].isin(lanes)].reset_index(drop=True)
+    mine = extreme_replica(actions, "end_s")
     first = mine.groupby(MICROBATCH)["part"].transform("min")
     deferred = (mine["side"] == "encoder") & (mine["part"] > first)
-    return mine.assign(lane=np.searchsorted(lanes, mine["lane"]), deferred=deferred, kind=_kinds(mine, deferred))
+    return mine.assign(deferred=deferred, kind=_kinds(mine, deferred))
 
 
 def _kinds(actions: pd.DataFrame, deferred: pd.Series[bool]) -> list[str]:
@@ -128,9 +128,8 @@ def _draw_lanes(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], win
     corners = np.stack([start, top, end, top, end, top + 0.88, start, top + 0.88], axis=1).reshape(-1, 4, 2)
     faces = [colours[kind] for kind in shown["kind"]]
     panel.add_collection(PolyCollection(list(corners), facecolors=faces, edgecolors="white", linewidths=0.1))
-    lanes = (
-        rows[rows["replica"] >= 0].drop_duplicates(["lane", "module", "stage"]).sort_values(["lane", "module", "stage"])
-    )
+    held = rows[rows["replica"] >= 0].drop_duplicates(["lane", "module", "stage"])
+    lanes = held.sort_values(["lane", "side", "module", "stage"])
     places = [_lane_name(stages) for _, stages in lanes.groupby("lane")]
     panel.set_yticks(range(len(places)), places)
     panel.set_ylim(rows["lane"].max() + 0.6, -0.6)

@@ -40,17 +40,21 @@ class EntrainPlanner:
         confidence_error: alpha, the probability of accepting an unstable number.
         allocation_error: p_error, the tolerated probability that a fresh batch allocates differently.
         max_samples: where Algorithm 1 gives up (a ratio on a rounding boundary converges arbitrarily late).
+        encoder_stages: stages of the encoder; None splits a replica's stages by the profiled workload ratio.
     """
 
     profile_samples: int | None = None
     confidence_error: float = 0.05
     allocation_error: float = 0.05
     max_samples: int = 16384
+    encoder_stages: int | None = None
 
     def __post_init__(self) -> None:
         if self.profile_samples is not None:
             require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
         require(self.max_samples >= 1, "strategy.planner.max_samples", self.max_samples, "at least 1")
+        if self.encoder_stages is not None:
+            require(self.encoder_stages >= 1, "strategy.planner.encoder_stages", self.encoder_stages, "at least 1")
         for name in ("confidence_error", "allocation_error"):
             value = getattr(self, name)
             require(1e-4 <= value < 1, f"strategy.planner.{name}", value, "in [0.0001, 1)")
@@ -60,8 +64,10 @@ class EntrainPlanner:
         stable = {
             degrees: self.profile_samples or self.stable_samples(profile, degrees)
             for degrees in profile.job.degrees()
-            if degrees.pp > 1 or not profile.job.model.encoders
+            if degrees.pp > (self.encoder_stages or 1) or not profile.job.model.encoders
         }
+        if not stable and self.encoder_stages:
+            raise UserError(f"strategy.planner.encoder_stages={self.encoder_stages}: must leave the LLM a stage")
         if not stable:
             raise UserError("layout.pp=1: must be at least 2, a stage for the encoders and one for the LLM")
         layout = fastest_that_fits(profile, self._candidates(profile, stable), compose)
@@ -78,11 +84,17 @@ class EntrainPlanner:
     def _candidates(self, profile: Profile, stable: Mapping[Degrees, int]) -> Iterator[Candidate]:
         for degrees, num_samples in stable.items():
             samples = profile.draw(num_samples)
-            stages = allocate_stages(profile, samples, degrees)
+            stages = self._split(profile, samples, degrees)
             for recompute in recompute_choices(len(profile.job.model.modules)):
                 seconds, layers = _estimate(profile, samples, degrees, stages, recompute)
                 layout = place_chain(profile.job, degrees, layers, recompute, leading=True)
                 yield Candidate(seconds, layout)
+
+    def _split(self, profile: Profile, samples: SampleShapes, degrees: Degrees) -> tuple[int, ...]:
+        """Stages of the encoders and of the LLM."""
+        if self.encoder_stages is None or not profile.job.model.encoders:
+            return allocate_stages(profile, samples, degrees)
+        return self.encoder_stages, degrees.pp - self.encoder_stages
 
     @property
     def num_validations(self) -> int:

@@ -1,0 +1,55 @@
+"""Lines over a swept number: what several figures of runs share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from entrain_bench.figures._style import INK, Colour, marker_of, show_reason
+
+MARKER_SIZE = 3.5
+
+
+def mean_over_seeds(data: pd.DataFrame, keys: Sequence[str], metric: str) -> pd.DataFrame:
+    """One row for every combination of the keys: the metric's mean over the runs that succeeded, and what failed.
+
+    Returns:
+        The keys, the metric, ``num_ok``, ``num_runs``, ``status`` and ``reason`` of the first run that did not succeed.
+    """
+    done = data[data["status"] == "ok"].reindex(columns=[*keys, metric]).astype({metric: float})
+    means = done.groupby([*keys], sort=False).agg(**{metric: (metric, "mean"), "num_ok": (metric, "size")})
+    cells = data.groupby([*keys], sort=False).agg(num_runs=("status", "size"))
+    problems = data[data["status"] != "ok"].groupby([*keys], sort=False)[["status", "reason"]].first()
+    table = cells.join(means).join(problems).fillna({"num_ok": 0, "status": "ok", "reason": ""})
+    return table.reset_index().astype({"num_ok": int})
+
+
+def draw_lines(
+    panel: Axes, table: pd.DataFrame, x: str, y: str, by: str, colours: Mapping[str, Colour], labels: Mapping[str, str]
+) -> None:
+    """A line a name, its points in the order of x; lines without all their points are named."""
+    if table[y].notna().sum() == 0:
+        show_reason(panel, "; ".join(table["reason"].unique()) or "no data")
+        return
+    lacking = []
+    for name, marker in marker_of(colours).items():
+        rows = table[table[by] == name].sort_values(x)
+        panel.plot(rows[x], rows[y], color=colours[name], marker=marker, markersize=MARKER_SIZE, mec="white", mew=0.3)
+        if rows[y].isna().any() or rows.empty:
+            state = next((s for s in rows["status"] if s != "ok"), "missing")
+            lacking.append(f"{labels[name]}: {int(rows[y].isna().sum())} {state}")
+    if lacking:
+        style = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8}
+        panel.text(0.03, 0.97, "\n".join(lacking), transform=panel.transAxes, va="top", color=INK, bbox=style)
+
+
+def line_handles(colours: Mapping[str, Colour], labels: Mapping[str, str]) -> list[Artist]:
+    """A line with its marker for each name."""
+    return [
+        Line2D([], [], color=colours[name], marker=marker, markersize=MARKER_SIZE, label=labels[name])
+        for name, marker in marker_of(colours).items()
+    ]

@@ -1,0 +1,55 @@
+"""Share of GPU time that is idle, by strategy and trace, in a pipeline of 4 stages and 16 microbatches.
+
+Corresponds to arXiv:2605.27918, Figure 6; cells of ``experiments/figure/bubble_ratio.yaml``. Bars are means over seeds
+and iterations, whiskers the least and the most seed; communication inside actions counts as busy (docs/metrics.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from entrain_bench.compose import Cell
+from entrain_bench.figures._bars import Grid, mark_gap
+from entrain_bench.figures._data import run_table
+from entrain_bench.figures._lines import mean_over_seeds
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, panels, strategy_handles
+from entrain_bench.records import Results
+
+EXPERIMENT = "bubble_ratio"
+RUNS = True
+CASE = ["workload", "model", "strategy"]
+
+
+def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
+    """The table of the sweep's runs."""
+    return run_table(cells, results)
+
+
+def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+    """A panel a trace, bars of the strategies side by side for every model."""
+    grid = Grid.of(data)
+    table = mean_over_seeds(data, CASE, "bubble_ratio")
+    done = data[data["status"] == "ok"].reindex(columns=[*CASE, "bubble_ratio"]).astype({"bubble_ratio": float})
+    spread = done.groupby(CASE, sort=False)["bubble_ratio"].agg(least="min", most="max").reset_index()
+    table = table.merge(spread, on=CASE, how="left")
+    cases = table.set_index(CASE).to_dict("index")
+    figure, axes = panels(1, len(grid.workloads), DOUBLE_COLUMN_IN, 1.8, sharey=True)
+    for panel, workload in zip(axes, grid.workloads, strict=True):
+        for model, strategy, position in grid.places():
+            row = cases.get((workload, model, strategy), {"num_ok": 0, "status": "no cell"})
+            if not row["num_ok"]:
+                mark_gap(panel, position, grid.width, row["status"])
+                continue
+            panel.bar(position, row["bubble_ratio"], 0.9 * grid.width, color=grid.colours[strategy], zorder=2)
+            panel.vlines(position, row["least"], row["most"], color=INK, linewidth=0.7, zorder=3)
+        panel.set_title(grid.workloads[workload])
+        grid.label_models(panel)
+    axes[0].set_ylim(0, 1)
+    axes[0].yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+    axes[0].set_ylabel("Idle share of GPU time")
+    legend_above(figure, strategy_handles(grid.colours, grid.strategies))
+    return figure, table

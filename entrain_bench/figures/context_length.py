@@ -1,0 +1,55 @@
+"""Model TFLOP/s of a GPU against context length, for several shares of vision tokens.
+
+Corresponds to the evaluation of arXiv:2605.27678; cells of ``experiments/figure/context_length.yaml``: samples without
+imbalance, every strategy free to choose its degrees. Means over seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from entrain_bench.compose import Cell
+from entrain_bench.figures._bars import Grid
+from entrain_bench.figures._data import run_table
+from entrain_bench.figures._lines import draw_lines, line_handles, mean_over_seeds
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels
+from entrain_bench.records import Results
+
+EXPERIMENT = "context_length"
+RUNS = True
+SETTINGS = {"sequence_tokens": "workload.sequence_tokens", "vision_share": "workload.vision_share"}
+# Context lengths are multiples of 1,024 and written in those.
+KIBI = 1024
+
+
+def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
+    """The table of the sweep's runs, with ``sequence_tokens`` and ``vision_share``."""
+    return run_table(cells, results, SETTINGS)
+
+
+def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+    """A panel a vision share, a line a strategy, context length along x."""
+    grid = Grid.of(data)
+    table = mean_over_seeds(data, ["model", "strategy", *SETTINGS], "tflops_per_gpu")
+    shares = sorted(table["vision_share"].unique())
+    figure, axes = panels(len(grid.models), len(shares), DOUBLE_COLUMN_IN, 0.4 + 1.7 * len(grid.models), sharey="row")
+    lengths = sorted(table["sequence_tokens"].unique())
+    for place, panel in enumerate(axes):
+        model, share = [*grid.models][place // len(shares)], shares[place % len(shares)]
+        rows = table[(table["model"] == model) & (table["vision_share"] == share)]
+        draw_lines(panel, rows, "sequence_tokens", "tflops_per_gpu", "strategy", grid.colours, grid.strategies)
+        panel.set_title(f"{grid.models[model]}, {100 * share:g} % vision tokens")
+        panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_locator(FixedLocator(lengths))
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: f"{tokens / KIBI:g}K"))
+        panel.set_ylim(bottom=0)
+        if place % len(shares) == 0:
+            panel.set_ylabel("TFLOP/s of a GPU")
+    figure.supxlabel("Context length (tokens)", fontsize="medium")
+    legend_above(figure, line_handles(grid.colours, grid.strategies))
+    return figure, table

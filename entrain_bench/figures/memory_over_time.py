@@ -1,0 +1,92 @@
+"""Memory of every pipeline rank over one iteration, by strategy.
+
+Corresponds to arXiv:2605.27918, Figure 13; cells of ``experiments/figure/schedule_gantt.yaml``. Each strategy shows the
+replica with the highest peak in the first iteration; states are included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from entrain_bench.compose import Cell
+from entrain_bench.errors import UserError
+from entrain_bench.figures._data import Runs, extreme_replica, run_actions, run_table
+from entrain_bench.figures._labels import names
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Colour, legend_above, palette, panels, show_reason
+from entrain_bench.records import Results
+
+EXPERIMENT = "schedule_gantt"
+RUNS = True
+MAX_COLUMNS = 4
+GIB = 2**30
+COLUMNS = ["lane", "holds", "time_s", "memory_bytes"]
+HOLDS = {"encoder": "rank with encoder stages", "llm": "rank with LLM stages", "both": "rank with both"}
+
+
+def load(cells: Sequence[Cell], results: Results) -> Runs:
+    """The table of the runs and their timelines."""
+    return Runs(run_table(cells, results), run_actions(cells, results))
+
+
+def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
+    """A panel a strategy, a line a lane of one replica."""
+    if "memory_bytes" not in data.actions:
+        raise UserError("no timeline of the sweep holds memory")
+    labels = names(data.table, "strategy")
+    lanes = {str(name): peak_replica(rows) for name, rows in data.actions.groupby("strategy", sort=False)}
+    columns = min(MAX_COLUMNS, len(labels))
+    rows = -(-len(labels) // columns)
+    figure, axes = panels(rows, columns, DOUBLE_COLUMN_IN, 0.45 + 1.4 * rows, sharey=True)
+    colours = palette(HOLDS)
+    for panel, name in zip(axes, labels, strict=False):
+        panel.set_title(labels[name], loc="left")
+        if name in lanes:
+            _draw_lanes(panel, lanes[name], colours)
+        else:
+            run = data.table[data.table["strategy"] == name].iloc[0]
+            show_reason(panel, "no timeline kept" if run["status"] == "ok" else f"{run['status']}: {run['reason']}")
+    for panel in axes[len(labels) :]:
+        panel.set_visible(False)
+    for panel in axes[::columns]:
+        panel.set_ylabel("Memory (GiB)")
+    axes[0].set_ylim(bottom=0)
+    figure.supxlabel("Time (s)", fontsize="medium")
+    present = {kind for rows in lanes.values() for kind in rows["holds"]}
+    handles = [Line2D([], [], color=colours[kind], label=HOLDS[kind]) for kind in HOLDS if kind in present]
+    legend_above(figure, handles)
+    shown = pd.concat([rows.assign(strategy=name) for name, rows in lanes.items()])
+    return figure, shown[["strategy", *COLUMNS]]
+
+
+def peak_replica(actions: pd.DataFrame) -> pd.DataFrame:
+    """Memory over time on the lanes of the replica that holds the most.
+
+    Returns:
+        Columns ``lane`` (from 0), ``holds`` (encoder, llm or both), ``time_s``, ``memory_bytes``: a row where a lane's
+        memory changes, and its last one.
+    """
+    mine = extreme_replica(actions, "memory_bytes")
+    sides = mine[mine["replica"] >= 0].groupby("lane")["side"].unique()
+    holds = sides.map(lambda held: "both" if len(held) > 1 else held[0])
+    running = pd.DataFrame({"lane": mine["lane"], "time_s": mine["start_s"], "memory_bytes": mine["memory_bytes"]})
+    after = running.assign(time_s=mine["end_s"], memory_bytes=mine["memory_after_bytes"])
+    # Rows of a lane follow each other in time; alternating keeps the order where times are equal.
+    steps = pd.concat([running, after]).sort_index(kind="stable").sort_values("lane", kind="stable", ignore_index=True)
+    last = ~steps["lane"].duplicated(keep="last")
+    changed = steps.groupby("lane")["memory_bytes"].diff() != 0  # NaN, in the first row of a lane, differs
+    return steps[changed | last].assign(holds=steps["lane"].map(holds))[COLUMNS]
+
+
+def _draw_lanes(panel: Axes, lanes: pd.DataFrame, colours: dict[str, Colour]) -> None:
+    for _, rows in lanes.groupby("lane"):
+        gib = rows["memory_bytes"] / GIB
+        panel.plot(rows["time_s"], gib, color=colours[rows["holds"].iloc[0]], linewidth=0.6, drawstyle="steps-post")
+    panel.set_title(f"{lanes['memory_bytes'].max() / GIB:.1f} GiB", loc="right")
+    panel.set_xlim(left=0)
+    panel.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))

@@ -1,0 +1,55 @@
+"""Iteration time as strategies' workload estimates get worse, relative to estimates without error.
+
+No figure of arXiv:2605.27918 or the other papers: their estimates are never wrong by more than their fits. Cells of
+``experiments/figure/misprediction.yaml``; an error of e multiplies each sample's estimate by 1 + e u, u uniform in
+[-1, 1] (docs/costs.md). Means over seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from entrain_bench.compose import Cell
+from entrain_bench.figures._bars import Grid
+from entrain_bench.figures._data import run_table
+from entrain_bench.figures._lines import draw_lines, line_handles, mean_over_seeds
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels
+from entrain_bench.records import Results
+
+EXPERIMENT = "misprediction"
+RUNS = True
+CASE = ["workload", "model", "strategy"]
+
+
+def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
+    """The table of the sweep's runs."""
+    return run_table(cells, results, {"belief_error": "belief_error"})
+
+
+def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+    """A panel a model and trace, a line a strategy."""
+    grid, table = Grid.of(data), relative_times(data)
+    figure, axes = panels(len(grid.models), len(grid.workloads), DOUBLE_COLUMN_IN, 0.4 + 1.7 * len(grid.models))
+    for place, panel in enumerate(axes):
+        model, workload = [*grid.models][place // len(grid.workloads)], [*grid.workloads][place % len(grid.workloads)]
+        rows = table[(table["workload"] == workload) & (table["model"] == model)]
+        draw_lines(panel, rows, "belief_error", "relative_time", "strategy", grid.colours, grid.strategies)
+        panel.set_title(f"{grid.workloads[workload]}, {grid.models[model]}")
+        panel.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        if place % len(grid.workloads) == 0:
+            panel.set_ylabel("Iteration time,\nrelative to no error")
+    figure.supxlabel("Relative error of the estimates", fontsize="medium")
+    legend_above(figure, line_handles(grid.colours, grid.strategies))
+    return figure, table
+
+
+def relative_times(data: pd.DataFrame) -> pd.DataFrame:
+    """Mean iteration times over seeds, and their ratios to those without error (NaN where that has none)."""
+    table = mean_over_seeds(data, [*CASE, "belief_error"], "iteration_time_s")
+    exact = table[table["belief_error"] == 0].set_index(CASE)["iteration_time_s"].rename("exact_s")
+    table = table.join(exact, on=CASE)
+    return table.assign(relative_time=table["iteration_time_s"] / table.pop("exact_s"))

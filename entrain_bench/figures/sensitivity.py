@@ -1,0 +1,92 @@
+"""Iteration time against the split of a replica's pipeline stages between encoder and LLM.
+
+Corresponds to arXiv:2605.27918, Figure 14; cells of ``experiments/figure/sensitivity.yaml``, which force every split on
+one strategy. Times are relative to the best split; large markers are the splits that the planner takes by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from entrain_bench.compose import Cell
+from entrain_bench.figures._data import ENCODER, run_table
+from entrain_bench.figures._labels import names
+from entrain_bench.figures._lines import draw_lines, line_handles, mean_over_seeds
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, marker_of, palette, panels
+from entrain_bench.records import Results
+
+EXPERIMENT = "sensitivity"
+RUNS = True
+CASE = ["model", "workload"]
+OWN: dict[str, Any] = {"markersize": 6.5, "mec": INK, "mew": 0.9}
+COLUMNS = [
+    *CASE,
+    "encoder_stages",
+    "num_runs",
+    "num_ok",
+    "status",
+    "reason",
+    "iteration_time_s",
+    "relative_time",
+    "planned",
+]
+
+
+def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
+    """The table of the sweep's runs; ``forced_stages`` is empty where the planner chose."""
+    table = run_table(cells, results, {"forced_stages": "strategy.planner.encoder_stages"})
+    encoders = {
+        str(cell.config.model["name"]): name
+        for cell in cells
+        for name, module in cell.config.model["modules"].items()
+        if module["role"] == ENCODER
+    }
+    chosen = [
+        encoder_stages(str(layout), encoders[model])
+        for layout, model in zip(table.get("layout", pd.Series("", table.index)), table["model"], strict=True)
+    ]
+    return table.assign(encoder_stages=table["forced_stages"].fillna(pd.Series(chosen, table.index)))
+
+
+def encoder_stages(layout: str, encoder: str) -> int | None:
+    """Stages of the encoder in a run's ``layout`` (``llm tp2 cp1 pp2 ...; vision tp2 cp1 pp6 ...``)."""
+    found = re.search(rf"\b{re.escape(encoder)} tp\d+ cp\d+ pp(\d+)", layout)
+    return int(found.group(1)) if found else None
+
+
+def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+    """A panel a model, a line a trace."""
+    models, traces = names(data, "model"), names(data, "workload")
+    colours, table = palette(traces), relative_times(data)
+    figure, axes = panels(1, len(models), DOUBLE_COLUMN_IN, 2.2, sharey=True)
+    for panel, model in zip(axes, models, strict=True):
+        rows = table[table["model"] == model]
+        draw_lines(panel, rows, "encoder_stages", "relative_time", "workload", colours, traces)
+        for trace, marker in marker_of(traces).items():
+            own = rows[rows["planned"] & (rows["workload"] == trace)]
+            panel.plot(own["encoder_stages"], own["relative_time"], marker, **OWN, mfc=colours[trace], zorder=3)
+        panel.set(title=models[model], xlabel="Pipeline stages of the encoder")
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0].set_ylim(bottom=0.95)
+    axes[0].set_ylabel("Iteration time,\nrelative to the best split")
+    planned = Line2D([], [], marker="o", mfc="white", linestyle="", label="the planner's own split", **OWN)
+    legend_above(figure, [*line_handles(colours, traces), planned])
+    return figure, table[COLUMNS]
+
+
+def relative_times(data: pd.DataFrame) -> pd.DataFrame:
+    """Mean iteration times of the forced splits over seeds, and their ratios to the best split of model and trace."""
+    forced = data[data["forced_stages"].notna()]
+    table = mean_over_seeds(forced, [*CASE, "encoder_stages"], "iteration_time_s").astype({"encoder_stages": int})
+    best = table.groupby(CASE)["iteration_time_s"].transform("min")
+    own = data[data["forced_stages"].isna() & data["encoder_stages"].notna()]
+    chosen = set(own[[*CASE, "encoder_stages"]].astype({"encoder_stages": int}).itertuples(index=False, name=None))
+    planned = [case in chosen for case in table[[*CASE, "encoder_stages"]].itertuples(index=False, name=None)]
+    return table.assign(relative_time=table["iteration_time_s"] / best, planned=planned)

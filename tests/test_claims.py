@@ -1,0 +1,173 @@
+"""Claims: what their YAMLs must state, how numbers come out of runs, the verdict rule, and the generated documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from entrain_bench.documents import claims, cli
+from entrain_bench.documents.claim import measured, parse_claim, verdict
+from entrain_bench.documents.claims import claim_row, claims_markdown, claims_table, load_claims
+from entrain_bench.documents.markdown import markdown_table
+from entrain_bench.documents.results import results_markdown
+from entrain_bench.errors import UserError
+from entrain_bench.sweeps import Sweeps
+
+TINY = (
+    "model=tiny",
+    "cluster=tiny",
+    "global_batch=16",
+    "microbatch_size=2",
+    "layout.tp=1",
+    "layout.dp=2",
+    "iterations=1",
+)
+VALUES: dict[str, Any] = {
+    "claim": "One is faster\nthan the other",
+    "paper": "2605.27918",
+    "where": "Table 3",
+    "value": 2.0,
+    "unit": "x",
+    "paper_setting": "theirs",
+    "our_setting": "ours",
+    "common": [*TINY, "workload=chartqa", "seed=0,1"],
+    "measure": {"metric": "iteration_time_s", "of": ["strategy=megatron"], "to": ["strategy=entrain"]},
+    "why": "because",
+}
+
+
+def claim_with(**changes: Any) -> Any:
+    return parse_claim("some", VALUES | changes)
+
+
+def runs(*rows: tuple[str, str, float]) -> pd.DataFrame:
+    """Runs of a workload and a configuration."""
+    table = pd.DataFrame(rows, columns=["workload", "configuration", "iteration_time_s"])
+    return table.assign(model="m")
+
+
+def test_every_claim_is_complete_and_cites_its_paper() -> None:
+    found = load_claims()
+    assert len(found) >= 7
+    assert all(claim.paper in ("2605.27918", "2408.04275", "2603.25120", "2504.14145", "2605.27678") for claim in found)
+    assert all(len(claim.why) > 40 for claim in found)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"unit": "s"}, "unit=s: must be one of x, %"),
+        ({"value": 1.0}, "value=1.0: must be a gain"),
+        ({"verdict": "reproduced"}, "key=verdict: must be one of"),
+        ({"measure": {"metric": "time", "of": []}}, "measure.metric=time: must be one of iteration_time_s"),
+        ({"measure": {"metric": "mfu", "of": [], "over": "median"}}, "measure.over=median: must be one of mean"),
+        ({"measure": {"metric": "mfu", "of": [], "by": "x"}}, "measure: key=by: must be one of metric"),
+        ({"measure": {"metric": "mfu", "of": []}}, "measure.to=.*: must be given for a ratio"),
+    ],
+)
+def test_a_claim_that_says_something_wrong_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        claim_with(**change)
+    with pytest.raises(UserError, match="why: missing"):
+        parse_claim("some", {key: value for key, value in VALUES.items() if key != "why"})
+
+
+def test_seeds_are_averaged_configurations_picked_and_cases_combined() -> None:
+    of = runs(("w", "a", 3.0), ("w", "a", 5.0), ("w", "b", 10.0), ("v", "a", 6.0))
+    to = runs(("w", "c", 2.0), ("w", "d", 4.0), ("v", "c", 6.0), ("u", "c", 1.0))
+    # Workload w: 4 and 10 against 2 and 4; workload v: 6 against 6.
+    measure = VALUES["measure"]
+    mean = claim_with(measure=measure)
+    assert measured(mean, [of, to]) == pytest.approx((7 / 3 + 1) / 2)
+    extreme = claim_with(measure=measure | {"pick_of": "max", "pick_to": "min", "over": "max"})
+    assert measured(extreme, [of, to]) == pytest.approx(5.0)
+    change = claim_with(unit="%", measure=measure | {"over": "min"})
+    assert measured(change, [of, to]) == pytest.approx(0.0)
+    share = claim_with(unit="%", measure={"metric": "iteration_time_s", "of": ["seed=0"], "over": "max"})
+    assert measured(share, [of]) == pytest.approx(700.0)
+    with pytest.raises(UserError, match="no workload and model in common"):
+        measured(mean, [of, to[to["workload"] == "u"]])
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "measured_value", "expected"),
+    [
+        (1.40, "x", 1.40, "reproduced"),
+        (1.40, "x", 1.33, "reproduced"),
+        (1.40, "x", 3.0, "reproduced"),
+        (1.40, "x", 1.31, "partly"),
+        (1.40, "x", 1.14, "partly"),
+        (1.40, "x", 1.12, "not"),
+        (1.40, "x", 0.7, "not"),
+        (-82.0, "%", -70.0, "reproduced"),
+        (-82.0, "%", -40.0, "partly"),
+        (-82.0, "%", 82.0, "not"),
+        ([15.6, 76.2], "%", 13.0, "reproduced"),
+        ([15.6, 76.2], "%", 12.0, "partly"),
+        ([-8.0, -0.7], "%", -0.6, "reproduced"),
+    ],
+)
+def test_the_verdict_is_the_share_of_the_papers_gain(
+    value: float | list[float], unit: str, measured_value: float, expected: str
+) -> None:
+    assert verdict(claim_with(value=value, unit=unit), measured_value) == expected
+
+
+def test_a_claim_is_run_measured_judged_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("entrain_bench.sweeps.parallel_overrides", list)
+    claim = claim_with(common=[*VALUES["common"], "mlflow=false"])
+    sweeps = Sweeps(str(tmp_path))
+    row = claim_row(claim, sweeps)
+    assert len(list((tmp_path / "runs").glob("*.json"))) == 4
+    records = [sweeps.results.read(path.stem) for path in (tmp_path / "runs").glob("*.json")]
+    times = {name: [r.metrics["iteration_time_s"] for r in records if r and r.labels["strategy"] == name] for name in
+             ("megatron", "entrain")}  # fmt: skip
+    ratio = sum(times["megatron"]) / sum(times["entrain"])
+    assert row["measured_value"] == f"{ratio:.2f}x"
+    assert row["verdict"] == verdict(claim, ratio)
+    assert claims_table([row])["verdict"].tolist() == [row["verdict"]]
+    text = claims_markdown([row])
+    assert "| One is faster than the other | arXiv:2605.27918, Table 3 | 2.00x |" in text
+    assert text.count("seed=0,1") == 2
+    # A cell that cannot run leaves a claim unmeasured, and says why.
+    broken = claim_with(common=[*VALUES["common"], "mlflow=false", "layout.pp=100"])
+    assert claim_row(broken, sweeps)["verdict"].startswith(f"{claims.NOT_MEASURED}: 2 of 2 runs have no result: layout")
+
+
+def test_the_command_writes_both_documents_and_reports_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = dict.fromkeys(claims.COLUMNS, "text") | {"verdict": f"{claims.NOT_MEASURED}: told so", "name": "some"}
+    monkeypatch.setattr(cli, "load_claims", lambda: [None])
+    monkeypatch.setattr(cli, "claim_row", lambda *_: row)
+    monkeypatch.setattr(cli, "results_document", lambda _: ("# Results\n", ""))
+    options = ["--results-dir", str(tmp_path / "results"), "--docs-dir", str(tmp_path / "docs")]
+    assert cli.main(options) == 1
+    assert "incomplete: some: not measured: told so" in capsys.readouterr().err
+    assert (tmp_path / "results" / "claims.csv").read_text().startswith("name,claim,paper")
+    assert (tmp_path / "docs" / "claims.md").read_text().startswith("# Claims")
+    row["verdict"] = "reproduced"
+    assert cli.main(options) == 0
+
+
+def test_markdown_tables_align_and_escape() -> None:
+    assert markdown_table(["a", "b"], [["1|2", "x\ny"]], right=["b"]) == "| a | b |\n| --- | ---: |\n| 1\\|2 | x y |\n"
+
+
+def test_results_show_means_gaps_the_best_and_what_failed() -> None:
+    rows = [
+        {"strategy": "first", "seed": 0, "status": "ok", "iteration_time_s": 1.0, "gap_to_lower_bound": 0.5},
+        {"strategy": "first", "seed": 1, "status": "ok", "iteration_time_s": 2.0, "gap_to_lower_bound": 0.3},
+        {"strategy": "second", "seed": 0, "status": "ok", "iteration_time_s": 1.25, "gap_to_lower_bound": 0.1},
+        {"strategy": "second", "seed": 1, "status": "ok", "iteration_time_s": 1.25, "gap_to_lower_bound": 0.1},
+        {"strategy": "third", "seed": 0, "status": "skipped", "reason": "told so"},
+    ]
+    data = pd.DataFrame([{"reason": "", "model": "tiny", "workload": "coco"} | row for row in rows])
+    assert results_markdown(data).splitlines() == [
+        "| model, workload | First | Second | Third |",
+        "| --- | ---: | ---: | ---: |",
+        "| Tiny Coco | 1.500 (40%) | **1.250** (10%) | skipped |",
+    ]
