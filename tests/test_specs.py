@@ -129,10 +129,11 @@ def test_audio_parameters_match_the_checkpoint() -> None:
 
 def test_siglip_parameters_match_the_checkpoint() -> None:
     spec = model("llavaov_qwen25_7b").module("vision")
-    # Vision tower of siglip-so400m-patch14-384 without pooling head: 27 layers of 15,239,504, positions, final norm.
-    layer = 4 * (1152 * 1152 + 1152) + 2 * 1152 * 4304 + 4304 + 1152 + 4 * 1152
-    projector = 1152 * 3584 + 3584 + 3584 * 3584 + 3584
-    assert spec.parameters == 26 * layer + 588 * 1152 + 1152 + projector
+    # siglip-so400m-patch14-384's vision tower has 428,225,600; without a layer, positions, final norm and pooling head
+    # (probe, attention, norm, MLP), with LLaVA-OneVision's projector.
+    attention, mlp = 4 * (1152 * 1152 + 1152), 2 * 1152 * 4304 + 4304 + 1152
+    left_out = (attention + mlp + 4 * 1152) + 729 * 1152 + 2 * 1152 + (1152 + attention + 2 * 1152 + mlp)
+    assert spec.parameters == 428_225_600 - left_out + 1152 * 3584 + 3584 + 3584 * 3584 + 3584
 
 
 # Hand-worked layers
