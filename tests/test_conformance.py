@@ -99,7 +99,7 @@ def held() -> list[object]:
 @pytest.mark.parametrize(("model", "cluster"), held())
 def test_every_model_runs_on_every_cluster_that_holds_it(model: str, cluster: str) -> None:
     workload = "librispeech" if model.startswith("whisper") else "chartqa"
-    tp = 8 if model in LARGE and cluster == LARGE[model] else "null"
+    tp = 4 if model in LARGE and cluster == LARGE[model] else "null"
     searched = [f"layout.tp={tp}", "layout.dp=null", "layout.cp=1", "strategy=megatron"]
     batch = ["global_batch=64", "microbatch_size=1"]
     run = config(f"model={model}", f"cluster={cluster}", f"workload={workload}", *batch, *searched)
