@@ -29,7 +29,7 @@ CONFIG_MODULE = "experiments"
 CONFIG_NAME = "config"
 # Keys that no choice of a group depends on.
 PLAIN_KEYS = frozenset(
-    {"seed", "iterations", "global_batch", "microbatch_size", "belief_error", "memory_fraction"}
+    {"seed", "iterations", "global_batch", "microbatch_size", "belief_error", "belief_bias", "memory_fraction"}
     | {f"layout.{name}" for name in LayoutConfig.__dataclass_fields__}
 )
 

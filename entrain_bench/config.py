@@ -38,6 +38,7 @@ class ConfigSchema:
     microbatch_size: int = MISSING
     layout: LayoutConfig = field(default_factory=LayoutConfig)
     belief_error: float = MISSING
+    belief_bias: float = MISSING
     memory_fraction: float = MISSING
     distributed_optimizer: bool = MISSING
     results_dir: str = MISSING
@@ -79,6 +80,7 @@ class RunConfig:
     microbatch_size: int
     layout: LayoutRequest
     belief_error: float
+    belief_bias: float
     memory_fraction: float
     distributed_optimizer: bool
     results_dir: str
@@ -100,7 +102,8 @@ class RunConfig:
             _check_group(group, values[group], keys)
         require(0 <= values["seed"] < 2**32, "seed", values["seed"], "in 0..2^32-1")
         require(values["iterations"] >= 1, "iterations", values["iterations"], "at least 1")
-        require(0 <= values["belief_error"] < 1, "belief_error", values["belief_error"], "in [0, 1)")
+        for key in ("belief_error", "belief_bias"):
+            require(0 <= values[key] < 1, key, values[key], "in [0, 1)")
         require(0 < values["memory_fraction"] <= 1, "memory_fraction", values["memory_fraction"], "in (0, 1]")
         known = ConfigSchema.__dataclass_fields__
         if unknown := sorted(set(map(str, values)) - set(known) - {"figure"}):

@@ -90,7 +90,7 @@ def prepare(config: RunConfig) -> Setting:
     executor = instantiate(config.harness, "harness", "execute", truth=truth, memory_budget_bytes=budget)
     workload: Workload = instantiate(config.workload, "workload", "source")
     source = workload.source(model.tokens)
-    profile = Profile(job, source, config.seed, config.belief_error)
+    profile = Profile(job, source, config.seed, config.belief_error, config.belief_bias)
     return Setting(job, truth, source, Strategy(str(config.strategy["name"]), **parts), executor, profile)
 
 
@@ -111,13 +111,19 @@ def run_experiment(config: RunConfig, progress: Callable[[int], None] = lambda _
     # Once unmeasured: the first call compiles what later ones only run.
     strategy.compose(profile.draw(job.global_batch), layout, profile)
     measured, frame = [], None
+    # An iteration is assigned while the one before it runs, so what is known is the one before that.
+    running: Timeline | None = None
+    finished: Timeline | None = None
     for iteration in range(config.iterations):
         shapes = setting.source.batch(iteration, job.global_batch, config.seed)
         job.model.check_shapes(shapes)
         started = perf_counter()
+        if finished:
+            strategy = strategy.observe(finished, profile)
         program = strategy.compose(shapes, layout, profile)
         assignment_time_s = perf_counter() - started
         timeline = setting.executor.execute(program)
+        finished, running = running, timeline
         measured.append(measure(timeline, setting.truth, assignment_time_s))
         if iteration == 0 and program.num_actions <= MAX_KEPT_ACTIONS:
             frame = timeline_frame(timeline)

@@ -203,7 +203,9 @@ def check_memory(profile: Profile, layout: Layout, compose: Compose) -> None:
     states = memory.lane_state_bytes(layout)
     need, what = float(states.max()), "weights, gradients and optimizer states alone"
     num_batches = max(1, min(MEMORY_BATCHES, MEMORY_SAMPLES // job.global_batch))
-    for _ in range(num_batches if need <= limit else 0):
+    for _ in range(num_batches):
+        if need > limit:
+            break
         peak = memory.peak_bytes(compose(profile.draw(job.global_batch), layout))
         if peak.max() > need:
             need, what = float(peak.max()), f"with {states[peak.argmax()] / 2**30:.1f} GiB of states"

@@ -19,6 +19,8 @@ from entrain_bench.workload import ShapeSource
 
 # Sequence lengths at which layers are profiled (arXiv:2605.27918, section 4.1).
 PROFILED_TOKENS = np.array([64, 256, 1024, 4096, 16384])
+# A factor of 16 in length: estimates of small and of large units err in opposite directions.
+BIAS_OCTAVES = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +28,15 @@ class Profile:
     """A strategy's window on the truth.
 
     Planners draw samples and measure layers; assigners estimate the workloads of the samples they place. Estimates are
-    wrong by up to ``belief_error`` (relative), the same way each time a sample is seen.
+    wrong, the same way each time a sample is seen: by up to ``belief_error`` (relative) sample by sample, and by up to
+    ``belief_bias`` for all units of a length alike.
     """
 
     job: Job
     _source: ShapeSource
     _seed: int
     belief_error: float = 0.0
+    belief_bias: float = 0.0
     _truth: CostTruth = field(init=False)
     _rng: np.random.Generator = field(init=False)
     _fits: dict[tuple[str, int, int], FloatArray] = field(init=False, default_factory=dict)
@@ -81,10 +85,15 @@ class Profile:
         counts = np.bincount(module.layer_kind, minlength=len(module.kinds))
         a, b, c = counts @ self.forward_fit(module, tp, cp)
         lengths = module.lengths(shapes, units).astype(np.float64)
-        seconds: FloatArray = np.maximum((a * lengths + b) * lengths + c, 0.0)
+        exact = np.maximum((a * lengths + b) * lengths + c, 0.0)
+        return np.asarray(exact * self.error_factor(module, shapes))
+
+    def error_factor(self, module: ModuleSpec, shapes: SampleShapes) -> FloatArray:
+        """Erroneous over exact estimate of each unit of a module ``[units]``, for estimates of a strategy's own."""
+        units = module.units(shapes)
         owner = shapes.item_sample[units] if module.is_encoder else units
-        seconds *= self._error_factor(module.name, shapes.sample_ids[owner])
-        return seconds
+        by_sample = self._sample_error(module.name, shapes.sample_ids[owner])
+        return by_sample * self._length_bias(module.name, module.lengths(shapes, units))
 
     def estimate_samples(self, shapes: SampleShapes, tp: int, cp: int) -> tuple[FloatArray, FloatArray]:
         """Believed forward seconds of each sample: all encoders together, and the LLM ``[samples]``."""
@@ -94,7 +103,13 @@ class Profile:
             encoder += shapes.sum_items(units, self.estimate_units(module, shapes, tp, cp))
         return encoder, self.estimate_units(self.job.model.llm, shapes, tp, cp)
 
-    def _error_factor(self, module: str, sample_ids: IntArray) -> FloatArray:
+    def _length_bias(self, module: str, lengths: IntArray) -> FloatArray:
+        """1 + bias x a sine of log2(length) with a period of ``BIAS_OCTAVES``, its phase fixed by seed and module."""
+        phase = np.random.default_rng([self._seed, crc32(module.encode())]).random()
+        turns = np.log2(np.maximum(lengths, 1)) / BIAS_OCTAVES + phase
+        return np.asarray(1.0 + self.belief_bias * np.sin(2 * np.pi * turns))
+
+    def _sample_error(self, module: str, sample_ids: IntArray) -> FloatArray:
         """1 + error x u, u uniform in [-1, 1] and fixed by seed, module and sample (SplitMix64 as the hash)."""
         if not self.belief_error:
             return np.ones(len(sample_ids))

@@ -48,7 +48,15 @@ METRICS = (
     "lower_bound_s",
     "gap_to_lower_bound",
 )
-SETTINGS = ("global_batch", "microbatch_size", "iterations", "belief_error", "memory_fraction", "distributed_optimizer")
+SETTINGS = (
+    "global_batch",
+    "microbatch_size",
+    "iterations",
+    "belief_error",
+    "belief_bias",
+    "memory_fraction",
+    "distributed_optimizer",
+)
 DEGREES = ("layout_tp", "layout_cp", "layout_pp", "layout_dp")
 
 

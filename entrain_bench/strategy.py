@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 from entrain_bench.assignment import Assignment
 from entrain_bench.layout import Layout
 from entrain_bench.profile import Profile
 from entrain_bench.program import Program
 from entrain_bench.shapes import SampleShapes
+from entrain_bench.timeline import Timeline
 
 type Compose = Callable[[SampleShapes, Layout], Program]
 
@@ -39,6 +40,24 @@ class Assigner(Protocol):
         ...
 
 
+@runtime_checkable
+class Observer(Assigner, Protocol):
+    """An assigner that learns from executed iterations."""
+
+    def observe(self, timeline: Timeline, profile: Profile) -> Assigner:
+        """The assigner of later iterations; it may use only what a real system can time, the durations of actions."""
+        ...
+
+
+@runtime_checkable
+class Drafter(Assigner, Protocol):
+    """An assigner whose search is too slow to repeat for every layout that a planner tries."""
+
+    def draft(self) -> Assigner:
+        """A quick one whose assignments need about the same memory."""
+        ...
+
+
 class Scheduler(Protocol):
     """Orders the actions of every iteration."""
 
@@ -58,9 +77,16 @@ class Strategy:
 
     def plan(self, profile: Profile) -> Layout:
         """The planner's layout, checked against what this strategy's other parts will make of it."""
-        return self.planner.plan(profile, lambda shapes, layout: self.compose(shapes, layout, profile))
+        quick = replace(self, assigner=self.assigner.draft()) if isinstance(self.assigner, Drafter) else self
+        return self.planner.plan(profile, lambda shapes, layout: quick.compose(shapes, layout, profile))
 
     def compose(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Program:
         """Assign and schedule one global batch."""
         assignment = self.assigner.assign(shapes, layout, profile)
         return self.scheduler.schedule(shapes, layout, assignment, profile)
+
+    def observe(self, timeline: Timeline, profile: Profile) -> Strategy:
+        """This strategy after it has seen an executed iteration."""
+        if not isinstance(self.assigner, Observer):
+            return self
+        return replace(self, assigner=self.assigner.observe(timeline, profile))

@@ -26,8 +26,6 @@ from entrain_bench.planning import (
     stage_sums,
 )
 from entrain_bench.profile import Profile
-from entrain_bench.program import Program
-from entrain_bench.schedules import chain_program, stages_behind
 from entrain_bench.shapes import SampleShapes
 from entrain_bench.strategy import Compose
 
@@ -90,15 +88,6 @@ class ArrivalOrder:
         job, dp = profile.job, layout.modules[-1].dp
         microbatch = np.arange(len(shapes)) // job.microbatch_size
         return same_microbatches(job.model, shapes, microbatch % dp, microbatch // dp, microbatch // dp)
-
-
-@dataclass(frozen=True, slots=True)
-class OneForwardOneBackward:
-    """1F1B over the chain of encoder and LLM stages; a microbatch's encoder and LLM parts keep the same place."""
-
-    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program; every lane warms up with as many forwards as stages follow it."""
-        return chain_program(profile.job.model, shapes, layout, assignment, stages_behind(layout))
 
 
 def average_layer_s(profile: Profile, samples: SampleShapes, degrees: Degrees) -> list[FloatArray]:

@@ -15,13 +15,14 @@ from entrain_bench.job import Job, LayoutRequest
 from entrain_bench.layout import Layout, ModuleLayout
 from entrain_bench.profile import Profile
 from entrain_bench.program import ActionView, Pass, Program, Slots, build_program
+from entrain_bench.schedulers import OneForwardOneBackward
 from entrain_bench.shapes import SampleShapes, shapes_from_lists
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, LinkTier
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.strategy import Planner, Strategy
 from strategies.entrain import EntrainAssigner, EntrainScheduler
-from strategies.megatron import ArrivalOrder, MegatronPlanner, OneForwardOneBackward
+from strategies.megatron import ArrivalOrder, MegatronPlanner
 
 TOKENS = {
     "patch_pixels": 14,
@@ -142,8 +143,10 @@ class ListSource:
         return self.shapes.take(rng.integers(0, len(self.shapes), num_samples))
 
 
-def profile_of(job: Job, shapes: SampleShapes, seed: int = 0, belief_error: float = 0.0) -> Profile:
-    return Profile(job, ListSource(shapes), seed, belief_error)
+def profile_of(
+    job: Job, shapes: SampleShapes, seed: int = 0, belief_error: float = 0.0, belief_bias: float = 0.0
+) -> Profile:
+    return Profile(job, ListSource(shapes), seed, belief_error, belief_bias)
 
 
 def even(layers: int, stages: int) -> tuple[int, ...]:

@@ -148,6 +148,7 @@ BAD_INPUT = [
     ("layout.dp=16", "16 ranks"),
     ("layout.pp=100", "the layers of model=tiny"),
     ("belief_error=1.5", "[0, 1)"),
+    ("belief_bias=1.5", "[0, 1)"),
     ("memory_fraction=0.00001", "GiB more than"),
     ("cluster.num_nodes=0", "at least 1"),
     ("cluster.device.peak_bf16_flops=-1", "positive"),

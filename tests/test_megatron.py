@@ -28,8 +28,9 @@ from entrain_bench.job import Degrees, LayoutRequest
 from entrain_bench.layout import Layout, check_layout
 from entrain_bench.profile import Profile
 from entrain_bench.program.validate import check_program
+from entrain_bench.schedulers import OneForwardOneBackward
 from entrain_bench.simulate import Simulator, place_actions
-from strategies.megatron import ArrivalOrder, MegatronPlanner, OneForwardOneBackward, average_layer_s
+from strategies.megatron import ArrivalOrder, MegatronPlanner, average_layer_s
 
 MODEL = tiny_model(encoder=3, llm=4)
 ROW = (300, [1000, 200])

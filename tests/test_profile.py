@@ -218,3 +218,15 @@ def test_samples_without_encoder_work_cost_the_encoder_nothing() -> None:
     encoder, llm = profile_of(JOB, text, belief_error=0.2).estimate_samples(text, 1, 1)
     assert encoder.tolist() == [0.0, 0.0]
     assert llm[1] > llm[0] >= 0.0
+
+
+def test_the_bias_depends_on_length_alone_and_turns_around_over_two_octaves() -> None:
+    text = samples((64, []), (64, []), (256, []), (1024, []))
+    exact, wrong = (profile_of(JOB, text, belief_bias=bias).estimate_samples(text, 1, 1)[1] for bias in (0.0, 0.2))
+    ratio = wrong / exact - 1
+    assert ratio[0] == ratio[1] != 0
+    np.testing.assert_allclose(ratio[2], -ratio[0])
+    np.testing.assert_allclose(ratio[3], ratio[0])
+    assert abs(ratio[0]) <= 0.2
+    other = profile_of(JOB, text, seed=1, belief_bias=0.2).error_factor(JOB.model.llm, text)
+    assert not np.allclose(other, wrong / exact)

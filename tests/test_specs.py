@@ -56,7 +56,8 @@ def test_every_model_composes_and_parses(name: str) -> None:
         projected = encoder.layers[-1].gemms[-1]
         assert projected.n == spec.llm.config.hidden_size
         merge = spec.tokens.audio_merge_frames if "audio" in encoder.config.modalities else spec.tokens.merge_patches**2
-        assert projected.rows_per_token == 1 / merge
+        # LLaVA-OneVision hands on every token of a tile; its workloads state their tokens.
+        assert projected.rows_per_token == (1 if name.startswith("llavaov") else 1 / merge)
     for module in spec.modules:
         assert module.config.source
         assert len(module.layers) == module.config.num_layers + 2
@@ -105,6 +106,7 @@ def test_every_module_is_used(path: Path) -> None:
         ("qwen25vl_llama3_3b", "llm", 3_212_749_824),
         ("qwen25vl_llama3_8b", "llm", 8_030_261_248),
         ("whisper_qwen25_7b", "llm", 7_615_616_512),
+        ("llavaov_qwen25_32b", "llm", 32_763_876_352),
     ],
 )
 def test_llm_parameters_match_the_checkpoint(name: str, module: str, parameters: int) -> None:
@@ -123,6 +125,15 @@ def test_audio_parameters_match_the_checkpoint() -> None:
     # whisper-large-v3's encoder; the checkpoint counts 1500 fixed positions and has no bias on keys (see the YAML).
     adapter = 1280 * 3584 + 3584
     assert spec.module("audio").parameters == 636_968_960 - 1500 * 1280 + 32 * 1280 + adapter
+
+
+def test_siglip_parameters_match_the_checkpoint() -> None:
+    spec = model("llavaov_qwen25_7b").module("vision")
+    # siglip-so400m-patch14-384's vision tower has 428,225,600; without a layer, positions, final norm and pooling head
+    # (probe, attention, norm, MLP), with LLaVA-OneVision's projector.
+    attention, mlp = 4 * (1152 * 1152 + 1152), 2 * 1152 * 4304 + 4304 + 1152
+    left_out = (attention + mlp + 4 * 1152) + 729 * 1152 + 2 * 1152 + (1152 + attention + 2 * 1152 + mlp)
+    assert spec.parameters == 428_225_600 - left_out + 1152 * 3584 + 3584 + 3584 * 3584 + 3584
 
 
 # Hand-worked layers

@@ -26,7 +26,8 @@ def workload(name: str, *overrides: str) -> Any:
 
 def test_the_documented_workloads_exist() -> None:
     traces = "chartqa chartqa_qa coco librispeech mathvision nextqa opencqa_ocr sroie trace"
-    assert set(NAMES) == {*traces.split(), "synthetic", "synthetic_av", "uniform"}
+    dflop = "dflop_mixed dflop_multi dflop_single dflop_uniform dflop_video"
+    assert set(NAMES) == {*traces.split(), *dflop.split(), "synthetic", "synthetic_av", "uniform"}
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "trace"])
@@ -73,3 +74,38 @@ def test_synthetic_av_has_text_only_samples() -> None:
     shapes = workload("synthetic_av").source(RULES).batch(0, 8192, 0)
     assert np.mean(np.diff(shapes.item_offsets) == 0) == pytest.approx(0.28, abs=0.02)
     assert set(np.unique(shapes.item_modality)) == {0, 1}
+
+
+def test_dflops_mixture_has_its_proportions_and_its_components_tokens() -> None:
+    source = workload("dflop_mixed").source(RULES)
+    shapes = source.batch(0, 8192, 0)
+    assert shapes.modalities == ("image", "video")
+    assert np.all(shapes.item_encoder_tokens == 729)
+    assert np.array_equal(shapes.item_llm_tokens, np.where(shapes.item_modality == 0, 729, 196))
+    video = np.zeros(len(shapes), np.bool_)
+    video[shapes.item_sample[shapes.item_modality == 1]] = True
+    assert video.mean() == pytest.approx(60 / 185, abs=0.02)
+    # A sample comes whole from one component: no sample has both modalities, and none is without items.
+    assert not np.any(video[shapes.item_sample[shapes.item_modality == 0]])
+    assert np.diff(shapes.item_offsets).min() >= 2
+    assert shapes.llm_tokens.max() <= 8192
+    components = [workload(f"dflop_{name}").source(RULES).batch(0, 8192, 0) for name in ("multi", "single")]
+    still = shapes.take(np.flatnonzero(~video))
+    means = [np.diff(one.item_offsets).mean() for one in components]
+    assert np.diff(still.item_offsets).mean() == pytest.approx((60 * means[0] + 65 * means[1]) / 125, rel=0.03)
+
+
+def test_a_mixtures_stream_does_not_depend_on_batch_sizes() -> None:
+    source = workload("dflop_mixed").source(RULES)
+    whole = source.batch(0, 96, 3)
+    parts = [source.batch(index, 32, 3) for index in range(3)]
+    assert np.concatenate([part.llm_tokens for part in parts]).tolist() == whole.llm_tokens.tolist()
+    assert not np.array_equal(source.batch(0, 96, 4).llm_tokens, whole.llm_tokens)
+
+
+@pytest.mark.parametrize(
+    "override", ["workload.weights={single: 1, multi: 1}", "workload.weights.single=0", "workload.name=''"]
+)
+def test_a_wrong_mixture_is_refused(override: str) -> None:
+    with pytest.raises(UserError, match=r"workload\.(weights|name)"):
+        workload("dflop_mixed", f"{override}" if "{" not in override else "~workload.weights.video")

@@ -7,6 +7,5 @@ scheduler (``assigner``, ``balance``), adaptive correction (``correction``).
 from strategies.dflop.assigner import DflopAssigner
 from strategies.dflop.correction import Corrector
 from strategies.dflop.planner import DflopPlanner
-from strategies.dflop.scheduler import DflopScheduler
 
-__all__ = ["Corrector", "DflopAssigner", "DflopPlanner", "DflopScheduler"]
+__all__ = ["Corrector", "DflopAssigner", "DflopPlanner"]

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.arrays import FloatArray, rows_of
 from entrain_bench.assignment import Assignment, ModuleAssignment
 from entrain_bench.errors import require
 from entrain_bench.layout import Layout, ModuleLayout
 from entrain_bench.planning import recompute_factor
 from entrain_bench.profile import Profile
+from entrain_bench.program import Program
 from entrain_bench.shapes import SampleShapes
 from entrain_bench.specs.model import ModuleSpec
-from strategies.dflop.balance import balance, deal
-from strategies.dflop.correction import Corrector, shape_classes
-from strategies.dflop.profiling import belief_factor, encoder_cost, llm_cost, mean_tokens
+from entrain_bench.timeline import Timeline
+from strategies.dflop.balance import SolverLimits, balance, deal
+from strategies.dflop.correction import Corrector, Observation, shape_classes
+from strategies.dflop.profiling import encoder_cost, llm_cost, mean_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +26,20 @@ class DflopAssigner:
     """Packs samples into N_mb x L_dp buckets; a bucket is an LLM microbatch.
 
     Attributes:
-        solver_steps: placements that the solver may try after LPT; 0: LPT only.
+        solver_seconds: wall time of CP-SAT, building its program included; 0: LPT only.
+        solver_work_per_sample: CP-SAT's deterministic time for each sample of the global batch.
+        correction: the adaptive correction and what it has learnt; None: off.
     """
 
-    solver_steps: int = 4_000_000
-    _correction: Corrector = field(default_factory=Corrector, init=False, compare=False)
+    solver_seconds: float = 10.0
+    solver_work_per_sample: float = 2e-4
+    correction: Corrector | None = field(default_factory=Corrector)
 
     def __post_init__(self) -> None:
-        require(self.solver_steps >= 0, "strategy.assigner.solver_steps", self.solver_steps, "at least 0 (0: LPT only)")
+        where = "strategy.assigner"
+        require(self.solver_seconds >= 0, f"{where}.solver_seconds", self.solver_seconds, "at least 0 (0: LPT only)")
+        work = self.solver_work_per_sample
+        require(work > 0, f"{where}.solver_work_per_sample", work, "above 0")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Bucket b is microbatch b // L_dp of LLM replica b mod L_dp.
@@ -43,15 +51,19 @@ class DflopAssigner:
         num_buckets = layout.num_microbatches * llm.dp
         cost = np.zeros((len(shapes), 2))
         item_s = []
-        for module, placed in zip(model.modules, layout.modules, strict=True):
-            seconds = self.unit_s(module, shapes, placed, layout.num_microbatches, profile)
+        for index, (module, placed) in enumerate(zip(model.modules, layout.modules, strict=True)):
+            seconds = unit_s(module, shapes, placed, layout.num_microbatches, profile)
+            if self.correction:
+                lengths = module.lengths(shapes, module.units(shapes))
+                seconds = seconds * self.correction.penalties(shape_classes(lengths, index))
             if module.is_encoder:
                 item_s.append(seconds)
                 # A bucket's share of its encoder microbatch: E_dp replicas work on L_dp buckets.
                 cost[:, 0] += shapes.sum_items(module.units(shapes), seconds) * (llm.dp / placed.dp)
             else:
                 cost[:, 1] += seconds
-        bucket = balance(cost, num_buckets, self.solver_steps)
+        limits = SolverLimits(self.solver_seconds, self.solver_work_per_sample * len(shapes))
+        bucket = balance(cost, num_buckets, limits)
         replica, microbatch = bucket % llm.dp, bucket // llm.dp
         labels = []
         for module, placed, seconds in zip(model.encoders, layout.modules[:-1], item_s, strict=True):
@@ -63,31 +75,46 @@ class DflopAssigner:
             labels.append(ModuleAssignment(mine, microbatch[owner]))
         return Assignment((*labels, ModuleAssignment(replica, microbatch)))
 
-    def unit_s(
-        self, module: ModuleSpec, shapes: SampleShapes, placed: ModuleLayout, num_microbatches: int, profile: Profile
-    ) -> FloatArray:
-        """Believed seconds of both passes of each unit on one stage ``[units]``, inside an average microbatch."""
-        lengths = module.lengths(shapes, module.units(shapes))
-        if not len(lengths):
-            return np.zeros(0)
-        groups = num_microbatches * placed.dp
-        if module.is_encoder:
-            encoder = encoder_cost(profile, module, mean_tokens(lengths), placed.tp, placed.cp)
-            seconds = encoder.seconds(module.forward_flops(lengths), len(lengths) / groups, placed.pp)
-        else:
-            llm = llm_cost(profile, module, placed.tp, placed.cp)
-            seconds = llm.seconds(lengths, float(lengths.sum()) / groups, placed.pp)
-        if placed.recompute:
-            seconds = seconds * recompute_factor(True)
-        penalties = self._correction.penalties(shape_classes(lengths, module.is_encoder))
-        return np.asarray(seconds * belief_factor(profile, module, shapes) * penalties)
+    def draft(self) -> DflopAssigner:
+        """LPT alone: what it assigns needs about the memory of the solver's."""
+        return replace(self, solver_seconds=0.0)
 
-    def observe(self, classes: IntArray, predicted_s: FloatArray, actual_s: FloatArray) -> None:
-        """Feed the correction one iteration's shapes: class, uncorrected prediction and actual time of each.
+    def observe(self, timeline: Timeline, profile: Profile) -> DflopAssigner:
+        """Feed the correction the executed durations of an iteration's microbatches."""
+        if not self.correction or not self.correction.active:
+            return self
+        program = timeline.program
+        seconds = timeline.end_s - timeline.start_s
+        seen = [_observation(program, index, seconds, profile) for index in range(len(program.chunks))]
+        return replace(self, correction=self.correction.learn(seen))
 
-        The simulator does not call it yet.
-        """
-        state = self._correction
-        for one, predicted, actual in zip(classes.tolist(), predicted_s.tolist(), actual_s.tolist(), strict=True):
-            state = state.observe(one, predicted, actual)
-        object.__setattr__(self, "_correction", state.end_iteration())
+
+def unit_s(
+    module: ModuleSpec, shapes: SampleShapes, placed: ModuleLayout, num_microbatches: int, profile: Profile
+) -> FloatArray:
+    """Believed seconds of both passes of each unit on one stage ``[units]``, inside an average microbatch."""
+    lengths = module.lengths(shapes, module.units(shapes))
+    if not len(lengths):
+        return np.zeros(0)
+    groups = num_microbatches * placed.dp
+    if module.is_encoder:
+        encoder = encoder_cost(profile, module, mean_tokens(lengths), placed.tp, placed.cp)
+        seconds = encoder.seconds(module.forward_flops(lengths), len(lengths) / groups, placed.pp)
+    else:
+        llm = llm_cost(profile, module, placed.tp, placed.cp)
+        seconds = llm.seconds(lengths, float(lengths.sum()) / groups, placed.pp)
+    return np.asarray(seconds * recompute_factor(placed.recompute) * profile.error_factor(module, shapes))
+
+
+def _observation(program: Program, index: int, seconds: FloatArray, profile: Profile) -> Observation:
+    """What one module's microbatches took on a stage, on average over its stages, and what was predicted for them."""
+    shapes, placed, chunks = program.shapes, program.layout.modules[index], program.chunks[index]
+    module = program.model.modules[index]
+    believed = unit_s(module, shapes, placed, program.layout.num_microbatches, profile)
+    position = np.searchsorted(module.units(shapes), chunks.members)
+    lengths = module.lengths(shapes, chunks.members)
+    classes, column = np.unique(shape_classes(lengths, index), return_inverse=True)
+    predicted = np.zeros((len(chunks), len(classes)))
+    np.add.at(predicted, (rows_of(chunks.offsets), column), believed[position])
+    both = seconds[program.forward_actions(index)] + seconds[program.backward_actions(index)]
+    return Observation(classes, predicted, both.mean(axis=1), placed.dp)

@@ -1,15 +1,43 @@
-"""Buckets of equal cost (arXiv:2603.25120, online microbatch scheduler): LPT, then an anytime solver of the ILP.
+"""Buckets of equal cost (arXiv:2603.25120, online microbatch scheduler): LPT, then the ILP by OR-tools CP-SAT.
 
 Minimise C_max with every item in one bucket, and the sums of encoder durations and of LLM durations of every bucket at
-most C_max. All of it is deterministic: work is limited in steps, never in seconds.
+most C_max.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from time import perf_counter
+
 import numpy as np
 from numba import njit
+from ortools.sat.python import cp_model
 
 from entrain_bench.arrays import FloatArray, IntArray
+
+# Costs in the integer program, in parts of the largest sum at the start.
+RESOLUTION = 1_000_000
+# Share of the work that one integer program over a part of the buckets may take.
+PROGRAM_SHARE = 0.02
+# Programs in a row that improve nothing before the search ends.
+PATIENCE = 16
+# Share of the wall time left that a program is given: CP-SAT looks at the clock only now and then.
+TIME_SHARE = 0.9
+# This close to the trivial bound nothing is left to solve.
+CLOSE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class SolverLimits:
+    """What CP-SAT may take.
+
+    Attributes:
+        seconds: wall time, building the program included; 0: no solver.
+        work: CP-SAT's deterministic time, which makes a solve that it ends repeat itself.
+    """
+
+    seconds: float
+    work: float
 
 
 def trivial_bound(cost: FloatArray, num_buckets: int) -> float:
@@ -21,41 +49,113 @@ def trivial_bound(cost: FloatArray, num_buckets: int) -> float:
 
 def makespan(cost: FloatArray, bucket: IntArray, num_buckets: int) -> float:
     """C_max: the largest sum of either cost over a bucket."""
-    return max(float(np.bincount(bucket, weights=column, minlength=num_buckets).max()) for column in cost.T)
+    return float(_highs(cost, bucket, num_buckets).max())
 
 
-def balance(cost: FloatArray, num_buckets: int, max_steps: int) -> IntArray:
-    """Bucket of each item ``[items]``: the solver's if it beats LPT's within its steps, else LPT's.
+def balance(cost: FloatArray, num_buckets: int, limits: SolverLimits) -> IntArray:
+    """Bucket of each item ``[items]``: LPT's, improved by CP-SAT within its limits.
 
     Args:
         cost: encoder and LLM duration of each item ``[items, 2]``.
         num_buckets: buckets.
-        max_steps: placements the solver may try; 0 leaves LPT's.
+        limits: of the solver.
     """
-    cost = np.ascontiguousarray(cost, np.float64)
     start = longest_first(cost, num_buckets)
-    if not max_steps or not len(cost):
-        return start
-    found, _ = solve(cost, num_buckets, start, trivial_bound(cost, num_buckets), max_steps)
-    return found if makespan(cost, found, num_buckets) < makespan(cost, start, num_buckets) else start
+    return improve(cost, num_buckets, start, limits) if limits.seconds else start
 
 
 def longest_first(cost: FloatArray, num_buckets: int) -> IntArray:
     """LPT: items by falling max of their two costs, each to the bucket whose larger sum stays least."""
-    return np.asarray(_place(np.argsort(-cost.max(axis=1), kind="stable"), cost, num_buckets))
+    return np.asarray(_place(_by_falling(cost), np.ascontiguousarray(cost, np.float64), num_buckets))
 
 
-def solve(cost: FloatArray, num_buckets: int, start: IntArray, bound: float, max_steps: int) -> tuple[IntArray, int]:
-    """Local search from ``start`` on half of the steps, then branch and bound on the rest.
+def improve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverLimits) -> IntArray:
+    """Lower C_max of ``start`` by integer programs over the fullest bucket and a few others; deterministic.
+
+    First with the least full one. After every second program that gives nothing one more bucket joins, chosen at
+    random, up to the program over all buckets. Nothing ever gets worse.
+    """
+    started, bucket, work, misses = perf_counter(), start.copy(), 0.0, 0
+    bound = trivial_bound(cost, num_buckets) * (1 + CLOSE)
+    rng = np.random.default_rng(0)
+    while work < limits.work and misses < PATIENCE:
+        high = _highs(cost, bucket, num_buckets)
+        fullest, size = int(high.argmax()), min(2 + misses // 2, num_buckets)
+        left = limits.seconds - (perf_counter() - started)
+        if left <= 0 or high[fullest] <= bound:
+            break
+        rest = np.delete(np.arange(num_buckets), fullest)
+        others = rng.choice(rest, size - 1, replace=False) if misses else rest[[high[rest].argmin()]]
+        group = np.sort(np.append(others, fullest))
+        items = np.flatnonzero(np.isin(bucket, group))
+        before = np.searchsorted(group, bucket[items])
+        most = limits.work - work if size == num_buckets else limits.work * PROGRAM_SHARE
+        after, spent = solve(cost[items], size, before, SolverLimits(left, most))
+        work += spent
+        if makespan(cost[items], after, size) < high[fullest] * (1 - CLOSE):
+            bucket[items], misses = group[after], 0
+        elif size == num_buckets:
+            break
+        else:
+            misses += 1
+    return bucket
+
+
+def solve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverLimits) -> tuple[IntArray, float]:
+    """One integer program by CP-SAT, from ``start``.
+
+    Buckets are interchangeable: the k-th item by falling cost may only go to the first k buckets.
 
     Returns:
-        The best assignment seen, optimal if the branch and bound ends before its steps do, and the steps taken.
+        The best assignment found, ``start`` if none, and the deterministic time taken.
     """
+    started = perf_counter()
+    order = _by_falling(cost)
+    hint = _first_seen(start[order])
+    weight = np.rint(cost[order] * (RESOLUTION / makespan(cost, start, num_buckets)))
+    most = int(makespan(weight, hint, num_buckets))
+    model = cp_model.CpModel()
+    largest = model.new_int_var(int(np.ceil(trivial_bound(weight, num_buckets))), most, "C_max")
+    model.add_hint(largest, most)
+    rows = []
+    for item in range(len(order)):
+        row = [model.new_bool_var("") for _ in range(min(item + 1, num_buckets))]
+        model.add_exactly_one(row)
+        model.add_hint(row[hint[item]], True)
+        rows.append(row)
+    for bucket in range(min(num_buckets, len(order))):
+        literals = [row[bucket] for row in rows[bucket:]]
+        for weights in weight[bucket:].T.astype(np.int64).tolist():
+            model.add(cp_model.LinearExpr.weighted_sum(literals, weights) <= largest)
+    model.minimize(largest)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = limits.work
+    solver.parameters.max_time_in_seconds = max(0.0, limits.seconds - (perf_counter() - started)) * TIME_SHARE
+    # The program is as tight as presolve would make it, and its linear relaxation says no more than the trivial bound:
+    # without both, the time goes into search.
+    solver.parameters.cp_model_presolve = False
+    solver.parameters.linearization_level = 0
     found = start.copy()
-    steps = int(_improve(cost, num_buckets, found, bound, max_steps // 2))
-    order = np.argsort(-cost.max(axis=1), kind="stable")
-    steps += int(_branch(order, cost, num_buckets, found, bound, max_steps - steps))
-    return found, steps
+    if solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        found[order] = [next(b for b, literal in enumerate(row) if solver.boolean_value(literal)) for row in rows]
+    return found, float(solver.response_proto.deterministic_time)
+
+
+def _highs(cost: FloatArray, bucket: IntArray, num_buckets: int) -> FloatArray:
+    """The larger of the two sums of every bucket ``[buckets]``."""
+    return np.maximum(*(np.bincount(bucket, weights=column, minlength=num_buckets) for column in cost.T))
+
+
+def _by_falling(cost: FloatArray) -> IntArray:
+    return np.argsort(-cost.max(axis=1), kind="stable")
+
+
+def _first_seen(bucket: IntArray) -> IntArray:
+    """The same partition with buckets numbered in the order in which they appear."""
+    _, first, label = np.unique(bucket, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[label]
 
 
 @njit(cache=True)
@@ -84,100 +184,3 @@ def _place(order, cost, num_buckets):  # type: ignore[no-untyped-def]
         bucket[item] = best
         load[best] += cost[item]
     return bucket
-
-
-@njit(cache=True)
-def _improve(cost, num_buckets, bucket, bound, max_steps):  # type: ignore[no-untyped-def]
-    """Move an item out of the fullest bucket or swap it, as long as that makes both buckets smaller; in place."""
-    load = np.zeros((num_buckets, 2))
-    for item in range(len(bucket)):
-        load[bucket[item]] += cost[item]
-    steps = 0
-    while True:
-        full, high = 0, -1.0
-        for b in range(num_buckets):
-            if max(load[b, 0], load[b, 1]) > high:
-                full, high = b, max(load[b, 0], load[b, 1])
-        goal = high * (1 - 1e-9)
-        if high <= bound * (1 + 1e-9):
-            return steps
-        best, moved, other = goal, -1, -1
-        for item in range(len(bucket)):
-            if bucket[item] != full:
-                continue
-            steps += num_buckets + len(bucket)
-            if steps > max_steps:
-                return max_steps
-            for target in range(num_buckets + len(bucket)):
-                swap = target - num_buckets
-                to = bucket[swap] if swap >= 0 else target
-                if to == full:
-                    continue
-                worst = 0.0
-                for c in range(2):
-                    delta = cost[item, c] - (cost[swap, c] if swap >= 0 else 0.0)
-                    worst = max(worst, load[full, c] - delta, load[to, c] + delta)
-                if worst < best:
-                    best, moved, other = worst, item, target
-        if moved < 0:
-            return steps
-        swap = other - num_buckets
-        to = bucket[swap] if swap >= 0 else other
-        load[full] -= cost[moved]
-        load[to] += cost[moved]
-        bucket[moved] = to
-        if swap >= 0:
-            load[to] -= cost[swap]
-            load[full] += cost[swap]
-            bucket[swap] = full
-
-
-@njit(cache=True)
-def _branch(order, cost, num_buckets, bucket, bound, max_steps):  # type: ignore[no-untyped-def]
-    """Depth-first search over the items in order, the bucket that stays least full first; improves in place.
-
-    Buckets with the same sums are one choice. A step is one bucket looked at.
-    """
-    count = len(order)
-    load = np.zeros((num_buckets, 2))
-    for item in range(count):
-        load[bucket[item]] += cost[item]
-    incumbent = load.max()
-    load[:] = 0.0
-    before = np.zeros((count, 2))
-    chosen = np.full(count, -1)
-    tried = np.zeros((count, num_buckets), np.bool_)
-    depth, steps = 0, 0
-    while depth >= 0 and incumbent > bound * (1 + 1e-9) and steps + num_buckets <= max_steps:
-        item = order[depth]
-        if chosen[depth] >= 0:
-            load[chosen[depth]] = before[depth]
-            chosen[depth] = -1
-        best, best_high = -1, incumbent * (1 - 1e-12)
-        for b in range(num_buckets):
-            steps += 1
-            high = max(load[b, 0] + cost[item, 0], load[b, 1] + cost[item, 1])
-            if tried[depth, b] or high >= best_high:
-                continue
-            same = False
-            for t in range(num_buckets):
-                if tried[depth, t] and load[t, 0] == load[b, 0] and load[t, 1] == load[b, 1]:
-                    same = True
-                    break
-            if not same:
-                best, best_high = b, high
-        if best < 0:
-            tried[depth] = False
-            depth -= 1
-            continue
-        tried[depth, best] = True
-        chosen[depth] = best
-        before[depth] = load[best]
-        load[best] += cost[item]
-        if depth + 1 < count:
-            depth += 1
-            continue
-        incumbent = load.max()
-        for d in range(count):
-            bucket[order[d]] = chosen[d]
-    return steps

@@ -6,7 +6,7 @@ deviate, and stops when the mean benefit stays under the cost of tracking over I
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,10 +14,33 @@ import numpy as np
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import require
 
+# Half octaves of length that a module may have; more than any sequence length needs.
+MODULE_CLASSES = 128
+# Pull of a class's last ratio on the new one, relative to the data of an average class: it decides where microbatches
+# do not tell classes apart.
+RIDGE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One module's executed microbatches.
+
+    Attributes:
+        classes: shape classes present ``[classes]``.
+        predicted_s: uncorrected prediction of what each class contributes on a stage ``[microbatches, classes]``.
+        actual_s: executed time on a stage ``[microbatches]``.
+        num_replicas: replicas that the microbatches are spread over.
+    """
+
+    classes: IntArray
+    predicted_s: FloatArray
+    actual_s: FloatArray
+    num_replicas: int
+
 
 @dataclass(frozen=True, slots=True)
 class Corrector:
-    """What was learnt so far; ``observe`` and ``end_iteration`` return the next state.
+    """What was learnt so far; ``learn`` returns the next state.
 
     Attributes:
         tolerance: relative deviation below which a shape class is left alone.
@@ -25,18 +48,16 @@ class Corrector:
         cost_s: seconds that tracking costs an iteration.
         smoothing: weight of a new observation in a class's running ratio of actual to predicted time.
         active: whether observations are still tracked.
-        ratios: running actual / predicted time of each shape class.
-        benefit_s: |time error| that the penalties took away in the current iteration.
-        benefits_s: the same for past iterations, at most ``window`` of them.
+        ratios: running actual / predicted time of each shape class, 1 on average over all work.
+        benefits_s: |time error| that the penalties took away in past iterations, at most ``window`` of them.
     """
 
     tolerance: float = 0.05
     window: int = 8
-    cost_s: float = 1e-3
+    cost_s: float = 2e-3
     smoothing: float = 0.5
     active: bool = True
     ratios: Mapping[int, float] = field(default_factory=dict)
-    benefit_s: float = 0.0
     benefits_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -46,42 +67,59 @@ class Corrector:
         require(self.cost_s >= 0, f"{where}.cost_s", self.cost_s, "at least 0")
         require(0 < self.smoothing <= 1, f"{where}.smoothing", self.smoothing, "in (0, 1]")
 
-    def observe(self, shape_class: int, predicted_s: float, actual_s: float) -> Corrector:
-        """Learn from the uncorrected prediction and the actual time of a shape; nothing once switched off."""
-        if not self.active or predicted_s <= 0:
-            return self
-        corrected = predicted_s * self.penalty(shape_class)
-        benefit = abs(actual_s - predicted_s) - abs(actual_s - corrected)
-        seen = actual_s / predicted_s
-        old = self.ratios.get(shape_class, seen)
-        ratio = old + self.smoothing * (seen - old)
-        return replace(self, ratios={**self.ratios, shape_class: ratio}, benefit_s=self.benefit_s + benefit)
+    def learn(self, seen: Sequence[Observation]) -> Corrector:
+        """Learn from one iteration; switches off, and penalties with it, when they did not pay over the window.
 
-    def end_iteration(self) -> Corrector:
-        """Close an iteration; switches tracking off, and penalties with it, when they did not pay over the window.
-
-        The first iteration that observes a class cannot profit from it, so a switch needs a full window.
+        Only errors relative to the whole iteration's count: a common factor changes no assignment. The benefit is the
+        |time error| of a replica's microbatches on a stage, all modules together, that the penalties took away. The
+        first iteration that observes a class cannot profit from it, so a switch needs a full window.
         """
         if not self.active:
             return self
-        benefits = (*self.benefits_s, self.benefit_s)[-self.window :]
-        pays = len(benefits) < self.window or sum(benefits) / self.window >= self.cost_s
-        return replace(self, active=pays, benefit_s=0.0, benefits_s=benefits)
-
-    def penalty(self, shape_class: int) -> float:
-        """Factor on the predicted time of a class: its running ratio, 1 within the tolerance or when switched off."""
-        ratio = self.ratios.get(shape_class, 1.0)
-        return ratio if self.active and abs(ratio - 1.0) > self.tolerance else 1.0
+        actual = np.concatenate([one.actual_s for one in seen])
+        plain = np.concatenate([one.predicted_s.sum(axis=1) for one in seen])
+        corrected = np.concatenate([one.predicted_s @ self.penalties(one.classes) for one in seen])
+        if not plain.sum() or not actual.sum():
+            return self
+        share = np.concatenate([np.full(len(one.actual_s), 1 / one.num_replicas) for one in seen])
+        scale = plain.sum() / actual.sum()
+        benefit_s = share @ (_error(actual, plain) - _error(actual, corrected))
+        benefits = (*self.benefits_s, float(benefit_s))[-self.window :]
+        if len(benefits) == self.window and sum(benefits) / self.window < self.cost_s:
+            return replace(self, active=False, benefits_s=benefits)
+        ratios = dict(self.ratios)
+        for one in seen:
+            ratios |= self._fit(one, scale)
+        return replace(self, ratios=ratios, benefits_s=benefits)
 
     def penalties(self, classes: IntArray) -> FloatArray:
-        """Factor for each of many shapes, same shape as ``classes``."""
-        if not self.ratios or not self.active:
-            return np.ones(len(classes))
+        """Factor on the predicted time of each class: its running ratio; 1 within the tolerance or if switched off."""
+        ratio = self._ratio(classes)
+        return np.where(self.active & (np.abs(ratio - 1.0) > self.tolerance), ratio, 1.0)
+
+    def _ratio(self, classes: IntArray) -> FloatArray:
         distinct, position = np.unique(classes, return_inverse=True)
-        return np.array([self.penalty(int(c)) for c in distinct])[position]
+        return np.array([self.ratios.get(int(one), 1.0) for one in distinct])[position]
+
+    def _fit(self, one: Observation, scale: float) -> dict[int, float]:
+        """Next ratios of a module: least squares of its microbatches' times, drawn towards the last ratios."""
+        if not len(one.classes):
+            return {}
+        ratio = self._ratio(one.classes)
+        normal = one.predicted_s.T @ one.predicted_s
+        pull = RIDGE * np.trace(normal) / len(normal) * np.eye(len(normal))
+        rest = one.predicted_s.T @ (one.actual_s * scale - one.predicted_s @ ratio)
+        fitted = ratio + self.smoothing * np.linalg.solve(normal + pull, rest)
+        # Noise may not turn a duration around.
+        return dict(zip(one.classes.tolist(), np.maximum(fitted, 0.1).tolist(), strict=True))
 
 
-def shape_classes(lengths: IntArray, is_encoder: bool) -> IntArray:
-    """Class of each sequence: its module's role and the half octave of its length."""
+def shape_classes(lengths: IntArray, module: int) -> IntArray:
+    """Class of each sequence: its module's index and the half octave of its length."""
     octave = np.floor(2 * np.log2(np.maximum(lengths, 1))).astype(np.int64)
-    return np.asarray(2 * octave + int(is_encoder))
+    return np.asarray(MODULE_CLASSES * module + octave)
+
+
+def _error(actual_s: FloatArray, predicted_s: FloatArray) -> FloatArray:
+    """|time error| of each microbatch once both sum to the same, in seconds of the actual times."""
+    return np.abs(actual_s - predicted_s * (actual_s.sum() / predicted_s.sum()))

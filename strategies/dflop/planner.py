@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.arrays import BoolArray, FloatArray, IntArray
 from entrain_bench.costs.memory import OPTIMIZER_BYTES, WEIGHT_BYTES
-from entrain_bench.errors import OutOfMemoryError, UserError, require
+from entrain_bench.errors import OutOfMemoryError, UserError, require, unknown_choice
 from entrain_bench.layout import Layout
 from entrain_bench.planning import (
     Candidate,
@@ -20,13 +20,16 @@ from entrain_bench.planning import (
 from entrain_bench.profile import Profile
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.strategy import Compose
-from strategies.dflop.profiling import MeanShapes, encoder_cost, layer_s, llm_cost, mean_shapes
+from strategies.dflop.profiling import DataShapes, data_shapes, encoder_cost, layer_s, llm_cost
 from strategies.dflop.space import Plan, enumerate_degrees, pipeline_s, place_plan
 
 # Estimates evaluated at once, to bound memory.
 BLOCK = 1 << 21
 # Recomputation of the encoder and of the LLM.
 RECOMPUTE = ((False, False), (False, True), (True, False), (True, True))
+MICROBATCHES = ("paper", "released")
+# A plan may be this much slower than the accepted one if it has fewer microbatches (BDAI-Research/DFLOP, 60e86d8).
+RELEASED_SLACK = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class Estimates:
         encoder_s, llm_s: E_dur and L_dur.
         encoder_act, llm_act: bytes a microbatch keeps on a rank ``[2, plans, i]``; second row with recomputation.
         encoder_state, llm_state: bytes of weights, gradients and optimizer states of a rank ``[plans, 1]``.
+        within_data: whether a microbatch is no larger than the largest profiled sample, in items and LLM tokens.
     """
 
     encoder_s: FloatArray
@@ -45,6 +49,7 @@ class Estimates:
     llm_act: FloatArray
     encoder_state: FloatArray
     llm_state: FloatArray
+    within_data: BoolArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +58,24 @@ class DflopPlanner:
 
     Attributes:
         profile_samples: samples the data profiler averages.
-        slack: 0: the paper's least T. Above: the plan with fewest microbatches among those whose T is below 1 + slack
-            times the least; 0.1 is the released code's rule without its dependence on order.
+        microbatches: ``paper``: a plan's N_mb is that of least T, and the plan of least T is taken. ``released``: the
+            least N_mb whose mean microbatch is no larger than the largest profiled sample, and the released code's
+            acceptance rule.
         single_rank_communicator: whether everything between encoder and LLM passes through one rank, as in the paper.
     """
 
     profile_samples: int = 10_000
-    slack: float = 0.0
+    microbatches: str = "paper"
     single_rank_communicator: bool = True
 
     def __post_init__(self) -> None:
         require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
-        require(self.slack >= 0, "strategy.planner.slack", self.slack, "at least 0")
+        if self.microbatches not in MICROBATCHES:
+            raise unknown_choice("strategy.planner.microbatches", self.microbatches, MICROBATCHES)
 
     def plan(self, profile: Profile, compose: Compose) -> Layout:
         """The plan with the least T whose programs fit memory."""
-        shapes = mean_shapes(profile, profile.draw(self.profile_samples))
+        shapes = data_shapes(profile, profile.draw(self.profile_samples))
         problem: UserError | None = None
         for seconds, plan, recompute in self.rank(profile, shapes):
             try:
@@ -80,41 +87,39 @@ class DflopPlanner:
             f"microbatch within {profile.job.memory_budget_bytes / 2**30:.1f} GiB a rank (strategy.planner dflop)"
         )
 
-    def rank(self, profile: Profile, shapes: MeanShapes) -> Iterator[tuple[float, Plan, tuple[bool, bool]]]:
+    def rank(self, profile: Profile, shapes: DataShapes) -> Iterator[tuple[float, Plan, tuple[bool, bool]]]:
         """Plans in order of preference, with the recomputation of encoder and LLM.
 
-        For every split, factorization and recomputation choice the N_mb with the least T, the smallest N_mb within the
-        slack, and the largest N_mb as a resort if real batches do not fit. Ties go to less recomputation, then to the
-        order of enumeration.
+        ``paper``: every split, factorization and recomputation choice with the N_mb of least T, and with its largest
+        N_mb as a resort if real batches do not fit; by T. ``released``: see ``released_order``. Ties go to less
+        recomputation, then to the order of enumeration.
         """
         degrees = enumerate_degrees(profile.job)
-        blocks = [(rows, i, totals) for rows, i, totals in self.totals(profile, shapes, degrees)]
-        least = min(float(totals.min(initial=np.inf)) for _, _, totals in blocks)
         found: list[tuple[IntArray, ...]] = []
-        for rows, i, totals in blocks:
+        for rows, i, totals, within in self.totals(profile, shapes, degrees):
             for choice, total in enumerate(totals):
-                best, fits = total.argmin(axis=1), np.isfinite(total)
-                near = (total <= (1 + self.slack) * least) & fits
-                last = fits.shape[1] - 1 - fits[:, ::-1].argmax(axis=1)
-                first = np.where(near.any(axis=1), near.argmax(axis=1), best)
-                picks = np.unique(
-                    np.stack([np.tile(np.arange(len(rows)), 3), np.concatenate([best, first, last])]), axis=1
-                )
-                row, pick = picks[:, fits[tuple(picks)]]
-                found.append((rows[row], i[pick], total[row, pick], np.full(len(row), choice)))
-        row, count, seconds, choices = (np.concatenate(column) for column in zip(*found, strict=True))
-        outside = seconds > (1 + self.slack) * least
-        preferred = np.where(outside | (self.slack == 0), 0, count)
-        for index in np.lexsort((row, choices, seconds, preferred, outside)):
+                usable = np.isfinite(total) & (within | (self.microbatches == "paper"))
+                last = usable.shape[1] - 1 - usable[:, ::-1].argmax(axis=1)
+                first = total.argmin(axis=1) if self.microbatches == "paper" else usable.argmax(axis=1)
+                picks = np.unique(np.stack([np.tile(np.arange(len(rows)), 2), np.concatenate([first, last])]), axis=1)
+                row, pick = picks[:, usable[tuple(picks)]]
+                preferred = pick == first[row]
+                found.append((rows[row], i[pick], total[row, pick], np.full(len(row), choice), preferred))
+        row, count, seconds, choices, preferred = (np.concatenate(column) for column in zip(*found, strict=True))
+        released = self.microbatches == "released"
+        for index in (
+            released_order(row, choices, seconds, count, preferred) if released else np.lexsort((row, choices, seconds))
+        ):
             theta = (*degrees[row[index]].tolist(), int(count[index]))
             yield float(seconds[index]), Plan(*theta), RECOMPUTE[choices[index]]
 
     def totals(
-        self, profile: Profile, shapes: MeanShapes, degrees: IntArray
-    ) -> Iterator[tuple[IntArray, IntArray, FloatArray]]:
+        self, profile: Profile, shapes: DataShapes, degrees: IntArray
+    ) -> Iterator[tuple[IntArray, IntArray, FloatArray, BoolArray]]:
         """Rows of ``degrees``, numbers of microbatches, and T ``[recomputations, plans, i]``, infinite if over memory.
 
-        ``state_E + (E_pp + L_pp) act_E`` and ``state_L + L_pp act_L`` must stay within the planning budget.
+        ``state_E + (E_pp + L_pp) act_E`` and ``state_L + L_pp act_L`` must stay within the planning budget. Last comes
+        whether the mean microbatch is no larger than the largest profiled sample ``[plans, i]``.
         """
         limit = profile.job.planning_budget_bytes
         for rows, i, estimates in self.estimates(profile, shapes, degrees):
@@ -127,10 +132,10 @@ class DflopPlanner:
                 encoder_s = estimates.encoder_s * recompute_factor(encoder)
                 llm_s = estimates.llm_s * recompute_factor(llm)
                 total[:] = np.where(fits, pipeline_s(i, encoder_pp, llm_pp, encoder_s, llm_s), np.inf)
-            yield rows, i, totals
+            yield rows, i, totals, estimates.within_data
 
     def estimates(
-        self, profile: Profile, shapes: MeanShapes, degrees: IntArray
+        self, profile: Profile, shapes: DataShapes, degrees: IntArray
     ) -> Iterator[tuple[IntArray, IntArray, Estimates]]:
         """Rows of ``degrees``, microbatch numbers and estimates, in blocks with one TP a module."""
         job = profile.job
@@ -150,18 +155,20 @@ class DflopPlanner:
                 encoder_s = np.zeros((len(rows), len(i)))
                 encoder_act = np.zeros((2, len(rows), len(i)))
                 encoder_state = np.zeros((len(rows), 1))
-                for table, module, items, tokens in zip(
-                    tables, encoders, shapes.items, shapes.item_tokens, strict=True
+                sequences = batch / (i * llm_dp)
+                packed = shapes.sequence_tokens * sequences
+                within = packed <= shapes.most_sequence_tokens
+                for table, module, items, tokens, most in zip(
+                    tables, encoders, shapes.items, shapes.item_tokens, shapes.most_items, strict=True
                 ):
                     b = items * batch / (i * encoder_dp)
                     # A replica that works at all works on a whole item.
                     whole = np.maximum(b, 1.0) if items else b
+                    within &= b <= most
                     flops = float(module.forward_flops(np.array([tokens]))[0])
                     encoder_s += table.seconds(flops * whole, whole, encoder_pp)
                     encoder_act += activation_bytes(module, whole * tokens, encoder_tp * encoder_pp)
                     encoder_state += state_bytes(module, encoder_tp * encoder_pp, encoder_dp if sharded else 1)
-                sequences = batch / (i * llm_dp)
-                packed = shapes.sequence_tokens * sequences
                 each = np.array([shapes.sequence_tokens])
                 llm_s = llm_table.seconds(each, packed, llm_pp) * sequences
                 yield (
@@ -174,11 +181,12 @@ class DflopPlanner:
                         activation_bytes(llm, packed, llm_tp * llm_pp),
                         encoder_state,
                         state_bytes(llm, llm_tp * llm_pp, llm_dp if sharded else 1),
+                        within,
                     ),
                 )
 
     def build(
-        self, profile: Profile, shapes: MeanShapes, seconds: float, plan: Plan, recompute: tuple[bool, bool]
+        self, profile: Profile, shapes: DataShapes, seconds: float, plan: Plan, recompute: tuple[bool, bool]
     ) -> Candidate:
         """The layout of a plan; layers are split so that the slowest stage is fastest on a mean microbatch."""
         batch, layers = profile.job.global_batch, []
@@ -193,6 +201,34 @@ class DflopPlanner:
             layers.append(partition_layers(layer_s(profile, module, lengths, tp), pp))
         layout = place_plan(profile.job, plan, layers, recompute, self.single_rank_communicator)
         return Candidate(seconds, layout)
+
+
+def released_order(
+    row: IntArray, choices: IntArray, seconds: FloatArray, count: IntArray, preferred: BoolArray
+) -> IntArray:
+    """Order of preference under the released code's rule (BDAI-Research/DFLOP, 60e86d8), which depends on the order.
+
+    Plans are seen one after the other, each with the least recomputation that fits; one is accepted if its T is below
+    1.1 times the accepted plan's and it has fewer microbatches. The last accepted plan comes first, then those it
+    replaced, then all others by T.
+
+    Args:
+        row: place in the enumeration of the degrees ``[plans]``, as all others.
+        choices: recomputation, less first.
+        seconds: T.
+        count: N_mb.
+        preferred: whether N_mb is the plan's own and not a resort.
+    """
+    candidates = np.flatnonzero(preferred)
+    candidates = candidates[np.lexsort((choices[candidates], row[candidates]))]
+    candidates = candidates[np.unique(row[candidates], return_index=True)[1]]
+    accepted: list[int] = []
+    for index in candidates.tolist():
+        best = accepted[-1] if accepted else None
+        if best is None or (seconds[index] < RELEASED_SLACK * seconds[best] and count[index] < count[best]):
+            accepted.append(index)
+    others = np.lexsort((row, choices, seconds))
+    return np.concatenate([np.array(accepted[::-1], np.int64), others[~np.isin(others, accepted)]])
 
 
 def state_bytes(module: ModuleSpec, shards: IntArray, optimizer_shards: IntArray | int) -> FloatArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -129,38 +129,35 @@ def _module_s(profile: Profile, module: ModuleSpec, lengths: IntArray, tp: int, 
     return float(layer_s(profile, module, lengths, tp, cp).sum())
 
 
-def belief_factor(profile: Profile, module: ModuleSpec, shapes: SampleShapes) -> FloatArray:
-    """What ``belief_error`` makes of each unit's estimate ``[units]``: erroneous over exact."""
-    if not profile.belief_error:
-        return np.ones(len(module.units(shapes)))
-    wrong = profile.estimate_units(module, shapes, 1, 1)
-    exact = replace(profile, belief_error=0.0).estimate_units(module, shapes, 1, 1)
-    return np.divide(wrong, exact, out=np.ones_like(exact), where=exact > 0)
-
-
 @dataclass(frozen=True, slots=True)
-class MeanShapes:
-    """Averages of the profiled samples: all that the optimizer knows of the data.
+class DataShapes:
+    """Means and maxima of the profiled samples: all that the optimizer knows of the data.
 
     Attributes:
         items: items of each encoder a sample ``[encoders]``.
         item_tokens: encoder tokens an item ``[encoders]``; 1 where there are no items.
         sequence_tokens: LLM tokens a sample.
+        most_items: most items of each encoder in one sample ``[encoders]``.
+        most_sequence_tokens: LLM tokens of the longest sample.
     """
 
     items: tuple[float, ...]
     item_tokens: tuple[int, ...]
     sequence_tokens: int
+    most_items: tuple[int, ...]
+    most_sequence_tokens: int
 
 
-def mean_shapes(profile: Profile, shapes: SampleShapes) -> MeanShapes:
-    """The data profiler's averages."""
-    items, tokens = [], []
+def data_shapes(profile: Profile, shapes: SampleShapes) -> DataShapes:
+    """The data profiler's averages and maxima."""
+    items, tokens, most = [], [], []
     for module in profile.job.model.encoders:
         units = module.units(shapes)
         items.append(len(units) / len(shapes))
         tokens.append(mean_tokens(module.lengths(shapes, units)))
-    return MeanShapes(tuple(items), tuple(tokens), mean_tokens(shapes.llm_tokens))
+        most.append(int(np.bincount(shapes.item_sample[units], minlength=1).max()))
+    longest = int(shapes.llm_tokens.max())
+    return DataShapes(tuple(items), tuple(tokens), mean_tokens(shapes.llm_tokens), tuple(most), longest)
 
 
 def mean_tokens(lengths: IntArray) -> int:

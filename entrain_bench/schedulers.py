@@ -1,4 +1,4 @@
-"""DFLOP's schedule: one 1F1B chain over encoder and LLM stages, whose DP may differ (arXiv:2603.25120)."""
+"""Schedulers that several systems share."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from entrain_bench.shapes import SampleShapes
 
 
 @dataclass(frozen=True, slots=True)
-class DflopScheduler:
-    """1F1B whose depth is E_pp + L_pp; microbatches keep the assigner's order."""
+class OneForwardOneBackward:
+    """1F1B over the chain of encoder and LLM stages; a microbatch's encoder and LLM parts keep the same place."""
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program; every lane warms up with as many forwards as stages follow it.
