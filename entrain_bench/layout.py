@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray, freeze, offsets_from_counts
+from entrain_bench.arrays import FloatArray, IntArray, freeze, offsets_from_counts, rows_of
 from entrain_bench.errors import UserError, require
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.model import ModelSpec
@@ -23,6 +24,7 @@ class ModuleLayout:
         layers_per_stage: consecutive layers of each pipeline stage, embedding and head included ``[pp]``.
         ranks: ranks of each block, TP innermost ``[dp, pp, tp * cp]``.
         recompute: whether backward recomputes each layer from its input.
+        offload: whether weights and gradient buffers leave the device between a rank's last forward and first backward.
     """
 
     module: str
@@ -31,6 +33,7 @@ class ModuleLayout:
     layers_per_stage: tuple[int, ...]
     ranks: IntArray
     recompute: bool = False
+    offload: bool = False
 
     @property
     def pp(self) -> int:
@@ -96,9 +99,9 @@ class Layout:
             row[flat] = np.arange(len(flat))[:, None]
             freeze(module.ranks)
         used = np.flatnonzero((block_of_rank >= 0).any(axis=0))
-        _, first, lane, width = np.unique(
-            block_of_rank[:, used], axis=1, return_index=True, return_inverse=True, return_counts=True
-        )
+        # Ranks with the same blocks in every module are one lane: number the combinations.
+        combination = np.ravel_multi_index(tuple(1 + block_of_rank[:, used]), tuple(2 + block_of_rank.max(axis=1)))
+        _, first, lane, width = np.unique(combination, return_index=True, return_inverse=True, return_counts=True)
         # Number lanes by their lowest rank, so that neighbours in a figure are neighbours in the cluster.
         order = np.argsort(first)
         renumber = np.argsort(order)
@@ -108,11 +111,11 @@ class Layout:
         rank_sets: dict[bytes, int] = {}
         for row, module in zip(block_of_rank[:, used], self.modules, strict=True):
             held = row >= 0
-            pairs = np.unique(np.stack([row[held], renumber[lane.ravel()[held]]]), axis=1)
-            offsets = offsets_from_counts(np.bincount(pairs[0], minlength=module.dp * module.pp))
+            block, block_lane = np.divmod(np.unique(row[held] * len(order) + renumber[lane[held]]), len(order))
+            offsets = offsets_from_counts(np.bincount(block, minlength=module.dp * module.pp))
             held_by = module.ranks.reshape(module.dp * module.pp, -1)
             number = [rank_sets.setdefault(np.sort(ranks).tobytes(), len(rank_sets)) for ranks in held_by]
-            blocks.append(Blocks(offsets, pairs[1], module.pp, np.array(number)))
+            blocks.append(Blocks(offsets, block_lane, module.pp, np.array(number)))
         object.__setattr__(self, "blocks", tuple(blocks))
 
     @property
@@ -125,6 +128,17 @@ class Layout:
         """Number of ranks in use."""
         return int(self.lane_width.sum())
 
+    def lane_sums(self, per_stage: Sequence[FloatArray]) -> FloatArray:
+        """Sum of a quantity over all that a lane holds ``[lanes]``.
+
+        Args:
+            per_stage: the quantity of each stage, one array a module ``[stages]``.
+        """
+        total = np.zeros(self.num_lanes)
+        for values, module, blocks in zip(per_stage, self.modules, self.blocks, strict=True):
+            np.add.at(total, blocks.lanes, np.tile(values, module.dp)[rows_of(blocks.offsets)])
+        return total
+
     def module(self, name: str) -> ModuleLayout:
         """The layout of the named module."""
         return next(module for module in self.modules if module.module == name)
@@ -134,6 +148,7 @@ class Layout:
         return {
             m.module: f"tp{m.tp} cp{m.cp} pp{m.pp} dp{m.dp} layers {'/'.join(map(str, m.layers_per_stage))}"
             + (" recompute" if m.recompute else "")
+            + (" offload" if m.offload else "")
             for m in self.modules
         }
 

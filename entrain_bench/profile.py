@@ -12,8 +12,9 @@ from entrain_bench.costs.roofline import PassTimes, loads_of
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.job import Job
 from entrain_bench.layout import Layout
-from entrain_bench.program import Pass
+from entrain_bench.program import Pass, Program
 from entrain_bench.shapes import SampleShapes
+from entrain_bench.simulate.engine import place_actions
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.workload import ShapeSource
 
@@ -52,11 +53,21 @@ class Profile:
         return [self._truth.roofline.layer_s(kind, loads, tp, cp) for kind in module.kinds]
 
     def step_s(self, layout: Layout) -> float:
-        """Measured time of the slowest stage's gradient synchronisation and optimizer step."""
-        return max(
-            float((self._truth.step_s(m, p, Pass.GRAD_SYNC) + self._truth.step_s(m, p, Pass.OPTIMIZER)).max())
-            for m, p in zip(self.job.model.modules, layout.modules, strict=True)
-        )
+        """Measured time of gradient synchronisation and optimizer step on the slowest ranks.
+
+        Modules that share ranks run theirs one after the other.
+        """
+        steps = [
+            self._truth.step_s(module, placed, Pass.GRAD_SYNC) + self._truth.step_s(module, placed, Pass.OPTIMIZER)
+            for module, placed in zip(self.job.model.modules, layout.modules, strict=True)
+        ]
+        return float(layout.lane_sums(steps).max())
+
+    def trial_s(self, program: Program) -> float:
+        """Measured time of one iteration of a program, as a trial run of it shows."""
+        prices = self._truth.price(program)
+        _, end, _ = place_actions(program, prices.duration_s, prices.delay_s)
+        return float(end.max())
 
     def forward_fit(self, module: ModuleSpec, tp: int, cp: int) -> FloatArray:
         """Coefficients of ``a x^2 + b x + c`` for the forward of each layer kind ``[kinds, 3]``, seconds.
