@@ -84,9 +84,9 @@ def test_the_planner_offloads_where_nothing_else_fits() -> None:
         return profile_of(job, shapes)
 
     def least_budget(planner: ColocatedPlanner) -> tuple[float, Layout]:
-        low, high = 0.0, float(2**30)
+        low, high = 0.0, float(2**25)
         layout = system(planner).plan(profile_with(high))
-        while high - low > 10_000:
+        while high - low > 20_000:
             middle = (low + high) / 2
             try:
                 layout, high = system(planner).plan(profile_with(middle)), middle
@@ -100,7 +100,7 @@ def test_the_planner_offloads_where_nothing_else_fits() -> None:
     assert [module.offload for module in away.modules] == [True, False]
     saved = (without - with_offload) * PLANNING_SHARE
     # All of the encoder's weights and gradients, for the LLM's phase is where memory peaks.
-    assert saved == pytest.approx(6 * PARAMETERS, abs=20_000)
+    assert saved == pytest.approx(6 * PARAMETERS, abs=40_000)
     # With memory to spare, transfers are not worth it.
-    roomy = system(ColocatedPlanner(profile_samples=4, offload_encoder=True)).plan(profile_with(2.0**30))
+    roomy = system(ColocatedPlanner(profile_samples=4, offload_encoder=True)).plan(profile_with(2.0**25))
     assert [module.offload for module in roomy.modules] == [False, False]
