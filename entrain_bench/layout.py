@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray, freeze, offsets_from_counts, take_rows
+from entrain_bench.arrays import FloatArray, IntArray, freeze, offsets_from_counts, rows_of, take_rows
 from entrain_bench.errors import UserError, require
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.model import ModelSpec
@@ -24,6 +25,7 @@ class ModuleLayout:
         ranks: ranks of each block, TP innermost ``[dp, pp, tp * cp]``. Stages s and s + P on the same ranks are virtual
             stages of an interleaved pipeline over P ranks (arXiv:2104.04473, section 2.2).
         recompute: whether backward recomputes each layer from its input.
+        offload: whether weights and gradient buffers leave the device between a rank's last forward and first backward.
     """
 
     module: str
@@ -32,6 +34,7 @@ class ModuleLayout:
     layers_per_stage: tuple[int, ...]
     ranks: IntArray
     recompute: bool = False
+    offload: bool = False
 
     @property
     def pp(self) -> int:
@@ -115,9 +118,9 @@ class Layout:
             row[flat] = firsts[-1][:, None]
             freeze(module.ranks)
         used = np.flatnonzero((block_of_rank >= 0).any(axis=0))
-        _, first, lane, width = np.unique(
-            block_of_rank[:, used], axis=1, return_index=True, return_inverse=True, return_counts=True
-        )
+        # Ranks with the same blocks in every module are one lane: number the combinations.
+        combination = np.ravel_multi_index(tuple(1 + block_of_rank[:, used]), tuple(2 + block_of_rank.max(axis=1)))
+        _, first, lane, width = np.unique(combination, return_index=True, return_inverse=True, return_counts=True)
         # Number lanes by their lowest rank, so that neighbours in a figure are neighbours in the cluster.
         order = np.argsort(first)
         renumber = np.argsort(order)
@@ -126,10 +129,10 @@ class Layout:
         blocks = []
         for row, module, number, same in zip(block_of_rank[:, used], self.modules, numbers, firsts, strict=True):
             held = row >= 0
-            pairs = np.unique(np.stack([row[held], renumber[lane.ravel()[held]]]), axis=1)
-            offsets = offsets_from_counts(np.bincount(pairs[0], minlength=module.dp * module.pp))
+            block, block_lane = np.divmod(np.unique(row[held] * len(order) + renumber[lane[held]]), len(order))
+            offsets = offsets_from_counts(np.bincount(block, minlength=module.dp * module.pp))
             offsets, entries = take_rows(offsets, same)
-            blocks.append(Blocks(offsets, pairs[1][entries], module.pp, number))
+            blocks.append(Blocks(offsets, block_lane[entries], module.pp, number))
         object.__setattr__(self, "blocks", tuple(blocks))
 
     @property
@@ -142,6 +145,17 @@ class Layout:
         """Number of ranks in use."""
         return int(self.lane_width.sum())
 
+    def lane_sums(self, per_stage: Sequence[FloatArray]) -> FloatArray:
+        """Sum of a quantity over all that a lane holds ``[lanes]``.
+
+        Args:
+            per_stage: the quantity of each stage, one array a module ``[stages]``.
+        """
+        total = np.zeros(self.num_lanes)
+        for values, module, blocks in zip(per_stage, self.modules, self.blocks, strict=True):
+            np.add.at(total, blocks.lanes, np.tile(values, module.dp)[rows_of(blocks.offsets)])
+        return total
+
     def module(self, name: str) -> ModuleLayout:
         """The layout of the named module."""
         return next(module for module in self.modules if module.module == name)
@@ -152,6 +166,7 @@ class Layout:
             m.module: f"tp{m.tp} cp{m.cp} pp{m.pp} dp{m.dp} layers {'/'.join(map(str, m.layers_per_stage))}"
             + (f" virtual x{m.stages_per_rank}" if m.stages_per_rank > 1 else "")
             + (" recompute" if m.recompute else "")
+            + (" offload" if m.offload else "")
             for m in self.modules
         }
 

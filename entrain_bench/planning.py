@@ -209,6 +209,8 @@ def check_memory(profile: Profile, layout: Layout, compose: Compose) -> None:
         peak = memory.peak_bytes(compose(profile.draw(job.global_batch), layout))
         if peak.max() > need:
             need, what = float(peak.max()), f"with {states[peak.argmax()] / 2**30:.1f} GiB of states"
+        if need > limit:
+            break
     if need > limit:
         described = "; ".join(f"{name} {text}" for name, text in layout.describe().items())
         raise OutOfMemoryError(
@@ -244,3 +246,24 @@ def fastest_that_fits(profile: Profile, candidates: Iterable[Candidate], compose
         else:
             return candidate.layout
     raise problem
+
+
+def fastest_in_trials(profile: Profile, candidates: Iterable[Candidate], compose: Compose, num_trials: int) -> Layout:
+    """Of the ``num_trials`` best estimates that fit memory, the layout that runs one profiled batch fastest.
+
+    Raises:
+        UserError: if no candidate fits.
+    """
+    ranked = sorted(candidates, key=lambda c: c.estimated_s)
+    batch = profile.draw(profile.job.global_batch)
+    tried: list[Candidate] = []
+    while len(tried) < num_trials:
+        try:
+            layout = fastest_that_fits(profile, ranked, compose)
+        except UserError:
+            if tried:
+                break
+            raise
+        tried.append(Candidate(profile.trial_s(compose(batch, layout)), layout))
+        ranked = ranked[1 + next(i for i, candidate in enumerate(ranked) if candidate.layout is layout) :]
+    return min(tried, key=lambda c: c.estimated_s).layout

@@ -7,13 +7,14 @@ from zlib import crc32
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray, rows_of
+from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.costs.roofline import PassTimes, loads_of
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.job import Job
 from entrain_bench.layout import Layout
-from entrain_bench.program import Pass
+from entrain_bench.program import Pass, Program
 from entrain_bench.shapes import SampleShapes
+from entrain_bench.simulate.engine import place_actions
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.workload import ShapeSource
 
@@ -56,12 +57,21 @@ class Profile:
         return [self._truth.roofline.layer_s(kind, loads, tp, cp) for kind in module.kinds]
 
     def step_s(self, layout: Layout) -> float:
-        """Measured time of all gradient synchronisations and optimizer steps on the rank that has most to do."""
-        total = np.zeros(layout.num_lanes)
-        for module, placed, blocks in zip(self.job.model.modules, layout.modules, layout.blocks, strict=True):
-            seconds = sum(self._truth.step_s(module, placed, kind) for kind in (Pass.GRAD_SYNC, Pass.OPTIMIZER))
-            np.add.at(total, blocks.lanes, np.tile(seconds, placed.dp)[rows_of(blocks.offsets)])
-        return float(total.max())
+        """Measured time of gradient synchronisation and optimizer step on the slowest ranks.
+
+        Modules that share ranks run theirs one after the other.
+        """
+        steps = [
+            self._truth.step_s(module, placed, Pass.GRAD_SYNC) + self._truth.step_s(module, placed, Pass.OPTIMIZER)
+            for module, placed in zip(self.job.model.modules, layout.modules, strict=True)
+        ]
+        return float(layout.lane_sums(steps).max())
+
+    def trial_s(self, program: Program) -> float:
+        """Measured time of one iteration of a program, as a trial run of it shows."""
+        prices = self._truth.price(program)
+        _, end, _ = place_actions(program, prices.duration_s, prices.delay_s, prices.relay)
+        return float(end.max())
 
     def forward_fit(self, module: ModuleSpec, tp: int, cp: int) -> FloatArray:
         """Coefficients of ``a x^2 + b x + c`` for the forward of each layer kind ``[kinds, 3]``, seconds.

@@ -18,7 +18,7 @@ from entrain_bench.job import Degrees
 from entrain_bench.layout import Layout
 from entrain_bench.planning import (
     Candidate,
-    fastest_that_fits,
+    fastest_in_trials,
     partition_layers,
     place_chain,
     recompute_choices,
@@ -34,25 +34,28 @@ PLACEMENTS = ("auto", "first_stage", "leading_stages")
 
 @dataclass(frozen=True, slots=True)
 class MegatronPlanner:
-    """Picks degrees, placement and layers per stage by the estimated 1F1B time of an average-shape microbatch.
+    """Picks degrees, placement and layers per stage by the 1F1B time of an average shape, then by trial runs.
 
     Attributes:
-        placement: ``first_stage``, ``leading_stages``, or ``auto`` for the faster by the planner's own estimate.
+        placement: ``first_stage``, ``leading_stages``, or ``auto`` for either.
         profile_samples: samples averaged into one shape.
+        num_trials: best estimates that fit memory and run a profiled batch on trial.
     """
 
     placement: str = "auto"
     profile_samples: int = 256
+    num_trials: int = 8
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
             raise unknown_choice("strategy.planner.placement", self.placement, PLACEMENTS)
         require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
+        require(self.num_trials >= 1, "strategy.planner.num_trials", self.num_trials, "at least 1")
 
     def plan(self, profile: Profile, compose: Compose) -> Layout:
-        """The candidate with the least estimated time that fits memory."""
+        """The fastest of the most promising candidates that fit memory."""
         samples = profile.draw(self.profile_samples)
-        return fastest_that_fits(profile, self._candidates(profile, samples), compose)
+        return fastest_in_trials(profile, self._candidates(profile, samples), compose, self.num_trials)
 
     def _candidates(self, profile: Profile, samples: SampleShapes) -> Iterator[Candidate]:
         job = profile.job

@@ -88,8 +88,8 @@ def tiny_model(encoder: int = 2, llm: int = 2, audio: int = 0, **llm_changes: An
 def tiny_cluster(
     num_nodes: int = 1, gpus_per_node: int = 8, memory_bytes: int = 16 * GIB, launch_s: float = 1e-6
 ) -> ClusterSpec:
-    """Round numbers: an effective 1e12 FLOP/s and 1e9 bytes/s of memory; pairs, nodes and a network."""
-    device = DeviceSpec("handmade", 2e12, memory_bytes, 2e9, 0.5, 0.25, 0.2, 0.5, launch_s)
+    """Round numbers: an effective 1e12 FLOP/s and 1e9 bytes/s of memory; pairs, nodes, a network, a host link."""
+    device = DeviceSpec("handmade", 2e12, memory_bytes, 2e9, 0.5, 0.25, 0.2, 0.5, launch_s, 1e8)
     tiers = (
         LinkTier("pair", min(2, gpus_per_node), 1e9, 1e-6),
         LinkTier("node", gpus_per_node, 5e8, 2e-6),

@@ -31,7 +31,19 @@ WORKLOADS = [name for name in choices("workload") if name not in LEFT_OUT]
 MODELS = ("tiny", "tiny_av")
 CLUSTERS = ("tiny", "a40x16")
 # Models that need not fit every cluster. They run on those they fit with make test-slow, but for one.
-LARGE = {"llavaov_qwen25_7b": "a100x64", "llavaov_llama3_8b": "a100x64", "llavaov_qwen25_32b": "a100x64"}
+LARGE = {
+    "llavaov_qwen25_7b": "a100x64",
+    "llavaov_llama3_8b": "a100x64",
+    "llavaov_qwen25_32b": "a100x64",
+    "vit1b_llm7b": "h100x64",
+    "vit1b_llm14b": "h100x64",
+    "vit3b_llm32b": "h100x64",
+    "vit1b_llm70b": "h100x256",
+    "vit3b_llm120b": "h100x256",
+    "vit6b_llm120b": "h100x256",
+    "vit7b_llm120b": "h100x256",
+    "vit12b_llm120b": "h100x256",
+}
 
 
 @cache

@@ -146,11 +146,11 @@ def best_stages(profile: Profile, degrees: Degrees, placement: str) -> float:
 @pytest.mark.parametrize(
     "asked", [{"tp": 1, "cp": 1, "dp": 2}, {"tp": 2, "cp": 1, "dp": 1}, {"tp": 1, "cp": 1, "dp": 4}]
 )
-def test_the_plan_is_the_best_of_every_split_and_placement(
+def test_the_best_estimate_is_of_every_split_and_placement(
     placement: str, row: tuple[int, list[int]], asked: dict[str, int]
 ) -> None:
     profile = profile_for(row, **asked)
-    layout = plan_with(MegatronPlanner(placement, profile_samples=4), profile)
+    layout = plan_with(MegatronPlanner(placement, profile_samples=4, num_trials=1), profile)
     vision, llm = layout.modules
     check_layout(layout, MODEL, profile.job.cluster)
     leading = int(llm.ranks.min()) > 0
@@ -231,6 +231,7 @@ def test_two_encoders_are_planned() -> None:
     [
         ({"placement": "first"}, r"strategy\.planner\.placement=first: unknown"),
         ({"profile_samples": 0}, r"strategy\.planner\.profile_samples=0: must be at least 1"),
+        ({"num_trials": 0}, r"strategy\.planner\.num_trials=0: must be at least 1"),
     ],
 )
 def test_bad_settings_are_named(planner: dict[str, object], message: str) -> None:

@@ -20,6 +20,7 @@ from entrain_bench.layout import Layout
 from entrain_bench.planning import (
     Candidate,
     check_memory,
+    fastest_in_trials,
     fastest_that_fits,
     partition_layers,
     place_chain,
@@ -214,6 +215,29 @@ def test_the_fastest_candidate_that_fits_wins() -> None:
     assert fastest_that_fits(tight, offered, one_sample_a_microbatch) is deep
     with pytest.raises(OutOfMemoryError, match=r"layout vision tp1 cp1 pp1 .* a rank needs"):
         fastest_that_fits(tight, offered[1:], one_sample_a_microbatch)
+
+
+def test_the_best_trial_wins_over_the_best_estimate() -> None:
+    profile = profile_of(job_with(16 * GIB), samples((10, [400])))
+    layouts = [chain_layout(MODEL, 1, stages, 8) for stages in (1, 2)]
+    batch = profile.draw(8)
+    slow, fast = sorted(layouts, key=lambda layout: -profile.trial_s(one_sample_a_microbatch(batch, layout)))
+    offered = [Candidate(1.0, slow), Candidate(2.0, fast)]
+    assert fastest_in_trials(profile, offered, one_sample_a_microbatch, 1) is slow
+    for trials in (2, 3):
+        assert fastest_in_trials(profile, offered, one_sample_a_microbatch, trials) is fast
+
+
+def test_trials_take_candidates_that_fit_and_report_the_last_reason() -> None:
+    deep, shallow = chain_layout(MODEL, 2, 3, 8), chain_layout(MODEL, 1, 1, 8)
+    shapes = samples((10, [40]))
+    batch = shapes.take(np.zeros(8, np.int64))
+    need = Memory(MODEL).peak_bytes(one_sample_a_microbatch(batch, deep)).max()
+    tight = profile_of(job_with(1.01 * float(need) / PLANNING_SHARE), shapes)
+    offered = [Candidate(1.0, shallow), Candidate(2.0, deep)]
+    assert fastest_in_trials(tight, offered, one_sample_a_microbatch, 2) is deep
+    with pytest.raises(OutOfMemoryError, match="a rank needs"):
+        fastest_in_trials(tight, offered[:1], one_sample_a_microbatch, 2)
 
 
 def test_no_candidate_at_all_is_a_user_error() -> None:

@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 from helpers import TOKENS as TOKEN_RULES
 from helpers import (
+    chain_layout,
     encoder_config,
     llm_config,
+    placed,
     profile_of,
     random_samples,
     samples,
     tiny_cluster,
     tiny_job,
     tiny_model,
+    uniform_batch,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,8 +24,12 @@ from hypothesis import strategies as st
 from entrain_bench.arrays import IntArray
 from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.costs.truth import CostTruth
+from entrain_bench.layout import Layout, ModuleLayout
 from entrain_bench.profile import PROFILED_TOKENS, Profile
+from entrain_bench.program import Pass
+from entrain_bench.schedules import chain_program, stages_behind
 from entrain_bench.shapes import SampleShapes, shapes_from_lists
+from entrain_bench.simulate import Simulator
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 
 MODEL = tiny_model(encoder=2, llm=3, audio=2)
@@ -230,3 +237,35 @@ def test_the_bias_depends_on_length_alone_and_turns_around_over_two_octaves() ->
     assert abs(ratio[0]) <= 0.2
     other = profile_of(JOB, text, seed=1, belief_bias=0.2).error_factor(JOB.model.llm, text)
     assert not np.allclose(other, wrong / exact)
+
+
+def test_modules_that_share_ranks_step_one_after_the_other() -> None:
+    model = tiny_model(encoder=2, llm=4)
+    profile = profile_of(tiny_job(model, tiny_cluster(1, 8)), samples((10, [40])))
+    truth = CostTruth(model, profile.job.cluster)
+    vision, llm = model.modules
+
+    def steps(module: ModuleSpec, placed: ModuleLayout) -> list[float]:
+        return (truth.step_s(module, placed, Pass.GRAD_SYNC) + truth.step_s(module, placed, Pass.OPTIMIZER)).tolist()
+
+    # The encoder on both ranks of each replica of a two-stage LLM; beside it; on the LLM's first stage.
+    stages = placed(llm, [[[0], [1]], [[2], [3]]])
+    shared, beside, first = (
+        placed(vision, ranks) for ranks in ([[[0]], [[1]], [[2]], [[3]]], [[[4]], [[5]]], [[[0]], [[2]]])
+    )
+    (head, tail), both = steps(llm, stages), steps(vision, shared)[0]
+    assert profile.step_s(Layout((shared, stages), 1)) == pytest.approx(both + max(head, tail), rel=1e-12)
+    assert profile.step_s(Layout((beside, stages), 1)) == pytest.approx(max(steps(vision, beside)[0], head, tail))
+    assert profile.step_s(Layout((first, stages), 1)) == pytest.approx(max(steps(vision, first)[0] + head, tail))
+
+
+def test_a_trial_is_the_simulation_of_a_program() -> None:
+    model = tiny_model(encoder=2, llm=4)
+    job = tiny_job(model, tiny_cluster(1, 8))
+    profile = profile_of(job, samples((10, [40])))
+    layout = chain_layout(model, 1, 2, 4)
+    shapes, assignment = uniform_batch(model, 4)
+    program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
+    truth = CostTruth(model, job.cluster)
+    expected = Simulator(truth, job.memory_budget_bytes).execute(program).iteration_time_s
+    assert profile.trial_s(program) == pytest.approx(expected, rel=1e-12)

@@ -107,10 +107,31 @@ def test_every_module_is_used(path: Path) -> None:
         ("qwen25vl_llama3_8b", "llm", 8_030_261_248),
         ("whisper_qwen25_7b", "llm", 7_615_616_512),
         ("llavaov_qwen25_32b", "llm", 32_763_876_352),
+        ("vit1b_llm14b", "llm", 14_770_033_664),
+        ("vit3b_llm32b", "llm", 32_763_876_352),
+        ("vit1b_llm70b", "llm", 70_553_706_496),
+        ("vit3b_llm120b", "llm", 122_610_069_504),
     ],
 )
 def test_llm_parameters_match_the_checkpoint(name: str, module: str, parameters: int) -> None:
     assert model(name).module(module).parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    # The sizes arXiv:2605.27678 states; ViT-g/14 has 1011M (arXiv:2106.04560), InternViT-6B 5903M (arXiv:2312.14238).
+    [
+        ("vit1b_llm7b", 1.01),
+        ("vit3b_llm32b", 3.06),
+        ("vit6b_llm120b", 5.90),
+        ("vit7b_llm120b", 7.25),
+        ("vit12b_llm120b", 12.24),
+    ],
+)
+def test_encoders_have_the_stated_size_without_projector_and_divide_by_8(name: str, billions: float) -> None:
+    encoder = model(name).modules[0]
+    assert (encoder.parameters - encoder.layers[-1].parameters) / 1e9 == pytest.approx(billions, abs=0.005)
+    assert encoder.config.num_heads % 8 == encoder.config.ffn_hidden_size % 8 == 0
 
 
 def test_vision_parameters_match_the_checkpoint() -> None:

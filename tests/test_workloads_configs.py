@@ -27,7 +27,7 @@ def workload(name: str, *overrides: str) -> Any:
 def test_the_documented_workloads_exist() -> None:
     traces = "chartqa chartqa_qa coco librispeech mathvision nextqa opencqa_ocr sroie trace"
     dflop = "dflop_mixed dflop_multi dflop_single dflop_uniform dflop_video"
-    assert set(NAMES) == {*traces.split(), *dflop.split(), "synthetic", "synthetic_av", "uniform"}
+    assert set(NAMES) == {*traces.split(), *dflop.split(), "synthetic", "synthetic_av", "uniform", "uniform_mix"}
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "trace"])
@@ -61,6 +61,30 @@ def test_uniform_is_the_same_sample_again_and_again() -> None:
     assert np.all(shapes.item_llm_tokens == 256)
     assert np.all(shapes.item_encoder_tokens == 1024)
     assert np.all(np.diff(shapes.item_offsets) == 1)
+
+
+@pytest.mark.parametrize(("tokens", "share", "images"), [(8192, 0.25, 8), (8192, 0.875, 28), (131072, 0.75, 384)])
+def test_uniform_mix_fills_the_share_with_images(tokens: int, share: float, images: int) -> None:
+    sizes = [f"workload.sequence_tokens={tokens}", f"workload.vision_share={share}"]
+    shapes = workload("uniform_mix", *sizes).source(RULES).batch(2, 10, 0)
+    assert np.all(shapes.llm_tokens == tokens)
+    assert np.all(np.diff(shapes.item_offsets) == images)
+    assert np.all(shapes.item_llm_tokens == 256)
+    assert np.all(shapes.item_encoder_tokens == 1024)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("vision_share=0.49", r"vision_share=0\.49: must be a multiple of image_tokens / sequence_tokens = 0\.03125"),
+        ("vision_share=1.0", r"vision_share=1\.0: must be in \[0, 1\)"),
+        ("sequence_tokens=0", "sequence_tokens=0: must be at least 1"),
+        ("image_tokens=0", "image_tokens=0: must be at least 1"),
+    ],
+)
+def test_uniform_mix_names_what_is_wrong(wrong: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        workload("uniform_mix", f"workload.{wrong}")
 
 
 def test_synthetic_defaults_follow_their_trace() -> None:

@@ -21,6 +21,12 @@ def all_reduce_s(num_bytes: ArrayLike, num_ranks: int, tier: LinkTier) -> FloatA
     return 2.0 * all_gather_s(num_bytes, num_ranks, tier)
 
 
+def broadcast_s(num_bytes: ArrayLike, num_ranks: int, tier: LinkTier) -> FloatArray:
+    """Pipelined ring broadcast: the bytes pass every link once, and each of the n - 1 hops starts a latency later."""
+    seconds = (num_ranks - 1) * tier.latency_s + np.asarray(num_bytes, np.float64) / tier.bandwidth_bytes_per_s
+    return seconds if num_ranks > 1 else np.zeros_like(seconds)
+
+
 def send_s(num_bytes: ArrayLike, num_links: int, tier: LinkTier) -> FloatArray:
     """Point-to-point transfer spread over ``num_links`` pairs of ranks that send at the same time."""
     return tier.latency_s + np.asarray(num_bytes, np.float64) / (num_links * tier.bandwidth_bytes_per_s)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, rows_of, sum_rows
+from entrain_bench.arrays import FloatArray, IntArray, rows_of, sum_rows
 from entrain_bench.layout import Layout, ModuleLayout
 from entrain_bench.program import Pass, Program
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
@@ -15,6 +16,19 @@ from entrain_bench.specs.model import ModelSpec, ModuleSpec
 # bf16 weight and fp32 gradient; fp32 weight and both Adam moments.
 WEIGHT_BYTES = BF16_BYTES + FP32_BYTES
 OPTIMIZER_BYTES = 3 * FP32_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _OffloadWindow:
+    """Entries of ``lane_actions`` between which an offloaded module's states are away, one of each a lane.
+
+    Attributes:
+        parameters: of the module on a rank of the lane.
+    """
+
+    last_forward: IntArray
+    first_backward: IntArray
+    parameters: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +70,38 @@ class Memory:
 
     def lane_state_bytes(self, layout: Layout) -> FloatArray:
         """Weights, gradients and optimizer states on a rank of each lane ``[lanes]``, all its modules together."""
-        total = np.zeros(layout.num_lanes)
-        for module, placed, blocks in zip(self.model.modules, layout.modules, layout.blocks, strict=True):
-            state = np.tile(self.stage_state_bytes(module, placed), placed.dp)
-            np.add.at(total, blocks.lanes, state[rows_of(blocks.offsets)])
-        return total
+        placed = zip(self.model.modules, layout.modules, strict=True)
+        return layout.lane_sums([self.stage_state_bytes(module, own) for module, own in placed])
+
+    def offload_bytes(self, program: Program) -> FloatArray:
+        """Bytes each action moves over a rank's host link ``[actions]``: bf16 weights out, and back.
+
+        A module's last forward on a rank ends with the way out, its first backward begins with the way back. Gradient
+        buffers hold nothing in between; they are released, not copied.
+        """
+        moved = np.zeros(program.num_actions)
+        for window in self._offload_windows(program):
+            for entries in (window.last_forward, window.first_backward):
+                np.maximum.at(moved, program.lane_actions[entries], BF16_BYTES * window.parameters)
+        return moved
+
+    def _offload_windows(self, program: Program) -> Iterator[_OffloadWindow]:
+        """Where the states of offloaded modules are away; nowhere on lanes with a backward before the last forward."""
+        layout = program.layout
+        kind, owner = program.kind[program.lane_actions], program.module[program.lane_actions]
+        lane = rows_of(program.lane_offsets)
+        for index, placed in enumerate(layout.modules):
+            if not placed.offload:
+                continue
+            last, first = np.full(layout.num_lanes, -1), np.full(layout.num_lanes, -1)
+            forwards = np.flatnonzero((owner == index) & (kind == Pass.FORWARD))
+            backwards = np.flatnonzero((owner == index) & (kind == Pass.BACKWARD))
+            last[lane[forwards]] = forwards
+            first[lane[backwards[::-1]]] = backwards[::-1]
+            lanes = np.flatnonzero((last >= 0) & (last < first))
+            held = [self.stage_parameters(m, p) / p.tp for m, p in zip(self.model.modules, layout.modules, strict=True)]
+            only = [values * (other == index) for other, values in enumerate(held)]
+            yield _OffloadWindow(last[lanes], first[lanes], layout.lane_sums(only)[lanes])
 
     def action_bytes(self, program: Program) -> tuple[FloatArray, FloatArray]:
         """Bytes each action adds to a rank (forwards) or frees (backwards, negative), and needs while it runs."""
@@ -76,13 +117,18 @@ class Memory:
     def over_program(self, program: Program) -> FloatArray:
         """Memory of a rank during and after each entry of ``lane_actions``, its states included ``[2, entries]``.
 
-        A forward's activations count from its start, a backward's until its end, so order decides and not time.
+        A forward's activations count from its start, a backward's until its end, so order decides and not time. Weights
+        and gradients of an offloaded module are away between its last forward and its first backward on the rank.
         """
         change, working = self.action_bytes(program)
         action, lane = program.lane_actions, rows_of(program.lane_offsets)
         running = np.cumsum(change[action])
         before = np.concatenate(([0.0], running))[program.lane_offsets[:-1]]
-        after = running + (self.lane_state_bytes(program.layout) - before)[lane]
+        away = np.zeros(len(action) + 1)
+        for window in self._offload_windows(program):
+            away[window.last_forward + 1] += WEIGHT_BYTES * window.parameters
+            away[window.first_backward] -= WEIGHT_BYTES * window.parameters
+        after = running + (self.lane_state_bytes(program.layout) - before)[lane] - np.cumsum(away)[:-1]
         during = np.where(program.kind[action] == Pass.BACKWARD, after - change[action] + working[action], after)
         return np.stack([during, after])
 

@@ -12,6 +12,7 @@ from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.relay import Relay, relay_between_modules
 from entrain_bench.costs.roofline import PassTimes, Roofline, loads_of
+from entrain_bench.costs.transform import colocated_transforms
 from entrain_bench.layout import Layout, ModuleLayout
 from entrain_bench.program import Pass, Program
 from entrain_bench.shapes import SampleShapes
@@ -86,6 +87,7 @@ class CostTruth:
             forward, backward = slice(first, first + size), slice(first + size, first + 2 * size)
             comm[forward], comm[backward] = times.forward_comm_s.ravel(), times.backward_comm_s.ravel()
             duration[forward], duration[backward] = times.forward_s.ravel(), times.backward_s.ravel()
+        comm += self.memory.offload_bytes(program) / self.cluster.device.host_bandwidth_bytes_per_s
         step = int(program.first_action[-1])
         for kind in (Pass.GRAD_SYNC, Pass.OPTIMIZER):
             for module, placed in zip(self.model.modules, layout.modules, strict=True):
@@ -114,13 +116,14 @@ class CostTruth:
             return np.asarray(parameters / shard * (OPTIMIZER_TRAFFIC_BYTES / bandwidth))
         seconds = np.zeros(placed.pp)
         if group > 1:
-            for stage in range(placed.pp):
-                tier = self.cluster.group_tier(placed.ranks[:, stage])
+            tiers = self.cluster.tier_of(placed.ranks.min(axis=(0, 2)), placed.ranks.max(axis=(0, 2)))
+            for index in np.unique(tiers):
+                tier, held = self.cluster.tiers[index], parameters[tiers == index]
                 if self.distributed_optimizer:
-                    scatter = all_gather_s(FP32_BYTES * parameters[stage], group, tier)
-                    seconds[stage] = scatter + all_gather_s(BF16_BYTES * parameters[stage], group, tier)
+                    scatter = all_gather_s(FP32_BYTES * held, group, tier)
+                    seconds[tiers == index] = scatter + all_gather_s(BF16_BYTES * held, group, tier)
                 else:
-                    seconds[stage] = all_reduce_s(FP32_BYTES * parameters[stage], group, tier)
+                    seconds[tiers == index] = all_reduce_s(FP32_BYTES * held, group, tier)
         if module.config.tied_embeddings and not placed.is_closed:
             tier = self.cluster.group_tier(placed.ranks[0, [0, -1]])
             embedding = FP32_BYTES * module.layers[0].parameters / placed.tp
@@ -151,6 +154,8 @@ class CostTruth:
             share = (width[b] - 1) / width[b]
             gather = (width[b] - 1) * latency[inner] + program.dep_bytes * share * per_byte[inner]
             delay += np.where(reshard, gather, 0.0)
+        collective, seconds = colocated_transforms(program, self.cluster)
+        delay[collective] = seconds
         rank_set = np.concatenate([blocks.rank_set for blocks in layout.blocks])
         return np.where((program.dep_bytes == 0) | (rank_set[a] == rank_set[b]), 0.0, delay)
 

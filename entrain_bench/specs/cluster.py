@@ -15,7 +15,10 @@ from entrain_bench.specs.parse import check_keys, check_mapping, parse
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """One accelerator. Efficiencies are the attainable fractions of the datasheet figure for large, regular work."""
+    """One accelerator. Efficiencies are the attainable fractions of the datasheet figure for large, regular work.
+
+    The host link (to CPU memory) is stated as attainable bytes per second and direction.
+    """
 
     name: str
     peak_bf16_flops: float
@@ -26,6 +29,7 @@ class DeviceSpec:
     attention_backward_efficiency: float
     memory_efficiency: float
     kernel_launch_s: float
+    host_bandwidth_bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from itertools import product
 import numpy as np
 
 from entrain_bench.arrays import IntArray
+from entrain_bench.boundary import is_integer_ratio
 from entrain_bench.errors import IncompatibleError, UserError, require
 from entrain_bench.job import Degrees, Job
 from entrain_bench.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.model import ModuleSpec
-from strategies.hetero.boundary import is_integer_ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,12 @@ class Pair:
     llm: Degrees
 
 
-def colocated_pairs(job: Job) -> list[Pair]:
+def colocated_pairs(job: Job, encoder_tp: int | None = None) -> list[Pair]:
     """Pairs that both use all ranks; encoder PP = CP = 1 and an integer DP ratio (arXiv:2605.27678, section 5).
+
+    Args:
+        job: the job; its request binds the LLM.
+        encoder_tp: TP of the encoders; None tries every degree.
 
     Raises:
         UserError: if none meets the request.
@@ -36,7 +40,7 @@ def colocated_pairs(job: Job) -> list[Pair]:
     for llm in _llm_degrees(job, ranks):
         if job.request.pp not in (None, llm.pp):
             continue
-        for tp in _tensor_degrees(job, job.model.encoders):
+        for tp in _encoder_degrees(job, encoder_tp):
             dp, rest = divmod(ranks, tp)
             if not rest and is_integer_ratio(dp, llm.dp):
                 pairs.append(Pair(Degrees(tp, 1, 1, dp), llm))
@@ -50,13 +54,16 @@ def island_sizes(job: Job) -> list[int]:
     return [size for size in range(1, half + 1) if size % node == 0 or node % size == 0]
 
 
-def noncolocated_pairs(job: Job, encoder_ranks: int | None, max_encoder_pp: int | None) -> list[Pair]:
+def noncolocated_pairs(
+    job: Job, encoder_ranks: int | None, max_encoder_pp: int | None, encoder_tp: int | None = None
+) -> list[Pair]:
     """Pairs that together use all ranks; encoder CP = 1 and an integer DP ratio.
 
     Args:
         job: the job; ``request.pp`` counts the stages of both.
         encoder_ranks: size of the encoder island; None tries every one of ``island_sizes``.
         max_encoder_pp: most encoder stages; None sets no limit but the layers.
+        encoder_tp: TP of the encoders; None tries every degree.
 
     Raises:
         UserError: if none meets the request.
@@ -67,7 +74,7 @@ def noncolocated_pairs(job: Job, encoder_ranks: int | None, max_encoder_pp: int 
     pairs = []
     for size in [encoder_ranks] if encoder_ranks else island_sizes(job):
         for llm in _llm_degrees(job, job.cluster.num_ranks - size):
-            for tp, pp in product(_tensor_degrees(job, job.model.encoders), range(1, most + 1)):
+            for tp, pp in product(_encoder_degrees(job, encoder_tp), range(1, most + 1)):
                 dp, rest = divmod(size, tp * pp)
                 if rest or not is_integer_ratio(dp, llm.dp) or job.request.pp not in (None, pp + llm.pp):
                     continue
@@ -129,6 +136,15 @@ def _tensor_degrees(job: Job, modules: Sequence[ModuleSpec]) -> list[int]:
         config = module.config
         sizes += [config.num_heads, config.num_kv_heads, config.ffn_hidden_size]
     return [tp for tp in range(1, min(sizes) + 1) if all(size % tp == 0 for size in sizes)]
+
+
+def _encoder_degrees(job: Job, encoder_tp: int | None) -> list[int]:
+    """Degrees of the encoders, or the one asked for."""
+    degrees = _tensor_degrees(job, job.model.encoders)
+    if encoder_tp is None:
+        return degrees
+    require(encoder_tp in degrees, "strategy.planner.encoder_tp", encoder_tp, f"null or one of {degrees}")
+    return [encoder_tp]
 
 
 def _check_request(job: Job) -> None:

@@ -1,0 +1,48 @@
+"""Samples without imbalance: one packed sequence each, the same share of it vision tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from entrain_bench.errors import require
+from entrain_bench.specs.tokens import TokenRules
+from workloads.synthetic import SyntheticSource, SyntheticWorkload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UniformMix:
+    """Packed sequences of one length with images of one size (arXiv:2605.27678, section 5).
+
+    Attributes:
+        name: of the workload.
+        sequence_tokens: LLM tokens of a sample, text and vision together.
+        vision_share: share of vision tokens in a sequence, below 1; must make whole images.
+        image_tokens: LLM tokens of an image.
+    """
+
+    name: str
+    sequence_tokens: int
+    vision_share: float
+    image_tokens: int
+
+    def __post_init__(self) -> None:
+        require(self.sequence_tokens >= 1, "workload.sequence_tokens", self.sequence_tokens, "at least 1")
+        require(self.image_tokens >= 1, "workload.image_tokens", self.image_tokens, "at least 1")
+        require(0 <= self.vision_share < 1, "workload.vision_share", self.vision_share, "in [0, 1)")
+        images = self._images()
+        unit = f"a multiple of image_tokens / sequence_tokens = {self.image_tokens / self.sequence_tokens}"
+        require(abs(images - round(images)) < 1e-6, "workload.vision_share", self.vision_share, unit)
+
+    def fingerprint(self) -> str:
+        """Empty: the YAML says it all."""
+        return ""
+
+    def source(self, rules: TokenRules) -> SyntheticSource:
+        """The generator of samples; encoder tokens follow from the model's rules."""
+        num_images = round(self._images())
+        images = {"llm_tokens": self.image_tokens, "items_per_sample": num_images}
+        text = self.sequence_tokens - num_images * self.image_tokens
+        return SyntheticWorkload(name=self.name, text=text, modalities={"image": images}).source(rules)
+
+    def _images(self) -> float:
+        return self.vision_share * self.sequence_tokens / self.image_tokens
