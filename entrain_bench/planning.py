@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from entrain_bench.job import Degrees, Job
 from entrain_bench.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.profile import Profile
 from entrain_bench.shapes import SampleShapes
+from entrain_bench.specs.model import ModelSpec, Role
 from entrain_bench.strategy import Compose
 
 # Batches profiled to check memory; fewer if they are so large that samples abound.
@@ -110,23 +111,23 @@ def stage_sums(layer_s: FloatArray, layers_per_stage: Sequence[int]) -> FloatArr
 def place_chain(
     job: Job, degrees: Degrees, layers: Sequence[tuple[int, ...]], recompute: Sequence[bool], leading: bool
 ) -> Layout:
-    """A homogeneous replica: LLM stages in a chain, encoders on stages of their own before them or on the first one.
+    """A homogeneous replica: LLM stages in a chain; encoders before them and generators behind, or on the outer ones.
 
     Ranks of a replica are consecutive, TP innermost, then CP, then stages; replicas follow each other. Several encoders
-    share the encoder stages.
+    share the encoder stages, several generators the generator stages.
 
     Args:
         job: the job.
         degrees: TP, CP, DP and the number of stages of a replica.
         layers: layers of each stage, for every module of the model.
         recompute: modules that recompute their activations.
-        leading: whether encoders have stages of their own.
+        leading: whether encoders have leading stages of their own, and generators trailing ones.
     """
     width = degrees.tp * degrees.cp
     ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
     modules = []
-    for module, split, again in zip(job.model.modules, layers, recompute, strict=True):
-        first = 0 if module.is_encoder or not leading else degrees.pp - len(split)
+    firsts = chain_starts(job.model, degrees.pp, layers, leading)
+    for module, first, split, again in zip(job.model.modules, firsts, layers, recompute, strict=True):
         held = np.ascontiguousarray(ranks[:, first : first + len(split)])
         modules.append(ModuleLayout(module.name, degrees.tp, degrees.cp, split, held, again))
     layout = Layout(tuple(modules), job.num_microbatches(degrees.dp))
@@ -134,9 +135,16 @@ def place_chain(
     return layout
 
 
+def chain_starts(model: ModelSpec, pp: int, layers: Sequence[tuple[int, ...]], leading: bool) -> list[int]:
+    """First stage of each module in a chain of ``pp`` stages; arguments as for ``place_chain``."""
+    ahead = max((len(layers[index]) for index in range(model.llm_index)), default=0) if leading else 0
+    first = {Role.ENCODER: 0, Role.LLM: ahead}
+    return [first.get(module.role, pp - len(split)) for module, split in zip(model.modules, layers, strict=True)]
+
+
 @dataclass(frozen=True, slots=True)
 class Island:
-    """The layout of a module on ranks of its own, before they are chosen."""
+    """The layout of a module before its ranks are chosen."""
 
     tp: int
     cp: int
@@ -144,36 +152,40 @@ class Island:
     layers_per_stage: tuple[int, ...]
     recompute: bool = False
 
-    @property
-    def num_ranks(self) -> int:
-        """Ranks of all replicas and stages."""
-        return self.tp * self.cp * self.dp * len(self.layers_per_stage)
-
 
 def place_islands(
     job: Job, islands: Sequence[Island], num_microbatches: int, single_rank_boundary: bool = False
 ) -> Layout:
-    """Disjoint modules on consecutive ranks, a replica's stages next to each other.
+    """Encoders, LLM and generators on disjoint ranks; several encoders share theirs, and so do several generators.
 
-    Modules with the widest tensor parallelism come first, so that every block is aligned.
+    Where all have one TP, CP and DP, replicas follow each other. Otherwise units do, a replica's stages next to each
+    other, the widest tensor parallelism first, so that every block is aligned.
 
     Args:
         job: the job.
-        islands: one for every module of the model.
+        islands: one for every module of the model, the same but for layers among those that share ranks.
         num_microbatches: LLM microbatches of a replica.
         single_rank_boundary: see ``Layout``.
     """
-    modules: dict[int, ModuleLayout] = {}
-    start = 0
-    for index in sorted(range(len(islands)), key=lambda i: -islands[i].tp):
-        island = islands[index]
-        shape = (island.dp, len(island.layers_per_stage), island.tp * island.cp)
-        ranks = start + np.arange(island.num_ranks).reshape(shape)
-        name = job.model.modules[index].name
-        modules[index] = ModuleLayout(name, island.tp, island.cp, island.layers_per_stage, ranks, island.recompute)
-        start += island.num_ranks
-    placed = tuple(modules[index] for index in range(len(islands)))
-    layout = Layout(placed, num_microbatches, single_rank_boundary)
+    units = [(islands[unit[0]], unit) for unit in job.model.units]
+    shapes = [(island.dp, len(island.layers_per_stage), island.tp * island.cp) for island, _ in units]
+    if len({(island.tp, island.cp, island.dp) for island, _ in units}) == 1:
+        dp, _, width = shapes[0]
+        bounds = np.cumsum([0, *(pp for _, pp, _ in shapes)])
+        chain = np.arange(dp * bounds[-1] * width).reshape(dp, -1, width)
+        grids = [np.ascontiguousarray(chain[:, low:high]) for low, high in pairwise(bounds)]
+    else:
+        grids = [np.arange(int(np.prod(shape))).reshape(shape) for shape in shapes]
+        start = 0
+        for index in sorted(range(len(units)), key=lambda i: -units[i][0].tp):
+            grids[index] = grids[index] + start
+            start += grids[index].size
+    modules = []
+    for grid, (_, unit) in zip(grids, units, strict=True):
+        for index in unit:
+            island, name = islands[index], job.model.modules[index].name
+            modules.append(ModuleLayout(name, island.tp, island.cp, island.layers_per_stage, grid, island.recompute))
+    layout = Layout(tuple(modules), num_microbatches, single_rank_boundary)
     check_layout(layout, job.model, job.cluster)
     return layout
 

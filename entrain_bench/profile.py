@@ -81,8 +81,7 @@ class Profile:
         a, b, c = counts @ self.forward_fit(module, tp, cp)
         lengths = module.lengths(shapes, units).astype(np.float64)
         seconds: FloatArray = np.maximum((a * lengths + b) * lengths + c, 0.0)
-        owner = shapes.item_sample[units] if module.is_encoder else units
-        seconds *= self._error_factor(module.name, shapes.sample_ids[owner])
+        seconds *= self._error_factor(module.name, shapes.sample_ids[module.owners(shapes, units)])
         return seconds
 
     def estimate_samples(self, shapes: SampleShapes, tp: int, cp: int) -> tuple[FloatArray, FloatArray]:

@@ -1,13 +1,17 @@
 """A Megatron-LM style baseline: homogeneous layout, samples in arrival order, 1F1B.
 
 The encoder uses the LLM's TP, CP and DP. Both placements that frameworks offer are considered: on the first LLM stage,
-or on leading stages of its own. Everything is decided from the average sample shape; what a batch contains is ignored.
+or on leading stages of its own; a generator sits on the last LLM stage, or on trailing ones. Everything is decided from
+the average sample shape; what a batch contains is ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +22,7 @@ from entrain_bench.job import Degrees
 from entrain_bench.layout import Layout
 from entrain_bench.planning import (
     Candidate,
+    chain_starts,
     fastest_that_fits,
     partition_layers,
     place_chain,
@@ -29,6 +34,7 @@ from entrain_bench.profile import Profile
 from entrain_bench.program import Program
 from entrain_bench.schedules import chain_program, stages_behind
 from entrain_bench.shapes import SampleShapes
+from entrain_bench.specs.model import ModelSpec
 from entrain_bench.strategy import Compose
 
 PLACEMENTS = ("auto", "first_stage", "leading_stages")
@@ -42,6 +48,8 @@ class MegatronPlanner:
         placement: ``first_stage``, ``leading_stages``, or ``auto`` for the faster by the planner's own estimate.
         profile_samples: samples averaged into one shape.
     """
+
+    handles_generators: ClassVar[bool] = True
 
     placement: str = "auto"
     profile_samples: int = 256
@@ -62,43 +70,57 @@ class MegatronPlanner:
             measured = average_layer_s(profile, samples, degrees)
             for recompute in recompute_choices(len(measured)):
                 costs = [cost * recompute_factor(r) for cost, r in zip(measured, recompute, strict=True)]
-                for layers, leading in self._splits(degrees.pp, costs):
-                    seconds = _estimate_s(job.num_microbatches(degrees.dp), degrees.pp, costs, layers, leading)
+                for layers, leading in self._splits(job.model, degrees.pp, costs):
+                    stages = _stage_s(job.model, degrees.pp, costs, layers, leading)
+                    seconds = float(stages.sum() + (job.num_microbatches(degrees.dp) - 1) * stages.max())
                     layout = place_chain(job, degrees, layers, recompute, leading)
                     yield Candidate(seconds + profile.step_s(layout), layout)
 
-    def _splits(self, pp: int, costs: list[FloatArray]) -> Iterator[tuple[list[tuple[int, ...]], bool]]:
-        """Layers per stage of each module, and whether encoders lead, for every allowed placement."""
-        *encoders, llm = costs
-        if pp <= len(llm) and (self.placement != "leading_stages" or not encoders):
-            # The encoders ride on the first stage: count them with the LLM's first layer.
+    def _splits(
+        self, model: ModelSpec, pp: int, costs: list[FloatArray]
+    ) -> Iterator[tuple[list[tuple[int, ...]], bool]]:
+        """Layers per stage of each module, and whether others than the LLM have stages of their own, by placement."""
+        llm = costs[model.llm_index]
+        encoders, generators = costs[: model.llm_index], costs[model.llm_index + 1 :]
+        if pp <= len(llm) and (self.placement != "leading_stages" or len(costs) == 1):
+            # The encoders ride on the first stage and generators on the last: count them with the LLM's outer layers.
             loaded = llm.copy()
             loaded[0] += sum(float(c.sum()) for c in encoders)
-            yield [*((len(c),) for c in encoders), partition_layers(loaded, pp)], False
-        if encoders and self.placement != "first_stage":
-            most = min([pp - 1, *map(len, encoders)])
-            for stages in range(max(1, pp - len(llm)), most + 1):
-                yield [*(partition_layers(c, stages) for c in encoders), partition_layers(llm, pp - stages)], True
+            loaded[-1] += sum(float(c.sum()) for c in generators)
+            others = [(len(c),) for c in costs]
+            yield [*others[: model.llm_index], partition_layers(loaded, pp), *others[model.llm_index + 1 :]], False
+        if len(costs) > 1 and self.placement != "first_stage":
+            split = cache(lambda module, stages: partition_layers(costs[module], stages))
+            ranges = [range(1, min(map(len, side)) + 1) if side else range(1) for side in (encoders, generators)]
+            for ahead, behind in product(*ranges):
+                if 1 <= (middle := pp - ahead - behind) <= len(llm):
+                    counts = [ahead] * len(encoders) + [middle] + [behind] * len(generators)
+                    yield [split(module, stages) for module, stages in enumerate(counts)], True
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalOrder:
     """Consecutive samples fill a microbatch; microbatches go round the replicas, as with Megatron's data sampler."""
 
+    handles_generators: ClassVar[bool] = True
+
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch from the position in the batch alone."""
-        job, dp = profile.job, layout.modules[-1].dp
+        job, dp = profile.job, layout.modules[profile.job.model.llm_index].dp
         microbatch = np.arange(len(shapes)) // job.microbatch_size
         return same_microbatches(job.model, shapes, microbatch % dp, microbatch // dp, microbatch // dp)
 
 
 @dataclass(frozen=True, slots=True)
 class OneForwardOneBackward:
-    """1F1B over the chain of encoder and LLM stages; a microbatch's encoder and LLM parts keep the same place."""
+    """1F1B over the chain of all stages; a microbatch keeps its place in all modules."""
+
+    handles_generators: ClassVar[bool] = True
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program; every lane warms up with as many forwards as stages follow it."""
-        return chain_program(profile.job.model, shapes, layout, assignment, stages_behind(layout))
+        model = profile.job.model
+        return chain_program(model, shapes, layout, assignment, stages_behind(layout, model.llm_index))
 
 
 def average_layer_s(profile: Profile, samples: SampleShapes, degrees: Degrees) -> list[FloatArray]:
@@ -116,12 +138,12 @@ def average_layer_s(profile: Profile, samples: SampleShapes, degrees: Degrees) -
     return costs
 
 
-def _estimate_s(
-    num_microbatches: int, pp: int, costs: list[FloatArray], layers: list[tuple[int, ...]], leading: bool
-) -> float:
-    """1F1B time of uniform microbatches: fill and drain, and the slowest stage for the rest."""
+def _stage_s(
+    model: ModelSpec, pp: int, costs: list[FloatArray], layers: list[tuple[int, ...]], leading: bool
+) -> FloatArray:
+    """Seconds of a microbatch at each stage of the chain ``[pp]``; ``leading`` as in ``place_chain``."""
     stages = np.zeros(pp)
-    for index, (cost, split) in enumerate(zip(costs, layers, strict=True)):
-        first = pp - len(split) if leading and index == len(costs) - 1 else 0
+    firsts = chain_starts(model, pp, layers, leading)
+    for first, cost, split in zip(firsts, costs, layers, strict=True):
         stages[first : first + len(split)] += stage_sums(cost, split)
-    return float(stages.sum() + (num_microbatches - 1) * stages.max())
+    return stages

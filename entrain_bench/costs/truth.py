@@ -96,8 +96,8 @@ class CostTruth:
         Gradients travel in fp32. With a distributed optimizer they are reduce-scattered and the bf16 weights
         all-gathered; without, all-reduced. A tied embedding held by two stages is all-reduced between them.
         """
-        parameters = self.memory.stage_parameters(module, placed) / placed.tp
-        group = placed.dp * placed.cp
+        parameters = self.memory.stage_parameters(module, placed) / module.weight_shards(placed.tp)
+        group = module.weight_copies(placed.tp, placed.dp * placed.cp)
         if kind is Pass.OPTIMIZER:
             shard = group if self.distributed_optimizer else 1
             device = self.cluster.device
@@ -157,7 +157,7 @@ class CostTruth:
         seconds = np.zeros(len(source))
         crossing = np.flatnonzero(program.module[source] != program.module[target])
         source, target = source[crossing], target[crossing]
-        llm = len(program.chunks) - 1
+        llm = program.model.llm_index
         of_llm = np.where(program.module[source] == llm, source, target)
         microbatch = program.chunks[llm].microbatch[program.chunk[of_llm]]
         transfer = 2 * microbatch + program.kind[target]

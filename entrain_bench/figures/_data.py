@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 
 from entrain_bench.compose import Cell
-from entrain_bench.config import RunConfig
 from entrain_bench.errors import UserError
 from entrain_bench.experiment import prepare
 from entrain_bench.figures._labels import label_columns
@@ -21,7 +20,6 @@ from entrain_bench.records import Results, identify, labels_of, write_atomically
 
 # A cell whose record is absent; the other states are those of records.
 MISSING = "missing"
-ENCODER, LLM = "encoder", "llm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
 
     Returns:
         The columns of ``metrics.timeline_frame``, and before them ``strategy``, ``workload``, ``model``, ``seed`` and
-        ``side``, which is ``encoder`` or ``llm``.
+        ``side``, the role of the action's module: ``encoder``, ``llm`` or ``generator``.
     """
     frames = []
     seen = set()
@@ -69,16 +67,12 @@ def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
             continue
         seen.add(case)
         frame = pd.read_parquet(path)
-        sides = {name: _side(cell.config, name) for name in frame["module"].unique()}
+        sides = {name: cell.config.model["modules"][name]["role"] for name in frame["module"].unique()}
         frame.insert(0, "side", frame["module"].map(sides))
         for name in ("seed", *reversed(names)):
             frame.insert(0, name, labels[name])
         frames.append(frame)
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["strategy", "workload", "model"])
-
-
-def _side(config: RunConfig, module: str) -> str:
-    return ENCODER if config.model["modules"][module]["role"] == ENCODER else LLM
 
 
 def analyse(
