@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from itertools import pairwise, product
 
 import numpy as np
@@ -239,14 +240,51 @@ class Candidate:
     layout: Layout
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A candidate before it is placed on ranks, which takes long on many.
+
+    Attributes:
+        least_s: what its estimate cannot fall below.
+        place: makes the candidate.
+    """
+
+    least_s: float
+    place: Callable[[], Candidate]
+
+
+def rising_candidates(drafts: Iterable[Draft]) -> Iterator[Candidate]:
+    """The drafts' candidates by rising estimate, each placed only when no other can come before it."""
+    queue: list[tuple[float, int, Draft | Candidate]] = [
+        (draft.least_s, number, draft) for number, draft in enumerate(drafts)
+    ]
+    heapify(queue)
+    while queue:
+        _, number, entry = heappop(queue)
+        if isinstance(entry, Candidate):
+            yield entry
+        else:
+            candidate = entry.place()
+            heappush(queue, (candidate.estimated_s, number, candidate))
+
+
 def fastest_that_fits(profile: Profile, candidates: Iterable[Candidate], compose: Compose) -> Layout:
     """The candidate with the least estimated time whose programs fit memory.
 
     Raises:
         UserError: the reason of the last candidate, if none fits.
     """
+    return first_that_fits(profile, sorted(candidates, key=lambda c: c.estimated_s), compose)
+
+
+def first_that_fits(profile: Profile, candidates: Iterable[Candidate], compose: Compose) -> Layout:
+    """The first candidate whose programs fit memory.
+
+    Raises:
+        UserError: the reason of the last candidate, if none fits.
+    """
     problem = UserError(f"layout: model={profile.job.model.name} has too few layers for the stages of a replica")
-    for candidate in sorted(candidates, key=lambda c: c.estimated_s):
+    for candidate in candidates:
         try:
             check_memory(profile, candidate.layout, compose)
         except UserError as error:

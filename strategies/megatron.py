@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from itertools import product
+from functools import cache, partial
 from typing import ClassVar
 
 import numpy as np
@@ -22,12 +21,14 @@ from entrain_bench.job import Degrees
 from entrain_bench.layout import Layout
 from entrain_bench.planning import (
     Candidate,
+    Draft,
     chain_starts,
-    fastest_that_fits,
+    first_that_fits,
     partition_layers,
     place_chain,
     recompute_choices,
     recompute_factor,
+    rising_candidates,
     stage_sums,
 )
 from entrain_bench.profile import Profile
@@ -36,6 +37,9 @@ from entrain_bench.schedules import chain_program, stages_behind
 from entrain_bench.shapes import SampleShapes
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.strategy import Compose
+
+type Layers = list[tuple[int, ...]]
+"""Layers of each stage, for every module of the model."""
 
 PLACEMENTS = ("auto", "first_stage", "leading_stages")
 
@@ -62,24 +66,31 @@ class MegatronPlanner:
     def plan(self, profile: Profile, compose: Compose) -> Layout:
         """The candidate with the least estimated time that fits memory."""
         samples = profile.draw(self.profile_samples)
-        return fastest_that_fits(profile, self._candidates(profile, samples), compose)
+        return first_that_fits(profile, rising_candidates(self._drafts(profile, samples)), compose)
 
-    def _candidates(self, profile: Profile, samples: SampleShapes) -> Iterator[Candidate]:
+    def _drafts(self, profile: Profile, samples: SampleShapes) -> Iterator[Draft]:
         job = profile.job
+
+        def place(
+            least_s: float, degrees: Degrees, layers: Layers, recompute: tuple[bool, ...], leading: bool
+        ) -> Candidate:
+            layout = place_chain(job, degrees, layers, recompute, leading)
+            return Candidate(least_s + profile.step_s(layout), layout)
+
         for degrees in job.degrees():
             measured = average_layer_s(profile, samples, degrees)
             for recompute in recompute_choices(len(measured)):
                 costs = [cost * recompute_factor(r) for cost, r in zip(measured, recompute, strict=True)]
                 for layers, leading in self._splits(job.model, degrees.pp, costs):
                     stages = _stage_s(job.model, degrees.pp, costs, layers, leading)
-                    seconds = float(stages.sum() + (job.num_microbatches(degrees.dp) - 1) * stages.max())
-                    layout = place_chain(job, degrees, layers, recompute, leading)
-                    yield Candidate(seconds + profile.step_s(layout), layout)
+                    least_s = float(stages.sum() + (job.num_microbatches(degrees.dp) - 1) * stages.max())
+                    yield Draft(least_s, partial(place, least_s, degrees, layers, recompute, leading))
 
-    def _splits(
-        self, model: ModelSpec, pp: int, costs: list[FloatArray]
-    ) -> Iterator[tuple[list[tuple[int, ...]], bool]]:
-        """Layers per stage of each module, and whether others than the LLM have stages of their own, by placement."""
+    def _splits(self, model: ModelSpec, pp: int, costs: list[FloatArray]) -> Iterator[tuple[Layers, bool]]:
+        """Layers per stage of each module, and whether others than the LLM have stages of their own, by placement.
+
+        Of the generators' stages, only the number with the fastest slowest stage for each number of the encoders'.
+        """
         llm = costs[model.llm_index]
         encoders, generators = costs[: model.llm_index], costs[model.llm_index + 1 :]
         if pp <= len(llm) and (self.placement != "leading_stages" or len(costs) == 1):
@@ -89,13 +100,24 @@ class MegatronPlanner:
             loaded[-1] += sum(float(c.sum()) for c in generators)
             others = [(len(c),) for c in costs]
             yield [*others[: model.llm_index], partition_layers(loaded, pp), *others[model.llm_index + 1 :]], False
-        if len(costs) > 1 and self.placement != "first_stage":
-            split = cache(lambda module, stages: partition_layers(costs[module], stages))
-            ranges = [range(1, min(map(len, side)) + 1) if side else range(1) for side in (encoders, generators)]
-            for ahead, behind in product(*ranges):
-                if 1 <= (middle := pp - ahead - behind) <= len(llm):
-                    counts = [ahead] * len(encoders) + [middle] + [behind] * len(generators)
-                    yield [split(module, stages) for module, stages in enumerate(counts)], True
+        if len(costs) == 1 or self.placement == "first_stage":
+            return
+        split = cache(lambda module, stages: partition_layers(costs[module], stages))
+
+        def slowest_s(counts: tuple[int, int, int]) -> float:
+            stages = _stage_s(model, pp, costs, layers_of(counts), True)
+            return float(stages.max())
+
+        def layers_of(counts: tuple[int, int, int]) -> Layers:
+            ahead, middle, behind = counts
+            each = [ahead] * len(encoders) + [middle] + [behind] * len(generators)
+            return [split(module, stages) for module, stages in enumerate(each)]
+
+        most, tail = (range(1, min(map(len, side)) + 1) if side else range(1) for side in (encoders, generators))
+        for ahead in most:
+            counts = [(ahead, pp - ahead - behind, behind) for behind in tail if 1 <= pp - ahead - behind <= len(llm)]
+            if counts:
+                yield layers_of(min(counts, key=slowest_s)), True
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +160,7 @@ def average_layer_s(profile: Profile, samples: SampleShapes, degrees: Degrees) -
     return costs
 
 
-def _stage_s(
-    model: ModelSpec, pp: int, costs: list[FloatArray], layers: list[tuple[int, ...]], leading: bool
-) -> FloatArray:
+def _stage_s(model: ModelSpec, pp: int, costs: list[FloatArray], layers: Layers, leading: bool) -> FloatArray:
     """Seconds of a microbatch at each stage of the chain ``[pp]``; ``leading`` as in ``place_chain``."""
     stages = np.zeros(pp)
     firsts = chain_starts(model, pp, layers, leading)

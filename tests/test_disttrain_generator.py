@@ -295,7 +295,8 @@ def test_bad_generators_are_named() -> None:
 
 
 def packed(**changes: Any) -> PackedWorkload:
-    return PackedWorkload(**{"name": "p", "sequence_tokens": 100, "caption": 3, "image": 20} | changes)
+    sizes: dict[str, Any] = {"name": "p", "sequence_tokens": 100, "caption": 3, "image": 20}
+    return PackedWorkload(**sizes | changes)
 
 
 def test_pairs_fill_a_sequence_and_the_rest_is_padding() -> None:

@@ -16,7 +16,7 @@ FP32_BYTES = 4
 class Gemm:
     """A product ``[tokens * rows_per_token, k] @ [k, n]``; tensor parallelism splits k (row parallel) or n (column).
 
-    A convolution uses each input value it reads ``taps`` times (kernel size / stride, squared), so a row reads k / taps.
+    A convolution uses an input value it reads ``taps`` times (kernel size / stride, squared), so a row reads k / taps.
     """
 
     k: int

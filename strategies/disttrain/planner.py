@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from heapq import heappop, heappush
-from itertools import count, islice, product
+from itertools import chain, count, islice, product
 from math import ceil
 from typing import ClassVar
 
@@ -20,7 +20,7 @@ from entrain_bench.layout import Layout
 from entrain_bench.planning import (
     Candidate,
     Island,
-    fastest_that_fits,
+    first_that_fits,
     partition_layers,
     place_islands,
     recompute_choices,
@@ -63,17 +63,15 @@ class DistTrainPlanner:
         job = profile.job
         _check_request(job)
         problem = Orchestration(profile, self._draw(profile), self.requests_bind_encoder)
-        found: UserError | None = None
-        for candidate in problem.candidates(self.rounded, self.count_step):
-            try:
-                return fastest_that_fits(profile, [candidate], compose)
-            except UserError as error:
-                found = error
-        asked = " ".join(f"layout.{n}={d}" for n in ("tp", "cp", "pp", "dp") if (d := getattr(job.request, n)))
-        raise found or UserError(
-            f"{asked or 'layout'}: no stages of encoder and LLM of model={job.model.name} fit the "
-            f"{job.cluster.num_ranks} ranks of cluster={job.cluster.name}"
-        )
+        candidates = problem.candidates(self.rounded, self.count_step)
+        first = next(candidates, None)
+        if first is None:
+            asked = " ".join(f"layout.{n}={d}" for n in ("tp", "cp", "pp", "dp") if (d := getattr(job.request, n)))
+            raise UserError(
+                f"{asked or 'layout'}: no stages of encoder and LLM of model={job.model.name} fit the "
+                f"{job.cluster.num_ranks} ranks of cluster={job.cluster.name}"
+            )
+        return first_that_fits(profile, chain([first], candidates), compose)
 
     def _draw(self, profile: Profile) -> SampleShapes:
         for _ in range(MAX_DRAWS):
