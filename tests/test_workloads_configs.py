@@ -26,7 +26,7 @@ def workload(name: str, *overrides: str) -> Any:
 
 def test_the_documented_workloads_exist() -> None:
     traces = "chartqa chartqa_qa coco librispeech mathvision nextqa opencqa_ocr sroie trace"
-    assert set(NAMES) == {*traces.split(), "synthetic", "synthetic_av", "uniform"}
+    assert set(NAMES) == {*traces.split(), "synthetic", "synthetic_av", "laion_packed", "uniform"}
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "trace"])
