@@ -10,7 +10,7 @@ from entrain_bench.arrays import IntArray, freeze, offsets_from_counts
 from entrain_bench.errors import UserError
 from entrain_bench.layout import Layout
 from entrain_bench.shapes import SampleShapes
-from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.specs.model import ModelSpec, ModuleSpec, Role
 
 # Places in a replica's order; far beyond use, and small enough for the integer keys that programs are sorted by.
 MAX_MICROBATCHES = 2**20
@@ -18,7 +18,7 @@ MAX_MICROBATCHES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class ModuleAssignment:
-    """Labels of one module's units: an encoder's items or the LLM's samples, in ``ModuleSpec.units`` order.
+    """Labels of one module's units (items or samples), in ``ModuleSpec.units`` order.
 
     Every unit has one replica and one place in that replica's order of microbatches, so each is processed once.
 
@@ -69,8 +69,11 @@ def same_microbatches(
     encoder: IntArray,
     llm: IntArray,
     encoder_replica: IntArray | None = None,
+    generator_replica: IntArray | None = None,
 ) -> Assignment:
     """The assignment of systems that move whole samples: the items of a sample stay together.
+
+    Generators share the LLM's microbatches.
 
     Args:
         model: the model.
@@ -79,14 +82,18 @@ def same_microbatches(
         encoder: encoder microbatch of each sample ``[samples]``.
         llm: LLM microbatch of each sample ``[samples]``.
         encoder_replica: encoder replica of each sample ``[samples]``, if encoders have a DP of their own.
+        generator_replica: generator replica of each sample ``[samples]``, likewise.
     """
-    encoder_replica = replica if encoder_replica is None else encoder_replica
-    owner = shapes.item_sample
+    labels = {
+        Role.ENCODER: (replica if encoder_replica is None else encoder_replica, encoder),
+        Role.LLM: (replica, llm),
+        Role.GENERATOR: (replica if generator_replica is None else generator_replica, llm),
+    }
     modules = []
     for module in model.modules:
-        samples = owner[module.units(shapes)] if module.is_encoder else np.arange(len(shapes))
-        labels = (encoder_replica, encoder) if module.is_encoder else (replica, llm)
-        modules.append(ModuleAssignment(labels[0][samples], labels[1][samples]))
+        samples = module.owners(shapes, module.units(shapes))
+        of_sample, microbatch = labels[module.role]
+        modules.append(ModuleAssignment(of_sample[samples], microbatch[samples]))
     return Assignment(tuple(modules))
 
 
@@ -96,7 +103,7 @@ def check_assignment(assignment: Assignment, model: ModelSpec, layout: Layout, s
         raise UserError(f"assignment: {len(assignment.modules)} modules, the model has {len(model.modules)}")
     for labels, module, placed in zip(assignment.modules, model.modules, layout.modules, strict=True):
         units = module.units(shapes)
-        owner = shapes.item_sample[units] if module.is_encoder else units
+        owner = module.owners(shapes, units)
         given = min(len(labels.replica), len(labels.microbatch))
         if given != len(units) or len(labels.replica) != len(labels.microbatch):
             lost = f"; sample {shapes.sample_ids[owner[given]]} has none" if given < len(units) else ""

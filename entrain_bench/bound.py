@@ -32,7 +32,8 @@ def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes) -> flo
 
     1. Work: for every class of lanes, the time until anything can reach it (fill), its share of the total work, and
        what must follow on the way back (drain) and at the step.
-    2. Critical path: the heaviest sample alone, forward and backward through all stages, and the step.
+    2. Critical path: the heaviest sample alone, forward and backward through all stages and, between them, its slowest
+       item through its generator; and the step.
     """
     steps = {
         module.name: truth.step_s(module, placed, Pass.GRAD_SYNC) + truth.step_s(module, placed, Pass.OPTIMIZER)
@@ -40,7 +41,12 @@ def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes) -> flo
     }
     first_step = min(float(step[0]) for step in steps.values())
     forward, backward = _sample_paths(truth, layout, shapes)
-    critical = float((forward[-1] + backward[-1]).max()) + first_step
+    turn = np.zeros(len(shapes))
+    for module, own in zip(truth.model.generators, layout.modules[truth.model.llm_index + 1 :], strict=True):
+        units = module.units(shapes)
+        times = truth.unit_times(module, own, module.lengths(shapes, units))
+        np.maximum.at(turn, module.owners(shapes, units), times.total_s.sum(axis=1))
+    critical = float((forward[-1] + turn + backward[-1]).max()) + first_step
     return max(critical, _work_bound(truth, layout, shapes, steps, first_step))
 
 
@@ -50,7 +56,7 @@ def _sample_paths(truth: CostTruth, layout: Layout, shapes: SampleShapes) -> tup
     Row 0 is the slowest of its items through their encoders, 0 for text alone; items may run side by side.
     """
     llm = truth.model.llm
-    placed = layout.modules[-1]
+    placed = layout.modules[truth.model.llm_index]
     forward, backward = np.zeros((placed.pp + 1, len(shapes))), np.zeros((placed.pp + 1, len(shapes)))
     for module, own in zip(truth.model.encoders, layout.modules, strict=False):
         units = module.units(shapes)
@@ -67,17 +73,23 @@ def _sample_paths(truth: CostTruth, layout: Layout, shapes: SampleShapes) -> tup
 def _paths(truth: CostTruth, layout: Layout, shapes: SampleShapes) -> list[_Paths]:
     """Fill and drain of every stage of every module; infinite where a module has no work."""
     paths = []
-    for module, own in zip(truth.model.encoders, layout.modules, strict=False):
+    forward, backward = _sample_paths(truth, layout, shapes)
+    for module, own in zip(truth.model.modules, layout.modules, strict=True):
         units = module.units(shapes)
+        if not module.per_item:
+            paths.append(_Paths(forward[:-1].min(axis=1), backward[:-1].min(axis=1)))
+            continue
         if not len(units):
             paths.append(_Paths(np.full(own.pp, np.inf), np.full(own.pp, np.inf)))
             continue
         times = truth.unit_times(module, own, module.lengths(shapes, units))
-        ahead = (times.forward_s + times.forward_comm_s).cumsum(axis=1)[:, :-1]
-        back = (times.backward_s + times.backward_comm_s).cumsum(axis=1)[:, :-1]
-        paths.append(_Paths(np.append(0.0, ahead.min(axis=0)), np.append(0.0, back.min(axis=0))))
-    forward, backward = _sample_paths(truth, layout, shapes)
-    paths.append(_Paths(forward[:-1].min(axis=1), backward[:-1].min(axis=1)))
+        ahead = (times.forward_s + times.forward_comm_s).cumsum(axis=1)
+        back = (times.backward_s + times.backward_comm_s).cumsum(axis=1)
+        # An item reaches an encoder at once, a generator through all of the LLM, and goes back the same way.
+        owner = module.owners(shapes, units)
+        first, last = (0.0, 0.0) if module.is_encoder else (forward[-1][owner, None], backward[-1][owner, None])
+        fill, drain = (np.insert(way, 0, 0.0, axis=1)[:, :-1] + end for way, end in ((ahead, first), (back, last)))
+        paths.append(_Paths(fill.min(axis=0), drain.min(axis=0)))
     return paths
 
 

@@ -80,7 +80,7 @@ class Job:
         """
         ranks, node = self.cluster.num_ranks, self.cluster.gpus_per_node
         asked = self.request
-        heads = [size for m in self.model.modules for size in self._sharded_sizes(m.name)]
+        heads = [size for module in self.model.modules for size in module.sharded_sizes.values()]
         tps = [asked.tp] if asked.tp else [t for t in _divisors(node) if all(size % t == 0 for size in heads)]
         cps = [asked.cp] if asked.cp else [2**i for i in range(ranks.bit_length())]
         dps = [asked.dp] if asked.dp else [d for d in _divisors(ranks) if self._divides(d)]
@@ -109,12 +109,7 @@ class Job:
     @property
     def max_stages(self) -> int:
         """Stages of a replica at one layer each."""
-        encoder = max((len(module.layers) for module in self.model.encoders), default=0)
-        return encoder + len(self.model.llm.layers)
-
-    def _sharded_sizes(self, module: str) -> tuple[int, int, int]:
-        config = self.model.module(module).config
-        return config.num_heads, config.num_kv_heads, config.ffn_hidden_size
+        return sum(max(len(self.model.modules[i].layers) for i in unit) for unit in self.model.units)
 
     def _divides(self, dp: int) -> bool:
         return self.global_batch % (dp * self.microbatch_size) == 0

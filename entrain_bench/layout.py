@@ -177,9 +177,9 @@ def check_layout(layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> None
     require([m.module for m in layout.modules] == names, "layout", [m.module for m in layout.modules], f"for {names}")
     for placed, module in zip(layout.modules, model.modules, strict=True):
         where = f"layout.{placed.module}"
-        check_tp(
-            module.name, module.config.num_heads, module.config.num_kv_heads, module.config.ffn_hidden_size, placed.tp
-        )
+        for what, size in module.sharded_sizes.items():
+            if size % placed.tp:
+                raise UserError(f"layout.tp={placed.tp}: must divide the {size} {what} of module {module.name}")
         total = sum(placed.layers_per_stage)
         require(total == len(module.layers), f"{where}.layers_per_stage", total, f"{len(module.layers)} layers in all")
         require(min(placed.layers_per_stage) >= 1, f"{where}.layers_per_stage", placed.layers_per_stage, "positive")
@@ -198,14 +198,3 @@ def check_layout(layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> None
         low, high = int(placed.ranks.min()), int(placed.ranks.max())
         within = low >= 0 and high < cluster.num_ranks
         require(within, f"{where}.ranks", f"{low}..{high}", f"within the {cluster.num_ranks} ranks of {cluster.name}")
-
-
-def check_tp(module: str, num_heads: int, num_kv_heads: int, ffn_hidden_size: int, tp: int) -> None:
-    """Raise ``UserError`` if tensor parallelism does not divide a module's heads and feed-forward width."""
-    for what, size in (
-        ("heads", num_heads),
-        ("key-value heads", num_kv_heads),
-        ("feed-forward width", ffn_hidden_size),
-    ):
-        if size % tp:
-            raise UserError(f"layout.tp={tp}: must divide the {size} {what} of module {module}")

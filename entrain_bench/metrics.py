@@ -37,7 +37,7 @@ def microbatch_forward(timeline: Timeline, modules: Sequence[int]) -> pd.DataFra
         )
         for index in modules
     ]
-    llm = len(program.chunks) - 1
+    llm = program.model.llm_index
     if all(program.layout.modules[index].dp == program.layout.modules[llm].dp for index in modules):
         chunks = program.chunks[llm]
         rows.append(pd.DataFrame({"replica": chunks.replica, "microbatch": chunks.microbatch, "forward_s": 0.0}))
@@ -79,7 +79,7 @@ def measure(timeline: Timeline, truth: CostTruth, assignment_time_s: float) -> d
         "mfu": flops_per_s / cluster.device.peak_bf16_flops,
         "bubble_ratio": 1.0 - busy_s / (cluster.num_ranks * executed_s),
         "encoder_forward_std_ms": forward_std_ms(timeline, encoders) if encoders else 0.0,
-        "llm_forward_std_ms": forward_std_ms(timeline, [len(truth.model.modules) - 1]),
+        "llm_forward_std_ms": forward_std_ms(timeline, [truth.model.llm_index]),
         "peak_memory_bytes": float(timeline.peak_memory_bytes.max()),
         "exposed_comm_s": exposed_s / cluster.num_ranks,
         "assignment_time_s": assignment_time_s,
@@ -90,10 +90,10 @@ def measure(timeline: Timeline, truth: CostTruth, assignment_time_s: float) -> d
 
 def num_microbatches(timeline: Timeline) -> float:
     """LLM microbatches of a replica, on average."""
-    chunks = timeline.program.chunks[-1]
-    return (
-        len(np.unique(np.stack([chunks.replica, chunks.microbatch]), axis=1).T) / timeline.program.layout.modules[-1].dp
-    )
+    program = timeline.program
+    llm = program.model.llm_index
+    chunks = program.chunks[llm]
+    return len(np.unique(np.stack([chunks.replica, chunks.microbatch]), axis=1).T) / program.layout.modules[llm].dp
 
 
 def timeline_frame(timeline: Timeline) -> pd.DataFrame:

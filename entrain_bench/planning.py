@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from heapq import heapify, heappop, heappush
+from itertools import islice, pairwise, product
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from entrain_bench.job import Degrees, Job
 from entrain_bench.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.profile import Profile
 from entrain_bench.shapes import SampleShapes
+from entrain_bench.specs.model import ModelSpec, Role
 from entrain_bench.strategy import Compose
 
 # Batches profiled to check memory; fewer if they are so large that samples abound.
@@ -110,23 +112,23 @@ def stage_sums(layer_s: FloatArray, layers_per_stage: Sequence[int]) -> FloatArr
 def place_chain(
     job: Job, degrees: Degrees, layers: Sequence[tuple[int, ...]], recompute: Sequence[bool], leading: bool
 ) -> Layout:
-    """A homogeneous replica: LLM stages in a chain, encoders on stages of their own before them or on the first one.
+    """A homogeneous replica: LLM stages in a chain; encoders before them and generators behind, or on the outer ones.
 
     Ranks of a replica are consecutive, TP innermost, then CP, then stages; replicas follow each other. Several encoders
-    share the encoder stages.
+    share the encoder stages, several generators the generator stages.
 
     Args:
         job: the job.
         degrees: TP, CP, DP and the number of stages of a replica.
         layers: layers of each stage, for every module of the model.
         recompute: modules that recompute their activations.
-        leading: whether encoders have stages of their own.
+        leading: whether encoders have leading stages of their own, and generators trailing ones.
     """
     width = degrees.tp * degrees.cp
     ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
     modules = []
-    for module, split, again in zip(job.model.modules, layers, recompute, strict=True):
-        first = 0 if module.is_encoder or not leading else degrees.pp - len(split)
+    firsts = chain_starts(job.model, degrees.pp, layers, leading)
+    for module, first, split, again in zip(job.model.modules, firsts, layers, recompute, strict=True):
         held = np.ascontiguousarray(ranks[:, first : first + len(split)])
         modules.append(ModuleLayout(module.name, degrees.tp, degrees.cp, split, held, again))
     layout = Layout(tuple(modules), job.num_microbatches(degrees.dp))
@@ -134,9 +136,16 @@ def place_chain(
     return layout
 
 
+def chain_starts(model: ModelSpec, pp: int, layers: Sequence[tuple[int, ...]], leading: bool) -> list[int]:
+    """First stage of each module in a chain of ``pp`` stages; arguments as for ``place_chain``."""
+    ahead = max((len(layers[index]) for index in range(model.llm_index)), default=0) if leading else 0
+    first = {Role.ENCODER: 0, Role.LLM: ahead}
+    return [first.get(module.role, pp - len(split)) for module, split in zip(model.modules, layers, strict=True)]
+
+
 @dataclass(frozen=True, slots=True)
 class Island:
-    """The layout of a module on ranks of its own, before they are chosen."""
+    """The layout of a module before its ranks are chosen."""
 
     tp: int
     cp: int
@@ -144,36 +153,40 @@ class Island:
     layers_per_stage: tuple[int, ...]
     recompute: bool = False
 
-    @property
-    def num_ranks(self) -> int:
-        """Ranks of all replicas and stages."""
-        return self.tp * self.cp * self.dp * len(self.layers_per_stage)
-
 
 def place_islands(
     job: Job, islands: Sequence[Island], num_microbatches: int, single_rank_boundary: bool = False
 ) -> Layout:
-    """Disjoint modules on consecutive ranks, a replica's stages next to each other.
+    """Encoders, LLM and generators on disjoint ranks; several encoders share theirs, and so do several generators.
 
-    Modules with the widest tensor parallelism come first, so that every block is aligned.
+    Where all have one TP, CP and DP, replicas follow each other. Otherwise units do, a replica's stages next to each
+    other, the widest tensor parallelism first, so that every block is aligned.
 
     Args:
         job: the job.
-        islands: one for every module of the model.
+        islands: one for every module of the model, the same but for layers among those that share ranks.
         num_microbatches: LLM microbatches of a replica.
         single_rank_boundary: see ``Layout``.
     """
-    modules: dict[int, ModuleLayout] = {}
-    start = 0
-    for index in sorted(range(len(islands)), key=lambda i: -islands[i].tp):
-        island = islands[index]
-        shape = (island.dp, len(island.layers_per_stage), island.tp * island.cp)
-        ranks = start + np.arange(island.num_ranks).reshape(shape)
-        name = job.model.modules[index].name
-        modules[index] = ModuleLayout(name, island.tp, island.cp, island.layers_per_stage, ranks, island.recompute)
-        start += island.num_ranks
-    placed = tuple(modules[index] for index in range(len(islands)))
-    layout = Layout(placed, num_microbatches, single_rank_boundary)
+    units = [(islands[unit[0]], unit) for unit in job.model.units]
+    shapes = [(island.dp, len(island.layers_per_stage), island.tp * island.cp) for island, _ in units]
+    if len({(island.tp, island.cp, island.dp) for island, _ in units}) == 1:
+        dp, _, width = shapes[0]
+        bounds = np.cumsum([0, *(pp for _, pp, _ in shapes)])
+        chain = np.arange(dp * bounds[-1] * width).reshape(dp, -1, width)
+        grids = [np.ascontiguousarray(chain[:, low:high]) for low, high in pairwise(bounds)]
+    else:
+        grids = [np.arange(int(np.prod(shape))).reshape(shape) for shape in shapes]
+        start = 0
+        for index in sorted(range(len(units)), key=lambda i: -units[i][0].tp):
+            grids[index] = grids[index] + start
+            start += grids[index].size
+    modules = []
+    for grid, (_, unit) in zip(grids, units, strict=True):
+        for index in unit:
+            island, name = islands[index], job.model.modules[index].name
+            modules.append(ModuleLayout(name, island.tp, island.cp, island.layers_per_stage, grid, island.recompute))
+    layout = Layout(tuple(modules), num_microbatches, single_rank_boundary)
     check_layout(layout, job.model, job.cluster)
     return layout
 
@@ -231,39 +244,85 @@ class Candidate:
     layout: Layout
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A candidate before it is placed on ranks, which takes long on many.
+
+    Attributes:
+        least_s: what its estimate cannot fall below.
+        place: makes the candidate.
+    """
+
+    least_s: float
+    place: Callable[[], Candidate]
+
+
+def rising_candidates(drafts: Iterable[Draft]) -> Iterator[Candidate]:
+    """The drafts' candidates by rising estimate, each placed only when no other can come before it."""
+    queue: list[tuple[float, int, Draft | Candidate]] = [
+        (draft.least_s, number, draft) for number, draft in enumerate(drafts)
+    ]
+    heapify(queue)
+    while queue:
+        _, number, entry = heappop(queue)
+        if isinstance(entry, Candidate):
+            yield entry
+        else:
+            candidate = entry.place()
+            heappush(queue, (candidate.estimated_s, number, candidate))
+
+
+def by_estimate(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The candidates by rising estimate."""
+    return sorted(candidates, key=lambda c: c.estimated_s)
+
+
 def fastest_that_fits(profile: Profile, candidates: Iterable[Candidate], compose: Compose) -> Layout:
     """The candidate with the least estimated time whose programs fit memory.
 
     Raises:
         UserError: the reason of the last candidate, if none fits.
     """
+    return first_that_fits(profile, by_estimate(candidates), compose)
+
+
+def first_that_fits(profile: Profile, candidates: Iterable[Candidate], compose: Compose) -> Layout:
+    """The first candidate whose programs fit memory.
+
+    Raises:
+        UserError: the reason of the last candidate, if none fits.
+    """
+    return next(_fitting(profile, candidates, compose)).layout
+
+
+def fastest_in_trials(profile: Profile, candidates: Iterable[Candidate], compose: Compose, num_trials: int) -> Layout:
+    """Of the first ``num_trials`` candidates that fit memory, the layout that runs one profiled batch fastest.
+
+    Args:
+        profile: samples and measurements.
+        candidates: by rising estimate.
+        compose: see ``Planner.plan``.
+        num_trials: layouts tried at most.
+
+    Raises:
+        UserError: the reason of the last candidate, if none fits.
+    """
+    batch = profile.draw(profile.job.global_batch)
+    layouts = [c.layout for c in islice(_fitting(profile, candidates, compose), num_trials)]
+    return min(layouts, key=lambda layout: profile.trial_s(compose(batch, layout)))
+
+
+def _fitting(profile: Profile, candidates: Iterable[Candidate], compose: Compose) -> Iterator[Candidate]:
+    """The candidates whose programs fit memory; raises the reason of the last one if there is none."""
     problem = UserError(f"layout: model={profile.job.model.name} has too few layers for the stages of a replica")
-    for candidate in sorted(candidates, key=lambda c: c.estimated_s):
+    fits = False
+    for candidate in candidates:
         try:
             check_memory(profile, candidate.layout, compose)
         except UserError as error:
             problem = error
         else:
-            return candidate.layout
-    raise problem
-
-
-def fastest_in_trials(profile: Profile, candidates: Iterable[Candidate], compose: Compose, num_trials: int) -> Layout:
-    """Of the ``num_trials`` best estimates that fit memory, the layout that runs one profiled batch fastest.
-
-    Raises:
-        UserError: if no candidate fits.
-    """
-    ranked = sorted(candidates, key=lambda c: c.estimated_s)
-    batch = profile.draw(profile.job.global_batch)
-    tried: list[Candidate] = []
-    while len(tried) < num_trials:
-        try:
-            layout = fastest_that_fits(profile, ranked, compose)
-        except UserError:
-            if tried:
-                break
-            raise
-        tried.append(Candidate(profile.trial_s(compose(batch, layout)), layout))
-        ranked = ranked[1 + next(i for i, candidate in enumerate(ranked) if candidate.layout is layout) :]
-    return min(tried, key=lambda c: c.estimated_s).layout
+            fits = True
+            yield candidate
+    if not fits:
+        raise problem

@@ -101,8 +101,7 @@ class Profile:
     def error_factor(self, module: ModuleSpec, shapes: SampleShapes) -> FloatArray:
         """Erroneous over exact estimate of each unit of a module ``[units]``, for estimates of a strategy's own."""
         units = module.units(shapes)
-        owner = shapes.item_sample[units] if module.is_encoder else units
-        by_sample = self._sample_error(module.name, shapes.sample_ids[owner])
+        by_sample = self._sample_error(module.name, shapes.sample_ids[module.owners(shapes, units)])
         return by_sample * self._length_bias(module.name, module.lengths(shapes, units))
 
     def estimate_samples(self, shapes: SampleShapes, tp: int, cp: int) -> tuple[FloatArray, FloatArray]:

@@ -36,14 +36,19 @@ def one_f_one_b(microbatch: IntArray, num_microbatches: IntArray, warmup: IntArr
     return forward, backward
 
 
-def stages_behind(layout: Layout) -> list[IntArray]:
+def stages_behind(layout: Layout, llm: int = -1) -> list[IntArray]:
     """Lanes of a replica's chain that come after each stage, one array a module ``[stages]``.
 
-    The chain runs through the stages of each encoder (encoders on the same lanes count once), then the LLM's.
+    The chain runs through the stages of each encoder (modules on the same lanes count once), then the LLM's, then the
+    generators'.
+
+    Args:
+        layout: the layout.
+        llm: position of the LLM among its modules; the last without generators.
 
     Raises:
-        IncompatibleError: if the stages form no chain: modules share lanes but not their DP, a lane of the LLM comes
-            before the end of an encoder, or stages are virtual.
+        IncompatibleError: if the stages form no chain: modules share lanes but not their DP, or a lane of the LLM comes
+            before the end of an encoder, or one of a generator before the end of the LLM; or if stages are virtual.
     """
     _refuse_virtual_stages(layout)
     for one, other in combinations(range(len(layout.modules)), 2):
@@ -56,11 +61,11 @@ def stages_behind(layout: Layout) -> list[IntArray]:
     distinct, appearance = np.unique(lanes, return_index=True)
     position = np.argsort(np.argsort(appearance))
     behind = [len(distinct) - 1 - position[np.searchsorted(distinct, stages)] for stages in first]
-    for module, stages in zip(layout.modules, behind[:-1], strict=False):
-        if stages.min() < behind[-1].max():
-            raise IncompatibleError(
-                f"schedule: the LLM's stages begin before {module.module}'s end, so they form no chain"
-            )
+    llm = llm % len(behind)
+    for index, later in [*((i, llm) for i in range(llm)), *((llm, j) for j in range(llm + 1, len(behind)))]:
+        if behind[index].min() < behind[later].max():
+            begins, ends = layout.modules[later].module, layout.modules[index].module
+            raise IncompatibleError(f"schedule: {begins}'s stages begin before {ends}'s end, so they form no chain")
     return behind
 
 
@@ -80,7 +85,7 @@ def chain_chunks(
     The part of an encoder chunk is then the LLM microbatch of its samples.
     """
     check_assignment(assignment, model, layout, shapes)
-    consumer = assignment.modules[-1].microbatch
+    consumer = assignment.modules[model.llm_index].microbatch
     chunks = []
     for module, labels in zip(model.modules, assignment.modules, strict=True):
         part = None
@@ -97,7 +102,7 @@ def backward_microbatch(
 
     An encoder chunk waits for the last LLM microbatch that consumes it.
     """
-    consumer = assignment.modules[-1].microbatch
+    consumer = assignment.modules[model.llm_index].microbatch
     result = []
     for module, rows in zip(model.modules, chunks, strict=True):
         last = rows.microbatch
@@ -116,9 +121,9 @@ def chain_program(
     warmup: Sequence[IntArray],
     split_backward: bool = False,
 ) -> Program:
-    """1F1B over a chain of encoder and LLM stages, whose modules may differ in DP.
+    """1F1B over a chain of encoder, LLM and generator stages, whose modules may differ in DP.
 
-    The k-th microbatches of encoder and LLM share their slots. An encoder chunk runs backward in the slot of the LLM
+    The k-th microbatches of all modules share their slots. An encoder chunk runs backward in the slot of the LLM
     microbatch that consumes it, if that comes later than its own.
 
     Args:
@@ -144,6 +149,7 @@ def chain_program(
 def three_phase_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
     """All encoder forwards, then 1F1B of the LLM, then all encoder backwards (arXiv:2605.27678, section 2).
 
+    Generators have no place in it.
     For modules that share their ranks: an encoder's activations stay until the last phase. Encoder microbatches run in
     order, forwards one after the other and backwards likewise.
 
@@ -171,11 +177,7 @@ def _microbatches_per_replica(layout: Layout, chunks: Sequence[Chunks], freed: S
 
     Modules of one DP count together, for they may share lanes.
     """
-    counts: list[IntArray] = []
+    counts = {placed.dp: np.zeros(placed.dp, np.int64) for placed in layout.modules}
     for rows, last, placed in zip(chunks, freed, layout.modules, strict=True):
-        count = np.zeros(placed.dp, np.int64)
-        np.maximum.at(count, rows.replica, np.maximum(rows.microbatch, last) + 1)
-        counts.append(count)
-    if len({len(count) for count in counts}) == 1:
-        return [np.maximum.reduce(counts)] * len(counts)
-    return counts
+        np.maximum.at(counts[placed.dp], rows.replica, np.maximum(rows.microbatch, last) + 1)
+    return [counts[placed.dp] for placed in layout.modules]

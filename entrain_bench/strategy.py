@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from entrain_bench.assignment import Assignment
+from entrain_bench.errors import IncompatibleError
 from entrain_bench.layout import Layout
 from entrain_bench.profile import Profile
 from entrain_bench.program import Program
 from entrain_bench.shapes import SampleShapes
+from entrain_bench.specs.model import ModelSpec
 from entrain_bench.timeline import Timeline
 
 type Compose = Callable[[SampleShapes, Layout], Program]
@@ -68,7 +70,7 @@ class Scheduler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A named composition of three parts."""
+    """A named composition of three parts; parts that know generators say so by ``handles_generators = True``."""
 
     name: str
     planner: Planner
@@ -76,9 +78,27 @@ class Strategy:
     scheduler: Scheduler
 
     def plan(self, profile: Profile) -> Layout:
-        """The planner's layout, checked against what this strategy's other parts will make of it."""
+        """The planner's layout, checked against what this strategy's other parts will make of it.
+
+        Raises:
+            IncompatibleError: if the model has generators and a part does not know them.
+        """
+        self.check_generators(profile.job.model)
         quick = replace(self, assigner=self.assigner.draft()) if isinstance(self.assigner, Drafter) else self
         return self.planner.plan(profile, lambda shapes, layout: quick.compose(shapes, layout, profile))
+
+    def check_generators(self, model: ModelSpec) -> None:
+        """Refuse a model with generators unless every part says ``handles_generators = True``.
+
+        Systems without it know encoders before an LLM only: they take the LLM for the last module, and have no rule for
+        where a generator goes, which samples it takes, or when it runs.
+        """
+        for name, part in (("planner", self.planner), ("assigner", self.assigner), ("scheduler", self.scheduler)):
+            if model.generators and not getattr(part, "handles_generators", False):
+                raise IncompatibleError(
+                    f"model={model.name}: has a generator ({model.generators[0].name}), which strategy.{name} "
+                    f"{type(part).__name__} has no rule for"
+                )
 
     def compose(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Program:
         """Assign and schedule one global batch."""

@@ -1,13 +1,16 @@
 """A Megatron-LM style baseline: homogeneous layout, samples in arrival order, 1F1B.
 
 The encoder uses the LLM's TP, CP and DP. Both placements that frameworks offer are considered: on the first LLM stage,
-or on leading stages of its own. Everything is decided from the average sample shape; what a batch contains is ignored.
+or on leading stages of its own; a generator sits on the last LLM stage, or on trailing ones. Everything is decided from
+the average sample shape; what a batch contains is ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, partial
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,16 +21,23 @@ from entrain_bench.job import Degrees
 from entrain_bench.layout import Layout
 from entrain_bench.planning import (
     Candidate,
+    Draft,
+    chain_starts,
     fastest_in_trials,
     partition_layers,
     place_chain,
     recompute_choices,
     recompute_factor,
+    rising_candidates,
     stage_sums,
 )
 from entrain_bench.profile import Profile
 from entrain_bench.shapes import SampleShapes
+from entrain_bench.specs.model import ModelSpec
 from entrain_bench.strategy import Compose
+
+type Layers = list[tuple[int, ...]]
+"""Layers of each stage, for every module of the model."""
 
 PLACEMENTS = ("auto", "first_stage", "leading_stages")
 
@@ -42,6 +52,8 @@ class MegatronPlanner:
         num_trials: best estimates that fit memory and run a profiled batch on trial.
     """
 
+    handles_generators: ClassVar[bool] = True
+
     placement: str = "auto"
     profile_samples: int = 256
     num_trials: int = 8
@@ -55,40 +67,69 @@ class MegatronPlanner:
     def plan(self, profile: Profile, compose: Compose) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
         samples = profile.draw(self.profile_samples)
-        return fastest_in_trials(profile, self._candidates(profile, samples), compose, self.num_trials)
+        return fastest_in_trials(profile, rising_candidates(self._drafts(profile, samples)), compose, self.num_trials)
 
-    def _candidates(self, profile: Profile, samples: SampleShapes) -> Iterator[Candidate]:
+    def _drafts(self, profile: Profile, samples: SampleShapes) -> Iterator[Draft]:
         job = profile.job
+
+        def place(
+            least_s: float, degrees: Degrees, layers: Layers, recompute: tuple[bool, ...], leading: bool
+        ) -> Candidate:
+            layout = place_chain(job, degrees, layers, recompute, leading)
+            return Candidate(least_s + profile.step_s(layout), layout)
+
         for degrees in job.degrees():
             measured = average_layer_s(profile, samples, degrees)
             for recompute in recompute_choices(len(measured)):
                 costs = [cost * recompute_factor(r) for cost, r in zip(measured, recompute, strict=True)]
-                for layers, leading in self._splits(degrees.pp, costs):
-                    seconds = _estimate_s(job.num_microbatches(degrees.dp), degrees.pp, costs, layers, leading)
-                    layout = place_chain(job, degrees, layers, recompute, leading)
-                    yield Candidate(seconds + profile.step_s(layout), layout)
+                for layers, leading in self._splits(job.model, degrees.pp, costs):
+                    stages = _stage_s(job.model, degrees.pp, costs, layers, leading)
+                    least_s = float(stages.sum() + (job.num_microbatches(degrees.dp) - 1) * stages.max())
+                    yield Draft(least_s, partial(place, least_s, degrees, layers, recompute, leading))
 
-    def _splits(self, pp: int, costs: list[FloatArray]) -> Iterator[tuple[list[tuple[int, ...]], bool]]:
-        """Layers per stage of each module, and whether encoders lead, for every allowed placement."""
-        *encoders, llm = costs
-        if pp <= len(llm) and (self.placement != "leading_stages" or not encoders):
-            # The encoders ride on the first stage: count them with the LLM's first layer.
+    def _splits(self, model: ModelSpec, pp: int, costs: list[FloatArray]) -> Iterator[tuple[Layers, bool]]:
+        """Layers per stage of each module, and whether others than the LLM have stages of their own, by placement.
+
+        Of the generators' stages, only the number with the fastest slowest stage for each number of the encoders'.
+        """
+        llm = costs[model.llm_index]
+        encoders, generators = costs[: model.llm_index], costs[model.llm_index + 1 :]
+        if pp <= len(llm) and (self.placement != "leading_stages" or len(costs) == 1):
+            # The encoders ride on the first stage and generators on the last: count them with the LLM's outer layers.
             loaded = llm.copy()
             loaded[0] += sum(float(c.sum()) for c in encoders)
-            yield [*((len(c),) for c in encoders), partition_layers(loaded, pp)], False
-        if encoders and self.placement != "first_stage":
-            most = min([pp - 1, *map(len, encoders)])
-            for stages in range(max(1, pp - len(llm)), most + 1):
-                yield [*(partition_layers(c, stages) for c in encoders), partition_layers(llm, pp - stages)], True
+            loaded[-1] += sum(float(c.sum()) for c in generators)
+            others = [(len(c),) for c in costs]
+            yield [*others[: model.llm_index], partition_layers(loaded, pp), *others[model.llm_index + 1 :]], False
+        if len(costs) == 1 or self.placement == "first_stage":
+            return
+        split = cache(lambda module, stages: partition_layers(costs[module], stages))
+
+        def slowest_s(counts: tuple[int, int, int]) -> float:
+            stages = _stage_s(model, pp, costs, layers_of(counts), True)
+            return float(stages.max())
+
+        def layers_of(counts: tuple[int, int, int]) -> Layers:
+            ahead, middle, behind = counts
+            each = [ahead] * len(encoders) + [middle] + [behind] * len(generators)
+            return [split(module, stages) for module, stages in enumerate(each)]
+
+        most, tail = (range(1, min(map(len, side)) + 1) if side else range(1) for side in (encoders, generators))
+        for ahead in most:
+            counts = [(ahead, pp - ahead - behind, behind) for behind in tail if 1 <= pp - ahead - behind <= len(llm)]
+            if counts:
+                yield layers_of(min(counts, key=slowest_s)), True
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalOrder:
     """Consecutive samples fill a microbatch; microbatches go round the replicas, as with Megatron's data sampler."""
 
+    handles_generators: ClassVar[bool] = True
+
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch from the position in the batch alone."""
-        job, dp = profile.job, layout.modules[-1].dp
+        job, dp = profile.job, layout.modules[profile.job.model.llm_index].dp
         microbatch = np.arange(len(shapes)) // job.microbatch_size
         return same_microbatches(job.model, shapes, microbatch % dp, microbatch // dp, microbatch // dp)
 
@@ -108,12 +149,10 @@ def average_layer_s(profile: Profile, samples: SampleShapes, degrees: Degrees) -
     return costs
 
 
-def _estimate_s(
-    num_microbatches: int, pp: int, costs: list[FloatArray], layers: list[tuple[int, ...]], leading: bool
-) -> float:
-    """1F1B time of uniform microbatches: fill and drain, and the slowest stage for the rest."""
+def _stage_s(model: ModelSpec, pp: int, costs: list[FloatArray], layers: Layers, leading: bool) -> FloatArray:
+    """Seconds of a microbatch at each stage of the chain ``[pp]``; ``leading`` as in ``place_chain``."""
     stages = np.zeros(pp)
-    for index, (cost, split) in enumerate(zip(costs, layers, strict=True)):
-        first = pp - len(split) if leading and index == len(costs) - 1 else 0
+    firsts = chain_starts(model, pp, layers, leading)
+    for first, cost, split in zip(firsts, costs, layers, strict=True):
         stages[first : first + len(split)] += stage_sums(cost, split)
-    return float(stages.sum() + (num_microbatches - 1) * stages.max())
+    return stages

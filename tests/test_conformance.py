@@ -43,6 +43,9 @@ LARGE = {
     "vit6b_llm120b": "h100x256",
     "vit7b_llm120b": "h100x256",
     "vit12b_llm120b": "h100x256",
+    "mllm_9b": "a100x64",
+    "mllm_15b": "a100x1280",
+    "mllm_72b": "a100x1280",
 }
 
 
@@ -125,7 +128,7 @@ def held() -> list[object]:
 
 @pytest.mark.parametrize(("model", "cluster"), held())
 def test_every_model_runs_on_every_cluster_that_holds_it(model: str, cluster: str) -> None:
-    workload = "librispeech" if model.startswith("whisper") else "chartqa"
+    workload = {"whisper": "librispeech", "mllm": "laion_packed"}.get(model.split("_")[0], "chartqa")
     tp = 4 if model in LARGE and cluster == LARGE[model] else "null"
     searched = [f"layout.tp={tp}", "layout.dp=null", "layout.cp=1", "strategy=megatron"]
     batch = ["global_batch=64", "microbatch_size=1"]

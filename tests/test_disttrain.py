@@ -22,8 +22,8 @@ from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
 from entrain_bench.strategy import Strategy
 from strategies.disttrain import DistTrainAssigner, DistTrainPlanner, DistTrainScheduler
-from strategies.disttrain.assigner import encoder_replicas, position_within, stage_shares
-from strategies.disttrain.orchestration import UnitLoad, iteration_s, local_search, solve
+from strategies.disttrain.assigner import position_within, stage_shares, unit_replicas
+from strategies.disttrain.orchestration import Options, UnitLoad, best_integers, iteration_s, solve
 from strategies.disttrain.planner import Orchestration
 from strategies.disttrain.reordering import balanced_groups, interval_order
 
@@ -217,7 +217,8 @@ def test_microbatches_of_one_column_stay_in_their_column() -> None:
 def test_brokers_join_and_split_in_order(encoder_dp: int, llm_dp: int, expected: list[int]) -> None:
     replica = np.arange(8) // (8 // llm_dp)
     zero = np.zeros(8, np.int64)
-    found = encoder_replicas(replica, zero, position_within(replica), disjoint(encoder_dp, llm_dp, 1))
+    layout = disjoint(encoder_dp, llm_dp, 1)
+    found = unit_replicas(replica, zero, position_within(replica), layout, slice(0, 1), llm=1)
     assert found is not None
     assert found.tolist() == expected
 
@@ -310,14 +311,27 @@ def test_bounds_are_kept_and_too_little_is_refused() -> None:
     assert solve(loads, 10, 32) is None
 
 
-def test_local_search_descends_to_the_best_neighbourhood() -> None:
-    target = ((4, 3), (2, 5))
-
-    def distance(point: tuple[tuple[int, int], ...]) -> float:
-        return float(sum(abs(a - b) for p, q in zip(point, target, strict=True) for a, b in zip(p, q, strict=True)))
-
-    seen = local_search([((1, 1), (2, 1))], distance, [[1, 2, 4], [2]])
-    assert min(seen, key=seen.__getitem__) == target
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 20), st.booleans())
+def test_the_best_integers_are_those_of_brute_force(seed: int, num_units: int, num_steps: int, asked: bool) -> None:
+    rng = np.random.default_rng(seed)
+    units = []
+    for _ in range(num_units):
+        dp, pp = rng.integers(1, 4, (2, 6))
+        fill = rng.integers(1, 9, 6).astype(float)
+        units.append(Options(dp, pp, dp * pp, fill, fill / rng.integers(1, 4, 6)))
+    total = int(rng.integers(num_units, 4 * num_units)) if asked else None
+    expected = []
+    for at in product(range(6), repeat=num_units):
+        chosen = [unit.take(np.array([i])) for unit, i in zip(units, at, strict=True)]
+        if sum(int(c.ranks[0]) for c in chosen) <= 12 and total in (None, sum(int(c.pp[0]) for c in chosen)):
+            slowest = max(float(c.slowest_s[0]) for c in chosen)
+            expected.append(sum(float(c.fill_s[0]) for c in chosen) + (num_steps - 1) * slowest)
+    found = best_integers(units, 12, num_steps, 3, total)
+    assert [seconds for seconds, _ in found] == pytest.approx(sorted(expected)[:3])
+    if not asked and found:
+        few = best_integers([unit.undominated() for unit in units], 12, num_steps, 1)
+        assert few[0][0] == pytest.approx(found[0][0])
 
 
 def profile_for(*rows: tuple[int, list[int]], ranks: int = 8, **request: int) -> Profile:
@@ -327,15 +341,21 @@ def profile_for(*rows: tuple[int, list[int]], ranks: int = 8, **request: int) ->
 @pytest.mark.parametrize("request_", [{"tp": 1, "dp": 1}, {"tp": 1, "dp": 2}, {"tp": 2, "dp": 1}, {"tp": 1}, {}])
 @pytest.mark.parametrize("row", [(2000, [200]), (200, [6000])])
 def test_rounding_finds_the_best_integers(row: tuple[int, list[int]], request_: dict[str, int]) -> None:
-    """Local search from the convex solution against every (DP, PP) of the same problem."""
+    """Best-first search over bounded sub-problems against every TP, DP and PP."""
     profile = profile_for(row, **request_)
     problem = Orchestration(profile, profile.draw(1))
-    found = min(seconds for seconds, *_ in problem.solutions(keep=1))
+    found, *_ = next(problem.points(list(problem.problems()), keep=1))
     best = np.inf
+    size = profile.job.microbatch_size
     for dp, tps in product(problem.backbone_dps(), product(problem.tps(0), problem.tps(1))):
-        for encoder_dp, pe, pl in product(problem.dps(0, dp), range(1, 9), range(1, 9)):
-            point = ((encoder_dp, pe), (dp, pl))
-            best = min(best, problem.estimate_s(tps, point, (False, False), profile.job.num_microbatches(dp)))
+        for encoder_dp, pe, pl in product(problem.dps(0, dp), range(1, 7), range(1, 9)):
+            if tps[0] * encoder_dp * pe + tps[1] * dp * pl > 8:
+                continue
+            encoder, llm = problem.stage_s(0, tps[0], pe), problem.stage_s(1, tps[1], pl)
+            share = dp / encoder_dp
+            seconds = share * encoder[0] + llm[0]
+            seconds += (profile.job.num_microbatches(dp) - 1) * max(share * encoder[1], llm[1])
+            best = min(best, size * seconds)
     assert found == pytest.approx(best)
 
 

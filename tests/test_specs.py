@@ -48,7 +48,7 @@ def cluster(name: str) -> ClusterSpec:
 def test_every_model_composes_and_parses(name: str) -> None:
     spec = model(name)
     assert spec.name == name
-    assert spec.modules[-1] is spec.llm
+    assert spec.modules == (*spec.encoders, spec.llm, *spec.generators)
     assert spec.llm.role is Role.LLM
     assert spec.encoders
     for encoder in spec.encoders:
@@ -60,7 +60,7 @@ def test_every_model_composes_and_parses(name: str) -> None:
         assert projected.rows_per_token == (1 if name.startswith("llavaov") else 1 / merge)
     for module in spec.modules:
         assert module.config.source
-        assert len(module.layers) == module.config.num_layers + 2
+        assert module.config.unet or len(module.layers) == module.config.num_layers + 2
 
 
 @pytest.mark.parametrize("name", CLUSTERS)

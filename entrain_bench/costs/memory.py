@@ -51,8 +51,9 @@ class Memory:
 
     def stage_state_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Weights, gradients and optimizer states on one rank of each stage ``[stages]``."""
-        shard = placed.dp * placed.cp if self.distributed_optimizer else 1
-        return self.stage_parameters(module, placed) / placed.tp * (WEIGHT_BYTES + OPTIMIZER_BYTES / shard)
+        shards, copies = module.weight_shards(placed.tp), module.weight_copies(placed.tp, placed.dp * placed.cp)
+        parameters = self.stage_parameters(module, placed) / shards
+        return parameters * (WEIGHT_BYTES + OPTIMIZER_BYTES / (copies if self.distributed_optimizer else 1))
 
     def token_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
         """Bytes a token adds on one rank of each stage ``[stages]``.

@@ -40,7 +40,7 @@ def relay_between_modules(program: Program, travels: BoolArray, tier: LinkTier) 
     source, target = program.dep_actions, rows_of(program.dep_offsets)
     carried = np.flatnonzero(travels & (program.module[source] != program.module[target]))
     source, target = source[carried], target[carried]
-    llm = len(program.chunks) - 1
+    llm = program.model.llm_index
     of_llm = np.where(program.module[source] == llm, source, target)
     microbatch = program.chunks[llm].microbatch[program.chunk[of_llm]]
     labels, number = np.unique(2 * microbatch + program.kind[target], return_inverse=True)

@@ -70,7 +70,8 @@ def score_area(attention: Attention, lengths: IntArray) -> FloatArray:
         full, rest = np.divmod(lengths, window)
         area = full * (_pad(window, QUERY_TILE) * _pad(window, KEY_TILE))
         return area + _pad(rest, QUERY_TILE) * _pad(rest, KEY_TILE)
-    rows, columns = _pad(lengths, QUERY_TILE), _pad(lengths, KEY_TILE)
+    queries = np.ceil(np.asarray(lengths) * attention.rows_per_token)
+    rows, columns = _pad(queries, QUERY_TILE), _pad(attention.context_tokens or queries, KEY_TILE)
     return np.minimum(rows * (columns + QUERY_TILE) / 2, rows * columns) if attention.causal else rows * columns
 
 
@@ -98,7 +99,7 @@ class Roofline:
         arithmetic = (2.0 * k * float(_pad(n, GEMM_TILE)) / (device.peak_bf16_flops * device.gemm_efficiency)) * _pad(
             rows, GEMM_TILE
         )
-        traffic = (BF16_BYTES * (rows * (k + n) + k * n)) / (
+        traffic = (BF16_BYTES * (rows * (k / gemm.taps + n) + k * n)) / (
             device.memory_bandwidth_bytes_per_s * device.memory_efficiency
         )
         return np.maximum(np.maximum(arithmetic, traffic), device.kernel_launch_s)
@@ -114,6 +115,9 @@ class Roofline:
     def layer_s(self, layer: Layer, loads: Loads, tp: int, cp: int) -> PassTimes:
         """Times of one layer for each chunk ``[chunks]``."""
         device, tokens = self.cluster.device, loads.tokens
+        if not layer.tensor_parallel:
+            # Whole sequences on every rank: rows are shared as under context parallelism, and nothing is gathered.
+            tp, cp = 1, tp * cp
         bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
         elementwise = np.maximum(
             (layer.elementwise_bytes_per_token / (tp * cp * bandwidth)) * tokens,
@@ -134,7 +138,7 @@ class Roofline:
         if layer.attention:
             ahead, back = self.attention_s(layer.attention, loads.areas[layer.kind], tp, cp)
             forward, backward = forward + ahead, backward + back
-            if cp > 1:
+            if cp > 1 and layer.tensor_parallel:
                 # Keys and values are gathered over the context-parallel group in both passes; backward scatters their
                 # gradients as well.
                 tier = self.cluster.group_tier(np.array([0, tp * cp - 1]))

@@ -107,8 +107,8 @@ class CostTruth:
         Gradients travel in fp32. With a distributed optimizer they are reduce-scattered and the bf16 weights
         all-gathered; without, all-reduced. A tied embedding held by two blocks is all-reduced between them.
         """
-        parameters = self.memory.stage_parameters(module, placed) / placed.tp
-        group = placed.dp * placed.cp
+        parameters = self.memory.stage_parameters(module, placed) / module.weight_shards(placed.tp)
+        group = module.weight_copies(placed.tp, placed.dp * placed.cp)
         if kind is Pass.OPTIMIZER:
             shard = group if self.distributed_optimizer else 1
             device = self.cluster.device

@@ -13,15 +13,14 @@ from typing import Any
 import pandas as pd
 
 from entrain_bench.compose import Cell
-from entrain_bench.config import RunConfig
 from entrain_bench.errors import UserError
 from entrain_bench.experiment import prepare
 from entrain_bench.figures._labels import in_order, label_columns
 from entrain_bench.records import Results, flatten, identify, labels_of, write_atomically
+from entrain_bench.specs.model import Role
 
 # A cell whose record is absent; the other states are those of records.
 MISSING = "missing"
-ENCODER, LLM = "encoder", "llm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
 
     Returns:
         The columns of ``metrics.timeline_frame``, and before them ``strategy``, ``workload``, ``model``, ``seed`` and
-        ``side``, which is ``encoder`` or ``llm``.
+        ``side``, the role of the action's module: ``encoder``, ``llm`` or ``generator``.
     """
     frames = []
     seen = set()
@@ -76,7 +75,7 @@ def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
             continue
         seen.add(case)
         frame = pd.read_parquet(path)
-        sides = {name: _side(cell.config, name) for name in frame["module"].unique()}
+        sides = {name: cell.config.model["modules"][name]["role"] for name in frame["module"].unique()}
         frame.insert(0, "side", frame["module"].map(sides))
         for name in ("seed", *reversed(names)):
             frame.insert(0, name, labels[name])
@@ -86,7 +85,7 @@ def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
 
 def extreme_replica(actions: pd.DataFrame, column: str) -> pd.DataFrame:
     """The actions on the lanes of the LLM replica where a column of forwards and backwards is highest."""
-    replicas = actions[(actions["side"] == LLM) & (actions["replica"] >= 0)]["replica"].unique()
+    replicas = actions[(actions["side"] == Role.LLM) & (actions["replica"] >= 0)]["replica"].unique()
     frames = [replica_lanes(actions, replica) for replica in replicas]
     return max(frames, key=lambda frame: float(frame[frame["replica"] >= 0][column].max()))
 
@@ -100,7 +99,7 @@ def replica_lanes(actions: pd.DataFrame, replica: int) -> pd.DataFrame:
         The actions, lanes counted from 0, those with encoder work first.
     """
     work = actions[actions["replica"] >= 0]
-    llm, encoder = (work[work["side"] == side] for side in (LLM, ENCODER))
+    llm, encoder = (work[work["side"] == side] for side in (Role.LLM, Role.ENCODER))
     lanes = {*llm[llm["replica"] == replica]["lane"]}
     encoding = {*encoder["lane"]}
     if not lanes & encoding:
@@ -109,10 +108,6 @@ def replica_lanes(actions: pd.DataFrame, replica: int) -> pd.DataFrame:
     place = {lane: index for index, lane in enumerate(sorted(lanes, key=lambda lane: (lane not in encoding, lane)))}
     mine = actions[actions["lane"].isin(lanes)]
     return mine.assign(lane=mine["lane"].map(place)).reset_index(drop=True)
-
-
-def _side(config: RunConfig, module: str) -> str:
-    return ENCODER if config.model["modules"][module]["role"] == ENCODER else LLM
 
 
 def analyse(

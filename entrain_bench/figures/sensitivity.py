@@ -16,11 +16,12 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from entrain_bench.compose import Cell
-from entrain_bench.figures._data import ENCODER, run_table
+from entrain_bench.figures._data import run_table
 from entrain_bench.figures._labels import names
 from entrain_bench.figures._lines import draw_lines, line_handles, mean_over_seeds
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, marker_of, palette, panels
 from entrain_bench.records import Results
+from entrain_bench.specs.model import Role
 
 EXPERIMENT = "sensitivity"
 RUNS = True
@@ -46,7 +47,7 @@ def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
         str(cell.config.model["name"]): name
         for cell in cells
         for name, module in cell.config.model["modules"].items()
-        if module["role"] == ENCODER
+        if module["role"] == Role.ENCODER
     }
     chosen = [
         encoder_stages(str(layout), encoders[model])

@@ -12,6 +12,7 @@ from entrain_bench.assignment import Chunks
 from entrain_bench.layout import Blocks, Layout
 from entrain_bench.program.columns import Pass, Program
 from entrain_bench.shapes import SampleShapes
+from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModelSpec
 
 
@@ -19,9 +20,10 @@ from entrain_bench.specs.model import ModelSpec
 class Slots:
     """When a module's actions run on their lanes: each lane runs its actions by rising slot.
 
-    Forwards that share a slot run encoders first, then by microbatch and part. Backwards that share a slot run the LLM
-    first, then by microbatch, the part that waited longest first; they follow the forwards of that slot. Two stages
-    of a module on the same ranks never share a slot.
+    Forwards that share a slot run in the model's order of modules (encoders, LLM, generators), then by microbatch and
+    part. Backwards that share a slot follow its forwards, in the reverse order of modules, then by microbatch, the part
+    that waited longest first. Two stages of a module on the same
+    ranks never share a slot.
 
     Attributes:
         forward, backward: slots ``[chunks, stages]``, non-negative integers.
@@ -96,7 +98,7 @@ def _lane_order(
         actions.append(action[position])
 
     for index, (rows, slot, blocks) in enumerate(zip(chunks, slots, layout.blocks, strict=True)):
-        # Order inside one slot: forwards, encoders first; then backwards, encoders last.
+        # Order inside one slot: forwards in the order of modules, then backwards in reverse.
         forward_tie = np.arange(len(rows))
         backward_tie = np.empty_like(forward_tie)
         backward_tie[np.lexsort((-rows.part, rows.microbatch, rows.replica))] = forward_tie
@@ -140,7 +142,7 @@ def _dependencies(
 ) -> tuple[IntArray, IntArray, IntArray]:
     """What each action waits for, as CSR, with the bytes that travel along."""
     waits, needs, sizes = [], [], []
-    llm = next(i for i, module in enumerate(model.modules) if not module.is_encoder)
+    llm = model.llm_index
     consumer = chunk_of_unit(chunks[llm], len(shapes))
     grid = [
         first + np.arange(2 * len(rows) * placed.pp).reshape(2, len(rows), placed.pp)
@@ -149,23 +151,29 @@ def _dependencies(
     for index, (module, rows) in enumerate(zip(model.modules, chunks, strict=True)):
         forward, backward = grid[index]
         tokens = np.add.reduceat(np.append(module.lengths(shapes, rows.members), 0), rows.offsets[:-1])
-        hidden = np.repeat(tokens * module.hidden_bytes, forward.shape[1] - 1)
+        hidden = np.outer(tokens, module.cut_bytes(layout.modules[index].layers_per_stage)).ravel()
         waits += [forward[:, 1:].ravel(), backward[:, :-1].ravel()]
         needs += [forward[:, :-1].ravel(), backward[:, 1:].ravel()]
         sizes += [hidden, hidden]
         if not module.is_encoder:
+            # A loss of its own.
             waits.append(backward[:, -1])
             needs.append(forward[:, -1])
             sizes.append(np.zeros(len(rows), np.int64))
+        if not module.per_item:
             continue
         producer = rows_of(rows.offsets)
         pair = producer * len(chunks[llm]) + consumer[shapes.item_sample[rows.members]]
         edges, edge = np.unique(pair, return_inverse=True)
         projected = np.bincount(edge, weights=shapes.item_llm_tokens[rows.members], minlength=len(edges))
-        size = projected.astype(np.int64) * model.llm.hidden_bytes
-        source, target = edges // len(chunks[llm]), edges % len(chunks[llm])
-        waits += [grid[llm][0, target, 0], backward[source, -1]]
-        needs += [forward[source, -1], grid[llm][1, target, 0]]
+        size = projected.astype(np.int64) * (BF16_BYTES * model.llm.config.hidden_size)
+        own, its_llm = edges // len(chunks[llm]), edges % len(chunks[llm])
+        if module.is_encoder:
+            waits += [grid[llm][0, its_llm, 0], backward[own, -1]]
+            needs += [forward[own, -1], grid[llm][1, its_llm, 0]]
+        else:
+            waits += [forward[own, 0], grid[llm][1, its_llm, -1]]
+            needs += [grid[llm][0, its_llm, -1], backward[own, 0]]
         sizes += [size, size]
     wait = np.concatenate(waits)
     order = np.argsort(wait, kind="stable")

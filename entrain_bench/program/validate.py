@@ -20,11 +20,11 @@ def check_program(program: Program) -> None:
     shapes = program.shapes
     for module, chunks in zip(program.model.modules, program.chunks, strict=True):
         units = module.units(shapes)
-        seen = np.bincount(chunks.members, minlength=shapes.num_items if module.is_encoder else len(shapes))
+        seen = np.bincount(chunks.members, minlength=shapes.num_items if module.per_item else len(shapes))
         wrong = units[seen[units] != 1]
         if wrong.size:
-            sample = shapes.item_sample[wrong[0]] if module.is_encoder else wrong[0]
-            what = f"item {wrong[0]} of sample" if module.is_encoder else "sample"
+            sample = module.owners(shapes, wrong)[0]
+            what = f"item {wrong[0]} of sample" if module.per_item else "sample"
             raise UserError(
                 f"program: {what} {shapes.sample_ids[sample]} is processed {seen[wrong[0]]} times by {module.name}"
             )

@@ -14,12 +14,16 @@ FP32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """A product ``[tokens * rows_per_token, k] @ [k, n]``; tensor parallelism splits k (row parallel) or n (column)."""
+    """A product ``[tokens * rows_per_token, k] @ [k, n]``; tensor parallelism splits k (row parallel) or n (column).
+
+    A convolution uses an input value it reads ``taps`` times (kernel size / stride, squared), so a row reads k / taps.
+    """
 
     k: int
     n: int
     row_parallel: bool = False
     rows_per_token: float = 1.0
+    taps: float = 1.0
 
     def flops(self, tokens: FloatArray) -> FloatArray:
         """FLOPs of the forward product (one multiply-add is two)."""
@@ -28,18 +32,24 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Scaled dot-product attention inside each sequence, or inside windows of ``window_tokens`` of it."""
+    """Scaled dot-product attention inside each sequence, or inside windows of ``window_tokens`` of it.
+
+    A token stands for ``rows_per_token`` queries. With ``context_tokens`` keys and values are a context's of that
+    length, not the sequence's own (cross-attention).
+    """
 
     query_width: int
     key_value_width: int
     causal: bool
     window_tokens: int = 0
+    rows_per_token: float = 1.0
+    context_tokens: int = 0
 
     def flops(self, lengths: IntArray) -> FloatArray:
         """FLOPs of scores and weighted sum in forward for sequences of the given lengths; causal masks halve them."""
-        tokens = np.asarray(lengths, np.float64)
-        span = np.minimum(tokens, self.window_tokens) if self.window_tokens else tokens
-        return 4.0 * self.query_width * tokens * span * (0.5 if self.causal else 1.0)
+        queries = np.asarray(lengths, np.float64) * self.rows_per_token
+        span = np.minimum(queries, self.window_tokens) if self.window_tokens else queries
+        return 4.0 * self.query_width * queries * (self.context_tokens or span) * (0.5 if self.causal else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +57,16 @@ class Layer:
     """One layer of a module, before any parallelism.
 
     Attributes:
-        kind: layers of the same kind of a module are identical.
+        kind: layers of the same kind of a module are identical, but for ``hidden_size`` in a U-Net.
         elementwise_bytes_per_token: device memory read and written outside matrix products and attention (forward).
         num_elementwise_kernels: kernels those take.
         num_gathers: all-gathers or reduce-scatters of the hidden state that tensor parallelism needs in a forward.
+        hidden_size: width of what the next layer is handed for a token; in a U-Net pending skip connections included.
         parameters: number of parameters.
         activation_bytes_per_token: what forward keeps for backward.
         input_bytes_per_token: the layer's input alone, kept when activations are recomputed.
+        tensor_parallel: whether tensor parallelism splits the layer; if not, the ranks of a tensor-parallel group hold
+            all of it and share out its sequences (fractions of one included).
     """
 
     kind: str
@@ -66,6 +79,7 @@ class Layer:
     parameters: int
     activation_bytes_per_token: float
     input_bytes_per_token: float
+    tensor_parallel: bool = True
 
     def forward_flops(self, lengths: IntArray) -> FloatArray:
         """Model FLOPs of a forward for sequences of the given lengths; a backward takes twice as many."""

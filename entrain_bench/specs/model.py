@@ -15,32 +15,36 @@ from entrain_bench.shapes import SampleShapes
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 from entrain_bench.specs.tokens import TokenRules
+from entrain_bench.specs.unet import parse_unet, unet_layers
 
 
 class Role(StrEnum):
-    """What a module does; encoders work on items, the LLM on samples."""
+    """What a module does, in the order of a forward; encoders and generators work on items, the LLM on samples."""
 
     ENCODER = "encoder"
     LLM = "llm"
+    GENERATOR = "generator"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleConfig:
     """Architecture of one module as its YAML states it; see ``build_layers`` for what follows from it.
 
     An encoder names the ``modalities`` it encodes and the products of its input embedding and of its projector
-    (``embed_gemms`` and ``head_gemms``: ``{k, n, rows_per_token}``); an LLM names vocabulary and context length.
+    (``embed_gemms`` and ``head_gemms``: ``{k, n, rows_per_token}``); an LLM names vocabulary and context length. A
+    generator learns to generate every item of its ``modalities``, each a sequence of ``item_tokens``; it is made of
+    blocks, like an encoder, or a U-Net (``unet``: see ``UNetConfig``), which needs none of the blocks' sizes.
     """
 
     role: str
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    ffn_hidden_size: int
-    gated_mlp: bool
     source: str
+    num_layers: int = 0
+    hidden_size: int = 0
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    ffn_hidden_size: int = 0
+    gated_mlp: bool = False
     rotary: bool = True
     norm_bias: bool = False
     qkv_bias: bool = False
@@ -54,6 +58,8 @@ class ModuleConfig:
     vocab_size: int = 0
     tied_embeddings: bool = False
     context_tokens: int = 0
+    item_tokens: int = 0
+    unet: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +81,30 @@ class ModuleSpec:
 
     @property
     def is_encoder(self) -> bool:
-        """Whether the module works on items rather than samples."""
+        """Whether the LLM needs what the module makes of the items."""
         return self.role is Role.ENCODER
+
+    @property
+    def per_item(self) -> bool:
+        """Whether the module works on items (encoders, generators) rather than samples."""
+        return self.role is not Role.LLM
+
+    @property
+    def sharded_sizes(self) -> dict[str, int]:
+        """What tensor parallelism must divide, by name; nothing if it does not split the module."""
+        config = self.config
+        if config.unet is not None:
+            return {}
+        sizes = (config.num_heads, config.num_kv_heads, config.ffn_hidden_size)
+        return dict(zip(("heads", "key-value heads", "feed-forward width"), sizes, strict=True))
+
+    def weight_shards(self, tp: int) -> int:
+        """Parts that tensor parallelism splits the weights into."""
+        return tp if self.sharded_sizes else 1
+
+    def weight_copies(self, tp: int, replicas: int) -> int:
+        """Ranks that hold the same weights, of ``replicas`` groups of ``tp`` ranks."""
+        return replicas * tp // self.weight_shards(tp)
 
     @property
     def parameters(self) -> int:
@@ -84,18 +112,24 @@ class ModuleSpec:
         tied = self.config.tied_embeddings and self.config.vocab_size * self.config.hidden_size
         return sum(layer.parameters for layer in self.layers) - int(tied)
 
-    @property
-    def hidden_bytes(self) -> int:
-        """Bytes of one token's hidden state between two stages (bf16)."""
-        return BF16_BYTES * self.config.hidden_size
+    def cut_bytes(self, layers_per_stage: Sequence[int]) -> IntArray:
+        """Bytes a token hands from each stage but the last to the next (bf16) ``[stages - 1]``."""
+        last = np.cumsum(layers_per_stage)[:-1] - 1
+        return BF16_BYTES * np.array([self.layers[layer].hidden_size for layer in last], np.int64)
 
     def lengths(self, shapes: SampleShapes, units: IntArray) -> IntArray:
         """Sequence length of each of the given units: encoder tokens of items, LLM tokens of samples."""
+        if self.role is Role.GENERATOR:
+            return np.full(len(units), self.config.item_tokens)
         return (shapes.item_encoder_tokens if self.is_encoder else shapes.llm_tokens)[units]
 
     def units(self, shapes: SampleShapes) -> IntArray:
         """Indices of what the module must process exactly once: its modalities' items, or every sample."""
-        return shapes.items_of(self.config.modalities) if self.is_encoder else np.arange(len(shapes))
+        return shapes.items_of(self.config.modalities) if self.per_item else np.arange(len(shapes))
+
+    def owners(self, shapes: SampleShapes, units: IntArray) -> IntArray:
+        """Sample of each of the given units."""
+        return shapes.item_sample[units] if self.per_item else units
 
     def kind_counts(self, layers_per_stage: Sequence[int]) -> FloatArray:
         """How many layers of each kind every stage holds ``[stages, kinds]``."""
@@ -115,7 +149,7 @@ class ModuleSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Encoders that feed one LLM."""
+    """Encoders that feed one LLM, and generators that it feeds, in that order."""
 
     name: str
     modules: tuple[ModuleSpec, ...]
@@ -127,9 +161,25 @@ class ModelSpec:
         return tuple(module for module in self.modules if module.is_encoder)
 
     @property
+    def generators(self) -> tuple[ModuleSpec, ...]:
+        """The generator modules."""
+        return self.modules[self.llm_index + 1 :]
+
+    @property
+    def llm_index(self) -> int:
+        """Position of the LLM among the modules: encoders come before it, generators after it."""
+        return len(self.encoders)
+
+    @property
     def llm(self) -> ModuleSpec:
         """The LLM module."""
-        return next(module for module in self.modules if not module.is_encoder)
+        return self.modules[self.llm_index]
+
+    @property
+    def units(self) -> tuple[tuple[int, ...], ...]:
+        """Indices of the modules that DistTrain lays out as one: encoders, LLM, generators."""
+        roles = [[i for i, module in enumerate(self.modules) if module.role is role] for role in Role]
+        return tuple(tuple(unit) for unit in roles if unit)
 
     def module(self, name: str) -> ModuleSpec:
         """The module of that name."""
@@ -167,9 +217,11 @@ class ModelSpec:
         for name, values in check_mapping(config["modules"], "model.modules").items():
             module = parse(ModuleConfig, values, f"model.modules.{name}")
             modules.append(_build_module(str(name), module))
-        num_llms = sum(not module.is_encoder for module in modules)
-        require(num_llms == 1, "model.modules", [m.name for m in modules], "encoders and exactly one llm")
-        modules.sort(key=lambda module: not module.is_encoder)
+        num_llms = sum(module.role is Role.LLM for module in modules)
+        require(
+            num_llms == 1, "model.modules", [m.name for m in modules], "encoders and exactly one llm, and generators"
+        )
+        modules.sort(key=lambda module: [*Role].index(module.role))
         tokens = parse(TokenRules, config["tokens"], "model.tokens")
         for rule in fields(tokens):
             value = getattr(tokens, rule.name)
@@ -187,6 +239,15 @@ class _ModelConfig:
 def _build_module(name: str, config: ModuleConfig) -> ModuleSpec:
     where = f"model.modules.{name}"
     require(config.role in {*Role}, f"{where}.role", config.role, f"one of {[*map(str, Role)]}")
+    if config.role == Role.GENERATOR:
+        require(config.item_tokens >= 1, f"{where}.item_tokens", config.item_tokens, "at least 1")
+    if config.role != Role.LLM:
+        require(bool(config.modalities), f"{where}.modalities", list(config.modalities), "at least one modality")
+    if config.unet is not None:
+        require(config.role == Role.GENERATOR, f"{where}.unet", "...", "absent: only a generator may be a U-Net")
+        unet = parse_unet(config.unet, f"{where}.unet")
+        embed = _gemms(config.embed_gemms, "embed_gemms")
+        return ModuleSpec(name, Role.GENERATOR, config, unet_layers(unet, config.item_tokens, embed))
     for key in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size"):
         require(getattr(config, key) >= 1, f"{where}.{key}", getattr(config, key), "at least 1")
     require(config.window_tokens >= 0, f"{where}.window_tokens", config.window_tokens, "at least 0 (0: full attention)")
@@ -198,8 +259,6 @@ def _build_module(name: str, config: ModuleConfig) -> ModuleSpec:
     if config.role == Role.LLM:
         require(config.vocab_size >= 1, f"{where}.vocab_size", config.vocab_size, "at least 1")
         require(config.context_tokens >= 1, f"{where}.context_tokens", config.context_tokens, "at least 1")
-    else:
-        require(bool(config.modalities), f"{where}.modalities", list(config.modalities), "at least one modality")
     return ModuleSpec(name, Role(config.role), config, build_layers(config))
 
 

@@ -9,7 +9,8 @@ import numpy as np
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import IncompatibleError, UserError, require
 from entrain_bench.job import Job
-from entrain_bench.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.layout import Layout
+from entrain_bench.planning import Island, place_islands
 from entrain_bench.specs.model import ModuleSpec
 
 
@@ -103,9 +104,7 @@ def _degrees(ranks: int, tps: list[int], max_pp: int, dps: IntArray) -> IntArray
 def place_plan(
     job: Job, plan: Plan, layers: list[tuple[int, ...]], recompute: tuple[bool, bool], single_rank: bool
 ) -> Layout:
-    """Encoder and LLM on disjoint ranks; several encoders share the encoder's.
-
-    With equal TP and DP a replica of both is consecutive; otherwise the modules are, that with the wider TP first.
+    """The layout of a plan.
 
     Args:
         job: the job.
@@ -114,25 +113,9 @@ def place_plan(
         recompute: whether the encoders and the LLM recompute their activations.
         single_rank: whether everything between encoder and LLM passes through one rank.
     """
-    encoder_ranks = plan.encoder_tp * plan.encoder_pp * plan.encoder_dp
-    llm_ranks = plan.llm_tp * plan.llm_pp * plan.llm_dp
-    every = np.arange(encoder_ranks + llm_ranks)
-    if (plan.encoder_tp, plan.encoder_dp) == (plan.llm_tp, plan.llm_dp):
-        chain = every.reshape(plan.llm_dp, plan.encoder_pp + plan.llm_pp, plan.llm_tp)
-        encoder, llm = chain[:, : plan.encoder_pp], chain[:, plan.encoder_pp :]
-    else:
-        first = 0 if plan.encoder_tp >= plan.llm_tp else llm_ranks
-        encoder = every[first : first + encoder_ranks]
-        llm = np.setdiff1d(every, encoder)
-    shapes = {
-        True: (encoder, (plan.encoder_dp, plan.encoder_pp, plan.encoder_tp), recompute[0]),
-        False: (llm, (plan.llm_dp, plan.llm_pp, plan.llm_tp), recompute[1]),
-    }
-    modules = []
+    islands = []
     for module, split in zip(job.model.modules, layers, strict=True):
-        ranks, shape, again = shapes[module.is_encoder]
-        held = np.ascontiguousarray(ranks.reshape(shape))
-        modules.append(ModuleLayout(module.name, shape[2], 1, split, held, again))
-    layout = Layout(tuple(modules), plan.num_microbatches, single_rank)
-    check_layout(layout, job.model, job.cluster)
-    return layout
+        encoder = module.is_encoder
+        tp, dp = (plan.encoder_tp, plan.encoder_dp) if encoder else (plan.llm_tp, plan.llm_dp)
+        islands.append(Island(tp, 1, dp, split, recompute[0 if encoder else 1]))
+    return place_islands(job, islands, plan.num_microbatches, single_rank)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,6 +31,8 @@ class DistTrainAssigner:
         inter: whether the microbatches of a pipeline are reordered.
     """
 
+    handles_generators: ClassVar[bool] = True
+
     intra: str = "global_batch"
     inter: bool = True
 
@@ -39,11 +42,14 @@ class DistTrainAssigner:
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch of every sample, from estimated workloads."""
-        dp, size = layout.modules[-1].dp, profile.job.microbatch_size
+        model = profile.job.model
+        dp, size = layout.modules[model.llm_index].dp, profile.job.microbatch_size
         seconds = module_seconds(shapes, layout, profile)
         # Encoders with more replicas than the LLM are balanced replica by replica; an LLM replica joins `fan` of them.
-        fan = 1 if self.intra == "none" else encoder_fan(layout, size)
-        group = self.groups(seconds[:, :-1].sum(axis=1), dp * fan, dp * size)
+        fan = 1 if self.intra == "none" else encoder_fan(layout, model.llm_index, size)
+        # What varies: the work of encoders and generators. LLM sequences are packed to one length.
+        varying = np.delete(seconds, model.llm_index, axis=1).sum(axis=1)
+        group = self.groups(varying, dp * fan, dp * size)
         replica, part = group // fan, size // fan
         position = position_within(group)
         microbatch = position // part
@@ -52,26 +58,29 @@ class DistTrainAssigner:
             place = reorder(seconds, replica, microbatch, layout, profile)
             position = place * size + position % size
             microbatch = place
-        encoder = encoder_replicas(replica, microbatch, position, layout)
-        return same_microbatches(profile.job.model, shapes, replica, microbatch, microbatch, encoder)
+        encoder, generator = (
+            unit_replicas(replica, microbatch, position, layout, side, model.llm_index)
+            for side in (slice(0, model.llm_index), slice(model.llm_index + 1, None))
+        )
+        return same_microbatches(model, shapes, replica, microbatch, microbatch, encoder, generator)
 
-    def groups(self, encoder_s: FloatArray, num_groups: int, samples_per_step: int) -> IntArray:
+    def groups(self, work_s: FloatArray, num_groups: int, samples_per_step: int) -> IntArray:
         """Data-parallel group of each sample ``[samples]`` (intra-microbatch reordering)."""
-        index = np.arange(len(encoder_s))
+        index = np.arange(len(work_s))
         if self.intra == "none":
             return index // (samples_per_step // num_groups) % num_groups
-        column = samples_per_step if self.intra == "microbatch" else len(encoder_s)
-        group, load = np.empty(len(encoder_s), np.int64), np.zeros(num_groups)
+        column = samples_per_step if self.intra == "microbatch" else len(work_s)
+        group, load = np.empty(len(work_s), np.int64), np.zeros(num_groups)
         for first in index[::column]:
             part = slice(first, first + column)
-            group[part] = balanced_groups(encoder_s[part], num_groups, load)
-            load += np.bincount(group[part], weights=encoder_s[part], minlength=num_groups)
+            group[part] = balanced_groups(work_s[part], num_groups, load)
+            load += np.bincount(group[part], weights=work_s[part], minlength=num_groups)
         return group
 
 
-def encoder_fan(layout: Layout, microbatch_size: int) -> int:
+def encoder_fan(layout: Layout, llm: int, microbatch_size: int) -> int:
     """Encoder replicas that feed one LLM replica if they split its microbatches evenly, else 1."""
-    fan, rest = divmod(layout.modules[0].dp, layout.modules[-1].dp)
+    fan, rest = divmod(layout.modules[0].dp, layout.modules[llm].dp)
     return fan if not rest and microbatch_size % fan == 0 else 1
 
 
@@ -80,7 +89,7 @@ def module_seconds(shapes: SampleShapes, layout: Layout, profile: Profile) -> Fl
     seconds = np.zeros((len(shapes), len(layout.modules)))
     for column, module, placed in zip(seconds.T, profile.job.model.modules, layout.modules, strict=True):
         each = profile.estimate_units(module, shapes, placed.tp, placed.cp)
-        column[:] = shapes.sum_items(module.units(shapes), each) if module.is_encoder else each
+        column[:] = shapes.sum_items(module.units(shapes), each) if module.per_item else each
     return seconds
 
 
@@ -95,10 +104,10 @@ def position_within(group: IntArray) -> IntArray:
 
 def reorder(seconds: FloatArray, replica: IntArray, microbatch: IntArray, layout: Layout, profile: Profile) -> IntArray:
     """New place of each sample's microbatch in its replica's order ``[samples]`` (inter-microbatch reordering)."""
-    dp, count = layout.modules[-1].dp, int(microbatch.max(initial=0)) + 1
+    dp, count = layout.modules[profile.job.model.llm_index].dp, int(microbatch.max(initial=0)) + 1
     shares = stage_shares(layout, profile)
     factor = np.array([module.dp for module in layout.modules])
-    # An encoder replica that serves several LLM replicas runs all their microbatches in one place.
+    # A replica of another unit that serves several LLM replicas runs all their microbatches in one place.
     weighted = seconds * (dp / factor)
     forward = np.zeros((dp, count, shares[0].shape[1]))
     backward = np.zeros_like(forward)
@@ -119,7 +128,7 @@ def stage_shares(layout: Layout, profile: Profile) -> list[FloatArray]:
 
     Layers count by their fitted forward at 1024 tokens; a backward takes two forwards, and one more with recomputation.
     """
-    behind = stages_behind(layout)
+    behind = stages_behind(layout, profile.job.model.llm_index)
     length = 1 + max(int(stages.max()) for stages in behind)
     shares = []
     for module, placed, after in zip(profile.job.model.modules, layout.modules, behind, strict=True):
@@ -134,29 +143,32 @@ def stage_shares(layout: Layout, profile: Profile) -> list[FloatArray]:
     return shares
 
 
-def encoder_replicas(replica: IntArray, microbatch: IntArray, position: IntArray, layout: Layout) -> IntArray | None:
-    """Encoder replica of each sample: brokers join and split along the batch in order (reconstructed).
+def unit_replicas(
+    replica: IntArray, microbatch: IntArray, position: IntArray, layout: Layout, unit: slice, llm: int
+) -> IntArray | None:
+    """Replica of each sample in a unit beside the LLM: brokers join and split along the batch in order (reconstructed).
 
-    With DP sizes D_e and D_l and g their greatest common divisor, g brokers each serve D_l / g LLM replicas and
-    D_e / g encoder replicas. A broker concatenates the k-th microbatches of its LLM replicas and splits the result
-    evenly, in order.
+    With DP sizes D_u and D_l and g their greatest common divisor, g brokers each serve D_l / g LLM replicas and D_u / g
+    replicas of the unit. A broker concatenates the k-th microbatches of its LLM replicas and splits the result evenly,
+    in order.
 
     Args:
         replica: LLM replica ``[samples]``.
         microbatch: place of the LLM microbatch ``[samples]``.
         position: position in the LLM replica's order ``[samples]``.
-        layout: the layout; encoders share one DP.
+        layout: the layout; the unit's modules share one DP.
+        unit: the unit's modules; None is returned if there are none, or if they have the LLM's DP.
+        llm: position of the LLM among the modules.
     """
-    if len(layout.modules) == 1:
+    llm_dp, dps = layout.modules[llm].dp, {module.dp for module in layout.modules[unit]}
+    if len(dps) > 1:
+        names = ", ".join(module.module for module in layout.modules[unit])
+        raise IncompatibleError(f"strategy.assigner=disttrain: {names} form one unit, but their DP differs")
+    if not dps or (unit_dp := dps.pop()) == llm_dp:
         return None
-    encoder_dp, llm_dp = layout.modules[0].dp, layout.modules[-1].dp
-    if any(module.dp != encoder_dp for module in layout.modules[:-1]):
-        raise IncompatibleError("strategy.assigner=disttrain: the encoders form one unit, but their DP differs")
-    if encoder_dp == llm_dp:
-        return None
-    brokers = gcd(encoder_dp, llm_dp)
+    brokers = gcd(unit_dp, llm_dp)
     broker = replica // (llm_dp // brokers)
-    fan = encoder_dp // brokers
+    fan = unit_dp // brokers
     count = int(microbatch.max(initial=0)) + 1
     batch = broker * count + microbatch
     order = np.lexsort((position, replica, batch))

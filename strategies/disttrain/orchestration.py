@@ -11,14 +11,14 @@ bounds v_u from above: a convex program. As an epigraph it is smooth, so SLSQP f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from scipy.optimize import Bounds, minimize
 
-from entrain_bench.arrays import FloatArray
+from entrain_bench.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,51 +96,74 @@ def solve(loads: Sequence[UnitLoad], num_gpus: int, num_steps: int) -> FloatArra
     return np.asarray(best)
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a unit may be at integers, with everything else of the sub-problem fixed; arrays ``[options]``.
+
+    Attributes:
+        dp, pp: degrees.
+        ranks: GPUs.
+        fill_s: seconds of a step through all its stages.
+        slowest_s: seconds of a step at its slowest stage.
+    """
+
+    dp: IntArray
+    pp: IntArray
+    ranks: IntArray
+    fill_s: FloatArray
+    slowest_s: FloatArray
+
+    def take(self, chosen: IntArray) -> Options:
+        """The chosen options."""
+        return Options(*(getattr(self, f.name)[chosen] for f in fields(self)))
+
+    def undominated(self) -> Options:
+        """Without those that another one betters or equals in ranks, fill and slowest stage."""
+        kept: list[int] = []
+        for index in np.lexsort((self.slowest_s, self.fill_s, self.ranks)).tolist():
+            worse = (self.fill_s[kept] <= self.fill_s[index]) & (self.slowest_s[kept] <= self.slowest_s[index])
+            if not worse.any():
+                kept.append(index)
+        return self.take(np.array(kept, np.int64))
+
+
 type Point = tuple[tuple[int, int], ...]
 """(DP, PP) of every unit."""
 
 
-def local_search(
-    starts: Iterable[Point], estimate: Callable[[Point], float], dps: Sequence[Sequence[int]]
-) -> dict[Point, float]:
-    """Descend from every start over neighbouring (DP, PP) of one unit, or of two at once.
-
-    A neighbour has one stage more or less, or the next larger or smaller DP.
+def best_integers(
+    units: Sequence[Options], num_ranks: int, num_steps: int, keep: int, num_stages: int | None = None
+) -> list[tuple[float, Point]]:
+    """The points with the least T: one option a unit, a step through all stages and the slowest stage for the rest.
 
     Args:
-        starts: points to start from.
-        estimate: seconds of a point, infinite if infeasible.
-        dps: DP that each unit may have, rising.
+        units: options of each unit.
+        num_ranks: ranks of all units together, at most.
+        num_steps: pipeline steps of an iteration.
+        keep: points to return, at most.
+        num_stages: stages of all units together; any if None.
 
     Returns:
-        All feasible points looked at and their seconds.
+        Seconds and point, best first.
     """
-    seen: dict[Point, float] = {}
-
-    def look(point: Point) -> float:
-        if point not in seen:
-            seen[point] = estimate(point)
-        return seen[point]
-
-    for start in starts:
-        current = start
-        while True:
-            best = min(_neighbours(current, dps), key=look, default=current)
-            if look(best) >= look(current):
-                break
-            current = best
-    return {point: seconds for point, seconds in seen.items() if np.isfinite(seconds)}
-
-
-def _neighbours(point: Point, dps: Sequence[Sequence[int]]) -> Iterator[Point]:
-    moves: list[list[tuple[int, int]]] = []
-    for (dp, pp), allowed in zip(point, dps, strict=True):
-        at = allowed.index(dp)
-        near = [allowed[i] for i in (at - 1, at + 1) if 0 <= i < len(allowed)]
-        moves.append([(dp, p) for p in (pp - 1, pp + 1) if p >= 1] + [(other, pp) for other in near])
-    for unit, options in enumerate(moves):
-        for move in options:
-            yield (*point[:unit], move, *point[unit + 1 :])
-            for second in range(unit + 1, len(point)):
-                for answer in moves[second]:
-                    yield (*point[:unit], move, *point[unit + 1 : second], answer, *point[second + 1 :])
+    shape = tuple(len(unit.dp) for unit in units)
+    if not all(shape):
+        return []
+    ranks, fill, slowest, stages = (np.zeros(shape) for _ in range(4))
+    for axis, unit in enumerate(units):
+        along = [1] * len(units)
+        along[axis] = -1
+        ranks += unit.ranks.reshape(along)
+        fill += unit.fill_s.reshape(along)
+        stages += unit.pp.reshape(along)
+        np.maximum(slowest, unit.slowest_s.reshape(along), out=slowest)
+    fits = (ranks <= num_ranks) & (stages == (num_stages or stages))
+    seconds = np.where(fits, fill + (num_steps - 1) * slowest, np.inf).ravel()
+    found = np.argpartition(seconds, min(keep, len(seconds)) - 1)[:keep]
+    result = []
+    for flat in found[np.argsort(seconds[found], kind="stable")]:
+        if np.isfinite(seconds[flat]):
+            at = np.unravel_index(flat, shape)
+            degrees = tuple((int(unit.dp[i]), int(unit.pp[i])) for unit, i in zip(units, at, strict=True))
+            result.append((float(seconds[flat]), degrees))
+    return result

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import product
+from heapq import heappop, heappush
+from itertools import chain, count, islice, product
+from math import ceil
+from typing import ClassVar
 
 import numpy as np
 
 from entrain_bench.arrays import FloatArray
 from entrain_bench.costs.memory import OPTIMIZER_BYTES, WEIGHT_BYTES
 from entrain_bench.errors import UserError, require
-from entrain_bench.job import Degrees, Job
-from entrain_bench.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.job import Job
+from entrain_bench.layout import Layout
 from entrain_bench.planning import (
     Candidate,
-    fastest_that_fits,
+    Island,
+    first_that_fits,
     partition_layers,
-    place_chain,
+    place_islands,
     recompute_choices,
     recompute_factor,
     stage_sums,
@@ -26,7 +30,7 @@ from entrain_bench.planning import (
 from entrain_bench.profile import Profile
 from entrain_bench.shapes import SampleShapes
 from entrain_bench.strategy import Compose
-from strategies.disttrain.orchestration import Point, UnitLoad, local_search, solve
+from strategies.disttrain.orchestration import Options, Point, UnitLoad, best_integers, iteration_s, solve
 
 # Draws until the profiled samples exercise every module; a lone sample may have no items.
 MAX_DRAWS = 64
@@ -34,14 +38,16 @@ MAX_DRAWS = 64
 
 @dataclass(frozen=True, slots=True)
 class DistTrainPlanner:
-    """Gives encoder and LLM GPUs and parallelism of their own by the time of a few profiled samples.
+    """Gives encoder, LLM and generator GPUs and parallelism of their own by the time of a few profiled samples.
 
     Attributes:
         profile_samples: samples behind the cost functions C_u; one, as Entrain's paper says of DistTrain.
-        requests_bind_encoder: whether requested TP, CP and DP hold for the encoder as for the LLM.
+        requests_bind_encoder: whether requested TP, CP and DP hold for encoder and generator as for the LLM.
         count_step: whether candidates are compared with gradient synchronisation and optimizer included.
         rounded: integer solutions kept of each sub-problem, should the best not fit memory.
     """
+
+    handles_generators: ClassVar[bool] = True
 
     profile_samples: int = 1
     requests_bind_encoder: bool = True
@@ -57,17 +63,15 @@ class DistTrainPlanner:
         job = profile.job
         _check_request(job)
         problem = Orchestration(profile, self._draw(profile), self.requests_bind_encoder)
-        candidates = []
-        for seconds, tps, point, recompute in problem.solutions(self.rounded):
-            layout = problem.place(tps, point, recompute)
-            candidates.append(Candidate(seconds + (profile.step_s(layout) if self.count_step else 0.0), layout))
-        if not candidates:
+        candidates = problem.candidates(self.rounded, self.count_step)
+        first = next(candidates, None)
+        if first is None:
             asked = " ".join(f"layout.{n}={d}" for n in ("tp", "cp", "pp", "dp") if (d := getattr(job.request, n)))
             raise UserError(
                 f"{asked or 'layout'}: no stages of encoder and LLM of model={job.model.name} fit the "
                 f"{job.cluster.num_ranks} ranks of cluster={job.cluster.name}"
             )
-        return fastest_that_fits(profile, candidates, compose)
+        return first_that_fits(profile, chain([first], candidates), compose)
 
     def _draw(self, profile: Profile) -> SampleShapes:
         for _ in range(MAX_DRAWS):
@@ -77,11 +81,20 @@ class DistTrainPlanner:
         return samples
 
 
+@dataclass(frozen=True, slots=True)
+class SubProblem:
+    """What is fixed before GPUs are shared out: DP of the backbone, TP and recomputation of each unit."""
+
+    backbone_dp: int
+    tps: tuple[int, ...]
+    again: tuple[bool, ...]
+
+
 @dataclass(frozen=True)
 class Orchestration:
-    """The planner's problem: units (all encoders together, then the LLM), their costs, and what may be chosen.
+    """The planner's problem: units (encoders together, LLM, generators together), their costs, and what may be chosen.
 
-    A further unit, such as a generator, is one more entry of ``units``; the backbone is the unit that holds the LLM.
+    The backbone is the unit that holds the LLM.
     """
 
     profile: Profile
@@ -91,15 +104,16 @@ class Orchestration:
     backbone: int = field(init=False)
 
     def __post_init__(self) -> None:
-        modules = self.profile.job.model.modules
-        encoders = tuple(index for index, module in enumerate(modules) if module.is_encoder)
-        llm = len(modules) - 1
-        object.__setattr__(self, "units", tuple(unit for unit in (encoders, (llm,)) if unit))
-        object.__setattr__(self, "backbone", len(self.units) - 1)
+        model = self.profile.job.model
+        object.__setattr__(self, "units", model.units)
+        object.__setattr__(self, "backbone", model.units.index((model.llm_index,)))
         # Costs are measured and layers split once.
         object.__setattr__(self, "layer_s", cache(self.layer_s))
         object.__setattr__(self, "stage_s", cache(self.stage_s))
+        object.__setattr__(self, "module_s", cache(self.module_s))
         object.__setattr__(self, "split", cache(self.split))
+        object.__setattr__(self, "options", cache(self.options))
+        object.__setattr__(self, "state_bytes", cache(self.state_bytes))
 
     @property
     def cp(self) -> int:
@@ -123,14 +137,19 @@ class Orchestration:
                 seconds += [float(t.total_s[0]) for t in times]
         return np.asarray(seconds[spec.layer_kind] / batches.size)
 
+    def module_s(self, module: int, tp: int) -> float:
+        """Forward and backward seconds a sample spends in a module: C_u."""
+        return float(self.layer_s(module, tp).sum())
+
     def split(self, module: int, tp: int, pp: int) -> tuple[int, ...]:
         """Layers of each stage."""
         return partition_layers(self.layer_s(module, tp), pp)
 
-    def stage_s(self, unit: int, tp: int, pp: int, again: bool) -> FloatArray:
-        """Forward and backward seconds a sample spends at each stage of a unit ``[pp]``."""
+    def stage_s(self, unit: int, tp: int, pp: int) -> tuple[float, float]:
+        """Forward and backward seconds of a sample at all stages of a unit, and at its slowest stage."""
         sums = [stage_sums(self.layer_s(m, tp), self.split(m, tp, pp)) for m in self.units[unit]]
-        return np.asarray(np.sum(sums, axis=0) * recompute_factor(again))
+        stages = np.sum(sums, axis=0)
+        return float(stages.sum()), float(stages.max())
 
     def most_stages(self, unit: int) -> int:
         """Stages of a unit at one layer each."""
@@ -141,8 +160,7 @@ class Orchestration:
         job = self.profile.job
         if job.request.tp and (unit == self.backbone or self.requests_bind_encoder):
             return [job.request.tp]
-        configs = [job.model.modules[m].config for m in self.units[unit]]
-        sizes = [s for c in configs for s in (c.num_heads, c.num_kv_heads, c.ffn_hidden_size)]
+        sizes = [size for m in self.units[unit] for size in job.model.modules[m].sharded_sizes.values()]
         node = job.cluster.gpus_per_node
         powers = (2**i for i in range(node.bit_length()))
         return [tp for tp in powers if node % tp == 0 and all(size % tp == 0 for size in sizes)]
@@ -164,128 +182,150 @@ class Orchestration:
         divisors = [d for d in range(1, backbone_dp + 1) if backbone_dp % d == 0]
         return [*divisors, *(backbone_dp * s for s in splits)]
 
-    def solutions(self, keep: int) -> Iterator[tuple[float, tuple[int, ...], Point, tuple[bool, ...]]]:
-        """Estimated seconds, TP, (DP, PP) and recomputation of the units: the best few of every sub-problem."""
-        job = self.profile.job
+    def candidates(self, keep: int, count_step: bool) -> Iterator[Candidate]:
+        """Layouts by rising estimate; of every DP and TP of the backbone the one with the least T, then the next.
+
+        Args:
+            keep: integer points of each sub-problem.
+            count_step: whether estimates include gradient synchronisation and optimizer.
+        """
+        groups: dict[tuple[int, int], list[SubProblem]] = {}
+        for problem in self.problems():
+            groups.setdefault((problem.backbone_dp, problem.tps[self.backbone]), []).append(problem)
+        number = count()
+        queue: list[tuple[float, int, Iterator[tuple[float, SubProblem, Point]], Layout | None]] = []
+        for problems in groups.values():
+            heappush(queue, (min(map(self.least_s, problems)), next(number), self.points(problems, keep), None))
+        while queue:
+            seconds, _, points, layout = heappop(queue)
+            if layout is not None:
+                yield Candidate(seconds, layout)
+            for estimate, problem, point in islice(points, 1):
+                layout = self.place(problem.tps, point, problem.again)
+                step = self.profile.step_s(layout) if count_step else 0.0
+                heappush(queue, (estimate + step, next(number), points, layout))
+
+    def points(self, problems: Sequence[SubProblem], keep: int) -> Iterator[tuple[float, SubProblem, Point]]:
+        """Integer points by rising T, the best ``keep`` of every sub-problem.
+
+        Sub-problems are bounded from below, first by perfect division, then by their convex optimum, and rounded only
+        when no other can be better, so that most are never looked at.
+        """
+        number = count()
+        queue: list[tuple[float, int, SubProblem, bool, Point | None]] = []
+        for problem in problems:
+            heappush(queue, (self.least_s(problem), next(number), problem, False, None))
+        while queue:
+            seconds, _, problem, solved, point = heappop(queue)
+            if point is not None:
+                yield seconds, problem, point
+            elif solved:
+                for estimate, found in self.rounded(problem, keep):
+                    heappush(queue, (estimate, next(number), problem, True, found))
+            elif (optimum := self.solve(problem)) is not None:
+                heappush(queue, (max(seconds, optimum), next(number), problem, True, None))
+
+    def problems(self) -> Iterator[SubProblem]:
+        """Every DP of the backbone, TP and recomputation of the units."""
         every_tp = list(product(*map(self.tps, range(len(self.units)))))
-        for backbone_dp, tps, again in product(self.backbone_dps(), every_tp, recompute_choices(len(self.units))):
-            dps = [self.dps(unit, backbone_dp) for unit in range(len(self.units))]
-            gpus = self._solve(tps, dps, backbone_dp, again)
-            if gpus is None:
-                continue
-            num_steps = job.num_microbatches(backbone_dp)
+        choices = recompute_choices(len(self.units))
+        return (SubProblem(*each) for each in product(self.backbone_dps(), every_tp, choices))
 
-            def estimate(
-                point: Point, tps: tuple[int, ...] = tps, again: tuple[bool, ...] = again, num_steps: int = num_steps
-            ) -> float:
-                return self.estimate_s(tps, point, again, num_steps)
-
-            seen = local_search(self._starts(tps, dps, gpus), estimate, dps)
-            for point in sorted(seen, key=seen.__getitem__)[:keep]:
-                yield seen[point], tps, point, again
-
-    def estimate_s(self, tps: Sequence[int], point: Point, again: Sequence[bool], num_steps: int) -> float:
-        """T at integers: a microbatch through all stages, then the slowest stage; infinite if infeasible."""
-        job = self.profile.job
-        stages = [pp for _, pp in point]
-        num_ranks = sum(tp * self.cp * dp * pp for tp, (dp, pp) in zip(tps, point, strict=True))
-        if num_ranks > job.cluster.num_ranks or (job.request.pp and sum(stages) != job.request.pp):
-            return np.inf
-        if any(pp > self.most_stages(unit) for unit, pp in enumerate(stages)):
-            return np.inf
-        backbone_dp = point[self.backbone][0]
-        each = [
-            self.stage_s(unit, tp, pp, r) * job.microbatch_size * backbone_dp / dp
-            for unit, (tp, (dp, pp), r) in enumerate(zip(tps, point, again, strict=True))
+    def works(self, problem: SubProblem) -> list[float]:
+        """GPU-seconds w_u of one pipeline step in each unit."""
+        step = problem.backbone_dp * self.profile.job.microbatch_size
+        return [
+            tp * self.cp * step * recompute_factor(r) * sum(self.module_s(m, tp) for m in unit)
+            for unit, tp, r in zip(self.units, problem.tps, problem.again, strict=True)
         ]
-        chain = np.concatenate(each)
-        return float(chain.sum() + (num_steps - 1) * chain.max())
 
-    def _solve(
-        self, tps: tuple[int, ...], dps: list[list[int]], backbone_dp: int, again: tuple[bool, ...]
-    ) -> FloatArray | None:
-        """GPUs of each unit; without the activations' memory if that leaves nothing, for programs decide in the end."""
+    def least_s(self, problem: SubProblem) -> float:
+        """T if all GPUs shared all work, without warm-up but the backbone's: no point is below it."""
+        works, job = self.works(problem), self.profile.job
+        width = problem.tps[self.backbone] * self.cp * problem.backbone_dp
+        step = sum(works) / job.cluster.num_ranks
+        return works[self.backbone] / width + (job.num_microbatches(problem.backbone_dp) - 1) * step
+
+    def rounded(self, problem: SubProblem, keep: int) -> list[tuple[float, Point]]:
+        """The best integer points of a sub-problem and their seconds, by real stages."""
         job = self.profile.job
-        num_steps = job.num_microbatches(backbone_dp)
+        units = [
+            self.options(unit, tp, problem.backbone_dp, r)
+            for unit, (tp, r) in enumerate(zip(problem.tps, problem.again, strict=True))
+        ]
+        steps = job.num_microbatches(problem.backbone_dp)
+        return best_integers(units, job.cluster.num_ranks, steps, keep, job.request.pp)
+
+    def options(self, unit: int, tp: int, backbone_dp: int, again: bool) -> Options:
+        """What a unit may be; of options alike in time, those with fewest GPUs, if the sum of stages is free."""
+        job, width = self.profile.job, tp * self.cp
+        most = min(self.most_stages(unit), job.request.pp or job.cluster.num_ranks)
+        rows = []
+        for dp in self.dps(unit, backbone_dp):
+            share = recompute_factor(again) * job.microbatch_size * backbone_dp / dp
+            least = self.state_bytes(unit, tp, dp) / (width * dp * job.planning_budget_bytes)
+            for pp in range(max(1, ceil(least)), min(most, job.cluster.num_ranks // (width * dp)) + 1):
+                total, slowest = self.stage_s(unit, tp, pp)
+                rows.append((dp, pp, width * dp * pp, share * total, share * slowest))
+        columns = np.array(rows).reshape(-1, 5).T
+        found = Options(*columns[:3].astype(np.int64), *columns[3:])
+        return found if job.request.pp else found.undominated()
+
+    def solve(self, problem: SubProblem) -> float | None:
+        """T of the convex program; None if memory leaves nothing.
+
+        The activations' memory is dropped if that leaves nothing, for programs decide in the end.
+        """
+        job = self.profile.job
+        num_steps, works = job.num_microbatches(problem.backbone_dp), self.works(problem)
         for activations in (True, False):
             loads = []
-            for unit, (tp, r) in enumerate(zip(tps, again, strict=True)):
-                step = backbone_dp * job.microbatch_size
-                work = tp * self.cp * step * float(sum(self.layer_s(m, tp).sum() for m in self.units[unit]))
-                width = tp * self.cp * dps[unit][0]
-                fewest = max(float(width), self._fewest(unit, tp, dps[unit][0], step, r, activations))
-                most = float(tp * self.cp * dps[unit][-1] * self.most_stages(unit))
-                loads.append(UnitLoad(work * recompute_factor(r), fewest, most, unit != self.backbone))
+            for unit, (tp, work) in enumerate(zip(problem.tps, works, strict=True)):
+                dps = self.dps(unit, problem.backbone_dp)
+                fewest = max(float(tp * self.cp * dps[0]), self._fewest(problem, unit, dps[0], activations))
+                most = float(tp * self.cp * dps[-1] * self.most_stages(unit))
+                loads.append(UnitLoad(work, fewest, most, unit != self.backbone))
             gpus = solve(loads, job.cluster.num_ranks, num_steps)
             if gpus is not None:
-                return gpus
+                width = problem.tps[self.backbone] * self.cp * problem.backbone_dp
+                return works[self.backbone] / width + iteration_s(loads, gpus, num_steps)
         return None
 
-    def _fewest(self, unit: int, tp: int, dp: int, step: int, again: bool, activations: bool) -> float:
+    def state_bytes(self, unit: int, tp: int, dp: int) -> float:
+        """Weights, gradients and optimizer states on all ranks of a unit."""
+        total = 0.0
+        for spec in (self.profile.job.model.modules[m] for m in self.units[unit]):
+            copies = spec.weight_copies(tp, dp * self.cp)
+            sets = 1 if self.profile.job.distributed_optimizer else copies
+            total += spec.parameters * (WEIGHT_BYTES * copies + OPTIMIZER_BYTES * sets)
+        return total
+
+    def _fewest(self, problem: SubProblem, unit: int, dp: int, activations: bool) -> float:
         """GPUs that hold a unit's states, and the activations of at least one step of the pipeline in flight.
 
         The backbone holds a full pipeline whatever its depth: PP microbatches of 1 / PP of the layers each.
         """
-        job = self.profile.job
-        specs = [job.model.modules[m] for m in self.units[unit]]
-        parameters = sum(spec.parameters for spec in specs)
-        shards = 1 if job.distributed_optimizer else dp
-        states = parameters * (WEIGHT_BYTES * dp * self.cp + OPTIMIZER_BYTES * shards)
+        job, tp, again = self.profile.job, problem.tps[unit], problem.again[unit]
         room, held = job.planning_budget_bytes, 0.0
         if activations:
-            for spec in specs:
+            for spec in (job.model.modules[m] for m in self.units[unit]):
                 tokens = spec.lengths(self.samples, spec.units(self.samples)).sum() / len(self.samples)
                 each = [x.input_bytes_per_token if again else x.activation_bytes_per_token for x in spec.layers]
-                held += step * float(tokens) * sum(each)
+                held += problem.backbone_dp * job.microbatch_size * float(tokens) * sum(each)
         if unit == self.backbone:
             room -= held / (dp * tp * self.cp)
             held = 0.0
-        return (states + held) / room if room > 0 else np.inf
-
-    def _starts(self, tps: Sequence[int], dps: list[list[int]], gpus: FloatArray) -> Iterator[Point]:
-        """Integer points around the real solution, for every DP of the units; one stage each if none is feasible."""
-        pp = self.profile.job.request.pp
-        for dp in product(*dps):
-            real = gpus / (np.array(tps) * self.cp * np.array(dp))
-            options: list[tuple[int, ...]]
-            if pp and len(real) == 2:
-                # A requested sum of stages leaves a line; walk it from end to end.
-                options = [(first, pp - first) for first in range(1, pp)]
-            else:
-                near = [sorted({max(1, int(np.floor(r)) + shift) for shift in (-1, 0, 1)}) for r in real]
-                options = [*product(*near), (1,) * len(real)]
-            yield from (tuple(zip(dp, stages, strict=True)) for stages in options)
+        return (self.state_bytes(unit, tp, dp) + held) / room if room > 0 else np.inf
 
     def place(self, tps: Sequence[int], point: Point, again: Sequence[bool]) -> Layout:
-        """The layout: a chain of consecutive ranks where all units share TP and DP, else every unit on its own."""
+        """The layout of a solution."""
         job = self.profile.job
-        layers, recompute = [], []
-        for unit, (tp, (_, pp), r) in enumerate(zip(tps, point, again, strict=True)):
-            layers += [self.split(module, tp, pp) for module in self.units[unit]]
-            recompute += [r] * len(self.units[unit])
-        if len({(tp, dp) for tp, (dp, _) in zip(tps, point, strict=True)}) == 1:
-            degrees = Degrees(tps[0], self.cp, sum(pp for _, pp in point), point[0][0])
-            return place_chain(job, degrees, layers, recompute, leading=len(self.units) > 1)
-        return self._place_apart(tps, point, layers, recompute)
-
-    def _place_apart(
-        self, tps: Sequence[int], point: Point, layers: list[tuple[int, ...]], recompute: list[bool]
-    ) -> Layout:
-        """Units on consecutive ranks, the widest TP first so that blocks are aligned; a unit's modules share ranks."""
-        job = self.profile.job
-        modules: dict[int, ModuleLayout] = {}
-        start = 0
-        for unit in sorted(range(len(tps)), key=lambda u: -tps[u]):
-            shape = (*point[unit], tps[unit] * self.cp)
-            ranks = start + np.arange(int(np.prod(shape))).reshape(shape)
-            start += ranks.size
-            for index in self.units[unit]:
-                name = job.model.modules[index].name
-                modules[index] = ModuleLayout(name, tps[unit], self.cp, layers[index], ranks, recompute[index])
-        num_microbatches = job.num_microbatches(point[self.backbone][0])
-        layout = Layout(tuple(modules[index] for index in range(len(modules))), num_microbatches)
-        check_layout(layout, job.model, job.cluster)
-        return layout
+        islands = [
+            Island(tp, self.cp, dp, self.split(module, tp, pp), r)
+            for unit, (tp, (dp, pp), r) in enumerate(zip(tps, point, again, strict=True))
+            for module in self.units[unit]
+        ]
+        return place_islands(job, islands, job.num_microbatches(point[self.backbone][0]))
 
 
 def _check_request(job: Job) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,20 +21,23 @@ from entrain_bench.specs.model import ModelSpec
 class DistTrainScheduler:
     """1F1B; the k-th microbatches of all units share their place, brokers join and split them between units."""
 
+    handles_generators: ClassVar[bool] = True
+
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program; every lane warms up with as many forwards as stages follow it.
 
         Raises:
             IncompatibleError: if modules or microbatches do not form a chain.
         """
-        check_order(profile.job.model, shapes, assignment)
-        return chain_program(profile.job.model, shapes, layout, assignment, stages_behind(layout))
+        model = profile.job.model
+        check_order(model, shapes, assignment)
+        return chain_program(model, shapes, layout, assignment, stages_behind(layout, model.llm_index))
 
 
 def check_order(model: ModelSpec, shapes: SampleShapes, assignment: Assignment) -> None:
     """Raise ``IncompatibleError`` if an LLM microbatch comes before an encoder microbatch it needs."""
-    consumer = assignment.modules[-1].microbatch
-    for module, labels in zip(model.modules[:-1], assignment.modules, strict=False):
+    consumer = assignment.modules[model.llm_index].microbatch
+    for module, labels in zip(model.encoders, assignment.modules, strict=False):
         owner = shapes.item_sample[module.units(shapes)]
         early = np.flatnonzero(consumer[owner] < labels.microbatch)
         if early.size:

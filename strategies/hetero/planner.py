@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from entrain_bench.errors import require
 from entrain_bench.layout import Layout
-from entrain_bench.planning import fastest_in_trials
+from entrain_bench.planning import by_estimate, fastest_in_trials
 from entrain_bench.profile import Profile
 from entrain_bench.strategy import Compose
 from strategies.hetero.degrees import colocated_pairs, noncolocated_pairs
@@ -40,7 +40,7 @@ class ColocatedPlanner:
         samples = profile.draw(self.profile_samples)
         pairs = colocated_pairs(profile.job, self.encoder_tp)
         candidates = candidates_of(profile, samples, pairs, colocated=True, offload=self.offload_encoder)
-        return fastest_in_trials(profile, candidates, compose, self.num_trials)
+        return fastest_in_trials(profile, by_estimate(candidates), compose, self.num_trials)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class NoncolocatedPlanner:
         samples = profile.draw(self.profile_samples)
         pairs = noncolocated_pairs(profile.job, self.encoder_ranks, self.max_encoder_pp, self.encoder_tp)
         candidates = candidates_of(profile, samples, pairs, colocated=False)
-        return fastest_in_trials(profile, candidates, compose, self.num_trials)
+        return fastest_in_trials(profile, by_estimate(candidates), compose, self.num_trials)
 
 
 def _check_knobs(profile_samples: int, num_trials: int) -> None:

@@ -1,0 +1,222 @@
+"""A conditional U-Net as a sequence of layers: Stable Diffusion's denoiser (arXiv:2112.10752), in diffusers' structure.
+
+A token is a position of the latent image. Level l works on 4^-l as many positions. Skip connections join the way down
+and the way up; a stage hands on those that are pending. The weights are not split by tensor parallelism: the ranks of a
+group share out the images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from entrain_bench.errors import require
+from entrain_bench.specs.layer import BF16_BYTES, Attention, Gemm, Layer
+from entrain_bench.specs.parse import parse
+
+# A 3 x 3 convolution; with stride 2 each value is read for a quarter of the taps.
+TAPS = 9
+STRIDED_TAPS = TAPS / 4
+
+
+@dataclass(frozen=True, slots=True)
+class UNetConfig:
+    """Sizes by the names of diffusers' ``unet/config.json``.
+
+    Attributes:
+        in_channels: channels of the latent image, predicted again.
+        block_out_channels: channels of each level.
+        attention_levels: levels whose blocks have a transformer, counted from 0 (``CrossAttn...`` blocks).
+        layers_per_block: residual blocks of a level on the way down; one more on the way up.
+        cross_attention_dim: width of the context tokens.
+        context_tokens: context tokens an image is conditioned on.
+    """
+
+    in_channels: int
+    block_out_channels: tuple[int, ...]
+    attention_levels: tuple[int, ...]
+    layers_per_block: int
+    cross_attention_dim: int
+    context_tokens: int
+
+
+def parse_unet(values: Mapping[str, Any], where: str) -> UNetConfig:
+    """A checked configuration.
+
+    Raises:
+        UserError: naming the offending key and what is allowed.
+    """
+    config = parse(UNetConfig, values, where)
+    for key in ("in_channels", "layers_per_block", "cross_attention_dim", "context_tokens"):
+        require(getattr(config, key) >= 1, f"{where}.{key}", getattr(config, key), "at least 1")
+    channels, levels = config.block_out_channels, config.attention_levels
+    require(
+        bool(channels) and min(channels) >= 1, f"{where}.block_out_channels", [*channels], "one or more, at least 1"
+    )
+    inside = all(0 <= level < len(channels) for level in levels)
+    require(inside, f"{where}.attention_levels", [*levels], f"levels in 0..{len(channels) - 1}")
+    return config
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Layers so far, and the state on the way through the net."""
+
+    config: UNetConfig
+    positions: int
+    channels: int = 0
+    rows: float = 1.0
+    skips: list[tuple[int, float]] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)
+
+    @property
+    def time_width(self) -> int:
+        """Width of the embedding of the diffusion step."""
+        return 4 * self.config.block_out_channels[0]
+
+    def add(
+        self,
+        kind: str,
+        gemms: Sequence[Gemm],
+        parameters: int,
+        moved: float,
+        kernels: int,
+        kept: float,
+        inputs: float,
+        attention: Attention | None = None,
+    ) -> None:
+        """Append a layer; ``moved`` (elementwise traffic), ``kept`` and ``inputs`` are values a token."""
+        shared = (self.time_width + self.config.context_tokens * self.config.cross_attention_dim) / self.positions
+        pending = sum(channels * rows for channels, rows in self.skips)
+        self.layers.append(
+            Layer(
+                kind=kind,
+                gemms=tuple(gemms),
+                attention=attention,
+                elementwise_bytes_per_token=BF16_BYTES * moved,
+                num_elementwise_kernels=kernels,
+                num_gathers=0,
+                hidden_size=round(self.channels * self.rows + pending + shared),
+                parameters=parameters,
+                activation_bytes_per_token=BF16_BYTES * kept,
+                input_bytes_per_token=BF16_BYTES * inputs,
+                tensor_parallel=False,
+            )
+        )
+
+    def push(self) -> None:
+        """Remember the state for the way up."""
+        self.skips.append((self.channels, self.rows))
+
+    def convolution(self, inputs: int, outputs: int, taps: float = TAPS) -> Gemm:
+        """A 3 x 3 convolution at the current resolution of the output."""
+        return Gemm(TAPS * inputs, outputs, rows_per_token=self.rows, taps=taps)
+
+    def embed(self, projection: Sequence[Gemm]) -> None:
+        """Context projection, first convolution, and the two layers that embed the diffusion step."""
+        first, width = self.config.block_out_channels[0], self.time_width
+        self.channels = first
+        once = 1 / self.positions
+        time = (Gemm(first, width, rows_per_token=once), Gemm(width, width, rows_per_token=once))
+        gemms = (*projection, self.convolution(self.config.in_channels, first), *time)
+        context = sum(gemm.k * gemm.rows_per_token for gemm in projection)
+        inputs = context + self.config.in_channels
+        self.add("embed", gemms, sum(g.k * g.n + g.n for g in gemms), inputs + first, len(gemms), inputs, inputs)
+        self.push()
+
+    def block(self, outputs: int) -> None:
+        """A residual block: norm, SiLU and convolution twice, the step's embedding added in between."""
+        inputs, rows, width = self.channels, self.rows, self.time_width
+        self.channels = outputs
+        gemms = [self.convolution(inputs, outputs), self.convolution(outputs, outputs)]
+        gemms.append(Gemm(width, outputs, rows_per_token=1 / self.positions))
+        if inputs != outputs:
+            gemms.append(Gemm(inputs, outputs, rows_per_token=rows))
+        norms = 2 * (inputs + outputs)
+        parameters = sum(g.k * g.n + g.n for g in gemms) + norms
+        # Two fused norms with SiLU, one residual addition; both norms' inputs and outputs are kept.
+        moved, kept = (2 * inputs + 5 * outputs) * rows, 2 * (inputs + outputs) * rows
+        self.add(f"residual {inputs}-{outputs} x{rows:g}", gemms, parameters, moved, 3, kept, inputs * rows)
+
+    def transformer(self) -> None:
+        """A transformer block between two projections, as two layers: self-attention; cross-attention and GEGLU."""
+        c, rows = self.channels, self.rows
+        width, context = self.config.cross_attention_dim, self.config.context_tokens
+        self_gemms = [Gemm(c, n, rows_per_token=rows) for n in (c, 3 * c, c)]
+        # Group norm, layer norm, residual; what they read and write, queries, keys, values and attention output kept.
+        self.add(
+            f"self-attention {c} x{rows:g}",
+            self_gemms,
+            sum(g.k * g.n for g in self_gemms) + 2 * c + 4 * c,
+            7 * c * rows,
+            3,
+            8 * c * rows,
+            c * rows,
+            Attention(c, c, causal=False, rows_per_token=rows),
+        )
+        once = context / self.positions
+        cross_gemms = [Gemm(c, n, rows_per_token=rows) for n in (c, c, 8 * c)]
+        cross_gemms += [Gemm(4 * c, c, rows_per_token=rows), Gemm(c, c, rows_per_token=rows)]
+        cross_gemms.append(Gemm(width, 2 * c, rows_per_token=once))
+        # Two layer norms, three residuals, GEGLU (8c to 4c).
+        self.add(
+            f"cross-attention {c} x{rows:g}",
+            cross_gemms,
+            sum(g.k * g.n for g in cross_gemms) + 11 * c + 4 * c,
+            25 * c * rows,
+            6,
+            19 * c * rows + 2 * c * once,
+            c * rows,
+            Attention(c, c, causal=False, rows_per_token=rows, context_tokens=context),
+        )
+
+    def resample(self, factor: float) -> None:
+        """A convolution at a quarter (down) or four times (up) the positions."""
+        c, before = self.channels, self.rows
+        self.rows *= factor
+        down = factor < 1
+        gemm = self.convolution(c, c, STRIDED_TAPS if down else TAPS)
+        # Going up, the enlarged image is written first, and kept.
+        kept = c * (before if down else self.rows)
+        name = f"{'down' if down else 'up'}sample {c} x{self.rows:g}"
+        moved = 0.0 if down else c * (before + self.rows)
+        self.add(name, [gemm], gemm.k * gemm.n + c, moved, 0 if down else 1, kept, c * before)
+        if down:
+            self.push()
+
+
+def unet_layers(config: UNetConfig, positions: int, projection: Sequence[Gemm]) -> tuple[Layer, ...]:
+    """The layers in the order of a forward: ``embed``, down, middle, up, ``head``.
+
+    Args:
+        config: the U-Net.
+        positions: positions of the latent image.
+        projection: products that turn an item's LLM hidden states into context tokens.
+    """
+    net = _Builder(config, positions)
+    net.embed(projection)
+    levels = range(len(config.block_out_channels))
+    for level in levels:
+        for _ in range(config.layers_per_block):
+            net.block(config.block_out_channels[level])
+            if level in config.attention_levels:
+                net.transformer()
+            net.push()
+        if level != levels[-1]:
+            net.resample(1 / 4)
+    net.block(net.channels)
+    net.transformer()
+    net.block(net.channels)
+    for level in reversed(levels):
+        for _ in range(config.layers_per_block + 1):
+            net.channels += net.skips.pop()[0]
+            net.block(config.block_out_channels[level])
+            if level in config.attention_levels:
+                net.transformer()
+        if level:
+            net.resample(4)
+    c = net.channels
+    head = net.convolution(c, config.in_channels)
+    net.add("head", [head], head.k * head.n + head.n + 2 * c, 2 * c, 1, 2 * c, c)
+    return tuple(net.layers)

@@ -1,0 +1,114 @@
+"""Image-text pairs packed into sequences of one length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.errors import require
+from entrain_bench.shapes import SampleShapes
+from entrain_bench.specs.tokens import TokenRules
+from workloads.items import Items, concatenate, merge
+from workloads.marginals import Marginal, parse_marginal
+from workloads.stream import stable_rng, stream_blocks
+
+# The unit of random access.
+BLOCK_SAMPLES = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedWorkload:
+    """Samples of ``sequence_tokens`` LLM tokens, packed from pairs of a caption and an image in the order of the draw.
+
+    A sample takes pairs as long as they fit; the pair that does not starts the next one. What is left is padding, which
+    the LLM processes like text.
+
+    Attributes:
+        name: of the workload; seeds its samples.
+        sequence_tokens: LLM tokens of every sample.
+        caption: distribution of text tokens of a pair, at least 1 (``workloads.marginals``).
+        image: distribution of encoder tokens (patches) of a pair, at least 1.
+    """
+
+    name: str
+    sequence_tokens: int
+    caption: float | Mapping[str, object]
+    image: float | Mapping[str, object]
+
+    def __post_init__(self) -> None:
+        require(bool(self.name), "workload.name", repr(self.name), "text that is not empty")
+        require(self.sequence_tokens >= 2, "workload.sequence_tokens", self.sequence_tokens, "at least 2")
+        for key in ("caption", "image"):
+            largest = float(parse_marginal(getattr(self, key), f"workload.{key}").ppf(np.array([1.0]))[0])
+            fits = largest <= self.sequence_tokens // 2
+            allowed = f"at most half of sequence_tokens={self.sequence_tokens}; set max"
+            require(fits, f"workload.{key}", f"{largest:g} (at most)", allowed)
+
+    def fingerprint(self) -> str:
+        """Empty: the YAML says it all."""
+        return ""
+
+    def source(self, rules: TokenRules) -> PackedSource:
+        """The generator of samples; a square of ``merge_patches`` patches becomes one LLM token."""
+        caption, image = (parse_marginal(getattr(self, key), f"workload.{key}") for key in ("caption", "image"))
+        return PackedSource(self.name, self.sequence_tokens, caption, image, rules.merge_patches**2)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSource:
+    """Generator of packed samples; attributes as in ``PackedWorkload``, and the patches of an LLM token."""
+
+    name: str
+    sequence_tokens: int
+    caption: Marginal
+    image: Marginal
+    merged_patches: int
+    _blocks: dict[tuple[int, int], SampleShapes] = field(default_factory=dict, repr=False, compare=False)
+
+    def batch(self, iteration: int, num_samples: int, seed: int) -> SampleShapes:
+        """Samples ``iteration * num_samples`` and following of the stream that belongs to the seed."""
+        blocks = stream_blocks(iteration, num_samples, seed, BLOCK_SAMPLES)
+        return concatenate([self._block(seed, block).take(np.arange(lo, hi)) for block, lo, hi in blocks])
+
+    def draw(self, num_samples: int, rng: np.random.Generator) -> SampleShapes:
+        """Independent samples."""
+        require(num_samples >= 1, "num_samples", num_samples, "at least 1")
+        return self._pack(rng, num_samples, 0)
+
+    def _block(self, seed: int, block: int) -> SampleShapes:
+        if (seed, block) not in self._blocks:
+            while len(self._blocks) > 1:  # the stream moves on: the last two are enough
+                del self._blocks[next(iter(self._blocks))]
+            rng = stable_rng(self.name, seed, block)
+            self._blocks[seed, block] = self._pack(rng, BLOCK_SAMPLES, block * BLOCK_SAMPLES)
+        return self._blocks[seed, block]
+
+    def _pack(self, rng: np.random.Generator, num_samples: int, first_id: int) -> SampleShapes:
+        patches, ends = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        bounds = [0]
+        while len(bounds) <= num_samples:
+            filled = int(ends[bounds[-1] - 1]) if bounds[-1] else 0
+            # The first pair that does not fit; it must have been drawn.
+            last = int(np.searchsorted(ends, filled + self.sequence_tokens, side="right"))
+            if last < len(ends):
+                bounds.append(last)
+                continue
+            more = _sizes(self.image, rng.random(16 * num_samples))
+            pairs = self._projected(more) + _sizes(self.caption, rng.random(len(more)))
+            ends = np.append(ends, (ends[-1] if len(ends) else 0) + np.cumsum(pairs))
+            patches = np.append(patches, more)
+        patches = patches[: bounds[-1]]
+        projected, offsets = self._projected(patches), np.array(bounds)
+        text = self.sequence_tokens - np.add.reduceat(projected, offsets[:-1])
+        items = Items(np.diff(offsets), patches, projected)
+        return merge(np.arange(first_id, first_id + num_samples), text, {"image": items})
+
+    def _projected(self, patches: IntArray) -> IntArray:
+        return -(-patches // self.merged_patches)
+
+
+def _sizes(marginal: Marginal, u: FloatArray) -> IntArray:
+    return np.maximum(1, np.rint(marginal.ppf(u))).astype(np.int64)
