@@ -23,6 +23,8 @@ EXPERIMENT = "entrain-bench"
 KEY_TAG = "entrain_bench.key"
 # Another process may be creating the store or logging a large sweep.
 LOCK_TIMEOUT_S = 600.0
+# What one call of MLflow's batch API takes.
+MAX_METRICS = 1000
 
 
 def store_uri(results: Results) -> str:
@@ -100,9 +102,17 @@ def _log(client: MlflowClient, experiment: str, results: Results, record: Record
     params |= {f"layout.{name}": text for name, text in record.layout.items()}
     for group in ("strategy", "workload"):
         params |= {f"{group}.{path}": value for path, value in flatten(record.config[group]).items()}
+    # One batched call: the means at step 0 under the table's names, then what each iteration measured.
     metrics = [Metric(k, record.metrics[k], now, 0) for k in METRICS if k in record.metrics]
+    metrics += [
+        Metric(f"iteration/{name}", value, now, step)
+        for step, row in enumerate(record.iterations)
+        for name, value in row.items()
+    ]
     status = [RunTag(KEY_TAG, record.key), RunTag("status", record.status), RunTag("reason", record.reason[:500])]
-    client.log_batch(run, metrics, [Param(k, str(v)) for k, v in params.items()], status)
+    client.log_batch(run, metrics[:MAX_METRICS], [Param(k, str(v)) for k, v in params.items()], status)
+    for first in range(MAX_METRICS, len(metrics), MAX_METRICS):
+        client.log_batch(run, metrics[first : first + MAX_METRICS])
     with TemporaryDirectory() as folder:
         config = Path(folder) / "config.yaml"
         config.write_text(yaml.safe_dump(dict(record.config), sort_keys=True))

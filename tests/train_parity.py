@@ -113,7 +113,7 @@ class RecordingStage(TrainedStage):
             self.kept[named.key] = named, named.parameter.main_grad.clone()
 
 
-def compare(rank: int, config: str, layout: Layout | None, reference: Path) -> dict[str, float]:
+def compare(_: int, config: str, layout: Layout | None, reference: Path) -> dict[str, float]:
     """Train like the reference; returns the worst excess over tolerance of gradients, weights, losses and norms."""
     prepare_platform()
     setting = prepare(config_from_json(config))

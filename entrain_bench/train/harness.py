@@ -85,10 +85,12 @@ class TrainHarness:
 
     def launch(self, config: RunConfig, progress: Callable[[int], None]) -> Outcome:
         """Train as configured: on ranks started here, or as one of torchrun's ranks where there are some."""
-        from entrain_bench.train.launch import start_ranks
-        from entrain_bench.train.loop import train
-
         _ = self.torch_device
+        # Imported where needed: megatron-core takes seconds, and the process that starts the ranks does without.
         if "TORCHELASTIC_RUN_ID" in os.environ:
+            from entrain_bench.train.loop import train
+
             return train(config, progress)
+        from entrain_bench.train.launch import start_ranks
+
         return start_ranks(config, self.num_ranks, progress)
