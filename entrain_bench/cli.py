@@ -93,7 +93,10 @@ def _sweep(arguments: Sequence[str], cells: Sequence[Cell]) -> list[Record]:
         UserError: before anything runs, for data that cannot be read, a damaged record or an unwritable folder; and
             if a cell left no record.
     """
-    results = Results(Path(cells[0].config.results_dir))
+    folders = sorted({cell.config.results_dir for cell in cells})
+    if len(folders) > 1:
+        raise UserError(f"results_dir={','.join(folders)}: must be one folder for the whole sweep")
+    results = Results(Path(folders[0]))
     keys = []
     for cell in cells:
         try:

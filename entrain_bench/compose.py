@@ -98,7 +98,14 @@ def _resolve(overrides: Sequence[str], composed: dict[tuple[str, ...], DictConfi
             needs no new composition.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    plain = [o for o in parsed if o.type is OverrideType.CHANGE and o.package is None and o.key_or_group in PLAIN_KEYS]
+    plain = [
+        o
+        for o in parsed
+        if o.type is OverrideType.CHANGE
+        and o.package is None
+        and o.key_or_group in PLAIN_KEYS
+        and not o.is_sweep_override()
+    ]
     rest = tuple(str(o.input_line) for o in parsed if o not in plain)
     composed = {} if composed is None else composed
     if rest not in composed:
@@ -163,7 +170,8 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> UserError:
     siblings: Iterable[str] = ConfigSchema.__dataclass_fields__
     if parent:
         try:
-            rest = [text for text in overrides if not text.lstrip("+~").startswith(key)]
+            # Choices of groups and the search path; other values may be unknown as well.
+            rest = [text for text in overrides if "." not in text.partition("=")[0] or text.startswith("hydra.")]
             node = OmegaConf.select(compose(CONFIG_NAME, overrides=rest), parent)
             siblings = [str(k) for k in node if k != "_target_"] if isinstance(node, DictConfig) else []
         except (HydraException, OmegaConfBaseException):

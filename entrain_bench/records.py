@@ -20,15 +20,15 @@ from filelock import FileLock
 from entrain_bench.config import RunConfig
 from entrain_bench.errors import UserError
 from entrain_bench.experiment import Outcome
-from entrain_bench.instantiate import instantiate
+from entrain_bench.instantiate import COSMETIC, instantiate
 from entrain_bench.metrics import chrome_trace
 
 logger = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_S = 60.0
-# Keys that say nothing about the result, and files that only show results.
+# Keys that say nothing about the result, and what of this package only shows or measures.
 COSMETIC_KEYS = frozenset({"label", "source", "sources"})
-COSMETIC_FILES = frozenset({"analysis.py", "bench.py", "cli.py", "report.py", "tracking.py"})
+COSMETIC_CODE = frozenset({"analysis.py", "bench", "cli.py", "figures", "report.py", "tracking.py"})
 LABELS = ("strategy", "workload", "model", "cluster", "harness", "seed")
 METRICS = (
     "iteration_time_s",
@@ -82,8 +82,8 @@ class Record:
         return self.status in ("ok", "skipped")
 
     def row(self) -> dict[str, Any]:
-        """The run's row of ``table.csv``."""
-        settings = {name: self.config[name] for name in SETTINGS}
+        """The run's row of ``table.csv``; empty where the run is older than a setting."""
+        settings = {name: self.config.get(name) for name in SETTINGS}
         degrees = {name: self.config["layout"][name.removeprefix("layout_")] for name in DEGREES}
         return {
             **{name: self.labels[name] for name in LABELS},
@@ -157,7 +157,9 @@ def identify(config: RunConfig) -> tuple[str, str]:
 
 def _decisive(node: Any) -> Any:
     if isinstance(node, Mapping):
-        return {key: _decisive(value) for key, value in node.items() if key not in COSMETIC_KEYS}
+        # What a class is built of decides, whatever its name.
+        cosmetic = {COSMETIC} if "_target_" in node else COSMETIC_KEYS
+        return {key: _decisive(value) for key, value in node.items() if key not in cosmetic}
     return [_decisive(value) for value in node] if isinstance(node, list) else node
 
 
@@ -165,7 +167,7 @@ def _decisive(node: Any) -> Any:
 def code_version(targets: frozenset[str]) -> str:
     """Hash of the source files of this package and of every package, or folder of modules, that holds a target.
 
-    What only shows results (figures, command line, tracking) is left out.
+    What only shows results (figures, command line, tracking) or measures the harness is left out.
     """
     digest = hashlib.sha256()
     for name in sorted({"entrain_bench", *(target.split(".", 1)[0] for target in targets)}):
@@ -176,8 +178,9 @@ def code_version(targets: frozenset[str]) -> str:
         own = name == "entrain_bench"
         # A module may import its neighbours; a package holds all it needs.
         for file in sorted(folder.rglob("*.py") if spec.submodule_search_locations else folder.glob("*.py")):
-            if not (own and ("figures" in file.relative_to(folder).parts or file.name in COSMETIC_FILES)):
-                digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+            path = file.relative_to(folder)
+            if not (own and path.parts[0] in COSMETIC_CODE):
+                digest.update(path.as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 
 

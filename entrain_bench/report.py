@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pandas as pd
@@ -80,7 +81,11 @@ def _table(records: Sequence[Record]) -> Table:
     swept = swept_paths(records)
     leaves = [flatten(record.config) for record in records]
     done = pd.DataFrame([record.row() for record in records])
-    headings = {path: path.removesuffix("._target_").split(".", 1)[-1] for path in swept}
+    long = {path: path.removesuffix("._target_") for path in swept}
+    short = {path: text.split(".", 1)[-1] for path, text in long.items()}
+    # A short heading that two paths share would make one column of two.
+    repeated = {text for text, count in Counter(short.values()).items() if count > 1}
+    headings = {path: long[path] if short[path] in repeated else short[path] for path in swept}
     for path in swept:
         done[headings[path]] = [
             str(values.get(path)).rsplit(".", 1)[-1] if path.endswith("_target_") else str(values.get(path))
@@ -88,7 +93,7 @@ def _table(records: Sequence[Record]) -> Table:
         ]
     labels = [name for name in LABELS if name != "seed"]
     shared = [name for name in labels[1:] if done[name].nunique() == 1]
-    varying = [name for name in labels if name not in shared] + list(dict.fromkeys(headings.values()))
+    varying = [name for name in labels if name not in shared] + list(headings.values())
     table = Table(*varying, title=", ".join(f"{name} {done[name].iloc[0]}" for name in shared), title_style="")
     for heading in ("runs", *COLUMNS):
         table.add_column(heading, justify="right")

@@ -6,13 +6,13 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from itertools import batched
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import yaml
 from filelock import FileLock
-from sqlalchemy.engine import URL
 
 from entrain_bench.records import LABELS, METRICS, SETTINGS, Record, Results, flatten
 
@@ -23,12 +23,15 @@ EXPERIMENT = "entrain-bench"
 KEY_TAG = "entrain_bench.key"
 # Another process may be creating the store or logging a large sweep.
 LOCK_TIMEOUT_S = 600.0
-# What one call of MLflow's batch API takes.
-MAX_METRICS = 1000
+# What MLflow takes in one batch.
+MAX_PARAMS, MAX_METRICS = 100, 1000
 
 
 def store_uri(results: Results) -> str:
     """The SQLite store inside the results folder."""
+    # Imported here, as MLflow is: it is a quarter of the command's start.
+    from sqlalchemy.engine import URL
+
     path = str((results.root / "mlflow.db").resolve())
     return URL.create("sqlite", database=path).render_as_string(hide_password=False)
 
@@ -102,7 +105,7 @@ def _log(client: MlflowClient, experiment: str, results: Results, record: Record
     params |= {f"layout.{name}": text for name, text in record.layout.items()}
     for group in ("strategy", "workload"):
         params |= {f"{group}.{path}": value for path, value in flatten(record.config[group]).items()}
-    # One batched call: the means at step 0 under the table's names, then what each iteration measured.
+    # The means at step 0 under the table's names, then what each iteration measured.
     metrics = [Metric(k, record.metrics[k], now, 0) for k in METRICS if k in record.metrics]
     metrics += [
         Metric(f"iteration/{name}", value, now, step)
@@ -110,9 +113,11 @@ def _log(client: MlflowClient, experiment: str, results: Results, record: Record
         for name, value in row.items()
     ]
     status = [RunTag(KEY_TAG, record.key), RunTag("status", record.status), RunTag("reason", record.reason[:500])]
-    client.log_batch(run, metrics[:MAX_METRICS], [Param(k, str(v)) for k, v in params.items()], status)
-    for first in range(MAX_METRICS, len(metrics), MAX_METRICS):
-        client.log_batch(run, metrics[first : first + MAX_METRICS])
+    client.log_batch(run, tags=status)
+    for rows in batched(metrics, MAX_METRICS):
+        client.log_batch(run, metrics=rows)
+    for some in batched(params.items(), MAX_PARAMS):
+        client.log_batch(run, params=[Param(k, str(v)) for k, v in some])
     with TemporaryDirectory() as folder:
         config = Path(folder) / "config.yaml"
         config.write_text(yaml.safe_dump(dict(record.config), sort_keys=True))

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.assignment import Assignment, ModuleAssignment, same_microbatches
+from entrain_bench.assignment import Assignment, ModuleAssignment, group_chunks, same_microbatches
 from entrain_bench.job import Job, LayoutRequest
 from entrain_bench.layout import Layout, ModuleLayout
 from entrain_bench.profile import Profile
-from entrain_bench.program import ActionView, Pass, Program
+from entrain_bench.program import ActionView, Pass, Program, Slots, build_program
 from entrain_bench.shapes import SampleShapes, shapes_from_lists
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, LinkTier
@@ -34,6 +35,7 @@ TOKENS = {
     "text_chars_per_token": 4.0,
 }
 GIB = 2**30
+rngs = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 
 
 def llm_config(blocks: int = 2, **changes: Any) -> dict[str, Any]:
@@ -177,6 +179,43 @@ def uniform_batch(model: ModelSpec, num_microbatches: int, dp: int = 1) -> tuple
 
 def labels(replica: Sequence[int], microbatch: Sequence[int]) -> ModuleAssignment:
     return ModuleAssignment(np.array(replica, np.int64), np.array(microbatch, np.int64))
+
+
+AV_MODEL = tiny_model(encoder=2, llm=2, audio=3)
+
+
+def av_samples(rng: np.random.Generator, count: int) -> SampleShapes:
+    """Images and audio segments mixed; items hand over any number of tokens."""
+    rows = []
+    for _ in range(count):
+        kinds = rng.choice(["image", "audio"], int(rng.integers(0, 4))).tolist()
+        rows.append(
+            (int(rng.integers(1, 50)), [(kind, int(rng.integers(1, 90)), int(rng.integers(1, 30))) for kind in kinds])
+        )
+    return shapes_from_lists(["image", "audio"], rows)
+
+
+def random_av_program(rng: np.random.Generator) -> Program:
+    """Random samples of AV_MODEL in random chunks and slots; its order need not be feasible."""
+    vision, audio, llm = AV_MODEL.modules
+    layout = Layout(
+        (
+            placed(vision, [[[0], [1]], [[2], [3]]]),
+            placed(audio, [[[0]], [[2]], [[3]]]),
+            placed(llm, [[[4], [5], [6]], [[7], [8], [9]]]),
+        ),
+        3,
+    )
+    shapes = av_samples(rng, int(rng.integers(1, 10)))
+    chunks, slots = [], []
+    for module, place in zip(AV_MODEL.modules, layout.modules, strict=True):
+        units = len(module.units(shapes))
+        given_labels = ModuleAssignment(rng.integers(0, place.dp, units), rng.integers(0, 3, units))
+        rows = group_chunks(module, shapes, given_labels, rng.integers(0, 2, units))
+        chunks.append(rows)
+        shape = (len(rows), place.pp)
+        slots.append(Slots(rng.integers(0, 9, shape), rng.integers(0, 9, shape)))
+    return build_program(AV_MODEL, layout, shapes, chunks, slots)
 
 
 def durations(program: Program, seconds: Callable[[ActionView], float]) -> FloatArray:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from helpers import chain_layout, labels, random_samples, samples, tiny_model
+from helpers import chain_layout, labels, random_samples, rngs, samples, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,11 +25,10 @@ from entrain_bench.shapes import shapes_from_lists
 
 MODEL = tiny_model()
 VISION, LLM = MODEL.modules
-seeds = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 
 
 @settings(max_examples=40, deadline=None)
-@given(seeds, st.booleans(), st.booleans())
+@given(rngs, st.booleans(), st.booleans())
 def test_chunks_are_the_groups_of_equal_labels_in_order(rng: np.random.Generator, encoder: bool, parts: bool) -> None:
     shapes = random_samples(rng, int(rng.integers(1, 12)))
     module = VISION if encoder else LLM
@@ -134,7 +133,7 @@ def test_stray_labels_without_units_are_a_user_error_and_not_a_crash() -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(seeds)
+@given(rngs)
 def test_split_chunks_refine_the_whole_ones_by_the_llm_microbatch(rng: np.random.Generator) -> None:
     shapes = random_samples(rng, 10)
     layout = chain_layout(MODEL, 1, 1, 4, dp=2)

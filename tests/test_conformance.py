@@ -1,7 +1,11 @@
 """What every strategy must do on every workload, whatever it is."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -26,9 +30,16 @@ MODELS = ("tiny", "tiny_av")
 CLUSTERS = ("tiny", "a40x16")
 
 
-def config(*overrides: str) -> RunConfig:
+@cache
+def composed(*overrides: str) -> RunConfig:
     small = ["global_batch=16", "microbatch_size=2", "layout.tp=1", "layout.dp=2", "iterations=1"]
     return compose_cells([*small, *overrides])[0].config
+
+
+def config(**chosen: str) -> RunConfig:
+    """The run with the given choice of each group, each composed once: composing takes longer than a tiny run."""
+    groups = {group: getattr(composed(f"{group}={name}"), group) for group, name in chosen.items()}
+    return replace(composed(), **groups)
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
@@ -38,10 +49,10 @@ def config(*overrides: str) -> RunConfig:
 def test_valid_within_memory_above_the_bound_and_repeatable(
     strategy: str, workload: str, model: str, cluster: str
 ) -> None:
-    names = [f"strategy={strategy}", f"workload={workload}", f"model={model}", f"cluster={cluster}"]
+    run = config(strategy=strategy, workload=workload, model=model, cluster=cluster)
     try:
         # Executing validates the program, its order and its memory.
-        first = run_experiment(config(*names))
+        first = run_experiment(run)
     except IncompatibleError:
         assert workload in NEEDS_AUDIO
         assert model == "tiny"
@@ -53,13 +64,13 @@ def test_valid_within_memory_above_the_bound_and_repeatable(
     assert first.metrics["assignment_time_s"] > 0
     if cluster != CLUSTERS[0]:
         return
-    again = run_experiment(config(*names))
+    again = run_experiment(run)
     # Throughput may hold the wall time of an assignment slower than these tiny iterations; the timeline may not.
     assert first.timeline is not None
     assert again.timeline is not None
     pd.testing.assert_frame_equal(first.timeline, again.timeline)
     assert first.metrics["lower_bound_s"] == again.metrics["lower_bound_s"]
-    wrong = run_experiment(config(*names, "belief_error=0.2"))
+    wrong = run_experiment(replace(run, belief_error=0.2))
     assert wrong.metrics["gap_to_lower_bound"] >= 0
 
 
@@ -74,9 +85,13 @@ def mixes() -> list[object]:
 
 @pytest.mark.parametrize(("planner", "assigner", "scheduler"), mixes())
 def test_parts_can_be_mixed(planner: str, assigner: str, scheduler: str) -> None:
-    parts = [f"strategy/planner={planner}", f"strategy/assigner={assigner}", f"strategy/scheduler={scheduler}"]
+    parts: Mapping[str, Any] = {
+        part: composed(f"strategy/{part}={name}").strategy[part]
+        for part, name in (("planner", planner), ("assigner", assigner), ("scheduler", scheduler))
+    }
+    run = config(model="tiny", cluster="a40x16")
     try:
-        outcome = run_experiment(config("model=tiny", "cluster=a40x16", *parts))
+        outcome = run_experiment(replace(run, strategy={"name": "mixed", **parts}))
     except IncompatibleError:
         assert len({planner, assigner, scheduler}) > 1, "the parts of one system fit together"
         return
@@ -89,6 +104,11 @@ def test_every_model_runs_on_every_cluster_that_holds_it(model: str, cluster: st
     workload = "librispeech" if "vl" not in model and "tiny" not in model else "chartqa"
     searched = ["layout.tp=null", "layout.dp=null", "layout.cp=1", "strategy=megatron"]
     batch = ["global_batch=64", "microbatch_size=1"]
-    run = config(f"model={model}", f"cluster={cluster}", f"workload={workload}", *batch, *searched)
+    run = replace(
+        composed(*batch, *searched),
+        model=composed(f"model={model}").model,
+        cluster=composed(f"cluster={cluster}").cluster,
+        workload=composed(f"workload={workload}").workload,
+    )
     outcome = run_experiment(run)
     assert outcome.layout.num_ranks == int(run.cluster["num_nodes"]) * int(run.cluster["gpus_per_node"])

@@ -74,6 +74,20 @@ def test_a_run_that_failed_and_then_succeeded_shows_its_success(tmp_path: Path) 
     assert run.data.metrics.items() >= dict(record.metrics).items()
 
 
+def test_a_run_of_more_parameters_than_a_batch_takes_is_logged(tmp_path: Path) -> None:
+    assert run_command([*SMALL, f"results_dir={tmp_path}", "mlflow=false"]) == 0
+    results = Results(tmp_path)
+    (record,) = results.records()
+    many = {f"p{index}": index for index in range(150)}
+    wide = replace(record, config={**record.config, "workload": {**record.config["workload"], **many}})
+    assert log_records(results, [wide], "") == 1
+    client = MlflowClient(tracking_uri=store_uri(results))
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert {run.data.params[f"workload.p{index}"] for index in range(150)} == {str(index) for index in range(150)}
+
+
 def test_runs_are_recorded_even_if_mlflow_breaks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mlflow.db").write_bytes(b"this is not a database")
     assert run_command([*SMALL, f"results_dir={tmp_path}"]) == 0

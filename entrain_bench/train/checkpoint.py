@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from entrain_bench.errors import UserError
 from entrain_bench.records import write_atomically
@@ -64,7 +65,7 @@ class Checkpoints:
     def save(self, iteration: int, stages: Mapping[tuple[int, int], TrainedStage], history: list[Any]) -> None:
         """Write the state after ``iteration`` iterations and drop older ones; collective."""
         path = self.folder / f"iteration_{iteration:08d}"
-        dcp.save(state_of(stages), checkpoint_id=str(path))
+        save(state_of(stages), checkpoint_id=str(path))
         dist.barrier()
         if dist.get_rank() == 0:
             meta = {"identity": dict(self.identity), "iteration": iteration, "history": history}
@@ -76,7 +77,7 @@ class Checkpoints:
     def load(self, path: Path, stages: Mapping[tuple[int, int], TrainedStage]) -> None:
         """Read a state into the stages; collective."""
         state = state_of(stages)
-        dcp.load(state, checkpoint_id=str(path))
+        load(state, checkpoint_id=str(path))
 
 
 def state_of(stages: Mapping[tuple[int, int], TrainedStage]) -> dict[str, Tensor]:

@@ -158,7 +158,7 @@ class _Iteration:
     def _backward(self, step: Step, received: Mapping[tuple[int, int], Tensor]) -> Tensor | None:
         graph = self.graphs.pop((step.place.module, step.place.stage, step.chunk))
         gradient = None if self._is_loss(step) else _gather(step, received, torch.zeros_like(graph.output))
-        graph.output.backward(gradient)
+        torch.autograd.backward(graph.output, gradient)
         return None if graph.leaf is None else graph.leaf.grad
 
     def _input(self, step: Step, received: Mapping[tuple[int, int], Tensor], pack: Pack) -> Tensor | None:

@@ -1,0 +1,92 @@
+"""The cases by name, each with its target."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+from entrain_bench.bench.measures import (
+    against_torch,
+    assignment,
+    assignment_within_limit,
+    bucket_filling,
+    simulated_iteration,
+)
+from entrain_bench.compose import CONFIG_MODULE
+
+# 2,048 nodes of 8 H100: DP 1024 x 16 stages, 64 microbatches of 4 a replica.
+LARGE = (
+    "cluster=h100x64",
+    "cluster.num_nodes=2048",
+    "model=qwen25vl_llama3_8b",
+    "layout.tp=1",
+    "layout.pp=16",
+    "layout.dp=1024",
+    "global_batch=262144",
+)
+# One long pipeline for the comparison with torch: 16 stages, 512 microbatches.
+PIPELINE = (
+    "strategy=megatron",
+    "layout.tp=2",
+    "cluster=a40x64",
+    "cluster.num_nodes=8",
+    "layout.dp=1",
+    "global_batch=2048",
+)
+# 16 samples a bucket, 4 buckets a microbatch index: 128 buckets for 2,048 samples.
+BUCKETS = ("strategy=dflop", "strategy/planner=megatron", "microbatch_size=16")
+LPT = "strategies.dflop.balance.longest_first"
+SOLVER_LIMIT = "strategy.assigner.solver_seconds"
+# So much that only the limit in seconds ends a solve.
+SOLVER_WORK = "strategy.assigner.solver_work=1e9"
+GLOBAL_BATCHES = (512, 2048, 8192)
+ASSIGNMENT_TARGETS = {("entrain", 512): "assign_s <= 0.020", ("entrain", 4096): "assign_s <= 0.200"}
+
+type Case = tuple[str, Callable[[], dict[str, float]]]
+
+
+def strategies() -> list[str]:
+    """Names of the strategies in the configuration tree."""
+    (root,) = importlib.import_module(CONFIG_MODULE).__path__
+    return sorted(path.stem for path in (Path(root) / "strategy").glob("*.yaml"))
+
+
+CASES: dict[str, Case] = {
+    **{
+        f"iteration_64_gpus_{name}": ("iteration_s <= 0.010", partial(simulated_iteration, [f"strategy={name}"]))
+        for name in ("megatron", "entrain")
+    },
+    **{
+        f"iteration_16384_gpus_{name}": (
+            "iteration_s <= 2, peak_rss_gb <= 4",
+            partial(simulated_iteration, [f"strategy={name}", *LARGE], repeats=5),
+        )
+        for name in ("megatron", "entrain")
+    },
+    **{
+        f"assignment_{name}_{size}": (
+            ASSIGNMENT_TARGETS.get((name, size), "assign_s < iteration_time_s"),
+            partial(assignment, [f"strategy={name}", f"global_batch={size}"]),
+        )
+        for name, size in sorted({*product(strategies(), GLOBAL_BATCHES), *ASSIGNMENT_TARGETS})
+    },
+    **{
+        f"lpt_{workload}": (
+            "fill_s <= 0.100, worst_gap <= 0.01",
+            partial(bucket_filling, [*BUCKETS, "global_batch=2048", f"workload={workload}"], LPT),
+        )
+        for workload in ("opencqa_ocr", "synthetic")
+    },
+    **{
+        f"solver_{size}_limit_{limit_s}_s": (
+            "share <= 1.1",
+            partial(assignment_within_limit, [*BUCKETS, f"global_batch={size}", SOLVER_WORK], SOLVER_LIMIT, limit_s),
+        )
+        for size in (512, 2048)
+        for limit_s in (0.2, 2.0)
+    },
+    "place_actions_against_torch": ("ratio >= 20", partial(against_torch, PIPELINE)),
+}
