@@ -52,7 +52,7 @@ Grads = dict[str, Tensor]
 def module_config(name: str, **changes: Any) -> dict[str, Any]:
     config = OmegaConf.create({"model": {"modules": {"llm": {"hidden_size": 128}, name: {}}}})
     config.model.modules[name] = OmegaConf.load(MODULES / f"{name}.yaml")
-    return OmegaConf.to_container(config.model.modules[name], resolve=True) | changes  # type: ignore[return-value, operator]
+    return OmegaConf.to_container(config.model.modules[name], resolve=True) | changes
 
 
 def small_model(**llm_changes: Any) -> ModelSpec:
@@ -79,7 +79,7 @@ def stage_of(
 ) -> Stage:
     given = {"dtype": torch.float32, "seed": 0, "device": CPU, "recompute": False} | options
     held = range(len(module.layers)) if layers is None else layers
-    stage = build_stage(model, module, held, groups, **given)  # type: ignore[arg-type]
+    stage = build_stage(model, module, held, groups, **given)
     for named in named_parameters(stage):
         with torch.no_grad():
             named.parameter.copy_(named.shard(values_of(named)))
@@ -137,7 +137,7 @@ def run_module(
         dist.all_reduce(output, group=groups.cp)
     result = {"output": output}
     if not module.is_encoder:
-        result["input"] = inputs[0].grad  # type: ignore[assignment]
+        result["input"] = inputs[0].grad
     for stage in stages:
         for named in named_parameters(stage):
             grad = named.parameter.grad
@@ -289,7 +289,7 @@ def reference_of(module: ModuleSpec, stage: Stage) -> Grads:
         output.backward()
     grads = {key: weight.grad for key, weight in weights.items()}
     result = {"output": output.detach()} | grads
-    return result if module.is_encoder else result | {"input": first.grad}  # type: ignore[return-value]
+    return result if module.is_encoder else result | {"input": first.grad}
 
 
 # --- One rank.

@@ -15,6 +15,8 @@ from typing import Any
 import torch.distributed as dist
 
 TIMEOUT_S = 60
+# What tests of the training runtime import and what takes longest; imported once instead of on every rank.
+PRELOADED = ["megatron.core.optimizer", "entrain_bench.train.modules", "hypothesis.strategies", "helpers"]
 
 
 class RankError(Exception):
@@ -25,13 +27,13 @@ def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[
     """Call ``function(rank, *args)`` in ``num_ranks`` processes joined by a gloo process group.
 
     Results must be plain values or arrays (tensors would share memory with processes that are gone). The first failure
-    ends all ranks. Processes fork from a server that has imported torch and megatron-core once.
+    ends all ranks. Processes fork from a server that has imported ``PRELOADED`` once.
 
     Raises:
         RankError: with the traceback of the first rank that failed.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["entrain_bench.train.modules", "entrain_bench.train.platform"])
+    context.set_forkserver_preload(PRELOADED)
     with TemporaryDirectory() as folder:
         pipes, processes = [], []
         for rank in range(num_ranks):
@@ -58,7 +60,7 @@ def _results(pipes: list[Connection]) -> list[Any]:
         for pipe in ready:
             rank = next(index for index, other in enumerate(pipes) if other is pipe)
             try:
-                worked, value = pipe.recv()  # type: ignore[union-attr]
+                worked, value = pipe.recv()
             except EOFError:
                 raise RankError(f"rank {rank} died") from None
             if not worked:

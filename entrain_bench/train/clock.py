@@ -46,13 +46,13 @@ class Clock:
     def _mark(self) -> float | torch.cuda.Event:
         if self.device.type != "cuda":
             return perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def _seconds(self, mark: float | torch.cuda.Event) -> float:
         if isinstance(mark, torch.cuda.Event):
             assert isinstance(self._zero, torch.cuda.Event)
-            return self._zero.elapsed_time(mark) / 1e3
+            return float(self._zero.elapsed_time(mark)) / 1e3
         assert not isinstance(self._zero, torch.cuda.Event)
         return mark - self._zero
