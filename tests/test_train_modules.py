@@ -16,15 +16,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import TOKENS
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from torch import Tensor
-from torch.nn import functional
 from train_ranks import RankError, run_ranks
+from train_reference import Reference, normal
 
 from entrain_bench.errors import IncompatibleError, UserError
-from entrain_bench.specs.model import ModelSpec, ModuleConfig, ModuleSpec
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.modules import (
     NamedParameter,
     Pack,
@@ -36,9 +34,6 @@ from entrain_bench.train.modules import (
     input_width,
     named_parameters,
 )
-from entrain_bench.train.modules.attention import packed_attention
-from entrain_bench.train.modules.packing import Segments, Share, segments_of
-from entrain_bench.train.modules.positions import grid_places
 from entrain_bench.train.platform import prepare_platform
 
 MODULES = Path(__file__).parent.parent / "experiments" / "model" / "module"
@@ -107,10 +102,6 @@ def batch_of(module: ModuleSpec, short: bool = False) -> tuple[Tensor, Pack]:
     return projected, Pack(lengths, (), torch.from_numpy(ids), torch.from_numpy(labels))
 
 
-def normal(rng: np.random.Generator, *shape: int) -> Tensor:
-    return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
-
-
 def run_module(
     model: ModelSpec,
     module: ModuleSpec,
@@ -159,115 +150,6 @@ def differences(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], to
         if not error <= tolerance * largest:
             found.append(f"{key}: {error:.3g} of {largest:.3g}")
     return found
-
-
-# --- The reference: one sequence at a time, whole parameters, nothing of megatron-core.
-
-
-@dataclass
-class Reference:
-    config: ModuleConfig
-    name: str
-    weights: dict[str, Tensor]
-
-    def get(self, key: str) -> Tensor | None:
-        return self.weights.get(f"{self.name}.{key}")
-
-    def linear(self, x: Tensor, key: str) -> Tensor:
-        return functional.linear(x, self.weights[f"{self.name}.{key}.weight"], self.get(f"{key}.bias"))
-
-    def norm(self, x: Tensor, key: str) -> Tensor:
-        weight = self.weights[f"{self.name}.{key}.weight"]
-        if self.config.norm_bias:
-            centred = x - x.mean(-1, keepdim=True)
-            return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight + self.get(f"{key}.bias")
-        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
-
-    def block(self, x: Tensor, index: int, mask: Tensor, angles: Tensor | None) -> Tensor:
-        c, at = self.config, f"{index}"
-        mixed = self.linear(self.norm(x, f"{at}.input_layernorm"), f"{at}.self_attention.linear_qkv")
-        per_group = c.num_heads // c.num_kv_heads
-        mixed = mixed.view(len(x), c.num_kv_heads, per_group + 2, c.head_dim)
-        q = mixed[:, :, :per_group].reshape(len(x), c.num_heads, c.head_dim)
-        k = mixed[:, :, per_group].repeat_interleave(per_group, 1)
-        v = mixed[:, :, per_group + 1].repeat_interleave(per_group, 1)
-        if angles is not None:
-            q, k = rotate(q, angles), rotate(k, angles)
-        scores = torch.einsum("qhd,khd->hqk", q, k) / c.head_dim**0.5
-        weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-        attended = torch.einsum("hqk,khd->qhd", weights, v).reshape(len(x), -1)
-        x = x + self.linear(attended, f"{at}.self_attention.linear_proj")
-        up = self.linear(self.norm(x, f"{at}.pre_mlp_layernorm"), f"{at}.mlp.linear_fc1")
-        if c.gated_mlp:
-            gate, linear = up.chunk(2, -1)
-            active = gate * torch.sigmoid(gate) * linear
-        else:
-            active = functional.gelu(up)
-        return x + self.linear(active, f"{at}.mlp.linear_fc2")
-
-    def vision(self, patches: Tensor, num_outputs: int) -> Tensor:
-        length = len(patches)
-        x = self.linear(patches, "0.products.products.0")
-        places = [patch_place(t, length) for t in range(length)]
-        quarter = self.config.head_dim // 4
-        frequencies = [10000.0 ** (-i / quarter) for i in range(quarter)]
-        half = torch.tensor([[place * f for place in rc for f in frequencies] for rc in places])
-        window = torch.arange(length) // self.config.window_tokens
-        local, full = window[:, None] == window, torch.ones(length, length, dtype=torch.bool)
-        for index in range(1, self.config.num_layers + 1):
-            x = self.block(x, index, full if index - 1 in self.config.full_attention_layers else local, half)
-        rows = fit(self.norm(x, f"{self.config.num_layers + 1}.norm"), 4 * num_outputs).view(num_outputs, -1)
-        at = f"{self.config.num_layers + 1}.products.products"
-        return self.linear(functional.gelu(self.linear(rows, f"{at}.0")), f"{at}.1")
-
-    def audio(self, frames: Tensor, num_outputs: int) -> Tensor:
-        length, width = len(frames), self.config.hidden_size
-        rows = functional.gelu(self.linear(frames.view(2 * length, -1), "0.products.products.0"))
-        weight, bias = (self.weights[f"{self.name}.0.products.products.1.{part}"] for part in ("weight", "bias"))
-        # A convolution of width 3 and stride 2; its taps are the outer dimension of the product's k.
-        taps = weight.view(width, 3, -1).transpose(1, 2)
-        x = functional.gelu(functional.conv1d(rows.T[None], taps, bias, stride=2, padding=1)[0].T)
-        scale = torch.exp(-np.log(10000.0) * torch.arange(width // 2) / (width // 2 - 1))
-        angles = torch.arange(length)[:, None] * scale
-        x = x + torch.cat([angles.sin(), angles.cos()], 1)
-        for index in range(1, self.config.num_layers + 1):
-            x = self.block(x, index, torch.ones(length, length, dtype=torch.bool), None)
-        pairs = fit(self.norm(x, f"{self.config.num_layers + 1}.norm"), 2 * num_outputs).view(num_outputs, 2, -1)
-        return self.linear(pairs.mean(1), f"{self.config.num_layers + 1}.products.products.0")
-
-    def llm(self, ids: Tensor, labels: Tensor, projected: Tensor) -> Tensor:
-        table = self.weights[f"{self.name}.0.words.weight"]
-        given = iter(projected)
-        x = torch.stack([next(given) if token < 0 else table[token] for token in ids.tolist()])
-        half = self.config.head_dim // 2
-        frequencies = torch.tensor([500000.0 ** (-i / half) for i in range(half)])
-        angles = torch.arange(len(ids))[:, None] * frequencies
-        mask = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
-        for index in range(1, self.config.num_layers + 1):
-            x = self.block(x, index, mask, angles)
-        last = self.config.num_layers + 1
-        head = table if self.config.tied_embeddings else self.weights[f"{self.name}.{last}.logits.weight"]
-        logits = self.norm(x, f"{last}.norm") @ head.T
-        return functional.cross_entropy(logits, labels, ignore_index=-1, reduction="sum")
-
-
-def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-
-def patch_place(token: int, length: int) -> tuple[int, int]:
-    """Row and column of a patch: blocks of 2 x 2, in rows of ceil(sqrt(number of blocks))."""
-    blocks = -(-length // 4)
-    wide = next(w for w in range(1, blocks + 1) if w * w >= blocks)
-    block_row, block_column = divmod(token // 4, wide)
-    row, column = divmod(token % 4, 2)
-    return 2 * block_row + row, 2 * block_column + column
-
-
-def fit(rows: Tensor, count: int) -> Tensor:
-    return torch.cat([rows[:count], rows.new_zeros(max(0, count - len(rows)), rows.shape[1])])
 
 
 def reference_of(module: ModuleSpec, stage: Stage) -> Grads:
@@ -466,74 +348,6 @@ def test_unbuildable_modules_are_refused(name: str, changes: dict[str, Any], tp:
     changed = ModelSpec.from_config({"name": "m", "modules": configs, "tokens": TOKENS})
     with pytest.raises((UserError, IncompatibleError), match=message):
         stage_of(changed, changed.module(name), StageGroups(group, group, group))
-
-
-# --- Packing.
-
-
-def dense_mask(segments: Segments, num_rows: int, total: int, causal: bool) -> Tensor:
-    mask = torch.zeros(num_rows, total, dtype=torch.bool)
-    row, key = 0, segments.first_key
-    for queries, keys in zip(segments.query_lengths, segments.key_lengths, strict=True):
-        for i in range(queries):
-            mask[row + i, key : key + (keys - queries + i + 1 if causal else keys)] = True
-        row, key = row + queries, key + keys
-    assert row == num_rows
-    return mask
-
-
-packs = st.lists(st.integers(1, 9), min_size=1, max_size=5).map(tuple)
-
-
-@given(lengths=packs, cp=st.integers(1, 4), causal=st.booleans(), window=st.integers(0, 4))
-@settings(max_examples=60, deadline=None)
-def test_segments_of_all_ranks_are_the_block_diagonal_mask(
-    lengths: tuple[int, ...], cp: int, causal: bool, window: int
-) -> None:
-    total = sum(lengths)
-    size = -(-total // cp)
-    label = [(i, at // window if window else 0) for i, length in enumerate(lengths) for at in range(length)]
-    label += [(-1, 0)] * (size * cp - total)
-    expected = [[label[q] == label[k] and (k <= q or not causal) for k in range(len(label))] for q in range(len(label))]
-    rows = []
-    for rank in range(cp):
-        share = Share(total, rank * size, (rank + 1) * size, size * cp)
-        segments = segments_of(lengths, share, causal=causal, window_tokens=window)
-        rows.append(dense_mask(segments, size, size * cp, causal))
-    assert torch.cat(rows).tolist() == expected
-
-
-@given(segments=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), min_size=1, max_size=6), causal=st.booleans())
-@settings(max_examples=40, deadline=None)
-def test_packed_attention_is_masked_attention(segments: list[tuple[int, int]], causal: bool) -> None:
-    lengths = Segments(tuple(q for q, _ in segments), tuple(q + more for q, more in segments), 0)
-    rng = np.random.default_rng(len(segments))
-    query = normal(rng, sum(lengths.query_lengths), 4, 8)
-    key, value = (normal(rng, sum(lengths.key_lengths), 2, 8) for _ in range(2))
-    mask = dense_mask(lengths, len(query), len(key), causal)
-    scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(2, 1)) / 8**0.5
-    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-    expected = torch.einsum("hqk,khd->qhd", weights, value.repeat_interleave(2, 1))
-    torch.testing.assert_close(packed_attention(query, key, value, lengths, causal=causal), expected)
-
-
-@given(dim=st.integers(-1, 1), stride=st.integers(1, 3), tp=st.integers(1, 4))
-def test_shards_assemble_to_the_full_parameter(dim: int, stride: int, tp: int) -> None:
-    shape = [4 * stride, 4 * stride]
-    full = torch.randn([n * tp if i == dim else n for i, n in enumerate(shape)])
-    named = [NamedParameter("k", torch.nn.Parameter(torch.empty(shape)), dim, stride, tp, rank) for rank in range(tp)]
-    assert named[0].full_shape == tuple(full.shape)
-    shards = [part.shard(full) for part in named]
-    assert all(list(shard.shape) == shape for shard in shards)
-    assert torch.equal(named[0].assemble(shards), full)
-
-
-def test_grid_of_an_item_by_hand() -> None:
-    # 5 blocks of 2 x 2 patches: a row of 3 blocks and a row of 2.
-    positions, lengths = torch.arange(20), torch.full((20,), 20)
-    rows, columns = grid_places(positions, lengths, 4)
-    assert rows.tolist() == [0, 0, 1, 1] * 3 + [2, 2, 3, 3] * 2
-    assert columns.tolist() == [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 0, 1, 0, 1, 2, 3, 2, 3]
 
 
 # --- Several ranks.

@@ -16,7 +16,14 @@ import torch.distributed as dist
 
 TIMEOUT_S = 60
 # What tests of the training runtime import and what takes longest; imported once instead of on every rank.
-PRELOADED = ["megatron.core.optimizer", "entrain_bench.train.modules", "hypothesis.strategies", "helpers"]
+PRELOADED = [
+    "megatron.core.optimizer",
+    "entrain_bench.train.modules",
+    "strategies.entrain",
+    "hypothesis.strategies",
+    "omegaconf",
+    "pytest",
+]
 
 
 class RankError(Exception):

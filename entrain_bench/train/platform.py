@@ -31,6 +31,7 @@ MODULES = (
 )
 _FACTORIES = ("empty", "tensor", "zeros")
 _TYPE_CALLER = "megatron.core.optimizer."
+_original_type: Callable[..., Any] = torch.Tensor.type
 
 
 class _Overlay:
@@ -54,9 +55,6 @@ def prepare_platform() -> None:
             module.torch = _torch_on_cpu()
     if torch.Tensor.type is not _type:
         torch.Tensor.type = _type  # type: ignore[assignment, method-assign]
-
-
-_original_type: Callable[..., Any] = torch.Tensor.type
 
 
 def _type(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:

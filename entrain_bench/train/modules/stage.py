@@ -94,8 +94,7 @@ class Stage(torch.nn.Module):
     def _layer(self, index: int) -> torch.nn.Module:
         module, config, groups = self.module, self.config, self.groups
         if 0 < index < len(module.layers) - 1:
-            block: TransformerLayer = transformer_block(module, index, config, groups)
-            return block  # type: ignore[no-any-return]
+            return transformer_block(module, index, config, groups)  # type: ignore[no-any-return]
         if module.is_encoder:
             return EncoderEmbedding(module, config, groups) if index == 0 else Projector(module, config, groups)
         if index == 0:
