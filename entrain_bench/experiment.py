@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
@@ -36,6 +36,15 @@ class Executor(Protocol):
         ...
 
 
+@runtime_checkable
+class Launcher(Protocol):
+    """A harness that runs the whole experiment elsewhere: on ranks of its own."""
+
+    def launch(self, config: RunConfig, progress: Callable[[int], None]) -> Outcome:
+        """Run all iterations; ``progress`` is called with the number of finished ones."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """Everything a run needs, built from its configuration."""
@@ -44,7 +53,7 @@ class Setting:
     truth: CostTruth
     source: ShapeSource
     strategy: Strategy
-    executor: Executor
+    executor: Executor | Launcher
     profile: Profile
 
 
@@ -87,7 +96,7 @@ def prepare(config: RunConfig) -> Setting:
         part: instantiate(config.strategy[part], f"strategy.{part}", method)
         for part, method in (("planner", "plan"), ("assigner", "assign"), ("scheduler", "schedule"))
     }
-    executor = instantiate(config.harness, "harness", "execute", truth=truth, memory_budget_bytes=budget)
+    executor = instantiate(config.harness, "harness", ("execute", "launch"), truth=truth, memory_budget_bytes=budget)
     workload: Workload = instantiate(config.workload, "workload", "source")
     source = workload.source(model.tokens)
     profile = Profile(job, source, config.seed, config.belief_error, config.belief_bias)
@@ -102,6 +111,8 @@ def run_experiment(config: RunConfig, progress: Callable[[int], None] = lambda _
         progress: called with the number of finished iterations.
     """
     setting = prepare(config)
+    if isinstance(setting.executor, Launcher):
+        return setting.executor.launch(config, progress)
     job, strategy, profile = setting.job, setting.strategy, setting.profile
     job.model.check_shapes(setting.source.batch(0, job.global_batch, config.seed))
     started = perf_counter()

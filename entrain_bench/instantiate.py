@@ -18,13 +18,13 @@ COSMETIC = "label"
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)
 
 
-def instantiate(node: Any, where: str, method: str, **arguments: Any) -> Any:
+def instantiate(node: Any, where: str, method: str | tuple[str, ...], **arguments: Any) -> Any:
     """The object of ``node``, whose keys besides ``_target_`` and ``label`` are constructor arguments.
 
     Args:
         node: a mapping with ``_target_``.
         where: path of the node, for errors.
-        method: what the object must be able to do.
+        method: what the object must be able to do; of several methods, one.
         **arguments: further constructor arguments, passed as they are.
 
     Raises:
@@ -40,8 +40,9 @@ def instantiate(node: Any, where: str, method: str, **arguments: Any) -> Any:
         raise UserError(
             f"{where}._target_={target}: must be a class that can be imported ({_one_line(error)})"
         ) from error
-    if not callable(getattr(cls, method, None)):
-        raise UserError(f"{where}._target_={target}: must be a class with a method {method}")
+    methods = (method,) if isinstance(method, str) else method
+    if not any(callable(getattr(cls, name, None)) for name in methods):
+        raise UserError(f"{where}._target_={target}: must be a class with a method {' or '.join(methods)}")
     if is_dataclass(cls):
         check_values(cls, plain, where)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 from rich.console import Console
@@ -13,6 +13,17 @@ from entrain_bench.records import LABELS, Record, flatten
 
 # Wide enough for the table when the output is not a terminal.
 PLAIN_WIDTH = 140
+# Metric, scale and digits of each column.
+COLUMNS = {
+    "s/iter": ("iteration_time_s", 1.0, 3),
+    "samples/s": ("samples_per_s", 1.0, 1),
+    "TFLOPS/GPU": ("tflops_per_gpu", 1.0, 1),
+    "MFU %": ("mfu", 100.0, 1),
+    "bubble %": ("bubble_ratio", 100.0, 1),
+    "enc std ms": ("encoder_forward_std_ms", 1.0, 2),
+    "peak GiB": ("peak_memory_bytes", 1 / 2**30, 1),
+    "gap %": ("gap_to_lower_bound", 100.0, 1),
+}
 
 
 def make_console() -> Console:
@@ -84,19 +95,15 @@ def _table(records: Sequence[Record]) -> Table:
     shared = [name for name in labels[1:] if done[name].nunique() == 1]
     varying = [name for name in labels if name not in shared] + list(headings.values())
     table = Table(*varying, title=", ".join(f"{name} {done[name].iloc[0]}" for name in shared), title_style="")
-    columns: dict[str, Callable[[pd.Series[float]], str]] = {
-        "s/iter": lambda mean: f"{mean['iteration_time_s']:.3f}",
-        "samples/s": lambda mean: f"{mean['samples_per_s']:.1f}",
-        "TFLOPS/GPU": lambda mean: f"{mean['tflops_per_gpu']:.1f}",
-        "MFU %": lambda mean: f"{100 * mean['mfu']:.1f}",
-        "bubble %": lambda mean: f"{100 * mean['bubble_ratio']:.1f}",
-        "enc std ms": lambda mean: f"{mean['encoder_forward_std_ms']:.2f}",
-        "peak GiB": lambda mean: f"{mean['peak_memory_bytes'] / 2**30:.1f}",
-        "gap %": lambda mean: f"{100 * mean['gap_to_lower_bound']:.1f}",
-    }
-    for heading in ("runs", *columns):
+    for heading in ("runs", *COLUMNS):
         table.add_column(heading, justify="right")
     for names, group in done.groupby(varying, sort=False):
         mean = group.mean(numeric_only=True)
-        table.add_row(*map(str, names), str(len(group)), *(write(mean) for write in columns.values()))
+        table.add_row(*map(str, names), str(len(group)), *(_spell(mean, *column) for column in COLUMNS.values()))
     return table
+
+
+def _spell(mean: pd.Series[float], metric: str, scale: float, digits: int) -> str:
+    """A metric as text; a dash where a harness does not have it."""
+    value = mean.get(metric)
+    return "-" if value is None or pd.isna(value) else f"{scale * value:.{digits}f}"

@@ -24,7 +24,7 @@ KEY_TAG = "entrain_bench.key"
 # Another process may be creating the store or logging a large sweep.
 LOCK_TIMEOUT_S = 600.0
 # What MLflow takes in one batch.
-MAX_PARAMS = 100
+MAX_PARAMS, MAX_METRICS = 100, 1000
 
 
 def store_uri(results: Results) -> str:
@@ -105,9 +105,17 @@ def _log(client: MlflowClient, experiment: str, results: Results, record: Record
     params |= {f"layout.{name}": text for name, text in record.layout.items()}
     for group in ("strategy", "workload"):
         params |= {f"{group}.{path}": value for path, value in flatten(record.config[group]).items()}
+    # The means at step 0 under the table's names, then what each iteration measured.
     metrics = [Metric(k, record.metrics[k], now, 0) for k in METRICS if k in record.metrics]
+    metrics += [
+        Metric(f"iteration/{name}", value, now, step)
+        for step, row in enumerate(record.iterations)
+        for name, value in row.items()
+    ]
     status = [RunTag(KEY_TAG, record.key), RunTag("status", record.status), RunTag("reason", record.reason[:500])]
-    client.log_batch(run, metrics, tags=status)
+    client.log_batch(run, tags=status)
+    for rows in batched(metrics, MAX_METRICS):
+        client.log_batch(run, metrics=rows)
     for some in batched(params.items(), MAX_PARAMS):
         client.log_batch(run, params=[Param(k, str(v)) for k, v in some])
     with TemporaryDirectory() as folder:

@@ -17,7 +17,7 @@ from entrain_bench.experiment import Setting, prepare
 from entrain_bench.layout import Layout
 from entrain_bench.program import Pass, Program
 from entrain_bench.shapes import SampleShapes
-from entrain_bench.simulate import place_actions
+from entrain_bench.simulate import Simulator, place_actions
 
 REPEATS, WARM_UPS = 20, 2
 LONG_S = 30.0
@@ -50,6 +50,10 @@ def _setting(overrides: Sequence[str]) -> tuple[Setting, Layout]:
     return setting, setting.strategy.plan(setting.profile)
 
 
+def _simulator(setting: Setting) -> Simulator:
+    return Simulator(setting.truth, setting.job.memory_budget_bytes)
+
+
 def simulated_iteration(overrides: Sequence[str], repeats: int = REPEATS) -> dict[str, float]:
     """Schedule and execute (validate, price, place) one iteration, given its assignment."""
     setting, layout = _setting(overrides)
@@ -61,7 +65,7 @@ def simulated_iteration(overrides: Sequence[str], repeats: int = REPEATS) -> dic
 
     program = schedule()
     scheduled = median_s(schedule, repeats)
-    executed = median_s(lambda: setting.executor.execute(program), repeats)
+    executed = median_s(lambda: _simulator(setting).execute(program), repeats)
     return {
         "schedule_s": scheduled,
         "execute_s": executed,
@@ -77,7 +81,7 @@ def assignment(overrides: Sequence[str], repeats: int = REPEATS) -> dict[str, fl
     strategy, profile = setting.strategy, setting.profile
     batches = _batches(setting, WARM_UPS + repeats)
     times = wall_times_s(lambda index: strategy.assigner.assign(batches[index], layout, profile), repeats)
-    timeline = setting.executor.execute(strategy.compose(batches[0], layout, profile))
+    timeline = _simulator(setting).execute(strategy.compose(batches[0], layout, profile))
     return {"assign_s": median(times), "iteration_time_s": timeline.iteration_time_s}
 
 

@@ -1,0 +1,1 @@
+"""Training: programs executed on real ranks with torch.distributed and megatron-core."""

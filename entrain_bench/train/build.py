@@ -1,0 +1,43 @@
+"""Build what a rank holds under a layout: its stages, their optimizers, its process groups."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from entrain_bench.job import Job
+from entrain_bench.layout import Layout
+from entrain_bench.train.groups import make_groups
+from entrain_bench.train.harness import DTYPES, TrainHarness
+from entrain_bench.train.modules import build_stage
+from entrain_bench.train.routes import places_of
+from entrain_bench.train.runtime import Runtime
+from entrain_bench.train.step import OptimizerSettings, train_stage
+
+
+def build_runtime(
+    job: Job, layout: Layout, harness: TrainHarness, device: torch.device, seed: int, control: dist.ProcessGroup
+) -> Runtime:
+    """The runtime of this rank; collective over all ranks.
+
+    Weights follow from seed, module and layer alone, so every layout starts from the same model.
+    """
+    rank, model = dist.get_rank(), job.model
+    places = places_of(layout, rank)
+    tied = {index for index, module in enumerate(model.modules) if module.config.tied_embeddings}
+    groups = make_groups(layout, places, tied, control)
+    dtype = DTYPES[harness.dtype]
+    settings = OptimizerSettings(
+        harness.learning_rate, harness.weight_decay, harness.epsilon, harness.clip_grad, job.distributed_optimizer
+    )
+    stages = {}
+    for place in sorted(places, key=lambda place: (place.module, place.stage)):
+        placed, own = layout.modules[place.module], groups.stages[place.module, place.stage]
+        first = sum(placed.layers_per_stage[: place.stage])
+        layers = range(first, first + placed.layers_per_stage[place.stage])
+        module = model.modules[place.module]
+        stage = build_stage(
+            model, module, layers, own, dtype=dtype, seed=seed, device=device, recompute=placed.recompute
+        )
+        stages[place.module, place.stage] = train_stage(stage, own, groups.alone, settings)
+    return Runtime(stages, groups, settings, dtype, device, model.llm.config.vocab_size, seed)

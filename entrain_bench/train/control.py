@@ -1,0 +1,51 @@
+"""The process group's life, and small host data between ranks over gloo."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@contextmanager
+def process_group(device: torch.device, timeout_s: float) -> Iterator[dist.ProcessGroup]:
+    """Join the ranks that the launcher started; yields a gloo group of all of them."""
+    timeout = timedelta(seconds=timeout_s)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", timeout=timeout, device_id=device)
+    else:
+        dist.init_process_group("gloo", timeout=timeout)
+    try:
+        yield dist.new_group(backend="gloo", timeout=timeout)
+    finally:
+        dist.destroy_process_group()
+
+
+def broadcast_bytes(content: bytes | None, group: dist.ProcessGroup) -> bytes:
+    """What rank 0 has, on every rank."""
+    size = torch.tensor([len(content or b"")])
+    dist.broadcast(size, 0, group=group)
+    buffer = torch.empty(int(size), dtype=torch.uint8)
+    if content:
+        buffer.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+    dist.broadcast(buffer, 0, group=group)
+    return buffer.numpy().tobytes()
+
+
+def gather_json(value: Any, group: dist.ProcessGroup) -> list[Any]:
+    """The values of all ranks, on every rank, by rank."""
+    own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
+    dist.all_gather(sizes, torch.tensor([len(own)]), group=group)
+    longest = int(max(sizes))
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: len(own)] = own
+    parts = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(parts, padded, group=group)
+    return [json.loads(part[: int(size)].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]

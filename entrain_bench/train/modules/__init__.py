@@ -1,0 +1,17 @@
+"""Stages of encoders and the LLM, built from megatron-core's parts, on packed sequences."""
+
+from entrain_bench.train.modules.ends import input_width
+from entrain_bench.train.modules.packing import Pack, StageGroups
+from entrain_bench.train.modules.parameters import NamedParameter, initialise, named_parameters
+from entrain_bench.train.modules.stage import Stage, build_stage
+
+__all__ = [
+    "NamedParameter",
+    "Pack",
+    "Stage",
+    "StageGroups",
+    "build_stage",
+    "initialise",
+    "input_width",
+    "named_parameters",
+]

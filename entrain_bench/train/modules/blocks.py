@@ -1,0 +1,92 @@
+"""Transformer blocks: megatron-core's layers, with packed attention as their core."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import cast
+
+import torch
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec as LayerPart
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+
+from entrain_bench.errors import IncompatibleError
+from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.train.modules.attention import PackedAttention
+from entrain_bench.train.modules.packing import StageGroups
+
+NORM_EPSILON = 1e-5  # Llama 3 (arXiv:2407.21783) and torch's LayerNorm
+
+
+def transformer_config(module: ModuleSpec, tp: int, dtype: torch.dtype) -> TransformerConfig:
+    """megatron-core's description of a module's blocks; no dropout, no fused kernels, no sequence parallelism.
+
+    Raises:
+        IncompatibleError: for biases that megatron-core's layers do not offer.
+    """
+    config = module.config
+    if config.linear_bias and not config.qkv_bias:
+        raise IncompatibleError(f"model.modules.{module.name}: linear_bias needs qkv_bias to train")
+    return TransformerConfig(
+        num_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_heads,
+        num_query_groups=config.num_kv_heads,
+        kv_channels=config.head_dim,
+        ffn_hidden_size=config.ffn_hidden_size,
+        gated_linear_unit=config.gated_mlp,
+        activation_func=torch.nn.functional.silu if config.gated_mlp else torch.nn.functional.gelu,
+        add_bias_linear=config.linear_bias,
+        add_qkv_bias=config.qkv_bias,
+        normalization="LayerNorm" if config.norm_bias else "RMSNorm",
+        layernorm_epsilon=NORM_EPSILON,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=tp,
+        params_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        # Parameters are allocated on the device in force and filled by ``initialise``.
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        persist_layer_norm=False,
+    )
+
+
+def transformer_block(
+    module: ModuleSpec, index: int, config: TransformerConfig, groups: StageGroups
+) -> TransformerLayer:
+    """Block ``index`` (from 1) of a module; causal in the LLM."""
+    causal = not module.is_encoder
+    attention = LayerPart(
+        module=SelfAttention,
+        params={"attn_mask_type": AttnMaskType.causal if causal else AttnMaskType.no_mask},
+        submodules=SelfAttentionSubmodules(
+            linear_qkv=ColumnParallelLinear, core_attention=PackedAttention, linear_proj=RowParallelLinear
+        ),
+    )
+    parts = TransformerLayerSubmodules(
+        input_layernorm=WrappedTorchNorm,
+        self_attention=attention,
+        self_attn_bda=get_bias_dropout_add,
+        pre_mlp_layernorm=WrappedTorchNorm,
+        mlp=partial(MLP.as_mlp_submodule, submodules=MLPSubmodules(ColumnParallelLinear, RowParallelLinear)),
+        mlp_bda=get_bias_dropout_add,
+    )
+    collection = ProcessGroupCollection(tp=groups.tp, cp=groups.cp)
+    return TransformerLayer(config, parts, layer_number=index, pg_collection=collection, add_layer_offset=False)
+
+
+def norm(config: TransformerConfig) -> torch.nn.Module:
+    """The module's normalisation of hidden states."""
+    return cast(torch.nn.Module, WrappedTorchNorm(config, config.hidden_size, config.layernorm_epsilon))

@@ -1,0 +1,185 @@
+"""First and last layers: input embeddings, an encoder's projector, the LLM's head with its loss."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import torch
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    VocabParallelEmbedding,
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    vocab_parallel_cross_entropy,
+)
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+from torch.nn import Parameter
+
+from entrain_bench.errors import IncompatibleError
+from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.train.modules.blocks import norm
+from entrain_bench.train.modules.packing import Pack, Share, StageGroups, positions_of, share_of
+from entrain_bench.train.modules.products import Fold, Products, fold_between
+
+
+def input_width(module: ModuleSpec) -> int:
+    """Features of one encoder token: all rows that its first embedding product takes, one after the other."""
+    first = module.layers[0].gemms[0]
+    width = first.k * first.rows_per_token
+    if width != int(width):
+        raise IncompatibleError(f"model.modules.{module.name}.embed_gemms[0]: k * rows_per_token={width} is no integer")
+    return int(width)
+
+
+def merge_tokens(module: ModuleSpec) -> int:
+    """Consecutive encoder tokens that become one LLM token."""
+    rows = module.layers[-1].gemms[-1].rows_per_token
+    if (merge := round(1 / rows)) < 1 or not math.isclose(merge * rows, 1):
+        raise IncompatibleError(
+            f"model.modules.{module.name}.head_gemms: the last rows_per_token={rows} is not 1 / an integer"
+        )
+    return merge
+
+
+class EncoderEmbedding(torch.nn.Module):
+    """Features of all tokens to hidden states of this rank's tokens.
+
+    A product that takes more rows than it advances is a convolution; it reaches back within its item, so a rank also
+    embeds the few tokens before its own.
+    """
+
+    def __init__(self, module: ModuleSpec, config: TransformerConfig, groups: StageGroups) -> None:
+        super().__init__()
+        gemms, where = module.layers[0].gemms, f"model.modules.{module.name}.embed_gemms"
+        self.channels = gemms[0].k
+        folds = [Fold(1, 1, max(1, int(gemms[0].rows_per_token)))]
+        for index, (before, gemm) in enumerate(pairwise(gemms), start=1):
+            folds.append(fold_between(before.n, before.rows_per_token, gemm, f"{where}[{index}]"))
+        if gemms[-1].rows_per_token != 1 or gemms[-1].n != config.hidden_size:
+            raise IncompatibleError(f"{where}: the last must give one row of hidden_size={config.hidden_size} a token")
+        self.halo_tokens = sum(fold.halo_tokens for fold in folds)
+        # Convolutions have biases and GELU after each; a patch embedding is one plain product.
+        convolutions = module.config.norm_bias
+        self.products = Products(
+            gemms, folds, config, groups, bias=convolutions, activate_last=convolutions, where=where
+        )
+        self.dtype = config.params_dtype
+
+    def forward(self, features: Tensor, pack: Pack, share: Share) -> Tensor:
+        """``[sum(lengths), input_width]`` to ``[tokens of this rank, hidden_size]``."""
+        start = max(0, share.start - self.halo_tokens)
+        wider = Share(share.total, start, share.stop, share.padded)
+        rows = wider.pad(features).to(self.dtype).reshape(-1, self.channels)
+        hidden: Tensor = self.products(rows, positions_of(pack.lengths, wider).to(features.device))
+        return hidden[share.start - start :]
+
+
+class Projector(torch.nn.Module):
+    """Hidden states of this rank's tokens to the LLM tokens of all items, the same on all ranks.
+
+    Each item takes ``outputs * merge`` of its tokens: missing ones are zeros, surplus ones are dropped.
+    """
+
+    def __init__(self, module: ModuleSpec, config: TransformerConfig, groups: StageGroups) -> None:
+        super().__init__()
+        gemms, where = module.layers[-1].gemms, f"model.modules.{module.name}.head_gemms"
+        self.merge = merge_tokens(module)
+        channels, rows, folds = config.hidden_size, 1.0, []
+        for index, gemm in enumerate(gemms):
+            folds.append(fold := fold_between(channels, rows, gemm, f"{where}[{index}]"))
+            if fold.halo_tokens:
+                raise IncompatibleError(f"{where}[{index}]: a projector cannot overlap tokens")
+            channels, rows = gemm.n, gemm.rows_per_token
+        self.norm = norm(config) if module.config.head_norm else torch.nn.Identity()
+        self.products = Products(gemms, folds, config, groups, bias=True, activate_last=False, where=where)
+        self.cp = groups.cp
+
+    def forward(self, hidden: Tensor, pack: Pack) -> Tensor:
+        """``[tokens of this rank, hidden_size]`` to ``[sum(outputs), LLM hidden size]``.
+
+        Context parallel ranks project a share of the outputs each.
+        """
+        hidden = gather_from_sequence_parallel_region(
+            self.norm(hidden), tensor_parallel_output_grad=True, group=self.cp
+        )
+        share = share_of(sum(pack.outputs), self.cp)
+        token = share.pad(self._taken_tokens(pack), -1).flatten().to(hidden.device)
+        rows = torch.where((token >= 0)[:, None], hidden[token.clamp(min=0)], 0.0)
+        outputs = gather_from_sequence_parallel_region(
+            self.products(rows), tensor_parallel_output_grad=False, group=self.cp
+        )
+        trimmed: Tensor = outputs[: share.total]
+        return trimmed
+
+    def _taken_tokens(self, pack: Pack) -> Tensor:
+        """Token behind every row of every output ``[sum(outputs), merge]``, -1 for none."""
+        lengths, outputs = torch.tensor(pack.lengths), torch.tensor(pack.outputs)
+        item = torch.repeat_interleave(torch.arange(len(outputs)), outputs)
+        first = torch.arange(len(item)) - (outputs.cumsum(0) - outputs)[item]
+        inside = first[:, None] * self.merge + torch.arange(self.merge)
+        starts = (lengths.cumsum(0) - lengths)[item]
+        return torch.where(inside < lengths[item][:, None], starts[:, None] + inside, -1)
+
+
+class TokenEmbedding(torch.nn.Module):
+    """Embeddings of text, with projected tokens put in their places."""
+
+    def __init__(self, module: ModuleSpec, config: TransformerConfig, groups: StageGroups) -> None:
+        super().__init__()
+        self.cp = groups.cp
+        self.words = VocabParallelEmbedding(
+            module.config.vocab_size,
+            config.hidden_size,
+            init_method=config.init_method,
+            config=config,
+            tp_group=groups.tp,
+        )
+
+    def forward(self, projected: Tensor | None, pack: Pack, share: Share) -> Tensor:
+        """``[projected tokens, hidden_size]`` and ``token_ids`` to ``[tokens of this rank, hidden_size]``."""
+        assert pack.token_ids is not None
+        ids = share.pad(pack.token_ids)
+        hidden: Tensor = self.words(ids.clamp(min=0))
+        if projected is None:
+            return hidden
+        # Every rank uses the projected tokens in its own share; their gradients are summed over the ranks.
+        projected = copy_to_tensor_model_parallel_region(projected, group=self.cp)
+        before = int((pack.token_ids[: share.start] < 0).sum())
+        places = ids < 0
+        here = projected[before : before + int(places.sum())].to(hidden.dtype)
+        return hidden.masked_scatter(places[:, None], here)
+
+
+class LanguageHead(torch.nn.Module):
+    """Final norm, logits of all positions, and the cross entropy of the labelled ones."""
+
+    def __init__(self, module: ModuleSpec, config: TransformerConfig, groups: StageGroups, *, own_weight: bool) -> None:
+        super().__init__()
+        self.tp = groups.tp
+        self.norm = norm(config)
+        self.logits = ColumnParallelLinear(
+            config.hidden_size,
+            module.config.vocab_size,
+            config=config,
+            init_method=config.init_method,
+            bias=False,
+            skip_weight_param_allocation=not own_weight,
+            tp_group=groups.tp,
+        )
+
+    def forward(self, hidden: Tensor, pack: Pack, share: Share, weight: Parameter | None) -> Tensor:
+        """Sum of the cross entropy over this rank's labelled positions, a float32 scalar.
+
+        Args:
+            hidden: ``[tokens of this rank, hidden_size]``.
+            pack: with labels.
+            share: of this rank.
+            weight: the input embedding, where it is tied and on this stage.
+        """
+        assert pack.labels is not None
+        labels = share.pad(pack.labels, -1)
+        logits, _ = self.logits(self.norm(hidden), weight=weight)
+        losses = vocab_parallel_cross_entropy(logits.float(), labels.clamp(min=0), tp_group=self.tp)
+        return torch.where(labels >= 0, losses, 0.0).sum()

@@ -1,0 +1,116 @@
+"""Packed sequences: who holds which tokens under context parallelism, who attends to whom, and positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StageGroups:
+    """Process groups of this rank for one stage of one module.
+
+    Attributes:
+        tp: tensor parallel ranks.
+        cp: context parallel ranks.
+        dp_cp: ranks over which parameter gradients are summed.
+    """
+
+    tp: dist.ProcessGroup
+    cp: dist.ProcessGroup
+    dp_cp: dist.ProcessGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """The sequences of a chunk, packed one after the other.
+
+    Attributes:
+        lengths: tokens of each sequence: encoder tokens of items, or LLM tokens of samples.
+        outputs: encoders: LLM tokens that each item is projected to.
+        token_ids: LLM ``[sum(lengths)]``: text token ids, -1 where a projected token stands.
+        labels: LLM ``[sum(lengths)]``: the id to predict at each position, -1 for none.
+    """
+
+    lengths: tuple[int, ...]
+    outputs: tuple[int, ...] = ()
+    token_ids: Tensor | None = None
+    labels: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The contiguous rows ``start..stop`` of ``total`` that one of several ranks holds; the last rows may be padding.
+
+    Every rank holds equally many rows: ``total`` is padded to a multiple of the ranks.
+    """
+
+    total: int
+    start: int
+    stop: int
+    padded: int
+
+    def pad(self, rows: Tensor, value: float = 0) -> Tensor:
+        """This rank's rows of a tensor that holds all ``[total, ...]``, padding filled in ``[stop - start, ...]``."""
+        held = rows[self.start : self.stop]
+        missing = self.stop - self.start - len(held)
+        return torch.cat([held, held.new_full((missing, *held.shape[1:]), value)]) if missing else held
+
+
+def share_of(total: int, group: dist.ProcessGroup) -> Share:
+    """What this rank of a group holds of ``total`` rows."""
+    size = -(-total // group.size())
+    start = group.rank() * size
+    return Share(total, start, start + size, size * group.size())
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Block-diagonal attention of the tokens one rank holds; keys of consecutive segments are consecutive rows.
+
+    Attributes:
+        query_lengths: rows of each segment among this rank's tokens, in order.
+        key_lengths: rows of each segment among all tokens; a causal segment's last query sees all of them.
+        first_key: row of the first segment's first key among all tokens.
+    """
+
+    query_lengths: tuple[int, ...]
+    key_lengths: tuple[int, ...]
+    first_key: int
+
+
+def segments_of(lengths: tuple[int, ...], share: Share, *, causal: bool, window_tokens: int = 0) -> Segments:
+    """Segments of packed sequences, or of windows of ``window_tokens`` in each; padding attends to itself alone."""
+    queries, keys, first_keys = [], [], []
+    start = 0
+    for length in (*_windows(lengths, window_tokens), share.padded - share.total):
+        stop = start + length
+        low, high = max(start, share.start), min(stop, share.stop)
+        if low < high:
+            queries.append(high - low)
+            keys.append((high if causal else stop) - start)
+            first_keys.append(start)
+        start = stop
+    return Segments(tuple(queries), tuple(keys), first_keys[0])
+
+
+def _windows(lengths: tuple[int, ...], window_tokens: int) -> list[int]:
+    if not window_tokens:
+        return list(lengths)
+    return [min(window_tokens, length - at) for length in lengths for at in range(0, length, window_tokens)]
+
+
+def positions_of(lengths: tuple[int, ...], share: Share) -> Tensor:
+    """Place of each token this rank holds in its own sequence ``[stop - start]``, on the CPU; 0 for padding."""
+    sizes = torch.tensor(lengths)
+    starts = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
+    return share.pad(torch.arange(share.total) - starts)
+
+
+def sequence_lengths_of(lengths: tuple[int, ...], share: Share) -> Tensor:
+    """Length of the sequence that each token this rank holds belongs to, on the CPU; 1 for padding."""
+    sizes = torch.tensor(lengths)
+    return share.pad(torch.repeat_interleave(sizes, sizes), 1)

@@ -1,0 +1,238 @@
+"""What one rank does in an iteration: its actions in order, what each receives, and what it sends to whom.
+
+Everything is derived from the program, so both ends of a message know its size and its place in the sender's order, and
+nothing is negotiated. Chunks may feed any number of chunks on any ranks (deferral, different DP per module), which
+megatron-core's bridge communicators cannot express: they pair one contiguous batch with one contiguous batch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from entrain_bench.arrays import IntArray, rows_of, take_rows
+from entrain_bench.layout import Layout
+from entrain_bench.program import Pass, Program
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a rank holds of one module: a stage of a replica, at a place in its block (TP innermost)."""
+
+    module: int
+    replica: int
+    stage: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Message:
+    """A tensor that one action hands to another, on one pair of ranks.
+
+    Attributes:
+        source, target: the actions.
+        sender, receiver: the ranks; equal if the tensor stays where it is.
+        num_rows: tokens in it.
+        source_rows, target_rows: which rows of the producer's output and of the consumer's input they are; None for all
+            (stages of one module).
+    """
+
+    source: int
+    target: int
+    sender: int
+    receiver: int
+    num_rows: int
+    source_rows: IntArray | None = None
+    target_rows: IntArray | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Identifies the message at its receiver."""
+        return self.source, self.target
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One action of a rank, with its messages; those received are in the order of ``queues``."""
+
+    action: int
+    place: Place
+    kind: Pass
+    chunk: int
+    receives: tuple[Message, ...]
+    sends: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """The actions of one rank, and the messages that reach it from each sender and pass in the order they are sent."""
+
+    rank: int
+    steps: tuple[Step, ...]
+    queues: dict[tuple[int, Pass], tuple[Message, ...]]
+
+
+def places_of(layout: Layout, rank: int) -> list[Place]:
+    """Everything the rank holds, by module and stage."""
+    return [
+        Place(index, int(replica), int(stage), int(position))
+        for index, module in enumerate(layout.modules)
+        for replica, stage, position in np.argwhere(module.ranks == rank)
+    ]
+
+
+def lane_of_rank(layout: Layout, rank: int) -> int | None:
+    """The lane the rank acts with; None for a rank the layout does not use."""
+    candidates: set[int] | None = None
+    held = {
+        (place.module, place.replica * layout.modules[place.module].pp + place.stage)
+        for place in places_of(layout, rank)
+    }
+    for module, blocks in enumerate(layout.blocks):
+        for block in range(len(blocks.offsets) - 1):
+            lanes = set(blocks.lanes[blocks.offsets[block] : blocks.offsets[block + 1]].tolist())
+            if (module, block) in held:
+                candidates = lanes if candidates is None else candidates & lanes
+    if candidates is None:
+        return None
+    for module, blocks in enumerate(layout.blocks):
+        for block in range(len(blocks.offsets) - 1):
+            if (module, block) not in held:
+                candidates -= set(blocks.lanes[blocks.offsets[block] : blocks.offsets[block + 1]].tolist())
+    (lane,) = candidates
+    return lane
+
+
+def plan_rank(program: Program, rank: int) -> RankPlan:
+    """The rank's actions in the program's order, with all messages that leave or reach it."""
+    router = _Router(program, rank)
+    return RankPlan(rank, router.steps(), router.queues())
+
+
+class _Router:
+    """Derives the messages of one rank's actions."""
+
+    def __init__(self, program: Program, rank: int) -> None:
+        self.program, self.rank = program, rank
+        self.places = {(p.module, p.replica, p.stage): p for p in places_of(program.layout, rank)}
+        lane = lane_of_rank(program.layout, rank)
+        self.actions = [] if lane is None else self._lane_actions(lane)
+        self.incoming: dict[int, list[Message]] = defaultdict(list)
+        self.outgoing: dict[int, list[Message]] = defaultdict(list)
+        self._rows: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+        self._derive()
+
+    def steps(self) -> tuple[Step, ...]:
+        program = self.program
+        return tuple(
+            Step(
+                action,
+                self._place(action),
+                Pass(int(program.kind[action])),
+                int(program.chunk[action]),
+                tuple(self.incoming[action]),
+                tuple(self.outgoing[action]),
+            )
+            for action in self.actions
+        )
+
+    def queues(self) -> dict[tuple[int, Pass], tuple[Message, ...]]:
+        """Messages from other ranks by sender and pass, in the order in which that sender sends them."""
+        found: dict[tuple[int, Pass], list[Message]] = defaultdict(list)
+        for message in (m for messages in self.incoming.values() for m in messages if m.sender != self.rank):
+            found[message.sender, Pass(int(self.program.kind[message.target]))].append(message)
+        ordered = {}
+        for (sender, kind), messages in found.items():
+            lane = lane_of_rank(self.program.layout, sender)
+            assert lane is not None
+            order = {action: place for place, action in enumerate(self._lane_actions(lane))}
+            ordered[sender, kind] = tuple(sorted(messages, key=lambda m: (order[m.source], m.target)))
+        return ordered
+
+    def _lane_actions(self, lane: int) -> list[int]:
+        program = self.program
+        actions: list[int] = program.lane_actions[program.lane_offsets[lane] : program.lane_offsets[lane + 1]].tolist()
+        return actions
+
+    def _place(self, action: int) -> Place:
+        program = self.program
+        module, stage, replica = (int(column[action]) for column in (program.module, program.stage, program.replica))
+        if replica >= 0:
+            return self.places[module, replica, stage]
+        return next(place for place in self.places.values() if (place.module, place.stage) == (module, stage))
+
+    def _derive(self) -> None:
+        program = self.program
+        mine = np.zeros(program.num_actions, bool)
+        mine[self.actions] = True
+        mine &= program.chunk >= 0
+        source, target = program.dep_actions, rows_of(program.dep_offsets)
+        edges = np.flatnonzero((program.dep_bytes > 0) & (mine[source] | mine[target]))
+        for a, b in zip(source[edges].tolist(), target[edges].tolist(), strict=True):
+            for message in self._messages(a, b):
+                if message.receiver == self.rank:
+                    self.incoming[b].append(message)
+                if message.sender == self.rank:
+                    self.outgoing[a].append(message)
+        for messages in self.outgoing.values():
+            messages.sort(key=lambda m: (m.target, m.receiver))
+
+    def _messages(self, source: int, target: int) -> Iterable[Message]:
+        """The messages of one dependency: one for each receiving rank."""
+        from_ranks, to_ranks = self._block(source), self._block(target)
+        if self.program.module[source] == self.program.module[target]:
+            rows = self._local_tokens(target)
+            for sender, receiver in zip(from_ranks, to_ranks, strict=True):
+                yield Message(source, target, sender, receiver, rows)
+            return
+        source_rows, target_rows = self._boundary_rows(source, target)
+        for place, receiver in enumerate(to_ranks):
+            # A receiver that is also a producer has the tensor already.
+            sender = receiver if receiver in from_ranks else from_ranks[place % len(from_ranks)]
+            yield Message(source, target, sender, receiver, len(source_rows), source_rows, target_rows)
+
+    def _block(self, action: int) -> list[int]:
+        program = self.program
+        placed = program.layout.modules[int(program.module[action])]
+        ranks: list[int] = placed.ranks[int(program.replica[action]), int(program.stage[action])].tolist()
+        return ranks
+
+    def _local_tokens(self, action: int) -> int:
+        """Tokens of the action's chunk on each rank of its block; CP cuts the padded pack into equal slices."""
+        program = self.program
+        module = int(program.module[action])
+        tokens = int(program.model.modules[module].lengths(program.shapes, self._members(action)).sum())
+        return -(-tokens // program.layout.modules[module].cp)
+
+    def _members(self, action: int) -> IntArray:
+        chunks, chunk = self.program.chunks[int(self.program.module[action])], int(self.program.chunk[action])
+        return chunks.members[chunks.offsets[chunk] : chunks.offsets[chunk + 1]]
+
+    def _boundary_rows(self, source: int, target: int) -> tuple[IntArray, IntArray]:
+        """Rows of the items that both chunks have in common, in the source's and in the target's tensor."""
+        source_items, target_items = self._item_rows(source), self._item_rows(target)
+        common = [item for item in source_items if item in target_items]
+        rows = [np.concatenate([np.arange(*items[item]) for item in common]) for items in (source_items, target_items)]
+        return rows[0], rows[1]
+
+    def _item_rows(self, action: int) -> dict[int, tuple[int, int]]:
+        """First and last row of every item's projected tokens at the module boundary of a chunk."""
+        program = self.program
+        module, chunk = int(program.module[action]), int(program.chunk[action])
+        if (module, chunk) not in self._rows:
+            members = self._members(action)
+            items = members if program.model.modules[module].is_encoder else items_of_samples(program, members)
+            ends = np.cumsum(program.shapes.item_llm_tokens[items])
+            starts = ends - program.shapes.item_llm_tokens[items]
+            spans = zip(starts.tolist(), ends.tolist(), strict=True)
+            self._rows[module, chunk] = dict(zip(items.tolist(), spans, strict=True))
+        return self._rows[module, chunk]
+
+
+def items_of_samples(program: Program, samples: IntArray) -> IntArray:
+    """Items of the given samples, sample by sample, in order."""
+    _, items = take_rows(program.shapes.item_offsets, samples)
+    return items

@@ -1,0 +1,215 @@
+"""The interpreter: runs one rank's actions, one autograd graph a chunk and stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from entrain_bench.arrays import IntArray
+from entrain_bench.errors import OutOfMemoryError
+from entrain_bench.program import Pass, Program
+from entrain_bench.train.clock import Clock
+from entrain_bench.train.data import SampleData
+from entrain_bench.train.groups import Groups
+from entrain_bench.train.modules import Pack
+from entrain_bench.train.routes import Message, RankPlan, Step, plan_rank
+from entrain_bench.train.step import OptimizerSettings, TrainedStage, global_norm
+from entrain_bench.train.transfers import Transfers
+
+
+@dataclass(slots=True)
+class Graph:
+    """What a forward leaves for its backward: the input that wants a gradient, and the output."""
+
+    leaf: Tensor | None
+    output: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLoss:
+    """Loss of one LLM chunk, already divided by the batch's predicted tokens."""
+
+    action: int
+    loss: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RankResult:
+    """What a rank saw of an iteration.
+
+    Attributes:
+        losses: of the LLM chunks whose last stage it holds.
+        grad_norm: norm of all modules' gradients before clipping.
+    """
+
+    losses: tuple[ChunkLoss, ...]
+    grad_norm: float
+
+
+@dataclass(slots=True)
+class Runtime:
+    """Executes programs on this rank.
+
+    Attributes:
+        stages: stages this rank holds, by module and stage.
+        groups: process groups of the layout.
+        settings: optimizer settings.
+        dtype, device: of activations.
+        vocab_size: of the LLM.
+        seed: of the data.
+    """
+
+    stages: Mapping[tuple[int, int], TrainedStage]
+    groups: Groups
+    settings: OptimizerSettings
+    dtype: torch.dtype
+    device: torch.device
+    vocab_size: int
+    seed: int
+
+    def run(self, program: Program, clock: Clock) -> RankResult:
+        """One iteration: every action of this rank in the program's order; collective over all ranks.
+
+        Args:
+            program: the program, the same on every rank.
+            clock: told when each action starts and ends.
+
+        Raises:
+            OutOfMemoryError: naming the action and the bytes it was predicted to need.
+        """
+        plan = plan_rank(program, dist.get_rank())
+        data = SampleData(program.shapes, self.seed, self.vocab_size, self.device)
+        iteration = _Iteration(self, program, plan, data)
+        for stage in self.stages.values():
+            stage.zero_grad()
+        dist.barrier(group=self.groups.control)
+        clock.start()
+        for index, step in enumerate(plan.steps):
+            iteration.transfers.post_receives(index)
+            try:
+                iteration.execute(step, clock)
+            except torch.OutOfMemoryError as error:
+                raise OutOfMemoryError(
+                    f"memory: rank {plan.rank} ran out at {program.view(step.action)} (action {step.action})"
+                ) from error
+        iteration.transfers.finish()
+        return RankResult(tuple(iteration.losses), iteration.norm())
+
+
+@dataclass(slots=True)
+class _Iteration:
+    """The state of one iteration on one rank."""
+
+    runtime: Runtime
+    program: Program
+    plan: RankPlan
+    data: SampleData
+    transfers: Transfers = field(init=False)
+    graphs: dict[tuple[int, int, int], Graph] = field(default_factory=dict)
+    losses: list[ChunkLoss] = field(default_factory=list)
+    _norm: float | None = None
+
+    def __post_init__(self) -> None:
+        runtime = self.runtime
+        self.transfers = Transfers(self.plan, runtime.groups.transfers, self._row_width, runtime.dtype, runtime.device)
+
+    def execute(self, step: Step, clock: Clock) -> None:
+        """Run one action."""
+        if step.kind is Pass.GRAD_SYNC:
+            with clock.action(step.action):
+                self._stage(step).sync_gradients(self._tied(step))
+        elif step.kind is Pass.OPTIMIZER:
+            with clock.action(step.action):
+                norm = self.norm()
+                if isfinite(norm):
+                    self._stage(step).step(self.runtime.settings.clip_grad, norm)
+        else:
+            received = {message.key: self.transfers.receive(message) for message in step.receives}
+            with clock.action(step.action):
+                output = self._forward(step, received) if step.kind is Pass.FORWARD else self._backward(step, received)
+            if output is not None:
+                self.transfers.send(step, lambda message: _cut(output, message))
+
+    def norm(self) -> float:
+        """Norm of all gradients; computed once, by all ranks together."""
+        if self._norm is None:
+            everyone = self.runtime.groups.transfers[Pass.FORWARD]
+            self._norm = global_norm(self.runtime.stages, everyone, self.runtime.device)
+        return self._norm
+
+    def _forward(self, step: Step, received: Mapping[tuple[int, int], Tensor]) -> Tensor | None:
+        module = self.program.model.modules[step.place.module]
+        members = self._members(step)
+        pack = self.data.encoder_pack(members) if module.is_encoder else self.data.llm_pack(members)
+        leaf = self._input(step, received, pack)
+        output = self._stage(step).buffers(leaf, pack)
+        if self._is_loss(step):
+            output = output / self.data.num_loss_tokens
+            self.losses.append(ChunkLoss(step.action, output.detach()))
+        wants_gradient = leaf is not None and leaf.requires_grad
+        self.graphs[step.place.module, step.place.stage, step.chunk] = Graph(leaf if wants_gradient else None, output)
+        return None if self._is_loss(step) else output.detach()
+
+    def _backward(self, step: Step, received: Mapping[tuple[int, int], Tensor]) -> Tensor | None:
+        graph = self.graphs.pop((step.place.module, step.place.stage, step.chunk))
+        gradient = None if self._is_loss(step) else _gather(step, received, torch.zeros_like(graph.output))
+        torch.autograd.backward(graph.output, gradient)
+        return None if graph.leaf is None else graph.leaf.grad
+
+    def _input(self, step: Step, received: Mapping[tuple[int, int], Tensor], pack: Pack) -> Tensor | None:
+        """What a forward starts from: features, received hidden states, or projected tokens from several encoders."""
+        module = self.program.model.modules[step.place.module]
+        if module.is_encoder and step.place.stage == 0:
+            return self.data.features(module, self._members(step))
+        if step.place.stage == 0:
+            assert pack.token_ids is not None
+            num_rows = int((pack.token_ids < 0).sum())
+            if not num_rows:
+                return None
+            blank = torch.zeros(num_rows, self._hidden_size(), dtype=self.runtime.dtype, device=self.runtime.device)
+            return _gather(step, received, blank).requires_grad_()
+        return received[step.receives[0].key].requires_grad_()
+
+    def _stage(self, step: Step) -> TrainedStage:
+        return self.runtime.stages[step.place.module, step.place.stage]
+
+    def _tied(self, step: Step) -> dist.ProcessGroup | None:
+        last = self.program.layout.modules[step.place.module].pp - 1
+        return self.runtime.groups.tied.get(step.place.module) if step.place.stage in (0, last) else None
+
+    def _is_loss(self, step: Step) -> bool:
+        module = self.program.model.modules[step.place.module]
+        return not module.is_encoder and step.place.stage == self.program.layout.modules[step.place.module].pp - 1
+
+    def _members(self, step: Step) -> IntArray:
+        chunks = self.program.chunks[step.place.module]
+        return chunks.members[chunks.offsets[step.chunk] : chunks.offsets[step.chunk + 1]]
+
+    def _hidden_size(self) -> int:
+        return self.program.model.llm.config.hidden_size
+
+    def _row_width(self, message: Message) -> int:
+        """Elements of a row: hidden states inside a module, the LLM's embeddings between modules."""
+        source, target = (int(self.program.module[action]) for action in message.key)
+        return self.program.model.modules[source].config.hidden_size if source == target else self._hidden_size()
+
+
+def _gather(step: Step, received: Mapping[tuple[int, int], Tensor], into: Tensor) -> Tensor:
+    """Put all received rows at their places."""
+    for message in step.receives:
+        if message.target_rows is None:
+            return received[message.key]
+        into[torch.from_numpy(message.target_rows).to(into.device)] = received[message.key]
+    return into
+
+
+def _cut(tensor: Tensor, message: Message) -> Tensor:
+    """The rows a message carries."""
+    if message.source_rows is None:
+        return tensor
+    return tensor[torch.from_numpy(message.source_rows).to(tensor.device)]

@@ -1,0 +1,133 @@
+"""Parameters of a stage: gradients in one fp32 buffer, summed over data and context parallel ranks, one Adam step.
+
+The buffers, the reduction, the (distributed) optimizer and the clipping are megatron-core's. Losses are divided by the
+batch's predicted tokens before backward, so gradients are summed, never averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from entrain_bench.train.modules import Stage, StageGroups
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """Adam's settings.
+
+    Attributes:
+        learning_rate: constant over iterations.
+        weight_decay: decoupled.
+        epsilon: added to the root of the second moment.
+        clip_grad: limit of the gradient norm over all modules; 0 for none.
+        distributed: whether optimizer states are sharded over data and context parallel ranks.
+    """
+
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    epsilon: float = 1e-8
+    clip_grad: float = 1.0
+    distributed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedStage:
+    """A stage with its gradient buffers and its optimizer."""
+
+    stage: Stage
+    buffers: DistributedDataParallel
+    optimizer: MegatronOptimizer
+    groups: StageGroups
+
+    def zero_grad(self) -> None:
+        """Forget the last iteration's gradients."""
+        self.buffers.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+    def sync_gradients(self, tied: dist.ProcessGroup | None) -> None:
+        """Sum gradients over replicas; before that, those of a tied embedding over its two copies."""
+        embedding = self.stage.tied_embedding()
+        if tied is not None and embedding is not None:
+            dist.all_reduce(embedding.main_grad, group=tied)  # type: ignore[attr-defined]
+        self.buffers.finish_grad_sync()
+
+    def gradient_square(self) -> torch.Tensor:
+        """Sum of squares of the gradients that this rank alone counts, float64."""
+        self.optimizer.prepare_grads()
+        grads = self.optimizer.get_grads_for_grad_norm()
+        parts = [torch.linalg.vector_norm(grad.double()) ** 2 for grad in grads if grad.numel()]
+        return torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64)
+
+    def step(self, clip_grad: float, total_norm: float) -> None:
+        """Clip by the norm over all modules, and step."""
+        if clip_grad:
+            clip_grad_by_total_norm_fp32(self.optimizer.get_parameters(), clip_grad, total_norm)
+        self.optimizer.step_with_ready_grads()
+
+
+def train_stage(
+    stage: Stage, groups: StageGroups, alone: dist.ProcessGroup, settings: OptimizerSettings
+) -> TrainedStage:
+    """Wrap a stage; collective over its data and context parallel ranks.
+
+    Args:
+        stage: the stage.
+        groups: its process groups.
+        alone: a group of this rank only, for dimensions that stages do not have here.
+        settings: of the optimizer.
+    """
+    collection = ProcessGroupCollection()
+    for name in ("dp", "dp_cp", "intra_dp_cp", "intra_dist_opt"):
+        setattr(collection, name, groups.dp_cp)
+    for name in ("pp", "mp", "ep", "expt_dp", "intra_expt_dp", "tp_ep_pp"):
+        setattr(collection, name, alone)
+    collection.tp = groups.tp
+    distributed = settings.distributed and groups.dp_cp.size() > 1
+    config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=distributed
+    )
+    # Sum over replicas; megatron-core would take the mean.
+    stage.config.calculate_per_token_loss = True
+    buffers = DistributedDataParallel(stage.config, config, stage, pg_collection=collection)
+    half = next(stage.parameters()).dtype is torch.bfloat16
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=settings.learning_rate,
+            min_lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            adam_eps=settings.epsilon,
+            clip_grad=0.0,
+            bf16=half,
+            params_dtype=torch.bfloat16 if half else torch.float32,
+            use_distributed_optimizer=distributed,
+        ),
+        [buffers],
+        use_gloo_process_groups=False,
+        pg_collection=collection,
+    )
+    # Only the distributed optimizer takes the group from the collection; others would ask megatron's global state.
+    optimizer.tp_group = groups.tp
+    return TrainedStage(stage, buffers, optimizer, groups)
+
+
+def global_norm(
+    stages: Mapping[tuple[int, int], TrainedStage], group: dist.ProcessGroup, device: torch.device
+) -> float:
+    """Norm of all modules' gradients; collective over all ranks."""
+    square = torch.zeros((), dtype=torch.float64, device=device)
+    for trained in stages.values():
+        share = trained.gradient_square().to(device)
+        # Without sharded optimizer states every replica holds the same gradients.
+        copies = 1 if trained.buffers.ddp_config.use_distributed_optimizer else trained.groups.dp_cp.size()
+        square += share / copies
+    dist.all_reduce(square, group=group)
+    return float(square.sqrt())

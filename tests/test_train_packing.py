@@ -1,0 +1,80 @@
+"""Who attends to whom, places on a grid, and shards of parameters: against definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from train_reference import normal
+
+from entrain_bench.train.modules import NamedParameter
+from entrain_bench.train.modules.attention import packed_attention
+from entrain_bench.train.modules.packing import Segments, Share, segments_of
+from entrain_bench.train.modules.positions import grid_places
+
+
+def dense_mask(segments: Segments, num_rows: int, total: int, causal: bool) -> Tensor:
+    mask = torch.zeros(num_rows, total, dtype=torch.bool)
+    row, key = 0, segments.first_key
+    for queries, keys in zip(segments.query_lengths, segments.key_lengths, strict=True):
+        for i in range(queries):
+            mask[row + i, key : key + (keys - queries + i + 1 if causal else keys)] = True
+        row, key = row + queries, key + keys
+    assert row == num_rows
+    return mask
+
+
+packs = st.lists(st.integers(1, 9), min_size=1, max_size=5).map(tuple)
+
+
+@given(lengths=packs, cp=st.integers(1, 4), causal=st.booleans(), window=st.integers(0, 4))
+@settings(max_examples=60, deadline=None)
+def test_segments_of_all_ranks_are_the_block_diagonal_mask(
+    lengths: tuple[int, ...], cp: int, causal: bool, window: int
+) -> None:
+    total = sum(lengths)
+    size = -(-total // cp)
+    label = [(i, at // window if window else 0) for i, length in enumerate(lengths) for at in range(length)]
+    label += [(-1, 0)] * (size * cp - total)
+    expected = [[label[q] == label[k] and (k <= q or not causal) for k in range(len(label))] for q in range(len(label))]
+    rows = []
+    for rank in range(cp):
+        share = Share(total, rank * size, (rank + 1) * size, size * cp)
+        segments = segments_of(lengths, share, causal=causal, window_tokens=window)
+        rows.append(dense_mask(segments, size, size * cp, causal))
+    assert torch.cat(rows).tolist() == expected
+
+
+@given(segments=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), min_size=1, max_size=6), causal=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_packed_attention_is_masked_attention(segments: list[tuple[int, int]], causal: bool) -> None:
+    lengths = Segments(tuple(q for q, _ in segments), tuple(q + more for q, more in segments), 0)
+    rng = np.random.default_rng(len(segments))
+    query = normal(rng, sum(lengths.query_lengths), 4, 8)
+    key, value = (normal(rng, sum(lengths.key_lengths), 2, 8) for _ in range(2))
+    mask = dense_mask(lengths, len(query), len(key), causal)
+    scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(2, 1)) / 8**0.5
+    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+    expected = torch.einsum("hqk,khd->qhd", weights, value.repeat_interleave(2, 1))
+    torch.testing.assert_close(packed_attention(query, key, value, lengths, causal=causal), expected)
+
+
+@given(dim=st.integers(-1, 1), stride=st.integers(1, 3), tp=st.integers(1, 4))
+def test_shards_assemble_to_the_full_parameter(dim: int, stride: int, tp: int) -> None:
+    shape = [4 * stride, 4 * stride]
+    full = torch.randn([n * tp if i == dim else n for i, n in enumerate(shape)])
+    named = [NamedParameter("k", torch.nn.Parameter(torch.empty(shape)), dim, stride, tp, rank) for rank in range(tp)]
+    assert named[0].full_shape == tuple(full.shape)
+    shards = [part.shard(full) for part in named]
+    assert all(list(shard.shape) == shape for shard in shards)
+    assert torch.equal(named[0].assemble(shards), full)
+
+
+def test_grid_of_an_item_by_hand() -> None:
+    # 5 blocks of 2 x 2 patches: a row of 3 blocks and a row of 2.
+    positions, lengths = torch.arange(20), torch.full((20,), 20)
+    rows, columns = grid_places(positions, lengths, 4)
+    assert rows.tolist() == [0, 0, 1, 1] * 3 + [2, 2, 3, 3] * 2
+    assert columns.tolist() == [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 0, 1, 0, 1, 2, 3, 2, 3]

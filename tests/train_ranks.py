@@ -1,0 +1,95 @@
+"""Runs a function on several gloo ranks, one process each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch.distributed as dist
+
+TIMEOUT_S = 60
+# What tests of the training runtime import and what takes longest; imported once instead of on every rank.
+PRELOADED = [
+    "megatron.core.optimizer",
+    "entrain_bench.train.modules",
+    "strategies.entrain",
+    "hypothesis.strategies",
+    "omegaconf",
+    "pytest",
+]
+
+
+class RankError(Exception):
+    """A rank failed; the message ends with its traceback."""
+
+
+def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any]:
+    """Call ``function(rank, *args)`` in ``num_ranks`` processes joined by a gloo process group.
+
+    Results must be plain values or arrays (tensors would share memory with processes that are gone). The first failure
+    ends all ranks. Processes fork from a server that has imported ``PRELOADED`` once.
+
+    Raises:
+        RankError: with the traceback of the first rank that failed.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    with TemporaryDirectory() as folder:
+        pipes, processes = [], []
+        for rank in range(num_ranks):
+            receive, send = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_rank, args=(send, Path(folder) / "store", rank, num_ranks, function, args), daemon=True
+            )
+            process.start()
+            send.close()
+            pipes.append(receive)
+            processes.append(process)
+        try:
+            return _results(pipes)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def _results(pipes: list[Connection]) -> list[Any]:
+    results: dict[int, Any] = {}
+    while len(results) < len(pipes):
+        ready = wait([pipe for rank, pipe in enumerate(pipes) if rank not in results])
+        for pipe in ready:
+            rank = next(index for index, other in enumerate(pipes) if other is pipe)
+            try:
+                worked, value = pipe.recv()
+            except EOFError:
+                raise RankError(f"rank {rank} died") from None
+            if not worked:
+                raise RankError(f"rank {rank}:\n{value}")
+            results[rank] = value
+    return [results[rank] for rank in range(len(pipes))]
+
+
+def _rank(
+    send: Connection, store: Path, rank: int, num_ranks: int, function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    try:
+        dist.init_process_group(
+            "gloo",
+            store=dist.FileStore(str(store), num_ranks),
+            rank=rank,
+            world_size=num_ranks,
+            timeout=timedelta(seconds=TIMEOUT_S),
+        )
+        send.send((True, function(rank, *args)))
+    except BaseException:
+        send.send((False, traceback.format_exc()))
+    finally:
+        send.close()
