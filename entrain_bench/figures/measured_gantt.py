@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from entrain_bench.compose import Cell
+from entrain_bench.errors import UserError
 from entrain_bench.experiment import prepare
 from entrain_bench.figures._data import Runs, run_actions, run_table
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels, show_reason
@@ -52,8 +53,9 @@ def load(cells: Sequence[Cell], results: Results) -> Runs:
 
 def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
     """A panel a view; the measured and the replayed one share a time axis, that of the measured iteration."""
-    actions = data.actions
-    bars = {str(view): slowest_replica(rows) for view, rows in actions.groupby("view", sort=False)}
+    if data.actions.empty:
+        raise UserError("no run of the sweep has a timeline")
+    bars = {str(view): slowest_replica(rows) for view, rows in data.actions.groupby("view", sort=False)}
     shown = pd.concat(bars.values(), ignore_index=True)
     colours = colours_of(shown)
     height = 0.9 + len(VIEWS) * (0.25 + LANE_IN * shown["lane"].nunique())
@@ -64,9 +66,9 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
         if view not in bars:
             show_reason(panel, reasons["train" if view == "replay" else view])
             continue
-        end_s = bars[view]["end_s"].max()
-        panel.set_title(f"{end_s:.3g} s", loc="right")
-        draw_lanes(panel, bars[view], colours, (0.0, 1.01 * bars["train" if view == "replay" else view]["end_s"].max()))
+        panel.set_title(f"{bars[view]['end_s'].max():.3g} s", loc="right")
+        axis = bars["train" if view == "replay" else view]
+        draw_lanes(panel, bars[view], colours, (0.0, 1.01 * axis["end_s"].max()))
     axes[-1].set_xlabel("Time (s)")
     legend_above(figure, [Patch(facecolor=colour, label=label) for label, colour in colours.items()])
     columns = ["view", "lane", "stage", "module", "pass", "microbatch", "part", "deferred", "start_s", "end_s"]
