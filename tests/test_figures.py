@@ -89,6 +89,14 @@ def actions(strategies: Sequence[str], workloads: Sequence[str] = TRACES[1:3]) -
     return pd.concat([frame, step.assign(replica=-1, microbatch=-1, part=-1, **last)], ignore_index=True)
 
 
+def views(traces: Sequence[str]) -> Runs:
+    """One strategy simulated, measured and replayed."""
+    timeline = actions(["one"], traces)
+    timeline = timeline[timeline["model"] == MODELS[0]]
+    runs = pd.DataFrame({"harness": ["simulate", "train"], "status": "ok", "reason": ""})
+    return Runs(runs, pd.concat([timeline.assign(view=view) for view in ("simulate", "train", "replay")]))
+
+
 def shares(traces: Sequence[str]) -> pd.DataFrame:
     rows = itertools.product(traces, [0, 1, 32, 1024], [0.05, 0.25, 0.5, 0.75, 0.95])
     frame = pd.DataFrame(rows, columns=["workload", "batch_size", "probability"])
@@ -145,6 +153,7 @@ def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
         "iteration_time": lambda: table(strategies, traces[:5]),
         "forward_variability": lambda: Runs(table(strategies, traces[:5]), actions(strategies, traces[:5])),
         "schedule_gantt": lambda: Runs(table(strategies, traces[:1]), actions(strategies, traces[:1])),
+        "measured_gantt": lambda: views(traces[:1]),
         "memory_over_time": lambda: Runs(table(strategies, traces[:1]), actions(strategies, traces[:1])),
         "throughput": lambda: table(strategies, traces[:5]),
         "bubble_ratio": lambda: table(strategies, traces[:3]),
@@ -424,3 +433,19 @@ def test_a_replica_is_the_lanes_of_the_llm_and_of_the_encoders_that_feed_it() ->
     both = [(lane, "encoder", lane) for lane in range(4)] + [(lane, "llm", lane // 2) for lane in range(4)]
     shown = replica_lanes(pd.DataFrame(both, columns=columns), 1)
     assert shown.to_numpy().tolist() == [[0, "encoder", 2], [1, "encoder", 3], [0, "llm", 1], [1, "llm", 1]]
+
+
+def test_a_schedule_that_could_not_be_trained_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = views(TRACES[:1])
+    failed = data.table.assign(status=["ok", "failed"], reason=["", "no ranks here"])
+    figure, shown = drawn("measured_gantt", Runs(failed, data.actions[data.actions["view"] == "simulate"]))
+    assert written(figure, monkeypatch).count("failed: no ranks here") == 2
+    assert set(shown["view"]) == {"simulate"}
+
+
+def test_what_needs_training_is_drawn_only_when_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr("entrain_bench.figures._runner.draw_figures", lambda names, _: asked.append(list(names)) or 0)
+    assert main([]) == main(["measured_gantt"]) == 0
+    assert asked == [[name for name in NAMES if name != "measured_gantt"], ["measured_gantt"]]
+    assert len(asked[0]) == len(NAMES) - 1
