@@ -39,10 +39,10 @@ PIPELINE = (
 )
 # 16 samples a bucket, 4 buckets a microbatch index: 128 buckets for 2,048 samples.
 BUCKETS = ("strategy=dflop", "strategy/planner=megatron", "microbatch_size=16")
-LPT = "strategies.dflop.balance.longest_first"
+LPT = "strategies.dflop.balance.lpt_with_exchange"
 SOLVER_LIMIT = "strategy.assigner.solver_seconds"
 # So much that only the limit in seconds ends a solve.
-SOLVER_WORK = "strategy.assigner.solver_work=1e9"
+SOLVER_WORK = "strategy.assigner.solver_work_per_sample=1e9"
 GLOBAL_BATCHES = (512, 2048, 8192)
 ASSIGNMENT_TARGETS = {("entrain", 512): "assign_s <= 0.020", ("entrain", 4096): "assign_s <= 0.200"}
 # Two ranks of this machine, an LLM in two stages, text of one length: what megatron-core's own schedule can do.
