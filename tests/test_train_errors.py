@@ -70,7 +70,7 @@ def test_a_gpu_for_every_rank_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> N
         _ = harness("cuda").torch_device
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UserError, match="harness.num_ranks=4: 4 ranks on a machine with 2 GPUs"):
+    with pytest.raises(UserError, match=r"harness.num_ranks=4: 4 ranks on a machine with 2 GPUs"):
         _ = harness("cuda").torch_device
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -81,7 +81,7 @@ def test_torchrun_must_start_as_many_ranks(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     config = config_from_json(configuration("model=tiny"))
-    with pytest.raises(UserError, match="harness.num_ranks=4: must be the 3 ranks that torchrun started"):
+    with pytest.raises(UserError, match=r"harness.num_ranks=4: must be the 3 ranks that torchrun started"):
         harness("cpu").launch(config, lambda _: None)
 
 
@@ -89,14 +89,14 @@ def test_tensor_parallelism_must_divide_words_and_channels() -> None:
     (cell,) = compose_cells(["model=tiny_av", "model.modules.llm.vocab_size=1022"])
     model = prepare(cell.config).job.model
     check_tensor_parallel(model.llm, 2)
-    with pytest.raises(UserError, match="layout.tp=4: must divide the 1022 words of module llm"):
+    with pytest.raises(UserError, match=r"layout.tp=4: must divide the 1022 words of module llm"):
         check_tensor_parallel(model.llm, 4)
     audio = model.module("audio")
     assert audio.sharded_sizes["channels of embed_gemms[0]"] == audio.layers[0].gemms[0].n
 
 
-def test_offloaded_modules_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RankError, match="layout.vision.offload: harness=train keeps weights on the device"):
+def test_offloaded_modules_are_refused() -> None:
+    with pytest.raises(RankError, match=r"layout.vision.offload: harness=train keeps weights on the device"):
         run_ranks(_offloaded, 1, configuration(*DISJOINT))
 
 

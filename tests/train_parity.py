@@ -134,7 +134,7 @@ class RecordingStage(TrainedStage):
 class VirtualPlanner(DipPlanner):
     """Two stages of every module on every rank, of the first degrees that meet the request."""
 
-    def plan(self, profile: Profile, compose: Compose) -> Layout:
+    def plan(self, profile: Profile, compose: Compose) -> Layout:  # noqa: ARG002
         job = profile.job
         degrees = next(job.degrees())
         layers = [partition_layers(np.ones(len(module.layers)), 2 * degrees.pp) for module in job.model.modules]

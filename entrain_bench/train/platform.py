@@ -8,9 +8,9 @@ puts the CPU in their place, inside megatron's own modules only:
 - ``Tensor.type()`` called by megatron's optimizer answers as for a CUDA tensor of the same element type; that is how
   it tells half from full precision.
 
-And with or without one: ``megatron.core.optimizer`` aligns the parameter groups of all ranks, by a collective, for every
-optimizer it makes, in case its own checkpoints want it. Ranks here hold different numbers of stages, so that would hang:
-each rank keeps to its own groups, which those with the same stage have alike.
+And with or without one: ``megatron.core.optimizer`` aligns the parameter groups of all ranks, by a collective, for
+every optimizer it makes, in case its own checkpoints want it. Ranks here hold different numbers of stages, so that
+would hang: each rank keeps to its own groups, which those with the same stage have alike.
 
 ``tests/test_train_platform.py`` holds the list of call sites these redirections were written for.
 """
