@@ -31,11 +31,18 @@ from entrain_bench.train.modules import Stage
 from entrain_bench.train.platform import prepare_platform
 
 DISJOINT = ("model=tiny", "strategy=megatron", "layout.tp=1", "layout.pp=2", "layout.dp=2")
+ONE_RANK = (
+    "model=tiny",
+    "strategy=hetero_colocated",
+    "harness.num_ranks=1",
+    "cluster.gpus_per_node=1",
+    "cluster.tiers=[{name: network, bandwidth_bytes_per_s: 6.0e9, latency_s: 14.0e-6}]",
+)
 
 
-def train_here(config: str) -> list[dict[str, float]]:
+def train_here(config: str, control: dist.ProcessGroup | None = None) -> list[dict[str, float]]:
     """The metrics of every iteration; on the ranks that call it, without a launcher."""
-    with patch.object(loop, "process_group", lambda *_: nullcontext(dist.group.WORLD)):
+    with patch.object(loop, "process_group", lambda *_: nullcontext(control or dist.group.WORLD)):
         return [dict(row) for row in loop.train(config_from_json(config), lambda _: None).iterations]
 
 
@@ -204,10 +211,7 @@ def _out_of_memory(_: int, config: str) -> str:
 
 
 def test_out_of_memory_names_the_action_and_its_bytes() -> None:
-    network = "{name: network, bandwidth_bytes_per_s: 6.0e9, latency_s: 14.0e-6}"
-    one_rank = ("cluster.gpus_per_node=1", "harness.num_ranks=1", f"cluster.tiers=[{network}]")
-    config = configuration("model=tiny", "strategy=hetero_colocated", "layout.tp=1", *one_rank)
-    (line,) = run_ranks(_out_of_memory, 1, config)
+    (line,) = run_ranks(_out_of_memory, 1, configuration(*ONE_RANK))
     assert line.startswith("memory: rank 0 ran out at forward of llm microbatch 0 on stage 0 of replica 0 (action ")
     assert "predicted to need 0." in line
 
