@@ -19,7 +19,7 @@ from rich.progress import Progress
 
 from entrain_bench.compose import CONFIG_MODULE, CONFIG_NAME, Cell, add_config_dir, compose_cells, parse_arguments
 from entrain_bench.config import RunConfig, register_schema
-from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.errors import ExecutionError, IncompatibleError, UserError
 from entrain_bench.experiment import run_experiment
 from entrain_bench.records import Record, Results, identify, new_record
 from entrain_bench.report import describe_cell, print_table
@@ -31,7 +31,7 @@ TRACEBACK_VARIABLE = "ENTRAIN_BENCH_TRACEBACK"
 
 
 def main() -> None:
-    """Console entry point; exits with 0, 1 (a cell failed), 2 (bad input) or 130 (interrupted)."""
+    """Console entry point; exits with 0, 1 (a run failed), 2 (bad input) or 130 (interrupted)."""
     sys.exit(run_command(sys.argv[1:]))
 
 
@@ -53,6 +53,9 @@ def run_command(arguments: Sequence[str]) -> int:
     except UserError as error:
         _show_error(error, str(error))
         return EXIT_USER_ERROR
+    except ExecutionError as error:
+        _show_error(error, str(error))
+        return EXIT_FAILED
     except KeyboardInterrupt:
         print("interrupted; finished runs are kept", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -66,6 +69,8 @@ def _reject_unsupported(parsed: Namespace) -> None:
         raise UserError("--config-name, --config-path: not supported; --config-dir adds a folder of yours")
     if not parsed.multirun and any(text.lstrip("+").startswith("figure=") for text in parsed.overrides):
         raise UserError("figure: names a sweep; add --multirun")
+    if parsed.multirun and "TORCHELASTIC_RUN_ID" in os.environ:
+        raise UserError("--multirun: not under torchrun, whose ranks train one run; start the sweep without it")
 
 
 def _single(config: RunConfig) -> list[Record]:
@@ -150,7 +155,7 @@ def _run_or_explain(config: RunConfig) -> tuple[Record, pd.DataFrame | None]:
         outcome = run_experiment(config)
     except IncompatibleError as error:
         return new_record(config, "skipped", str(error)), None
-    except UserError as error:
+    except (UserError, ExecutionError) as error:
         return new_record(config, "failed", str(error)), None
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):

@@ -1,4 +1,4 @@
-"""Errors that are the user's to fix, and how to phrase them."""
+"""Errors: those that are the user's to fix, and how to phrase them; and runs that failed by themselves."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -18,6 +18,10 @@ class DeadlockError(UserError):
 
 class OutOfMemoryError(UserError):
     """A program needs more device memory than the budget allows."""
+
+
+class ExecutionError(RuntimeError):
+    """A run that failed though its input was good: a rank died, or training diverged. Ends it with exit code 1."""
 
 
 def require(condition: bool, field: str, value: object, allowed: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from entrain_bench.arrays import FloatArray, IntArray, freeze, offsets_from_counts, rows_of, take_rows
 from entrain_bench.errors import UserError, require
 from entrain_bench.specs.cluster import ClusterSpec
-from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,15 +171,20 @@ class Layout:
         }
 
 
+def check_tensor_parallel(module: ModuleSpec, tp: int) -> None:
+    """Raise ``UserError`` if tensor parallelism of that degree does not divide what it splits."""
+    for what, size in module.sharded_sizes.items():
+        if size % tp:
+            raise UserError(f"layout.tp={tp}: must divide the {size} {what} of module {module.name}")
+
+
 def check_layout(layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> None:
     """Raise ``UserError`` for a layout that the model or the cluster cannot take."""
     names = [module.name for module in model.modules]
     require([m.module for m in layout.modules] == names, "layout", [m.module for m in layout.modules], f"for {names}")
     for placed, module in zip(layout.modules, model.modules, strict=True):
         where = f"layout.{placed.module}"
-        for what, size in module.sharded_sizes.items():
-            if size % placed.tp:
-                raise UserError(f"layout.tp={placed.tp}: must divide the {size} {what} of module {module.name}")
+        check_tensor_parallel(module, placed.tp)
         total = sum(placed.layers_per_stage)
         require(total == len(module.layers), f"{where}.layers_per_stage", total, f"{len(module.layers)} layers in all")
         require(min(placed.layers_per_stage) >= 1, f"{where}.layers_per_stage", placed.layers_per_stage, "positive")

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
+from unittest.mock import patch
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from entrain_bench.compose import compose_cells
+from entrain_bench.config import RunConfig
+from entrain_bench.errors import IncompatibleError
 from entrain_bench.experiment import Setting, prepare
 from entrain_bench.layout import Layout
+from entrain_bench.planning import partition_layers
+from entrain_bench.profile import Profile
+from entrain_bench.program import Program
 from entrain_bench.shapes import SampleShapes
+from entrain_bench.strategy import Compose
+from entrain_bench.train import runtime as runtime_module
 from entrain_bench.train.build import build_runtime
 from entrain_bench.train.clock import Clock
+from entrain_bench.train.compose import Composer
 from entrain_bench.train.control import gather_json
 from entrain_bench.train.data import SampleData
-from entrain_bench.train.launch import config_from_json, config_to_json
+from entrain_bench.train.handover import config_from_json, config_to_json
+from entrain_bench.train.loop import plan
 from entrain_bench.train.losses import total_loss
-from entrain_bench.train.modules import NamedParameter, StageGroups, build_stage, named_parameters
+from entrain_bench.train.modules import NamedParameter, Pack, StageGroups, build_stage, named_parameters
 from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.routes import RankPlan, plan_rank
 from entrain_bench.train.step import TrainedStage
+from strategies.dip.partitioner import DipPlanner, colocate
 
 NUM_STEPS = 3
 CPU = torch.device("cpu")
@@ -44,23 +59,22 @@ SETTING = (
     "workload.modalities.image.llm_tokens.max=40",
     "workload.modalities.image.probability=0.8",
 )
-WITH_AUDIO = (
-    *SETTING,
-    "model=tiny_av",
-    "workload=synthetic_av",
+AUDIO = (
+    "+workload.modalities.audio={llm_tokens: {kind: lognormal, median: 8, sigma: 0.5, min: 4, max: 30}, "
+    "items_per_sample: 1, probability: 0.6, encoder_tokens_per_llm_token: null}"
 )
 
 
 def configuration(*overrides: str) -> str:
     """A run's configuration as text for the ranks."""
-    return config_to_json(compose_cells([*SETTING, "model=tiny", *overrides])[0].config)
+    return config_to_json(compose_cells([*SETTING, *overrides])[0].config)
 
 
 def batch(setting: Setting, iteration: int) -> SampleShapes:
     return setting.source.batch(iteration, setting.job.global_batch, 0)
 
 
-def train_reference(_: int, config: str, path: Path) -> None:
+def train_reference(_: int, config: str, path: Path, num_steps: int = NUM_STEPS) -> None:
     """One process, sample by sample, whole modules and torch's own AdamW; leaves what parity needs at ``path``."""
     prepare_platform()
     setting = prepare(config_from_json(config))
@@ -75,7 +89,7 @@ def train_reference(_: int, config: str, path: Path) -> None:
     parameters = {named.key: named.parameter for stage in stages.values() for named in named_parameters(stage)}
     adam = torch.optim.AdamW(parameters.values(), lr=harness.learning_rate, eps=harness.epsilon, weight_decay=0.0)
     losses, norms, gradients = [], [], {}
-    for iteration in range(NUM_STEPS):
+    for iteration in range(num_steps):
         data = SampleData(batch(setting, iteration), 0, model.llm.config.vocab_size, CPU)
         adam.zero_grad()
         loss = sum(sample_loss(data, stages, model, sample) for sample in range(len(data.shapes)))
@@ -103,45 +117,114 @@ def sample_loss(data: SampleData, stages: dict[str, torch.nn.Module], model: obj
 
 
 class RecordingStage(TrainedStage):
-    """Keeps the summed gradients, before clipping changes them."""
+    """Keeps the summed gradients, before clipping changes them; may plant a fault."""
 
     kept: ClassVar[dict[str, tuple[NamedParameter, torch.Tensor]]] = {}
+    scale: ClassVar[float] = 1.0
 
     def sync_gradients(self, tied: dist.ProcessGroup | None) -> None:
+        for named in named_parameters(self.stage):
+            named.parameter.main_grad.mul_(self.scale)
         super().sync_gradients(tied)
         for named in named_parameters(self.stage):
             self.kept[named.key] = named, named.parameter.main_grad.clone()
 
 
-def compare(_: int, config: str, layout: Layout | None, reference: Path) -> dict[str, float]:
-    """Train like the reference; returns the worst excess over tolerance of gradients, weights, losses and norms."""
+@dataclass(frozen=True, slots=True)
+class VirtualPlanner(DipPlanner):
+    """Two stages of every module on every rank, of the first degrees that meet the request."""
+
+    def plan(self, profile: Profile, compose: Compose) -> Layout:  # noqa: ARG002
+        job = profile.job
+        degrees = next(job.degrees())
+        layers = [partition_layers(np.ones(len(module.layers)), 2 * degrees.pp) for module in job.model.modules]
+        return colocate(job, degrees, layers, [False] * len(layers))
+
+
+def compare(_: int, cases: list[tuple[str, str]], reference: Path) -> list[dict[str, float] | str]:
+    """Train every configuration like the reference, a fault planted; see ``compare_one``.
+
+    A reason stands for parts that do not fit. With a fault only the first step runs.
+    """
     prepare_platform()
-    setting = prepare(config_from_json(config))
+    found: list[dict[str, float] | str] = []
+    for config, fault in cases:
+        try:
+            with planted(fault):
+                found.append(compare_one(config_from_json(config), reference, 1 if fault else None))
+        except IncompatibleError as error:
+            found.append(str(error))
+    return found
+
+
+def compare_one(config: RunConfig, reference: Path, most_steps: int | None = None) -> dict[str, float]:
+    """Worst relative errors of losses and norms, and worst errors of gradients and weights in units of tolerance."""
+    setting = prepare(config)
     control = dist.group.WORLD
-    layout = layout or setting.strategy.plan(setting.profile)
+    layout, _ = plan(setting, control)
     runtime = build_runtime(setting.job, layout, setting.executor, CPU, 0, control)
     runtime.stages = {
-        place: RecordingStage(t.stage, t.buffers, t.optimizer, t.groups) for place, t in runtime.stages.items()
+        key: RecordingStage(t.stage, t.buffers, t.optimizer, t.groups) for key, t in runtime.stages.items()
     }
-    RecordingStage.kept.clear()
     # A distributed optimizer leaves each rank a shard of the summed gradients only; weights tell of the rest.
     whole = not setting.job.distributed_optimizer
     with np.load(reference) as arrays:
         wanted = dict(arrays)
     worst = {"gradient": 0.0, "weight": 0.0, "loss": 0.0, "norm": 0.0}
-    for iteration in range(NUM_STEPS):
-        program = setting.strategy.compose(batch(setting, iteration), layout, setting.profile)
+    composer = Composer(setting, layout, 0, control)
+    num_steps = most_steps or len(wanted["losses"])
+    for iteration in range(num_steps):
+        program = composer.take(iteration, last=iteration + 1 == num_steps).program
+        RecordingStage.kept.clear()
         result = runtime.run(program, Clock(CPU))
         seen = gather_json([(row.action, float(row.loss)) for row in result.losses], control)
         worst["loss"] = max(worst["loss"], abs(total_loss(program, seen) / float(wanted["losses"][iteration]) - 1.0))
         worst["norm"] = max(worst["norm"], abs(result.grad_norm / float(wanted["norms"][iteration]) - 1.0))
         for named, value in RecordingStage.kept.values() if not iteration and whole else ():
             worst["gradient"] = max(worst["gradient"], excess(value, named, wanted[f"gradient {named.key}"]))
+    composer.close()
     for trained in runtime.stages.values():
         for named in named_parameters(trained.stage):
             value = named.parameter.detach()
             worst["weight"] = max(worst["weight"], excess(value, named, wanted[f"weight {named.key}"]))
     return worst
+
+
+@contextmanager
+def planted(fault: str) -> Iterator[None]:
+    """Make the runtime wrong on purpose: ``swapped_route``, ``doubled_scale`` or ``dropped_sample``."""
+    with ExitStack() as stack:
+        if fault == "swapped_route":
+            stack.enter_context(patch.object(runtime_module, "plan_rank", swap_routes))
+        elif fault == "doubled_scale":
+            stack.enter_context(patch.object(RecordingStage, "scale", 2.0))
+        elif fault == "dropped_sample":
+            stack.enter_context(patch.object(SampleData, "llm_pack", drop_sample))
+        yield
+
+
+def swap_routes(program: Program, rank: int) -> RankPlan:
+    """Rows of every tensor that crosses modules in reverse: all shapes are right."""
+    plan = plan_rank(program, rank)
+    steps = [
+        replace(step, receives=tuple(replace(m, target_rows=_reversed(m.target_rows)) for m in step.receives))
+        for step in plan.steps
+    ]
+    return replace(plan, steps=tuple(steps))
+
+
+def _reversed(rows: np.ndarray | None) -> np.ndarray | None:
+    return None if rows is None else rows[::-1].copy()
+
+
+def drop_sample(data: SampleData, samples: np.ndarray, original: Callable[..., Pack] = SampleData.llm_pack) -> Pack:
+    """The first sample of the batch predicts nothing."""
+    pack = original(data, samples)
+    labels = pack.labels.split(list(pack.lengths))
+    return replace(
+        pack,
+        labels=torch.cat([torch.full_like(own, -1) if s == 0 else own for s, own in zip(samples, labels, strict=True)]),
+    )
 
 
 def excess(value, named, full) -> float:

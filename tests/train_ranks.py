@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,6 +16,8 @@ from typing import Any
 import torch.distributed as dist
 
 TIMEOUT_S = 60
+# Failures of other ranks that follow from the first may be reported before it, but hardly longer.
+FOLLOWING_S = 0.5
 # What tests of the training runtime import and what takes longest; imported once instead of on every rank.
 PRELOADED = [
     "megatron.core.optimizer",
@@ -62,17 +65,25 @@ def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[
 
 def _results(pipes: list[Connection]) -> list[Any]:
     results: dict[int, Any] = {}
-    while len(results) < len(pipes):
-        ready = wait([pipe for rank, pipe in enumerate(pipes) if rank not in results])
+    failures: list[tuple[float, str]] = []
+    while len(results) + len(failures) < len(pipes):
+        open_pipes = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in results and not pipe.closed}
+        ready = wait(list(open_pipes), FOLLOWING_S if failures else None)
+        if not ready:
+            break
         for pipe in ready:
-            rank = next(index for index, other in enumerate(pipes) if other is pipe)
+            rank = open_pipes[pipe]
             try:
-                worked, value = pipe.recv()
+                failed_at, value = pipe.recv()
             except EOFError:
                 raise RankError(f"rank {rank} died") from None
-            if not worked:
-                raise RankError(f"rank {rank}:\n{value}")
-            results[rank] = value
+            if failed_at:
+                failures.append((failed_at, f"rank {rank}:\n{value}"))
+                pipe.close()
+            else:
+                results[rank] = value
+    if failures:
+        raise RankError(min(failures)[1])
     return [results[rank] for rank in range(len(pipes))]
 
 
@@ -88,8 +99,8 @@ def _rank(
             world_size=num_ranks,
             timeout=timedelta(seconds=TIMEOUT_S),
         )
-        send.send((True, function(rank, *args)))
+        send.send((None, function(rank, *args)))
     except BaseException:
-        send.send((False, traceback.format_exc()))
+        send.send((time.time(), traceback.format_exc()))
     finally:
         send.close()

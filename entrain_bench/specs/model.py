@@ -95,8 +95,22 @@ class ModuleSpec:
         config = self.config
         if config.unet is not None:
             return {}
-        sizes = (config.num_heads, config.num_kv_heads, config.ffn_hidden_size)
-        return dict(zip(("heads", "key-value heads", "feed-forward width"), sizes, strict=True))
+        sizes = {
+            "heads": config.num_heads,
+            "key-value heads": config.num_kv_heads,
+            "feed-forward width": config.ffn_hidden_size,
+        }
+        if self.role is Role.LLM:
+            return sizes | {"words": config.vocab_size}
+        # Row-parallel products split the channels of the rows that were folded into k.
+        for name, layer, channels in (
+            ("embed_gemms", self.layers[0], 0),
+            ("head_gemms", self.layers[-1], config.hidden_size),
+        ):
+            for index, gemm in enumerate(layer.gemms):
+                sizes[f"channels of {name}[{index}]"] = (channels or gemm.k) if gemm.row_parallel else gemm.n
+                channels = gemm.n
+        return sizes
 
     def weight_shards(self, tp: int) -> int:
         """Parts that tensor parallelism splits the weights into."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from entrain_bench.errors import IncompatibleError
 from entrain_bench.job import Job
 from entrain_bench.layout import Layout
 from entrain_bench.train.groups import make_groups
@@ -21,11 +22,19 @@ def build_runtime(
     """The runtime of this rank; collective over all ranks.
 
     Weights follow from seed, module and layer alone, so every layout starts from the same model.
+
+    Raises:
+        IncompatibleError: for a layout that only the simulator runs.
     """
+    for given in layout.modules:
+        if given.offload:
+            raise IncompatibleError(
+                f"layout.{given.module}.offload: harness=train keeps weights on the device; harness=simulate prices it"
+            )
     rank, model = dist.get_rank(), job.model
     places = places_of(layout, rank)
     tied = {index for index, module in enumerate(model.modules) if module.config.tied_embeddings}
-    groups = make_groups(layout, places, tied, control)
+    groups = make_groups(layout, places, tied, control, harness.timeout_s)
     dtype = DTYPES[harness.dtype]
     settings = OptimizerSettings(
         harness.learning_rate, harness.weight_decay, harness.epsilon, harness.clip_grad, job.distributed_optimizer

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from entrain_bench.errors import UserError
+from entrain_bench.errors import ExecutionError, UserError
 from entrain_bench.records import write_atomically
 from entrain_bench.train.step import TrainedStage
 
@@ -38,34 +39,40 @@ class Checkpoints:
     folder: Path
     identity: Mapping[str, str]
 
-    def latest(self) -> tuple[Path, dict[str, Any]] | None:
-        """The newest whole checkpoint and its meta data.
+    def latest(self) -> tuple[Path, list[dict[str, float]]] | None:
+        """The newest whole checkpoint and the metrics of the iterations behind it.
 
         Raises:
-            UserError: if it is of another model, layout or run.
+            UserError: if it is damaged, or of another model, layout or run.
         """
         found = sorted(self.folder.glob(f"iteration_*/{META}"))
         if not found:
             return None
         try:
             meta: dict[str, Any] = json.loads(found[-1].read_text())
-            stored = dict(meta["identity"])
+            stored, history = dict(meta["identity"]), [dict(row) for row in meta["history"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"harness.checkpoint_dir={self.folder}: damaged checkpoint {found[-1].parent.name}"
-            ) from error
+            raise self._damaged(found[-1].parent) from error
         for name, value in self.identity.items():
             if stored.get(name) != value:
                 raise UserError(
                     f"harness.checkpoint_dir={self.folder}: its checkpoint is of another {name} "
                     f"({_short(stored.get(name))}; this run has {_short(value)}); choose another folder"
                 )
-        return found[-1].parent, meta
+        return found[-1].parent, history
 
     def save(self, iteration: int, stages: Mapping[tuple[int, int], TrainedStage], history: list[Any]) -> None:
-        """Write the state after ``iteration`` iterations and drop older ones; collective."""
+        """Write the state after ``iteration`` iterations and drop older ones; collective.
+
+        Raises:
+            ExecutionError: if the folder cannot be written.
+        """
         path = self.folder / f"iteration_{iteration:08d}"
-        save(state_of(stages), checkpoint_id=str(path))
+        try:
+            save(state_of(stages), checkpoint_id=str(path))
+        except CheckpointException as error:
+            cause, _ = next(iter(error.failures.values()))
+            raise ExecutionError(f"harness.checkpoint_dir={self.folder}: cannot be written ({cause})") from error
         dist.barrier()
         if dist.get_rank() == 0:
             meta = {"identity": dict(self.identity), "iteration": iteration, "history": history}
@@ -75,9 +82,19 @@ class Checkpoints:
                     shutil.rmtree(old)
 
     def load(self, path: Path, stages: Mapping[tuple[int, int], TrainedStage]) -> None:
-        """Read a state into the stages; collective."""
+        """Read a state into the stages; collective.
+
+        Raises:
+            UserError: if files are missing or damaged.
+        """
         state = state_of(stages)
-        load(state, checkpoint_id=str(path))
+        try:
+            load(state, checkpoint_id=str(path))
+        except (Exception, CheckpointException) as error:
+            raise self._damaged(path) from error
+
+    def _damaged(self, path: Path) -> UserError:
+        return UserError(f"harness.checkpoint_dir={self.folder}: damaged checkpoint {path.name}; remove it")
 
 
 def state_of(stages: Mapping[tuple[int, int], TrainedStage]) -> dict[str, Tensor]:

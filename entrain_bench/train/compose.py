@@ -13,6 +13,7 @@ from entrain_bench.layout import Layout
 from entrain_bench.program import Program
 from entrain_bench.program.validate import check_program
 from entrain_bench.shapes import SampleShapes
+from entrain_bench.timeline import Timeline
 from entrain_bench.train.control import broadcast_bytes
 from entrain_bench.train.wire import program_from_bytes, program_to_bytes
 
@@ -33,6 +34,8 @@ class Composer:
         self._setting, self._layout, self._seed, self._control = setting, layout, seed, control
         self._pool = ThreadPoolExecutor(1, "compose") if dist.get_rank() == 0 else None
         self._next: Future[tuple[bytes, float]] | None = None
+        self._strategy = setting.strategy
+        self._finished: Timeline | None = None
 
     def close(self) -> None:
         """End the thread."""
@@ -44,19 +47,25 @@ class Composer:
         started = perf_counter()
         content, assignment_time_s = None, 0.0
         if self._pool:
-            future = self._next or self._pool.submit(self._compose, iteration)
+            future = self._next or self._pool.submit(self._compose, iteration, None)
             content, assignment_time_s = future.result()
-            self._next = None if last else self._pool.submit(self._compose, iteration + 1)
+            self._next = None if last else self._pool.submit(self._compose, iteration + 1, self._finished)
         content = broadcast_bytes(content, self._control)
         exposed_s = perf_counter() - started
         shapes = self._batch(iteration)
         program = program_from_bytes(content, self._setting.job.model, self._layout, shapes)
         return Composed(program, assignment_time_s, exposed_s)
 
-    def _compose(self, iteration: int) -> tuple[bytes, float]:
+    def observe(self, timeline: Timeline) -> None:
+        """Show the strategy an executed iteration: composing the next but one, it knows what this one took."""
+        self._finished = timeline
+
+    def _compose(self, iteration: int, finished: Timeline | None) -> tuple[bytes, float]:
         shapes = self._batch(iteration)
         started = perf_counter()
-        program = self._setting.strategy.compose(shapes, self._layout, self._setting.profile)
+        if finished:
+            self._strategy = self._strategy.observe(finished, self._setting.profile)
+        program = self._strategy.compose(shapes, self._layout, self._setting.profile)
         seconds = perf_counter() - started
         check_program(program)
         return program_to_bytes(program), seconds

@@ -14,17 +14,21 @@ import torch.distributed as dist
 
 @contextmanager
 def process_group(device: torch.device, timeout_s: float) -> Iterator[dist.ProcessGroup]:
-    """Join the ranks that the launcher started; yields a gloo group of all of them."""
+    """Join the ranks that the launcher started; yields a gloo group of all of them.
+
+    Args:
+        device: where this rank computes; decides the backend.
+        timeout_s: longest time a rank waits for another.
+    """
     timeout = timedelta(seconds=timeout_s)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", timeout=timeout, device_id=device)
     else:
         dist.init_process_group("gloo", timeout=timeout)
-    try:
-        yield dist.new_group(backend="gloo", timeout=timeout)
-    finally:
-        dist.destroy_process_group()
+    yield dist.new_group(backend="gloo", timeout=timeout)
+    # Not after an exception: it would wait for communication that no one takes part in any more.
+    dist.destroy_process_group()
 
 
 def broadcast_bytes(content: bytes | None, group: dist.ProcessGroup) -> bytes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch.distributed as dist
 
@@ -35,15 +36,23 @@ class Groups:
 class _Maker:
     """Makes every distinct group once, on all ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: timedelta) -> None:
+        self.timeout = timeout
         self.known: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
     def make(self, ranks: tuple[int, ...]) -> None:
         if ranks not in self.known:
-            self.known[ranks] = dist.new_group(list(ranks))
+            self.known[ranks] = self.new(ranks)
+
+    def new(self, ranks: Iterable[int]) -> dist.ProcessGroup:
+        # A new group does not inherit the timeout of the default group: it would wait for half an hour.
+        group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=self.timeout)
+        return group
 
 
-def make_groups(layout: Layout, places: list[Place], tied_modules: set[int], control: dist.ProcessGroup) -> Groups:
+def make_groups(
+    layout: Layout, places: list[Place], tied_modules: set[int], control: dist.ProcessGroup, timeout_s: float
+) -> Groups:
     """Create all groups of a layout; collective over all ranks.
 
     Args:
@@ -51,8 +60,9 @@ def make_groups(layout: Layout, places: list[Place], tied_modules: set[int], con
         places: what this rank holds.
         tied_modules: modules whose first and last stage share an embedding.
         control: a gloo group of all ranks.
+        timeout_s: longest time a rank waits for another.
     """
-    maker = _Maker()
+    maker = _Maker(timedelta(seconds=timeout_s))
     for other in range(control.size()):
         maker.make((other,))
     for index, module in enumerate(layout.modules):
@@ -67,8 +77,7 @@ def make_groups(layout: Layout, places: list[Place], tied_modules: set[int], con
             pair = _tied_pair(module, place.replica, place.position)
             if len(pair) == 2:
                 tied[place.module] = maker.known[pair]
-    everyone = list(range(control.size()))
-    transfers = {kind: dist.new_group(everyone) for kind in (Pass.FORWARD, Pass.BACKWARD)}
+    transfers = {kind: maker.new(range(control.size())) for kind in (Pass.FORWARD, Pass.BACKWARD)}
     return Groups(stages, tied, transfers, control, maker.known[dist.get_rank(),])
 
 

@@ -10,7 +10,7 @@ import torch
 
 from entrain_bench.config import RunConfig
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import UserError, require, unknown_choice
+from entrain_bench.errors import IncompatibleError, UserError, require, unknown_choice
 from entrain_bench.experiment import Outcome
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -60,6 +60,11 @@ class TrainHarness:
         require(self.checkpoint_every >= 1, "harness.checkpoint_every", self.checkpoint_every, "at least 1")
         require(self.learning_rate >= 0, "harness.learning_rate", self.learning_rate, "at least 0")
         require(self.clip_grad >= 0, "harness.clip_grad", self.clip_grad, "at least 0 (0: no clipping)")
+        if generators := self.truth.model.generators:
+            raise IncompatibleError(
+                f"model={self.truth.model.name}: has a generator ({generators[0].name}), which harness=train cannot "
+                f"train; harness=simulate can"
+            )
         cluster = self.truth.cluster
         if cluster.num_ranks != self.num_ranks:
             raise UserError(
@@ -84,13 +89,24 @@ class TrainHarness:
         return torch.device("cuda", local)
 
     def launch(self, config: RunConfig, progress: Callable[[int], None]) -> Outcome:
-        """Train as configured: on ranks started here, or as one of torchrun's ranks where there are some."""
+        """Train as configured: on ranks started here, or as one of torchrun's ranks where there are some.
+
+        Of torchrun's ranks only rank 0 returns; the others end, having nothing to record.
+        """
         _ = self.torch_device
         # Imported where needed: megatron-core takes seconds, and the process that starts the ranks does without.
         if "TORCHELASTIC_RUN_ID" in os.environ:
+            if (world := int(os.environ["WORLD_SIZE"])) != self.num_ranks:
+                raise UserError(f"harness.num_ranks={self.num_ranks}: must be the {world} ranks that torchrun started")
+            from torch.distributed.elastic.multiprocessing.errors import record
+
             from entrain_bench.train.loop import train
 
-            return train(config, progress)
+            # Recorded, the first failure is the one that torchrun names.
+            outcome = record(train)(config, progress)
+            if os.environ["RANK"] != "0" or outcome is None:
+                raise SystemExit(0)
+            return outcome
         from entrain_bench.train.launch import start_ranks
 
         return start_ranks(config, self.num_ranks, progress)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,25 +13,28 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
 
-import pandas as pd
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from entrain_bench.config import RunConfig
-from entrain_bench.errors import UserError
+from entrain_bench.errors import ExecutionError
 from entrain_bench.experiment import Outcome
-from entrain_bench.job import LayoutRequest
-from entrain_bench.train.wire import layout_from_json, layout_to_json
+from entrain_bench.train.handover import config_to_json, read_failures, read_outcome
 
 POLL_S = 0.2
+# A rank that was killed is noticed later than what its end does to the others, but never this much later.
+NOTICE_S = 5.0
+# What the elastic agent takes over.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def start_ranks(config: RunConfig, num_ranks: int, progress: Callable[[int], None]) -> Outcome:
-    """Train on ranks of this machine.
+    """Train on ranks of this machine; the first that fails, or a signal to this process, ends all.
 
     Raises:
-        UserError: with the first cause, if a rank fails or dies; the agent ends the others.
+        UserError: what a rank found wrong with the input.
+        ExecutionError: with the first cause, if a rank fails otherwise or dies.
     """
     with TemporaryDirectory(prefix="entrain-bench-") as folder:
         work = Path(folder)
@@ -47,57 +51,65 @@ def start_ranks(config: RunConfig, num_ranks: int, progress: Callable[[int], Non
             monitor_interval=POLL_S,
             logs_specs=DefaultLogsSpecs(log_dir=str(work / "logs"), redirects=Std.ALL),
         )
-        with _worker_environment(), _reporting(work, progress):
+        with _quiet_agent(), _own_signals(), _worker_environment(), _reporting(work, progress):
             try:
                 elastic_launch(launch, sys.executable)("-m", "entrain_bench.train.worker", str(work))
             except ChildFailedError as error:
-                raise _first_cause(error) from error
+                raise _first_cause(work, error) from None
+            except SignalException as error:
+                raise _end_by(error.sigval) from None
         return read_outcome(work)
 
 
-def config_to_json(config: RunConfig) -> str:
-    """A run's configuration for the ranks."""
-    return json.dumps(config.content() | {"results_dir": config.results_dir, "mlflow": config.mlflow})
-
-
-def config_from_json(text: str) -> RunConfig:
-    """The configuration that ``config_to_json`` wrote."""
-    values = json.loads(text)
-    return RunConfig(**{**values, "layout": LayoutRequest(**values["layout"])})
-
-
-def write_outcome(work: Path, outcome: Outcome) -> None:
-    """Leave an outcome for the process that started the ranks."""
-    if outcome.timeline is not None:
-        outcome.timeline.to_parquet(work / "timeline.parquet", index=False)
-    values = {
-        "layout": layout_to_json(outcome.layout),
-        "metrics": dict(outcome.metrics),
-        "iterations": [dict(row) for row in outcome.iterations],
-    }
-    (work / "outcome.json").write_text(json.dumps(values))
-
-
-def read_outcome(work: Path) -> Outcome:
-    """The outcome that rank 0 left."""
-    values = json.loads((work / "outcome.json").read_text())
-    timeline = work / "timeline.parquet"
-    return Outcome(
-        layout_from_json(values["layout"]),
-        values["metrics"],
-        tuple(values["iterations"]),
-        pd.read_parquet(timeline) if timeline.exists() else None,
-    )
-
-
-def _first_cause(error: ChildFailedError) -> UserError:
+def _first_cause(work: Path, error: ChildFailedError) -> BaseException:
     """The failure that came first; later ones only follow from it."""
+    killed = {
+        rank: failure
+        for rank, failure in error.failures.items()
+        # The agent ends the others with SIGTERM.
+        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM
+    }
+    if any(failure.exitcode == -signal.SIGINT for failure in killed.values()):
+        return KeyboardInterrupt()
+    failures = read_failures(work)
+    for rank, failure in killed.items():
+        if not failures or failure.timestamp < failures[0].time_s + NOTICE_S:
+            return ExecutionError(f"rank {rank}: was killed by {failure.signal_name()}")
+    if failures:
+        return failures[0].as_error()
     rank, failure = error.get_first_failure()
-    message = failure.message
-    text = message.get("message", "") if isinstance(message, dict) else str(message)
-    if failure.exitcode < 0:
-        text = f"was killed by {failure.signal_name()}"
-    return UserError(f"rank {rank}: {' '.join(text.split()) or f'exited with code {failure.exitcode}'}")
+    return ExecutionError(f"rank {rank}: exited with code {failure.exitcode}")
+
+
+def _end_by(ended_by: signal.Signals) -> BaseException:
+    """What a signal to this process means to it, now that its ranks are gone."""
+    return KeyboardInterrupt() if ended_by == signal.SIGINT else SystemExit(128 + ended_by)
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Give this process its signal handlers back, which the agent replaces for good."""
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in SIGNALS} if main else {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _quiet_agent() -> Iterator[None]:
+    """The agent logs every end of a rank; the first cause says it in one line."""
+    loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("torch.distrib")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 @contextmanager

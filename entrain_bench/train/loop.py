@@ -6,16 +6,16 @@ from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 
 from entrain_bench.config import RunConfig
-from entrain_bench.errors import UserError
+from entrain_bench.errors import ExecutionError, require
 from entrain_bench.experiment import MAX_KEPT_ACTIONS, Outcome, Setting, prepare
 from entrain_bench.layout import Layout, check_layout
 from entrain_bench.metrics import measure, timeline_frame
+from entrain_bench.timeline import Timeline
 from entrain_bench.train.build import build_runtime
 from entrain_bench.train.checkpoint import Checkpoints
 from entrain_bench.train.clock import Clock
@@ -38,7 +38,8 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> Outcome:
     """Run the configuration's iterations on all ranks together; every rank returns rank 0's outcome or its share.
 
     Raises:
-        UserError: for what does not fit, a loss that is not finite, or another run's checkpoint.
+        UserError: for what does not fit, or another run's checkpoint.
+        ExecutionError: for a loss that is not finite, unless such updates are skipped.
     """
     setting = prepare(config)
     harness: TrainHarness = setting.executor  # type: ignore[assignment]
@@ -48,7 +49,7 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> Outcome:
         layout, planning_time_s = plan(setting, control)
         runtime = build_runtime(setting.job, layout, harness, device, config.seed, control)
         checkpoints = _checkpoints(harness, config, layout)
-        history = resume(checkpoints, runtime)
+        history = resume(checkpoints, runtime, config.iterations)
         clock, frame = Clock(device), None
         composer = Composer(setting, layout, config.seed, control)
         try:
@@ -56,16 +57,19 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> Outcome:
                 composed = composer.take(iteration, last=iteration + 1 == config.iterations)
                 with profiler(harness.profile_dir, iteration):
                     result = runtime.run(composed.program, clock)
-                row, frame_now = _measure(setting, runtime, composed, result, clock, iteration, control)
+                row, timeline = _measure(setting, runtime, composed, result, clock, iteration, control)
+                composer.observe(timeline)
                 history.append(row)
-                frame = frame_now if frame is None else frame
+                if frame is None and composed.program.num_actions <= MAX_KEPT_ACTIONS:
+                    frame = timeline_frame(timeline)
                 done = iteration + 1
                 if checkpoints and (done % harness.checkpoint_every == 0 or done == config.iterations):
                     checkpoints.save(done, runtime.stages, history)
                 progress(done)
         finally:
             composer.close()
-    metrics = {name: float(np.mean([row[name] for row in history])) for name in history[0]}
+    # A skipped update has no loss to count.
+    metrics = {name: float(np.mean([row[name] for row in history if isfinite(row[name])])) for name in history[0]}
     return Outcome(layout, {**metrics, "planning_time_s": planning_time_s}, tuple(history), frame)
 
 
@@ -81,14 +85,19 @@ def plan(setting: Setting, control: dist.ProcessGroup) -> tuple[Layout, float]:
     return layout_from_json(broadcast_bytes(content, control).decode()), seconds
 
 
-def resume(checkpoints: Checkpoints | None, runtime: Runtime) -> list[dict[str, float]]:
-    """Load the newest checkpoint, if there is one; returns the metrics of the iterations it has behind it."""
+def resume(checkpoints: Checkpoints | None, runtime: Runtime, iterations: int) -> list[dict[str, float]]:
+    """Load the newest checkpoint, if there is one; returns the metrics of the iterations it has behind it.
+
+    Raises:
+        UserError: if it is of another run, damaged, or beyond the run's iterations.
+    """
     found = checkpoints.latest() if checkpoints else None
     if checkpoints is None or found is None:
         return []
-    path, meta = found
+    path, history = found
+    require(iterations >= len(history), "iterations", iterations, f"at least the {len(history)} of the checkpoint")
     checkpoints.load(path, runtime.stages)
-    return list(meta["history"])
+    return history
 
 
 def _checkpoints(harness: TrainHarness, config: RunConfig, layout: Layout) -> Checkpoints | None:
@@ -98,10 +107,12 @@ def _checkpoints(harness: TrainHarness, config: RunConfig, layout: Layout) -> Ch
     identity = {
         "model": str(content["model"]),
         "layout": layout_to_json(layout),
+        "strategy": str(content["strategy"]),
         "workload": str(content["workload"]),
         "seed": str(config.seed),
         "global batch": str(config.global_batch),
         "dtype": harness.dtype,
+        "distributed optimizer": str(config.distributed_optimizer),
     }
     return Checkpoints(Path(harness.checkpoint_dir), identity)
 
@@ -114,11 +125,11 @@ def _measure(
     clock: Clock,
     iteration: int,
     control: dist.ProcessGroup,
-) -> tuple[dict[str, float], Any]:
-    """Metrics of the iteration and its timeline table; gathers what every rank saw.
+) -> tuple[dict[str, float], Timeline]:
+    """Metrics of the iteration and its timeline; gathers what every rank saw.
 
     Raises:
-        UserError: naming iteration, microbatch and samples of a loss that is not finite.
+        ExecutionError: naming iteration, microbatch and samples of a loss that is not finite.
     """
     program = composed.program
     losses = [(row.action, float(row.loss)) for row in result.losses]
@@ -126,12 +137,13 @@ def _measure(
     seen = gather_json(own, control)
     loss = total_loss(program, [rank["losses"] for rank in seen])
     harness: TrainHarness = setting.executor  # type: ignore[assignment]
-    if harness.on_non_finite == "stop" and not (isfinite(loss) and isfinite(result.grad_norm)):
-        raise UserError(name_non_finite(program, iteration, [rank["losses"] for rank in seen]))
+    updated = isfinite(result.grad_norm)
+    if harness.on_non_finite == "stop" and not updated:
+        raise ExecutionError(name_non_finite(program, iteration, [rank["losses"] for rank in seen]))
     rows = [np.array(rank["rows"]).reshape(-1, 3) for rank in seen]
     timeline = merge_timeline(program, rows, [rank["peak"] for rank in seen])
     row = measure(timeline, setting.truth, composed.assignment_time_s)
     if runtime.device.type == "cpu":
         row = {name: value for name, value in row.items() if name not in OF_THE_CLUSTER}
-    row |= {"loss": loss, "grad_norm": result.grad_norm, "exposed_assignment_time_s": composed.exposed_s}
-    return row, timeline_frame(timeline) if program.num_actions <= MAX_KEPT_ACTIONS else None
+    row |= {"loss": loss, "grad_norm": result.grad_norm, "skipped_updates": float(not updated)}
+    return row | {"exposed_assignment_time_s": composed.exposed_s}, timeline

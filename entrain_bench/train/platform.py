@@ -8,6 +8,10 @@ puts the CPU in their place, inside megatron's own modules only:
 - ``Tensor.type()`` called by megatron's optimizer answers as for a CUDA tensor of the same element type; that is how
   it tells half from full precision.
 
+And with or without one: ``megatron.core.optimizer`` aligns the parameter groups of all ranks, by a collective, for
+every optimizer it makes, in case its own checkpoints want it. Ranks here hold different numbers of stages, so that
+would hang: each rank keeps to its own groups, which those with the same stage have alike.
+
 ``tests/test_train_platform.py`` holds the list of call sites these redirections were written for.
 """
 
@@ -46,7 +50,11 @@ class _Overlay:
 
 
 def prepare_platform(modules: Sequence[str] = MODULES) -> None:
-    """Let megatron-core run on the CPU where CUDA is absent; may be called again, at any time."""
+    """Let megatron-core run without CUDA, and ranks make different numbers of optimizers; may be called again."""
+    optimizer: Any = importlib.import_module("megatron.core.optimizer")
+    if not isinstance(optimizer.torch, _Overlay):
+        distributed = _Overlay(torch.distributed, all_gather_object=_gather_own)
+        optimizer.torch = _Overlay(torch, distributed=distributed)
     if torch.cuda.is_available():
         return
     for name in modules:
@@ -55,6 +63,11 @@ def prepare_platform(modules: Sequence[str] = MODULES) -> None:
             module.torch = _torch_on_cpu()
     if torch.Tensor.type is not _type:
         torch.Tensor.type = _type  # type: ignore[assignment, method-assign]
+
+
+def _gather_own(gathered: list[Any], own: Any) -> None:
+    """``all_gather_object`` as if all ranks had the same."""
+    gathered[:] = [own] * len(gathered)
 
 
 def _type(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, nan
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from entrain_bench.arrays import IntArray
+from entrain_bench.costs.memory import Memory
 from entrain_bench.errors import OutOfMemoryError
 from entrain_bench.program import Pass, Program
 from entrain_bench.train.clock import Clock
 from entrain_bench.train.data import SampleData
 from entrain_bench.train.groups import Groups
 from entrain_bench.train.modules import Pack
-from entrain_bench.train.routes import Message, RankPlan, Step, plan_rank
+from entrain_bench.train.routes import Message, RankPlan, Step, lane_of_rank, plan_rank
 from entrain_bench.train.step import OptimizerSettings, TrainedStage, global_norm
 from entrain_bench.train.transfers import Transfers
 
@@ -44,7 +45,8 @@ class RankResult:
 
     Attributes:
         losses: of the LLM chunks whose last stage it holds.
-        grad_norm: norm of all modules' gradients before clipping.
+        grad_norm: norm of all modules' gradients before clipping; not finite if a loss or a gradient is not, and then
+            no rank has changed its weights.
     """
 
     losses: tuple[ChunkLoss, ...]
@@ -94,11 +96,20 @@ class Runtime:
             try:
                 iteration.execute(step, clock)
             except torch.OutOfMemoryError as error:
-                raise OutOfMemoryError(
-                    f"memory: rank {plan.rank} ran out at {program.view(step.action)} (action {step.action})"
-                ) from error
+                raise self._out_of_memory(program, plan, index) from error
         iteration.transfers.finish()
         return RankResult(tuple(iteration.losses), iteration.norm())
+
+    def _out_of_memory(self, program: Program, plan: RankPlan, index: int) -> OutOfMemoryError:
+        lane = lane_of_rank(program.layout, plan.rank)
+        assert lane is not None
+        action = plan.steps[index].action
+        during, _ = Memory(program.model, self.settings.distributed).over_program(program)
+        predicted = during[program.lane_offsets[lane] + index]
+        return OutOfMemoryError(
+            f"memory: rank {plan.rank} ran out at {program.view(action)} (action {action}), predicted to need "
+            f"{predicted / 2**30:.2f} GiB; lower memory_fraction plans with less"
+        )
 
 
 @dataclass(slots=True)
@@ -122,6 +133,7 @@ class _Iteration:
         """Run one action."""
         if step.kind is Pass.GRAD_SYNC:
             with clock.action(step.action):
+                self._join_copies(step)
                 self._stage(step).sync_gradients(self._tied(step))
         elif step.kind is Pass.OPTIMIZER:
             with clock.action(step.action):
@@ -136,10 +148,11 @@ class _Iteration:
                 self.transfers.send(step, lambda message: _cut(output, message))
 
     def norm(self) -> float:
-        """Norm of all gradients; computed once, by all ranks together."""
+        """Norm of all gradients, not a number if a loss is not finite; computed once, by all ranks together."""
         if self._norm is None:
             everyone = self.runtime.groups.transfers[Pass.FORWARD]
-            self._norm = global_norm(self.runtime.stages, everyone, self.runtime.device)
+            spoilt = not all(isfinite(float(row.loss)) for row in self.losses)
+            self._norm = global_norm(self.runtime.stages, everyone, self.runtime.device, nan if spoilt else 0.0)
         return self._norm
 
     def _forward(self, step: Step, received: Mapping[tuple[int, int], Tensor]) -> Tensor | None:
@@ -177,6 +190,16 @@ class _Iteration:
 
     def _stage(self, step: Step) -> TrainedStage:
         return self.runtime.stages[step.place.module, step.place.stage]
+
+    def _join_copies(self, step: Step) -> None:
+        """Add up the gradients of a tied embedding's two copies, if virtual stages have both on this rank."""
+        last = self.program.layout.modules[step.place.module].pp - 1
+        own = self.runtime.stages.get((step.place.module, last)) if last and step.place.stage == 0 else None
+        first, copy = (stage.stage.tied_embedding() if stage else None for stage in (self._stage(step), own))
+        if first is not None and copy is not None:
+            # Stages synchronise in their order, so the last one has not yet.
+            first.main_grad += copy.main_grad  # type: ignore[attr-defined]
+            copy.main_grad.copy_(first.main_grad)  # type: ignore[attr-defined]
 
     def _tied(self, step: Step) -> dist.ProcessGroup | None:
         last = self.program.layout.modules[step.place.module].pp - 1

@@ -120,10 +120,17 @@ def train_stage(
 
 
 def global_norm(
-    stages: Mapping[tuple[int, int], TrainedStage], group: dist.ProcessGroup, device: torch.device
+    stages: Mapping[tuple[int, int], TrainedStage], group: dist.ProcessGroup, device: torch.device, other: float
 ) -> float:
-    """Norm of all modules' gradients; collective over all ranks."""
-    square = torch.zeros((), dtype=torch.float64, device=device)
+    """Norm of all modules' gradients; collective over all ranks.
+
+    Args:
+        stages: what this rank holds.
+        group: all ranks.
+        device: of the gradients.
+        other: added to the square; nan makes every rank's norm nan.
+    """
+    square = torch.tensor(other, dtype=torch.float64, device=device)
     for trained in stages.values():
         share = trained.gradient_square().to(device)
         # Without sharded optimizer states every replica holds the same gradients.

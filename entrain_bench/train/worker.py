@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing.errors import record
+from entrain_bench.train.handover import config_from_json, write_failure, write_outcome
 
-from entrain_bench.train.launch import config_from_json, write_outcome
-from entrain_bench.train.loop import train
+WATCH_S = 1.0
 
 
-@record
 def main(folder: str) -> None:
     """Train; rank 0 leaves the outcome in the folder, and a byte an iteration in ``progress``."""
-    work = Path(folder)
-    first = os.environ["RANK"] == "0"
+    work, rank = Path(folder), int(os.environ["RANK"])
+    # Python would see Ctrl-C only after the communication it waits in.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
 
     def report(_: int) -> None:
-        if first:
+        if rank == 0:
             with (work / "progress").open("ab") as file:
                 file.write(b".")
 
-    outcome = train(config_from_json((work / "config.json").read_text()), report)
-    if first:
-        write_outcome(work, outcome)
+    try:
+        # What importing goes wrong with is a failure of the rank, too.
+        from entrain_bench.train.loop import train
+
+        outcome = train(config_from_json((work / "config.json").read_text()), report)
+        if rank == 0:
+            write_outcome(work, outcome)
+    except Exception as error:
+        write_failure(work, rank, error)
+        raise
+
+
+def _end_with(parent: int) -> None:
+    """End this rank when the process that started it is gone."""
+    while os.getppid() == parent:
+        time.sleep(WATCH_S)
+    os._exit(1)
 
 
 if __name__ == "__main__":

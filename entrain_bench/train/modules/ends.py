@@ -62,9 +62,7 @@ class EncoderEmbedding(torch.nn.Module):
         self.halo_tokens = sum(fold.halo_tokens for fold in folds)
         # Convolutions have biases and GELU after each; a patch embedding is one plain product.
         convolutions = module.config.norm_bias
-        self.products = Products(
-            gemms, folds, config, groups, bias=convolutions, activate_last=convolutions, where=where
-        )
+        self.products = Products(gemms, folds, config, groups, bias=convolutions, activate_last=convolutions)
         self.dtype = config.params_dtype
 
     def forward(self, features: Tensor, pack: Pack, share: Share) -> Tensor:
@@ -93,7 +91,7 @@ class Projector(torch.nn.Module):
                 raise IncompatibleError(f"{where}[{index}]: a projector cannot overlap tokens")
             channels, rows = gemm.n, gemm.rows_per_token
         self.norm = norm(config) if module.config.head_norm else torch.nn.Identity()
-        self.products = Products(gemms, folds, config, groups, bias=True, activate_last=False, where=where)
+        self.products = Products(gemms, folds, config, groups, bias=True, activate_last=False)
         self.cp = groups.cp
 
     def forward(self, hidden: Tensor, pack: Pack) -> Tensor:

@@ -11,7 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.errors import IncompatibleError
 from entrain_bench.specs.layer import Gemm
 from entrain_bench.train.modules.packing import StageGroups
 
@@ -86,7 +86,6 @@ class Products(torch.nn.Module):
         groups: of the stage.
         bias: whether products add a bias.
         activate_last: whether GELU follows the last product as well.
-        where: field to name in errors.
     """
 
     def __init__(
@@ -98,16 +97,12 @@ class Products(torch.nn.Module):
         *,
         bias: bool,
         activate_last: bool,
-        where: str,
     ) -> None:
         super().__init__()
         self.folds = tuple(folds)
         self.num_active = len(gemms) if activate_last else len(gemms) - 1
         self.products = torch.nn.ModuleList()
         for index, (gemm, fold) in enumerate(zip(gemms, folds, strict=True)):
-            split = gemm.k // fold.width if gemm.row_parallel else gemm.n
-            if split % (tp := groups.tp.size()):
-                raise UserError(f"layout.tp={tp}: must divide the {split} channels of {where}[{index}]")
             product: torch.nn.Module
             if gemm.row_parallel:
                 product = RowParallelLinear(

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.checkpoint import checkpoint
 
-from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.errors import IncompatibleError
+from entrain_bench.layout import check_tensor_parallel
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.modules.blocks import transformer_block, transformer_config
 from entrain_bench.train.modules.ends import EncoderEmbedding, LanguageHead, Projector, TokenEmbedding, merge_tokens
@@ -173,6 +174,7 @@ def build_stage(
 
 
 def _check(model: ModelSpec, module: ModuleSpec, tp: int) -> None:
+    check_tensor_parallel(module, tp)
     config, where = module.config, f"model.modules.{module.name}"
     llm_size = model.llm.config.hidden_size
     if module.is_encoder and module.layers[-1].gemms[-1].n != llm_size:
@@ -180,8 +182,6 @@ def _check(model: ModelSpec, module: ModuleSpec, tp: int) -> None:
     unit = 4 if _on_grid(module) else 2
     if config.rotary and config.head_dim % unit:
         raise IncompatibleError(f"{where}.head_dim={config.head_dim}: rotary positions need a multiple of {unit}")
-    if not module.is_encoder and config.vocab_size % tp:
-        raise UserError(f"layout.tp={tp}: must divide the {config.vocab_size} words of module {module.name}")
 
 
 def _on_grid(module: ModuleSpec) -> bool:

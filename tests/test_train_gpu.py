@@ -1,0 +1,44 @@
+"""On one GPU: packed attention in bf16, and iterations of the tiny model over NCCL."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from test_train_errors import ONE_RANK, train_here
+from train_parity import configuration
+from train_reference import normal
+
+from entrain_bench.train.modules.attention import packed_attention
+from entrain_bench.train.modules.packing import Segments
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_bf16_attention_is_near_fp32_on_the_cpu(causal: bool) -> None:
+    segments = Segments((5, 17, 2), (9, 17, 2), 0)
+    rng = np.random.default_rng(0)
+    rows = [normal(rng, 24, 4, 32), normal(rng, 28, 2, 32), normal(rng, 28, 2, 32)]
+    expected = packed_attention(*rows, segments, causal=causal)
+    on_gpu = [row.to("cuda", torch.bfloat16) for row in rows]
+    actual = packed_attention(*on_gpu, segments, causal=causal).float().cpu()
+    error = torch.linalg.vector_norm(actual - expected) / torch.linalg.vector_norm(expected)
+    assert error < 0.02
+
+
+def test_the_tiny_model_trains_in_bf16() -> None:
+    device = torch.device("cuda", 0)
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+    try:
+        config = configuration(*ONE_RANK, "iterations=2", "harness.device=cuda", "harness.dtype=bfloat16")
+        rows = train_here(config, dist.new_group(backend="gloo"))
+    finally:
+        dist.destroy_process_group()
+    # Tokens are uniform over 1,024 words, and weights small: the first loss is near that of guessing.
+    assert rows[0]["loss"] == pytest.approx(math.log(1024), rel=0.05)
+    assert math.isfinite(rows[1]["loss"])
+    assert rows[1]["loss"] != rows[0]["loss"]
