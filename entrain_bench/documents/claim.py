@@ -20,6 +20,8 @@ PICKS = ("mean", "max", "min")
 CASE = ["workload", "model"]
 # Shares of the paper's gain: at least this for "reproduced", for "partly".
 REPRODUCED, PARTLY = 0.8, 1 / 3
+# A ratio must exceed this for an order to hold; what is closer counts as equal.
+ORDER = 1.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,18 +183,18 @@ def combined(claim: Claim, cases: pd.Series[float]) -> str:
     if len(cases) == 1:
         return claim.format(float(cases.iloc[0]))
     ends = claim.format((float(cases.min()), float(cases.max())))
-    return f"{ends} ({int((cases > 1).sum())} of {len(cases)})"
+    return f"{ends} ({int((cases > ORDER).sum())} of {len(cases)})"
 
 
 def verdict(claim: Claim, cases: pd.Series[float]) -> str:
     """Reproduced, partly or not, by the share of the paper's gain that is measured.
 
     ``reproduced``: at least 80% of it, or beyond; ``partly``: at least a third; ``not``: less, or the other direction.
-    Of a range the end nearer to no gain counts. An order without a number is reproduced if it holds in every case,
-    partly if in a third of them.
+    Of a range the end nearer to no gain counts. An order without a number is reproduced if it holds (``ORDER``) in
+    every case, partly if in a third of them.
     """
     if not claim.value:
-        share = float((cases > 1).mean())
+        share = float((cases > ORDER).mean())
         return "reproduced" if share == 1 else "partly" if share >= PARTLY else "not"
     gain = min((claim.gain(number) for number in claim.value), key=abs)
     share = claim.gain(float(cases.agg(claim.measure.over))) / gain
