@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from entrain_bench.documents import claims, cli
-from entrain_bench.documents.claim import measured, parse_claim, verdict
+from entrain_bench.documents.claim import combined, measured, parse_claim, verdict
 from entrain_bench.documents.claims import claim_row, claims_markdown, claims_table, load_claims
 from entrain_bench.documents.markdown import markdown_table
 from entrain_bench.documents.results import results_markdown
@@ -51,7 +51,7 @@ def runs(*rows: tuple[str, str, float]) -> pd.DataFrame:
 
 def test_every_claim_is_complete_and_cites_its_paper() -> None:
     found = load_claims()
-    assert len(found) >= 7
+    assert len(found) >= 25
     assert all(claim.paper in ("2605.27918", "2408.04275", "2603.25120", "2504.14145", "2605.27678") for claim in found)
     assert all(len(claim.why) > 40 for claim in found)
 
@@ -61,10 +61,15 @@ def test_every_claim_is_complete_and_cites_its_paper() -> None:
     [
         ({"unit": "s"}, "unit=s: must be one of x, %"),
         ({"value": 1.0}, "value=1.0: must be a gain"),
+        ({"value": None, "unit": "%"}, "unit=%: must be x for an order"),
         ({"verdict": "reproduced"}, "key=verdict: must be one of"),
         ({"measure": {"metric": "time", "of": []}}, "measure.metric=time: must be one of iteration_time_s"),
         ({"measure": {"metric": "mfu", "of": [], "over": "median"}}, "measure.over=median: must be one of mean"),
         ({"measure": {"metric": "mfu", "of": [], "by": "x"}}, "measure: key=by: must be one of metric"),
+        (
+            {"measure": {"metric": "mfu", "of": [], "to": [], "at": ["seed=1"]}},
+            "measure.against=.*: must be given with",
+        ),
         ({"measure": {"metric": "mfu", "of": []}}, "measure.to=.*: must be given for a ratio"),
     ],
 )
@@ -81,15 +86,44 @@ def test_seeds_are_averaged_configurations_picked_and_cases_combined() -> None:
     # Workload w: 4 and 10 against 2 and 4; workload v: 6 against 6.
     measure = VALUES["measure"]
     mean = claim_with(measure=measure)
-    assert measured(mean, [of, to]) == pytest.approx((7 / 3 + 1) / 2)
+    assert measured(mean, [[of, to]]).to_dict() == {("v", "m"): pytest.approx(1.0), ("w", "m"): pytest.approx(7 / 3)}
+    assert combined(mean, measured(mean, [[of, to]])) == "1.67x"
     extreme = claim_with(measure=measure | {"pick_of": "max", "pick_to": "min", "over": "max"})
-    assert measured(extreme, [of, to]) == pytest.approx(5.0)
+    assert combined(extreme, measured(extreme, [[of, to]])) == "5.00x"
     change = claim_with(unit="%", measure=measure | {"over": "min"})
-    assert measured(change, [of, to]) == pytest.approx(0.0)
+    assert combined(change, measured(change, [[of, to]])) == "+0.0%"
     share = claim_with(unit="%", measure={"metric": "iteration_time_s", "of": ["seed=0"], "over": "max"})
-    assert measured(share, [of]) == pytest.approx(700.0)
+    assert combined(share, measured(share, [[of]])) == "700.0%"
     with pytest.raises(UserError, match="no workload and model in common"):
-        measured(mean, [of, to[to["workload"] == "u"]])
+        measured(mean, [[of, to[to["workload"] == "u"]]])
+
+
+def test_two_settings_are_compared_by_the_ratio_of_their_ratios() -> None:
+    two = claim_with(value=None, measure=VALUES["measure"] | {"at": ["seed=0"], "against": ["seed=1"]})
+    assert two.pairs == [
+        [(*two.common, setting, side) for side in ("strategy=megatron", "strategy=entrain")]
+        for setting in ("seed=0", "seed=1")
+    ]
+    # 3 against 2 under the one; 4 against 2 and 1 against 1, together 1.5, under the other.
+    at = [runs(("w", "a", 3.0)), runs(("w", "b", 2.0))]
+    against = [runs(("v", "a", 4.0), ("u", "a", 1.0)), runs(("v", "b", 2.0), ("u", "b", 1.0))]
+    cases = measured(two, [at, against])
+    assert cases.tolist() == pytest.approx([1.0])
+    assert (combined(two, cases), verdict(two, cases * 1.03), verdict(two, cases)) == ("1.00x", "reproduced", "not")
+
+
+@pytest.mark.parametrize(
+    ("ratios", "text", "expected"),
+    [
+        ([1.2, 1.03], "1.03 to 1.20x (2 of 2)", "reproduced"),
+        ([0.5, 1.5, 0.9], "0.50 to 1.50x (1 of 3)", "partly"),
+        ([0.5, 1.01, 0.9, 1.2], "0.50 to 1.20x (1 of 4)", "not"),
+    ],
+)
+def test_an_order_is_judged_by_the_cases_in_which_it_holds(ratios: list[float], text: str, expected: str) -> None:
+    order = claim_with(value=None)
+    assert order.format(order.value) == "> 1"
+    assert (combined(order, pd.Series(ratios)), verdict(order, pd.Series(ratios))) == (text, expected)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +147,7 @@ def test_seeds_are_averaged_configurations_picked_and_cases_combined() -> None:
 def test_the_verdict_is_the_share_of_the_papers_gain(
     value: float | list[float], unit: str, measured_value: float, expected: str
 ) -> None:
-    assert verdict(claim_with(value=value, unit=unit), measured_value) == expected
+    assert verdict(claim_with(value=value, unit=unit), pd.Series([measured_value])) == expected
 
 
 def test_a_claim_is_run_measured_judged_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,10 +161,10 @@ def test_a_claim_is_run_measured_judged_and_written(tmp_path: Path, monkeypatch:
              ("megatron", "entrain")}  # fmt: skip
     ratio = sum(times["megatron"]) / sum(times["entrain"])
     assert row["measured_value"] == f"{ratio:.2f}x"
-    assert row["verdict"] == verdict(claim, ratio)
+    assert row["verdict"] == verdict(claim, pd.Series([ratio]))
     assert claims_table([row])["verdict"].tolist() == [row["verdict"]]
     text = claims_markdown([row])
-    assert "| One is faster than the other | arXiv:2605.27918, Table 3 | 2.00x |" in text
+    assert "| [One is faster than the other](#some) | arXiv:2605.27918, Table 3 | 2.00x |" in text
     assert text.count("seed=0,1") == 2
     # A cell that cannot run leaves a claim unmeasured, and says why.
     broken = claim_with(common=[*VALUES["common"], "mlflow=false", "layout.pp=100"])

@@ -62,7 +62,7 @@ def distinct_labels(values: Iterable[str]) -> dict[str, str]:
 
 
 def spell(name: str) -> str:
-    """A name in title case: ``chartqa`` becomes ChartQA, ``opencqa_ocr`` OpenCQA OCR, ``llama3_1b`` Llama3 1B."""
+    """A name in title case: ``chartqa`` becomes ChartQA, ``llama3_1b`` Llama3 1B, ``vit1b_llm7b`` VIT 1B LLM 7B."""
     return " ".join(_spell_word(word) for word in name.split("_") if word)
 
 
@@ -75,6 +75,8 @@ def _short(name: str) -> str:
 
 
 def _spell_word(word: str) -> str:
+    if sized := re.fullmatch(r"([a-z]+)([0-9.]+b)", word):
+        return " ".join(_spell_word(part) for part in sized.groups())
     if len(word) <= ABBREVIATION_LETTERS or re.fullmatch(r"[0-9.]+b", word):
         return word.upper()
     stem, answering = re.fullmatch(r"(.+?)([cv]?qa)?", word).groups(default="")  # type: ignore[union-attr]

@@ -38,8 +38,10 @@ EXPERIMENT = "iteration_time"
 RUNS = True
 SIDES = {"encoder": "Encoder", "llm": "LLM"}
 CASE = ["workload", "model", "strategy"]
+BOX = [*CASE, "side"]
 ACTION = ["module", "stage", "replica", "microbatch", "part"]
 WHISKERS_PERCENT = (5, 95)
+BOX_PERCENT = (WHISKERS_PERCENT[0], 25, 50, 75, WHISKERS_PERCENT[1])
 # Distance between two traces at the bottom, in models.
 TRACE_GAP = 0.6
 
@@ -72,13 +74,7 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
         for model, marker in marker_of(grid.models).items()
     ]
     legend_above(figure, [*strategy_handles(grid.colours, grid.strategies), *markers])
-    order = ["quantity", "workload", "model", "strategy", "side", "replica", "microbatch", "value_ms"]
-    return figure, pd.concat(
-        [
-            forward.assign(quantity="forward").rename(columns={"forward_ms": "value_ms"}),
-            spread.assign(quantity="standard deviation").rename(columns={"std_ms": "value_ms"}),
-        ]
-    ).reindex(columns=order)
+    return figure, box_quantiles(forward).merge(spread, on=BOX, how="outer", sort=False)
 
 
 def microbatch_forward(actions: pd.DataFrame) -> pd.DataFrame:
@@ -94,6 +90,16 @@ def microbatch_forward(actions: pd.DataFrame) -> pd.DataFrame:
     forward = actions[actions["pass"].eq("forward")].drop_duplicates([*CASE, *ACTION])
     milliseconds = 1e3 * (forward["end_s"] - forward["start_s"])
     return forward[keys].assign(forward_ms=milliseconds).groupby(keys, sort=False)["forward_ms"].sum().reset_index()
+
+
+def box_quantiles(forward: pd.DataFrame) -> pd.DataFrame:
+    """What boxes and whiskers show of the result of ``microbatch_forward``.
+
+    Returns:
+        Columns ``workload``, ``model``, ``strategy``, ``side``, ``forward_p5_ms`` to ``forward_p95_ms``.
+    """
+    groups = forward.astype({"forward_ms": float}).groupby(BOX, sort=False)["forward_ms"]
+    return pd.DataFrame({f"forward_p{p}_ms": groups.quantile(p / 100) for p in BOX_PERCENT}).reset_index()
 
 
 def forward_std(table: pd.DataFrame) -> pd.DataFrame:

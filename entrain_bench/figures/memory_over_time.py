@@ -19,13 +19,14 @@ from entrain_bench.errors import UserError
 from entrain_bench.figures._data import Runs, extreme_replica, run_actions, run_table
 from entrain_bench.figures._labels import names
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Colour, legend_above, palette, panels, show_reason
+from entrain_bench.metrics import memory_steps
 from entrain_bench.records import Results
 
 EXPERIMENT = "schedule_gantt"
 RUNS = True
 MAX_COLUMNS = 4
 GIB = 2**30
-COLUMNS = ["lane", "holds", "time_s", "memory_bytes"]
+COLUMNS = ["lane", "holds", "time_s", "bytes"]
 HOLDS = {"encoder": "rank with encoder stages", "llm": "rank with LLM stages", "both": "rank with both"}
 
 
@@ -68,25 +69,22 @@ def peak_replica(actions: pd.DataFrame) -> pd.DataFrame:
     """Memory over time on the lanes of the replica that holds the most.
 
     Returns:
-        Columns ``lane`` (from 0), ``holds`` (encoder, llm or both), ``time_s``, ``memory_bytes``: a row where a lane's
+        Columns ``lane`` (from 0), ``holds`` (encoder, llm or both), ``time_s``, ``bytes``: a row where a lane's
         memory changes, and its last one.
     """
     mine = extreme_replica(actions, "memory_bytes")
     sides = mine[mine["replica"] >= 0].groupby("lane")["side"].unique()
     holds = sides.map(lambda held: "both" if len(held) > 1 else held[0])
-    running = pd.DataFrame({"lane": mine["lane"], "time_s": mine["start_s"], "memory_bytes": mine["memory_bytes"]})
-    after = running.assign(time_s=mine["end_s"], memory_bytes=mine["memory_after_bytes"])
-    # Rows of a lane follow each other in time; alternating keeps the order where times are equal.
-    steps = pd.concat([running, after]).sort_index(kind="stable").sort_values("lane", kind="stable", ignore_index=True)
+    steps = memory_steps(mine)
     last = ~steps["lane"].duplicated(keep="last")
-    changed = steps.groupby("lane")["memory_bytes"].diff() != 0  # NaN, in the first row of a lane, differs
+    changed = steps.groupby("lane")["bytes"].diff() != 0  # NaN, in the first row of a lane, differs
     return steps[changed | last].assign(holds=steps["lane"].map(holds))[COLUMNS]
 
 
 def _draw_lanes(panel: Axes, lanes: pd.DataFrame, colours: dict[str, Colour]) -> None:
     for _, rows in lanes.groupby("lane"):
-        gib = rows["memory_bytes"] / GIB
+        gib = rows["bytes"] / GIB
         panel.plot(rows["time_s"], gib, color=colours[rows["holds"].iloc[0]], linewidth=0.6, drawstyle="steps-post")
-    panel.set_title(f"{lanes['memory_bytes'].max() / GIB:.1f} GiB", loc="right")
+    panel.set_title(f"{lanes['bytes'].max() / GIB:.1f} GiB", loc="right")
     panel.set_xlim(left=0)
     panel.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))

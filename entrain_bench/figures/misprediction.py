@@ -2,7 +2,7 @@
 
 No figure of arXiv:2605.27918 or the other papers: their estimates are never wrong by more than their fits. Cells of
 ``experiments/figure/misprediction.yaml``; an error of e multiplies each sample's estimate by 1 + e u, u uniform in
-[-1, 1] (docs/costs.md). Means over seeds.
+[-1, 1] (docs/costs.md). Means over seeds. Strategies that assign and order without estimates stay at 1.
 """
 
 from __future__ import annotations

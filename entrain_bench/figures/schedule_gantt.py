@@ -141,7 +141,8 @@ def draw_lanes(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], wind
 
 def _lane_name(stages: pd.DataFrame) -> str:
     return " + ".join(
-        f"{spell(str(module))} {', '.join(map(str, rows['stage']))}" for module, rows in stages.groupby("module")
+        f"{spell(str(module))} {', '.join(map(str, rows['stage']))}"
+        for module, rows in stages.groupby("module", sort=False)
     )
 
 
