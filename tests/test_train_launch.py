@@ -1,4 +1,4 @@
-"""What ends ranks. Ranks started for real: one is killed, the run fails in one line, and the next run goes on where it was."""
+"""What ends ranks; and ranks started for real: one is killed, and the next run goes on where it was."""
 
 from __future__ import annotations
 
