@@ -1,4 +1,4 @@
-"""Ranks started for real: one is killed, the run fails in one line, and the next run goes on where it was."""
+"""What ends ranks; and ranks started for real: one is killed, and the next run goes on where it was."""
 
 from __future__ import annotations
 
@@ -11,12 +11,34 @@ from pathlib import Path
 
 import pytest
 from test_train_errors import DISJOINT, train_here
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from train_parity import SETTING
 from train_ranks import run_ranks
 
 from entrain_bench.cli import run_command
 from entrain_bench.compose import compose_cells
-from entrain_bench.train.handover import config_to_json
+from entrain_bench.errors import UserError
+from entrain_bench.train.handover import config_to_json, write_failure
+from entrain_bench.train.launch import first_cause
+
+
+@pytest.mark.parametrize(
+    ("exit_codes", "left", "message"),
+    [
+        # Its peers lose the connection before the agent notices the kill.
+        ({1: -signal.SIGTERM, 2: -signal.SIGKILL}, {1: RuntimeError("closed")}, "rank 2: was killed by SIGKILL"),
+        ({0: 1, 1: -signal.SIGTERM}, {0: KeyError("x")}, "rank 0: KeyError: 'x'"),
+        ({0: 1, 3: 1}, {3: UserError("a=1: must be 2"), 0: RuntimeError("closed")}, "a=1: must be 2"),
+        ({0: 3}, {}, "rank 0: exited with code 3"),
+    ],
+)
+def test_the_first_cause_is_named(
+    tmp_path: Path, exit_codes: dict[int, int], left: dict[int, Exception], message: str
+) -> None:
+    for rank, error in left.items():
+        write_failure(tmp_path, rank, error)
+    failures = {rank: ProcessFailure(rank, 1, code, str(tmp_path / "none")) for rank, code in exit_codes.items()}
+    assert str(first_cause(tmp_path, ChildFailedError("worker", failures))) == message
 
 
 def workers() -> list[int]:
@@ -49,7 +71,9 @@ def run_killed(command: list[str], checkpoints: Path) -> int:
     return run_command(command)
 
 
-@pytest.mark.timeout(180)
+# Two starts of four ranks, each of which imports torch and megatron-core.
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_killed_rank_ends_the_run_and_the_next_one_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,13 +55,13 @@ def start_ranks(config: RunConfig, num_ranks: int, progress: Callable[[int], Non
             try:
                 elastic_launch(launch, sys.executable)("-m", "entrain_bench.train.worker", str(work))
             except ChildFailedError as error:
-                raise _first_cause(work, error) from None
+                raise first_cause(work, error) from None
             except SignalException as error:
                 raise _end_by(error.sigval) from None
         return read_outcome(work)
 
 
-def _first_cause(work: Path, error: ChildFailedError) -> BaseException:
+def first_cause(work: Path, error: ChildFailedError) -> BaseException:
     """The failure that came first; later ones only follow from it."""
     killed = {
         rank: failure
