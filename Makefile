@@ -7,7 +7,7 @@ BASE_PYTHON = $(shell for p in python3.12 python3 python; do $$p -c 'import sys;
 export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help setup figures claims test test-slow bench ui lint clean
+.PHONY: help setup figures measured claims test test-slow bench ui lint clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -30,6 +30,9 @@ $(STAMP): pyproject.toml constraints.txt
 figures: setup ## Run what is missing, draw results/figures/*.{pdf,png,csv}, then claims
 	code=0; $(PYTHON) -m entrain_bench.figures || code=$$?; [ $$code -le 1 ] || exit $$code; \
 	$(PYTHON) -m entrain_bench.documents && exit $$code
+
+measured: setup ## Train on 4 ranks of this machine; draws results/figures/measured_gantt.{pdf,png,csv}
+	$(PYTHON) -m entrain_bench.figures measured_gantt
 
 claims: setup ## Run what is missing; write results/claims.csv, docs/claims.md and docs/results.md
 	$(PYTHON) -m entrain_bench.documents

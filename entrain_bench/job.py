@@ -72,6 +72,21 @@ class Job:
             )
         return self.global_batch // size
 
+    def check_request(self) -> None:
+        """Refuse requested degrees that no layout can have.
+
+        Raises:
+            UserError: naming the degree.
+        """
+        node, asked = self.cluster.gpus_per_node, self.request
+        if asked.tp:
+            require(node % asked.tp == 0, "layout.tp", asked.tp, f"a divisor of the {node} ranks of a node")
+        if asked.dp:
+            self.num_microbatches(asked.dp)
+        if asked.pp:
+            most = self.max_stages
+            require(asked.pp <= most, "layout.pp", asked.pp, f"at most {most}, the layers of model={self.model.name}")
+
     def degrees(self) -> Iterator[Degrees]:
         """Every homogeneous (TP, CP, PP, DP) that uses all ranks and meets the request.
 
@@ -84,13 +99,7 @@ class Job:
         tps = [asked.tp] if asked.tp else [t for t in _divisors(node) if all(size % t == 0 for size in heads)]
         cps = [asked.cp] if asked.cp else [2**i for i in range(ranks.bit_length())]
         dps = [asked.dp] if asked.dp else [d for d in _divisors(ranks) if self._divides(d)]
-        if asked.tp:
-            require(node % asked.tp == 0, "layout.tp", asked.tp, f"a divisor of the {node} ranks of a node")
-        if asked.dp:
-            self.num_microbatches(asked.dp)
-        if asked.pp:
-            most = self.max_stages
-            require(asked.pp <= most, "layout.pp", asked.pp, f"at most {most}, the layers of model={self.model.name}")
+        self.check_request()
         found = False
         for tp, cp, dp in product(tps, cps, dps):
             pp, rest = divmod(ranks, tp * cp * dp)

@@ -78,6 +78,14 @@ def actions(strategies: Sequence[str], workloads: Sequence[str] = TRACES[1:3]) -
     return pd.concat([frame, step.assign(replica=-1, microbatch=-1, part=-1, **last)], ignore_index=True)
 
 
+def views(traces: Sequence[str]) -> Runs:
+    """One strategy simulated, measured and replayed."""
+    timeline = actions(["one"], traces)
+    timeline = timeline[timeline["model"] == MODELS[0]]
+    runs = pd.DataFrame({"harness": ["simulate", "train"], "status": "ok", "reason": ""})
+    return Runs(runs, pd.concat([timeline.assign(view=view) for view in ("simulate", "train", "replay")]))
+
+
 def shares(traces: Sequence[str]) -> pd.DataFrame:
     rows = itertools.product(traces, [0, 1, 32, 1024], [0.05, 0.25, 0.5, 0.75, 0.95])
     frame = pd.DataFrame(rows, columns=["workload", "batch_size", "probability"])
@@ -134,6 +142,7 @@ def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
         "iteration_time": lambda: table(strategies, traces[:5]),
         "forward_variability": lambda: Runs(table(strategies, traces[:5]), actions(strategies, traces[:5])),
         "schedule_gantt": lambda: Runs(table(strategies, traces[:1]), actions(strategies, traces[:1])),
+        "measured_gantt": lambda: views(traces[:1]),
         "memory_over_time": lambda: Runs(table(strategies, traces[:1]), actions(strategies, traces[:1])),
         "throughput": lambda: table(strategies, traces[:5]),
         "bubble_ratio": lambda: table(strategies, traces[:3]),

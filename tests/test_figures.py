@@ -101,3 +101,11 @@ def test_a_folder_that_cannot_be_written_is_bad_input(tmp_path: Path, capsys: py
     (tmp_path / "file").write_text("")
     assert main(["allocations", "--results-dir", str(tmp_path / "file")]) == 2
     assert "results_dir=" in capsys.readouterr().err
+
+
+def test_what_needs_training_is_drawn_only_when_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr("entrain_bench.figures._runner.draw_figures", lambda names, _: asked.append(list(names)) or 0)
+    assert main([]) == main(["measured_gantt"]) == 0
+    assert asked == [[name for name in NAMES if name != "measured_gantt"], ["measured_gantt"]]
+    assert len(asked[0]) == len(NAMES) - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from figure_helpers import GIB, MODELS, TRACES, actions, drawn, table, written
+from figure_helpers import GIB, MODELS, TRACES, actions, drawn, table, views, written
 
 from entrain_bench.errors import UserError
 from entrain_bench.figures import memory_over_time, schedule_gantt
@@ -55,3 +55,11 @@ def test_a_replica_is_the_lanes_of_the_llm_and_of_the_encoders_that_feed_it() ->
     both = [(lane, "encoder", lane) for lane in range(4)] + [(lane, "llm", lane // 2) for lane in range(4)]
     shown = replica_lanes(pd.DataFrame(both, columns=columns), 1)
     assert shown.to_numpy().tolist() == [[0, "encoder", 2], [1, "encoder", 3], [0, "llm", 1], [1, "llm", 1]]
+
+
+def test_a_schedule_that_could_not_be_trained_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = views(TRACES[:1])
+    failed = data.table.assign(status=["ok", "failed"], reason=["", "no ranks here"])
+    figure, shown = drawn("measured_gantt", Runs(failed, data.actions[data.actions["view"] == "simulate"]))
+    assert written(figure, monkeypatch).count("failed: no ranks here") == 2
+    assert set(shown["view"]) == {"simulate"}

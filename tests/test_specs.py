@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,12 @@ OBTAINED = {"cited", "derived", "measured", "carried over"}
 
 
 def load(group: str, name: str) -> dict[str, Any]:
+    """A copy that may be changed; composed once."""
+    return copy.deepcopy(composed(group, name))
+
+
+@cache
+def composed(group: str, name: str) -> dict[str, Any]:
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         config = OmegaConf.to_container(compose(f"{group}/{name}"), resolve=True)
     assert isinstance(config, dict)
@@ -33,10 +41,12 @@ def load(group: str, name: str) -> dict[str, Any]:
     return section
 
 
+@cache
 def model(name: str) -> ModelSpec:
     return ModelSpec.from_config(load("model", name))
 
 
+@cache
 def cluster(name: str) -> ClusterSpec:
     return ClusterSpec.from_config(load("cluster", name))
 

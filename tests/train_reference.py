@@ -120,5 +120,3 @@ def patch_place(token: int, length: int) -> tuple[int, int]:
 
 def fit(rows: Tensor, count: int) -> Tensor:
     return torch.cat([rows[:count], rows.new_zeros(max(0, count - len(rows)), rows.shape[1])])
-
-

@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 
 from entrain_bench.bench.measures import (
+    against_megatron,
     against_torch,
     assignment,
     assignment_within_limit,
@@ -38,12 +39,37 @@ PIPELINE = (
 )
 # 16 samples a bucket, 4 buckets a microbatch index: 128 buckets for 2,048 samples.
 BUCKETS = ("strategy=dflop", "strategy/planner=megatron", "microbatch_size=16")
-LPT = "strategies.dflop.balance.longest_first"
+LPT = "strategies.dflop.balance.lpt_with_exchange"
 SOLVER_LIMIT = "strategy.assigner.solver_seconds"
 # So much that only the limit in seconds ends a solve.
-SOLVER_WORK = "strategy.assigner.solver_work=1e9"
+SOLVER_WORK = "strategy.assigner.solver_work_per_sample=1e9"
 GLOBAL_BATCHES = (512, 2048, 8192)
 ASSIGNMENT_TARGETS = {("entrain", 512): "assign_s <= 0.020", ("entrain", 4096): "assign_s <= 0.200"}
+# Two ranks of this machine, an LLM in two stages, text of one length: what megatron-core's own schedule can do.
+TRAINED = (
+    "strategy=megatron",
+    "harness=train",
+    "harness.num_ranks=2",
+    "harness.device=cpu",
+    "cluster=tiny",
+    "cluster.gpus_per_node=2",
+    "cluster.tiers=[{name: pcie, num_ranks: 2, bandwidth_bytes_per_s: 24e9, latency_s: 5.7e-6}]",
+    "model=tiny",
+    "~model.modules.vision",
+    "workload=uniform",
+    "~workload.modalities.image",
+    "layout.tp=1",
+    "layout.dp=1",
+    "layout.pp=2",
+    "global_batch=16",
+    "microbatch_size=2",
+)
+# Large enough for products to take nearly all of the time.
+WIDE = (
+    "model.modules.llm.hidden_size=384",
+    "model.modules.llm.head_dim=48",
+    "model.modules.llm.ffn_hidden_size=1024",
+)
 
 type Case = tuple[str, Callable[[], dict[str, float]]]
 
@@ -87,6 +113,13 @@ CASES: dict[str, Case] = {
         )
         for size in (512, 2048)
         for limit_s in (0.2, 2.0)
+    },
+    **{
+        f"training_against_megatron_{size}": (
+            "ratio <= 1.05, loss_difference <= 1e-5",
+            partial(against_megatron, overrides),
+        )
+        for size, overrides in (("small", TRAINED), ("wide", [*TRAINED, *WIDE]))
     },
     "place_actions_against_torch": ("ratio >= 20", partial(against_torch, PIPELINE)),
 }

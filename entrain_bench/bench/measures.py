@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -173,4 +177,20 @@ def against_torch(overrides: Sequence[str]) -> dict[str, float]:
         "actions_per_s": num_actions / ours,
         "torch_actions_per_s": torch_actions / theirs,
         "ratio": (num_actions / ours) / (torch_actions / theirs),
+    }
+
+
+def against_megatron(overrides: Sequence[str], repeats: int = REPEATS) -> dict[str, float]:
+    """Iterations of our training runtime and of megatron-core's 1F1B, taking turns on two ranks of this machine."""
+    from entrain_bench.bench.training import NUM_RANKS, compare_schedules
+
+    with TemporaryDirectory() as folder, ProcessPoolExecutor(NUM_RANKS, get_context("spawn")) as pool:
+        store = Path(folder) / "store"
+        ranks = [pool.submit(compare_schedules, rank, store, overrides, repeats) for rank in range(NUM_RANKS)]
+        by_rank = [rank.result() for rank in ranks]
+    found: dict[str, float] = by_rank[0] | by_rank[1]
+    return {
+        **found,
+        "ratio": found["ours_s"] / found["megatron_s"],
+        "shortest_ratio": found["ours_shortest_s"] / found["megatron_shortest_s"],
     }

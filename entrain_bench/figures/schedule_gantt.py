@@ -54,7 +54,7 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
         raise UserError("no run of the sweep has a timeline")
     labels = names(data.table, "strategy")
     bars = {str(name): slowest_replica(rows) for name, rows in data.actions.groupby("strategy", sort=False)}
-    colours = _colours(pd.concat(bars.values()))
+    colours = colours_of(pd.concat(bars.values()))
     lanes = [bars[name]["lane"].nunique() if name in bars else 2 for name in labels]
     height = 0.75 + sum(LANE_IN * count + TITLE_IN for count in lanes)
     heights = [LANE_IN * count for count in lanes]
@@ -72,8 +72,8 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
             show_reason(enlarged, "")
             continue
         overview.set_title(f"{bars[name]['end_s'].max():.3f} s", loc="right")
-        _draw_lanes(overview, bars[name], colours, whole)
-        _draw_lanes(enlarged, bars[name], colours, part)
+        draw_lanes(overview, bars[name], colours, whole)
+        draw_lanes(enlarged, bars[name], colours, part)
         enlarged.set_yticks([])
         _mark_window(overview, part)
     axes[1].set_title("enlarged", loc="right")
@@ -107,7 +107,7 @@ def _kinds(actions: pd.DataFrame, deferred: pd.Series[bool]) -> list[str]:
     return kinds
 
 
-def _colours(actions: pd.DataFrame) -> dict[str, Colour]:
+def colours_of(actions: pd.DataFrame) -> dict[str, Colour]:
     """A hue for each module, and one for deferred parts; light is forward, full is backward; grey is the step."""
     modules = [spell(name) for name in actions.sort_values("side")["module"].unique()]
     hues = palette([*modules, "deferred"])
@@ -121,7 +121,8 @@ def _colours(actions: pd.DataFrame) -> dict[str, Colour]:
     return {kind: colour for kind, colour in colours.items() if kind in present}
 
 
-def _draw_lanes(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], window: tuple[float, float]) -> None:
+def draw_lanes(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], window: tuple[float, float]) -> None:
+    """A bar an action and a row a lane, as far as the time window goes."""
     shown = rows[(rows["end_s"] > window[0]) & (rows["start_s"] < window[1])]
     start, end = shown["start_s"].to_numpy(), shown["end_s"].to_numpy()
     top = shown["lane"].to_numpy(dtype=np.float64) - 0.44

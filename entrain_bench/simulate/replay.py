@@ -1,0 +1,36 @@
+"""Measured durations on the simulated clock: what of an iteration neither compute nor order explains."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from entrain_bench.errors import UserError
+from entrain_bench.metrics import timeline_frame
+from entrain_bench.program import Program
+from entrain_bench.simulate.engine import place_actions
+from entrain_bench.timeline import Timeline
+
+LABELS = ["lane", "module", "stage", "replica", "microbatch", "part", "pass"]
+
+
+def replay(program: Program, measured: pd.DataFrame) -> pd.DataFrame:
+    """The timeline of a program whose actions take as long as they did, start at once, and hand over at no cost.
+
+    Args:
+        program: what was measured.
+        measured: its timeline as a table (``metrics.timeline_frame``).
+
+    Raises:
+        UserError: if the table is of another program.
+    """
+    duration_s = np.zeros(program.num_actions)
+    if len(measured) == len(program.lane_actions):
+        seconds = (measured["end_s"] - measured["start_s"]).to_numpy()
+        np.maximum.at(duration_s, program.lane_actions, seconds)
+    start, end, wait = place_actions(program, duration_s, np.zeros(len(program.dep_actions)))
+    nothing = np.zeros(program.num_actions)
+    replayed = timeline_frame(Timeline(program, start, end, nothing, wait, np.zeros(program.layout.num_lanes)))
+    if not replayed[LABELS].equals(measured[LABELS].reset_index(drop=True)):
+        raise UserError("timeline: is of another program than the configuration gives")
+    return replayed
