@@ -120,7 +120,7 @@ def train_stage(
 
 
 def global_norm(
-    stages: Mapping[tuple[int, int], TrainedStage], group: dist.ProcessGroup, device: torch.device, other: float
+    stages: Mapping[tuple[int, int], TrainedStage], group: dist.ProcessGroup, device: torch.device, other: float = 0.0
 ) -> float:
     """Norm of all modules' gradients; collective over all ranks.
 
