@@ -9,7 +9,7 @@ from itertools import islice, pairwise, product
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray
+from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.costs.memory import Memory
 from entrain_bench.errors import OutOfMemoryError, UserError
 from entrain_bench.job import Degrees, Job
@@ -87,21 +87,33 @@ def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
     num_layers = len(layer_s)
     if num_stages > num_layers:
         raise UserError(f"layout: {num_layers} layers cannot fill {num_stages} stages")
-    prefix = np.concatenate(([0.0], np.cumsum(layer_s)))
-    best = prefix.copy()
-    best[0] = np.inf
-    cuts = []
-    span = prefix[None, :] - prefix[:, None]  # [l', l]
-    later = np.arange(num_layers + 1)[:, None] < np.arange(num_layers + 1)[None, :]
-    for _ in range(1, num_stages):
-        slowest = np.where(later, np.maximum(best[:, None], span), np.inf)
-        cuts.append(slowest.argmin(axis=0))
-        best = slowest.min(axis=0)
+    cuts = [cut for _, cut in islice(_partitions(layer_s), 1, num_stages)]
     bounds = [num_layers]
     for cut in reversed(cuts):
         bounds.append(int(cut[bounds[-1]]))
     bounds = [*reversed(bounds)]
     return tuple(np.diff([0, *bounds]).tolist())
+
+
+def slowest_stages_s(layer_s: FloatArray) -> FloatArray:
+    """Slowest stage of the best partition into 1, 2, ... stages, as many as there are layers ``[layers]``."""
+    return np.array([best[-1] for best, _ in _partitions(layer_s)])
+
+
+def _partitions(layer_s: FloatArray) -> Iterator[tuple[FloatArray, IntArray]]:
+    """For 1, 2, ... stages: F, the slowest stage over the first l layers, and the l' it cuts at ``[layers + 1]``."""
+    num_layers = len(layer_s)
+    prefix = np.concatenate(([0.0], np.cumsum(layer_s)))
+    best = prefix.copy()
+    best[0] = np.inf
+    span = prefix[None, :] - prefix[:, None]  # [l', l]
+    later = np.arange(num_layers + 1)[:, None] < np.arange(num_layers + 1)[None, :]
+    cut = np.zeros(num_layers + 1, np.int64)
+    for _ in range(num_layers):
+        yield best, cut
+        slowest = np.where(later, np.maximum(best[:, None], span), np.inf)
+        cut = slowest.argmin(axis=0)
+        best = slowest.min(axis=0)
 
 
 def stage_sums(layer_s: FloatArray, layers_per_stage: Sequence[int]) -> FloatArray:

@@ -13,10 +13,12 @@ from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import IncompatibleError, OutOfMemoryError, UserError
 from entrain_bench.job import LayoutRequest
 from entrain_bench.layout import Layout
+from entrain_bench.planning import partition_layers, stage_sums
 from entrain_bench.profile import Profile
 from entrain_bench.schedulers import OneForwardOneBackward
 from entrain_bench.shapes import SampleShapes
 from entrain_bench.simulate.executor import Simulator
+from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.strategy import Drafter, Strategy
 from strategies.dflop import DflopAssigner, DflopPlanner
 from strategies.dflop.assigner import unit_s
@@ -129,7 +131,15 @@ def test_enumeration_is_complete(ranks: int, request_: dict[str, int]) -> None:
     assert set(found) == expected
 
 
-def test_the_first_plan_is_the_best_by_brute_force() -> None:
+def unevenness(profile: Profile, module: ModuleSpec, tokens: int, tp: int, pp: int) -> float:
+    """Slowest over mean stage."""
+    measured = layer_s(profile, module, np.array([tokens]), tp)
+    stages = stage_sums(measured, partition_layers(measured, pp))
+    return float(stages.max() / stages.mean())
+
+
+@pytest.mark.parametrize("whole_layers", [False, True])
+def test_the_first_plan_is_the_best_by_brute_force(whole_layers: bool) -> None:
     profile = profile_for()
     shapes = data_shapes(profile, SAMPLES)
     encoder, llm = MODEL.modules
@@ -144,8 +154,11 @@ def test_the_first_plan_is_the_best_by_brute_force() -> None:
             count = 16 / (i * l_dp)
             one = np.array([shapes.sequence_tokens])
             l_dur = count * float(llm_table.seconds(one, count * shapes.sequence_tokens, l_pp)[0])
+            if whole_layers:
+                e_dur *= unevenness(profile, encoder, shapes.item_tokens[0], e_tp, e_pp)
+                l_dur *= unevenness(profile, llm, shapes.sequence_tokens, l_tp, l_pp)
             best = min(best, (i + e_pp + l_pp - 1) * max(e_dur, l_dur))
-    seconds, plan, recompute = next(DflopPlanner().rank(profile, shapes))
+    seconds, plan, recompute = next(DflopPlanner(whole_layers=whole_layers).rank(profile, shapes))
     assert seconds == pytest.approx(best)
     assert recompute == (False, False)
     assert plan.num_microbatches * plan.llm_dp <= 16

@@ -27,6 +27,7 @@ from entrain_bench.planning import (
     proportional_allocation,
     recompute_choices,
     recompute_factor,
+    slowest_stages_s,
     stage_sums,
 )
 from entrain_bench.program import Program
@@ -331,3 +332,11 @@ def test_tensor_parallelism_that_would_straddle_nodes_is_refused() -> None:
     job = tiny_job(MODEL, tiny_cluster(2, 6), global_batch=24, request=LayoutRequest(tp=4))
     with pytest.raises(UserError, match=r"layout\.tp=4"):
         list(job.degrees())
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=12))
+def test_slowest_stages_are_those_of_the_partitions(layers: list[float]) -> None:
+    layer_s = np.array(layers)
+    expected = [stage_sums(layer_s, partition_layers(layer_s, stages)).max() for stages in range(1, len(layers) + 1)]
+    np.testing.assert_allclose(slowest_stages_s(layer_s), expected)
+    assert slowest_stages_s(np.ones(4)).tolist() == [4.0, 2.0, 2.0, 1.0]

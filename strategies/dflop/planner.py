@@ -16,6 +16,7 @@ from entrain_bench.planning import (
     fastest_that_fits,
     partition_layers,
     recompute_factor,
+    slowest_stages_s,
 )
 from entrain_bench.profile import Profile
 from entrain_bench.specs.model import ModuleSpec
@@ -61,11 +62,13 @@ class DflopPlanner:
         microbatches: ``paper``: a plan's N_mb is that of least T, and the plan of least T is taken. ``released``: the
             least N_mb whose mean microbatch is no larger than the largest profiled sample, and the released code's
             acceptance rule.
+        whole_layers: whether a stage's duration counts that it holds whole layers; the paper's divides by PP.
         single_rank_communicator: whether everything between encoder and LLM passes through one rank, as in the paper.
     """
 
     profile_samples: int = 10_000
     microbatches: str = "paper"
+    whole_layers: bool = True
     single_rank_communicator: bool = True
 
     def __post_init__(self) -> None:
@@ -142,12 +145,17 @@ class DflopPlanner:
         batch = job.global_batch
         sharded = job.distributed_optimizer
         *encoders, llm = job.model.modules
+        means = [np.full(1, tokens) for tokens in (*shapes.item_tokens, shapes.sequence_tokens)]
         for encoder_tp, llm_tp in np.unique(degrees[:, [0, 3]], axis=0).tolist():
             tables = [
                 encoder_cost(profile, module, tokens, encoder_tp)
                 for module, tokens in zip(encoders, shapes.item_tokens, strict=True)
             ]
             llm_table = llm_cost(profile, llm, llm_tp)
+            uneven = [
+                self._unevenness(layer_s(profile, module, mean, encoder_tp if module.is_encoder else llm_tp))
+                for module, mean in zip(job.model.modules, means, strict=True)
+            ]
             same = np.flatnonzero((degrees[:, 0] == encoder_tp) & (degrees[:, 3] == llm_tp))
             for rows in np.array_split(same, -(-len(same) * batch // BLOCK)):
                 _, encoder_pp, encoder_dp, _, llm_pp, llm_dp = (column[:, None] for column in degrees[rows].T)
@@ -158,19 +166,19 @@ class DflopPlanner:
                 sequences = batch / (i * llm_dp)
                 packed = shapes.sequence_tokens * sequences
                 within = packed <= shapes.most_sequence_tokens
-                for table, module, items, tokens, most in zip(
-                    tables, encoders, shapes.items, shapes.item_tokens, shapes.most_items, strict=True
+                for table, module, items, tokens, most, factor in zip(
+                    tables, encoders, shapes.items, shapes.item_tokens, shapes.most_items, uneven[:-1], strict=True
                 ):
                     b = items * batch / (i * encoder_dp)
                     # A replica that works at all works on a whole item.
                     whole = np.maximum(b, 1.0) if items else b
                     within &= b <= most
                     flops = float(module.forward_flops(np.array([tokens]))[0])
-                    encoder_s += table.seconds(flops * whole, whole, encoder_pp)
+                    encoder_s += table.seconds(flops * whole, whole, encoder_pp) * factor[encoder_pp - 1]
                     encoder_act += activation_bytes(module, whole * tokens, encoder_tp * encoder_pp)
                     encoder_state += state_bytes(module, encoder_tp * encoder_pp, encoder_dp if sharded else 1)
                 each = np.array([shapes.sequence_tokens])
-                llm_s = llm_table.seconds(each, packed, llm_pp) * sequences
+                llm_s = llm_table.seconds(each, packed, llm_pp) * sequences * uneven[-1][llm_pp - 1]
                 yield (
                     rows,
                     i,
@@ -184,6 +192,12 @@ class DflopPlanner:
                         within,
                     ),
                 )
+
+    def _unevenness(self, layer_s: FloatArray) -> FloatArray:
+        """Slowest over mean stage for 1, 2, ... stages ``[layers]``."""
+        if not self.whole_layers:
+            return np.ones(len(layer_s))
+        return slowest_stages_s(layer_s) * np.arange(1, len(layer_s) + 1) / layer_s.sum()
 
     def build(
         self, profile: Profile, shapes: DataShapes, seconds: float, plan: Plan, recompute: tuple[bool, bool]
