@@ -51,7 +51,7 @@ def start_ranks(config: RunConfig, num_ranks: int, progress: Callable[[int], Non
             monitor_interval=POLL_S,
             logs_specs=DefaultLogsSpecs(log_dir=str(work / "logs"), redirects=Std.ALL),
         )
-        with _quiet_agent(), _own_signals(), _worker_environment(), _reporting(work, progress):
+        with _quiet_agent(), _own_signals(), _worker_environment(config), _reporting(work, progress):
             try:
                 elastic_launch(launch, sys.executable)("-m", "entrain_bench.train.worker", str(work))
             except ChildFailedError as error:
@@ -113,11 +113,18 @@ def _quiet_agent() -> Iterator[None]:
 
 
 @contextmanager
-def _worker_environment() -> Iterator[None]:
-    """What ranks inherit: the same modules, one thread each unless told otherwise, gloo on the loopback interface."""
-    wanted = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+def _worker_environment(config: RunConfig) -> Iterator[None]:
+    """What ranks inherit: the same modules; unless told otherwise one thread each, gloo on the loopback interface.
+
+    Ranks that compute on the CPU see no GPU, for megatron-core takes one where it can.
+    """
+    wanted = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    if config.harness["device"] == "cpu":
+        wanted["CUDA_VISIBLE_DEVICES"] = ""
+    defaults = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    wanted |= {name: value for name, value in defaults.items() if name not in os.environ}
     before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update({n: v for n, v in wanted.items() if n == "PYTHONPATH" or before[n] is None})
+    os.environ.update(wanted)
     try:
         yield
     finally:

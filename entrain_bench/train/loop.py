@@ -60,17 +60,25 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> Outcome:
                 row, timeline = _measure(setting, runtime, composed, result, clock, iteration, control)
                 composer.observe(timeline)
                 history.append(row)
-                if frame is None and composed.program.num_actions <= MAX_KEPT_ACTIONS:
-                    frame = timeline_frame(timeline)
                 done = iteration + 1
+                if done == config.iterations and composed.program.num_actions <= MAX_KEPT_ACTIONS:
+                    frame = timeline_frame(timeline)
                 if checkpoints and (done % harness.checkpoint_every == 0 or done == config.iterations):
                     checkpoints.save(done, runtime.stages, history)
                 progress(done)
         finally:
             composer.close()
-    # A skipped update has no loss to count.
-    metrics = {name: float(np.mean([row[name] for row in history if isfinite(row[name])])) for name in history[0]}
-    return Outcome(layout, {**metrics, "planning_time_s": planning_time_s}, tuple(history), frame)
+    return Outcome(layout, {**mean_metrics(history), "planning_time_s": planning_time_s}, tuple(history), frame)
+
+
+def mean_metrics(history: list[dict[str, float]]) -> dict[str, float]:
+    """Means over iterations; the first, which warms up, counts only if it is the only one.
+
+    A skipped update has no loss to count.
+    """
+    rows = history[1:] or history
+    values = {name: [row[name] for row in rows if isfinite(row[name])] for name in history[0]}
+    return {name: float(np.mean(finite)) for name, finite in values.items() if finite}
 
 
 def plan(setting: Setting, control: dist.ProcessGroup) -> tuple[Layout, float]:
