@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import torch.distributed as dist
 
 from entrain_bench.config import RunConfig
-from entrain_bench.errors import ExecutionError, require
+from entrain_bench.errors import ExecutionError, IncompatibleError, UserError, require
 from entrain_bench.experiment import MAX_KEPT_ACTIONS, Outcome, Setting, prepare
 from entrain_bench.layout import Layout, check_layout
 from entrain_bench.metrics import measure, timeline_frame
@@ -82,15 +83,30 @@ def mean_metrics(history: list[dict[str, float]]) -> dict[str, float]:
 
 
 def plan(setting: Setting, control: dist.ProcessGroup) -> tuple[Layout, float]:
-    """Rank 0's layout on every rank, and how long planning took there."""
-    content, seconds = None, 0.0
+    """Rank 0's layout on every rank, and how long planning took there.
+
+    Raises:
+        UserError: on every rank, if there is no layout.
+    """
+    answer: dict[str, str] = {}
+    seconds = 0.0
     if dist.get_rank() == 0:
         started = perf_counter()
-        layout = setting.strategy.plan(setting.profile)
+        try:
+            layout = setting.strategy.plan(setting.profile)
+            check_layout(layout, setting.job.model, setting.job.cluster)
+            answer = {"layout": layout_to_json(layout)}
+        except IncompatibleError as error:
+            answer = {"incompatible": str(error)}
+        except UserError as error:
+            answer = {"error": str(error)}
         seconds = perf_counter() - started
-        check_layout(layout, setting.job.model, setting.job.cluster)
-        content = layout_to_json(layout).encode()
-    return layout_from_json(broadcast_bytes(content, control).decode()), seconds
+    answer = json.loads(broadcast_bytes(json.dumps(answer).encode() if answer else None, control))
+    if "incompatible" in answer:
+        raise IncompatibleError(answer["incompatible"])
+    if "error" in answer:
+        raise UserError(answer["error"])
+    return layout_from_json(answer["layout"]), seconds
 
 
 def resume(checkpoints: Checkpoints | None, runtime: Runtime, iterations: int) -> list[dict[str, float]]:
