@@ -62,7 +62,7 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> Outcome:
                 composer.observe(timeline)
                 history.append(row)
                 done = iteration + 1
-                if done == config.iterations and composed.program.num_actions <= MAX_KEPT_ACTIONS:
+                if frame is None and composed.program.num_actions <= MAX_KEPT_ACTIONS:
                     frame = timeline_frame(timeline)
                 if checkpoints and (done % harness.checkpoint_every == 0 or done == config.iterations):
                     checkpoints.save(done, runtime.stages, history)
