@@ -54,7 +54,7 @@ class Composer:
             prepare: makes this rank's work of a program.
         """
         self._setting, self._layout, self._seed, self._prepare = setting, layout, seed, prepare
-        # Of the threads alone: what ranks say to each other meanwhile must not come between.
+        # Of these threads alone: the order of calls in a group must be the same on all ranks.
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._next: Future[tuple[Work, float]] | None = None
         self._strategy = setting.strategy
@@ -64,7 +64,8 @@ class Composer:
         """The work of an iteration; unless it is the last, the one after it is begun. Collective.
 
         Raises:
-            Exception: what composing raised, on rank 0; others wait for rank 0 as long as they may.
+            Exception: what composing raised, on rank 0; RuntimeError on the others, when rank 0 is gone or they have waited
+                too long.
         """
         started = perf_counter()
         future = self._next or _in_thread(partial(self._make, iteration, None))
