@@ -64,8 +64,8 @@ class Composer:
         """The work of an iteration; unless it is the last, the one after it is begun. Collective.
 
         Raises:
-            Exception: what composing raised, on rank 0; RuntimeError on the others, when rank 0 is gone or they have waited
-                too long.
+            Exception: what composing raised, on rank 0.
+            RuntimeError: on the others, once rank 0 is gone or they have waited too long.
         """
         started = perf_counter()
         future = self._next or _in_thread(partial(self._make, iteration, None))
