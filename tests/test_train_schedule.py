@@ -49,7 +49,8 @@ def measure(_: int, job: Job, harness: TrainHarness, program: Program) -> pd.Dat
     prepare_platform()
     device, control = torch.device("cpu"), dist.group.WORLD
     clock = Clock(device)
-    build_runtime(job, program.layout, harness, device, 0, control).run(program, clock)
+    runtime = build_runtime(job, program.layout, harness, device, 0, control)
+    runtime.run(runtime.prepare(program), clock)
     rows = [np.array(rank) for rank in gather_json(clock.rows().tolist(), control)]
     return timeline_frame(merge_timeline(program, rows, [0.0] * RANKS))
 

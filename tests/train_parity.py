@@ -90,7 +90,7 @@ def train_reference(_: int, config: str, path: Path, num_steps: int = NUM_STEPS)
     adam = torch.optim.AdamW(parameters.values(), lr=harness.learning_rate, eps=harness.epsilon, weight_decay=0.0)
     losses, norms, gradients = [], [], {}
     for iteration in range(num_steps):
-        data = SampleData(batch(setting, iteration), 0, model.llm.config.vocab_size, CPU)
+        data = SampleData(batch(setting, iteration), 0, model.llm.config.vocab_size)
         adam.zero_grad()
         loss = sum(sample_loss(data, stages, model, sample) for sample in range(len(data.shapes)))
         loss = loss / data.num_loss_tokens
@@ -171,18 +171,19 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
     with np.load(reference) as arrays:
         wanted = dict(arrays)
     worst = {"gradient": 0.0, "weight": 0.0, "loss": 0.0, "norm": 0.0}
-    composer = Composer(setting, layout, 0, control)
+    composer = Composer(setting, layout, 0, setting.executor.timeout_s, runtime.prepare)
     num_steps = most_steps or len(wanted["losses"])
     for iteration in range(num_steps):
-        program = composer.take(iteration, last=iteration + 1 == num_steps).program
+        work = composer.take(iteration, last=iteration + 1 == num_steps).work
         RecordingStage.kept.clear()
-        result = runtime.run(program, Clock(CPU))
+        result = runtime.run(work, Clock(CPU))
         seen = gather_json([(row.action, float(row.loss)) for row in result.losses], control)
-        worst["loss"] = max(worst["loss"], abs(total_loss(program, seen) / float(wanted["losses"][iteration]) - 1.0))
+        worst["loss"] = max(
+            worst["loss"], abs(total_loss(work.program, seen) / float(wanted["losses"][iteration]) - 1.0)
+        )
         worst["norm"] = max(worst["norm"], abs(result.grad_norm / float(wanted["norms"][iteration]) - 1.0))
         for named, value in RecordingStage.kept.values() if not iteration and whole else ():
             worst["gradient"] = max(worst["gradient"], excess(value, named, wanted[f"gradient {named.key}"]))
-    composer.close()
     for trained in runtime.stages.values():
         for named in named_parameters(trained.stage):
             value = named.parameter.detach()

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -24,14 +25,13 @@ from megatron.core.pipeline_parallel.schedules import forward_backward_pipelinin
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
-from entrain_bench.arrays import IntArray
 from entrain_bench.compose import compose_cells
 from entrain_bench.experiment import prepare
 from entrain_bench.layout import Layout
 from entrain_bench.program import Program
 from entrain_bench.train.build import build_runtime
 from entrain_bench.train.clock import Clock
-from entrain_bench.train.data import SampleData
+from entrain_bench.train.data import Inputs, SampleData
 from entrain_bench.train.harness import TrainHarness
 from entrain_bench.train.platform import MODULES, prepare_platform
 from entrain_bench.train.runtime import Runtime
@@ -83,13 +83,16 @@ class MegatronSchedule:
     def run(self, program: Program) -> list[Tensor]:
         """One iteration on the program's samples and microbatches; returns the losses of the last stage."""
         runtime, trained = self.runtime, self.trained
-        data = SampleData(program.shapes, runtime.seed, runtime.vocab_size, runtime.device)
+        data = SampleData(program.shapes, runtime.seed, runtime.vocab_size)
         microbatches = np.split(program.chunks[0].members, program.chunks[0].offsets[1:-1])
         shape = [(int(program.shapes.llm_tokens[microbatches[0]].sum()), self.model.config.hidden_size)]
+        module, stage = program.model.modules[0], self.pipeline.pp_group.rank()
+        # As ahead as for our runtime.
+        inputs = runtime.loader.load([partial(data.inputs, module, stage, members) for members in microbatches])
         trained.zero_grad()
         losses: list[Tensor] = forward_backward_pipelining_without_interleaving(
-            forward_step_func=self._forward_step(data),
-            data_iterator=iter(microbatches),
+            forward_step_func=self._forward_step(data.num_loss_tokens),
+            data_iterator=inputs,
             model=self.model,
             num_microbatches=len(microbatches),
             seq_length=shape[0][0],
@@ -104,13 +107,13 @@ class MegatronSchedule:
             trained.step(runtime.settings.clip_grad, norm)
         return losses
 
-    def _forward_step(self, data: SampleData) -> Callable[..., tuple[Tensor, Callable[..., Any]]]:
+    def _forward_step(self, num_loss_tokens: int) -> Callable[..., tuple[Tensor, Callable[..., Any]]]:
         def loss_of(output: Tensor) -> tuple[Tensor, int, Tensor]:
             return output, 0, output.detach()
 
-        def step(microbatches: Iterator[IntArray], model: _Model) -> tuple[Tensor, Callable[..., Any]]:
-            output = model.trained.buffers(model.hidden, data.llm_pack(next(microbatches)))
-            return output / data.num_loss_tokens if self.pipeline.is_pp_last_stage else output, loss_of
+        def step(inputs: Iterator[Inputs], model: _Model) -> tuple[Tensor, Callable[..., Any]]:
+            output = model.trained.buffers(model.hidden, next(inputs).pack)
+            return output / num_loss_tokens if self.pipeline.is_pp_last_stage else output, loss_of
 
         return step
 
@@ -156,7 +159,7 @@ def take_turns(overrides: Sequence[str], repeats: int, control: dist.ProcessGrou
     ours, other = (build_runtime(setting.job, layout, harness, CPU, 0, control) for _ in range(2))
     megatron, clock = MegatronSchedule(other, layout), Clock(CPU)
     runs: dict[str, Callable[[Program], list[Tensor]]] = {
-        "ours": lambda program: [row.loss for row in ours.run(program, clock).losses],
+        "ours": lambda program: [row.loss for row in ours.run(ours.prepare(program), clock).losses],
         "megatron": megatron.run,
     }
     times: dict[str, list[float]] = {name: [] for name in runs}

@@ -10,6 +10,7 @@ from entrain_bench.job import Job
 from entrain_bench.layout import Layout
 from entrain_bench.train.groups import make_groups
 from entrain_bench.train.harness import DTYPES, TrainHarness
+from entrain_bench.train.loader import Loader
 from entrain_bench.train.modules import build_stage
 from entrain_bench.train.routes import places_of
 from entrain_bench.train.runtime import Runtime
@@ -49,4 +50,4 @@ def build_runtime(
             model, module, layers, own, dtype=dtype, seed=seed, device=device, recompute=placed.recompute
         )
         stages[place.module, place.stage] = train_stage(stage, own, groups.alone, settings)
-    return Runtime(stages, groups, settings, dtype, device, model.llm.config.vocab_size, seed)
+    return Runtime(stages, groups, settings, dtype, device, model.llm.config.vocab_size, seed, Loader(device))

@@ -62,7 +62,7 @@ class Checkpoints:
         return found[-1].parent, history
 
     def save(self, iteration: int, stages: Mapping[tuple[int, int], TrainedStage], history: list[Any]) -> None:
-        """Write the state after ``iteration`` iterations and drop older ones; collective.
+        """Write the state after ``iteration`` iterations and drop older ones; collective. The history is rank 0's.
 
         Raises:
             ExecutionError: if the folder cannot be written.

@@ -1,9 +1,13 @@
-"""The next iteration's program, composed on rank 0 while the present one runs, and handed to every rank."""
+"""The next iteration's program: composed on rank 0 and made ready on every rank while the present one runs."""
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from threading import Thread
 from time import perf_counter
 
 import torch.distributed as dist
@@ -15,53 +19,75 @@ from entrain_bench.program.validate import check_program
 from entrain_bench.shapes import SampleShapes
 from entrain_bench.timeline import Timeline
 from entrain_bench.train.control import broadcast_bytes
+from entrain_bench.train.runtime import Work
 from entrain_bench.train.wire import program_from_bytes, program_to_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """A program, how long it took to compose, and how long the ranks waited for it, seconds."""
+    """A rank's work for one iteration.
 
-    program: Program
+    Attributes:
+        work: the work.
+        assignment_time_s: what its program took to compose; 0 on other ranks than 0.
+        exposed_s: how long this rank had nothing else to do than to wait for it.
+    """
+
+    work: Work
     assignment_time_s: float
     exposed_s: float
 
 
 class Composer:
-    """Composes programs one iteration ahead in a thread of rank 0."""
+    """Composes programs one iteration ahead, in a thread of each rank: rank 0 composes, all of them prepare."""
 
-    def __init__(self, setting: Setting, layout: Layout, seed: int, control: dist.ProcessGroup) -> None:
-        self._setting, self._layout, self._seed, self._control = setting, layout, seed, control
-        self._pool = ThreadPoolExecutor(1, "compose") if dist.get_rank() == 0 else None
-        self._next: Future[tuple[bytes, float]] | None = None
+    def __init__(
+        self, setting: Setting, layout: Layout, seed: int, timeout_s: float, prepare: Callable[[Program], Work]
+    ) -> None:
+        """Collective over all ranks.
+
+        Args:
+            setting: the run.
+            layout: the planned layout.
+            seed: of the batches.
+            timeout_s: longest time a rank waits for another.
+            prepare: makes this rank's work of a program.
+        """
+        self._setting, self._layout, self._seed, self._prepare = setting, layout, seed, prepare
+        # Of these threads alone: the order of calls in a group must be the same on all ranks.
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self._next: Future[tuple[Work, float]] | None = None
         self._strategy = setting.strategy
         self._finished: Timeline | None = None
 
-    def close(self) -> None:
-        """End the thread."""
-        if self._pool:
-            self._pool.shutdown(cancel_futures=True)
-
     def take(self, iteration: int, last: bool) -> Composed:
-        """The program of an iteration; unless it is the last, the one after it is begun. Collective."""
+        """The work of an iteration; unless it is the last, the one after it is begun. Collective.
+
+        Raises:
+            Exception: what composing raised, on rank 0.
+            RuntimeError: on the others, once rank 0 is gone or they have waited too long.
+        """
         started = perf_counter()
-        content, assignment_time_s = None, 0.0
-        if self._pool:
-            future = self._next or self._pool.submit(self._compose, iteration, None)
-            content, assignment_time_s = future.result()
-            self._next = None if last else self._pool.submit(self._compose, iteration + 1, self._finished)
-        content = broadcast_bytes(content, self._control)
+        future = self._next or _in_thread(partial(self._make, iteration, None))
+        work, assignment_time_s = future.result()
         exposed_s = perf_counter() - started
-        shapes = self._batch(iteration)
-        program = program_from_bytes(content, self._setting.job.model, self._layout, shapes)
-        return Composed(program, assignment_time_s, exposed_s)
+        self._next = None if last else _in_thread(partial(self._make, iteration + 1, self._finished))
+        return Composed(work, assignment_time_s, exposed_s)
 
     def observe(self, timeline: Timeline) -> None:
-        """Show the strategy an executed iteration: composing the next but one, it knows what this one took."""
+        """Show rank 0's strategy an executed iteration: composing the next but one, it knows what this one took."""
         self._finished = timeline
 
-    def _compose(self, iteration: int, finished: Timeline | None) -> tuple[bytes, float]:
+    def _make(self, iteration: int, finished: Timeline | None) -> tuple[Work, float]:
         shapes = self._batch(iteration)
+        content, assignment_time_s = None, 0.0
+        if dist.get_rank() == 0:
+            content, assignment_time_s = self._compose(shapes, finished)
+        content = broadcast_bytes(content, self._group)
+        program = program_from_bytes(content, self._setting.job.model, self._layout, shapes)
+        return self._prepare(program), assignment_time_s
+
+    def _compose(self, shapes: SampleShapes, finished: Timeline | None) -> tuple[bytes, float]:
         started = perf_counter()
         if finished:
             self._strategy = self._strategy.observe(finished, self._setting.profile)
@@ -75,3 +101,20 @@ class Composer:
         shapes = self._setting.source.batch(iteration, job.global_batch, self._seed)
         job.model.check_shapes(shapes)
         return shapes
+
+
+def _in_thread[T](call: Callable[[], T]) -> Future[T]:
+    """What a call will return or raise.
+
+    Its thread is a daemon: those of a pool would keep a rank that failed from ending, while they wait for other ranks.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, name="compose", daemon=True).start()
+    return future

@@ -12,31 +12,25 @@ import numpy as np
 import torch.distributed as dist
 
 from entrain_bench.config import RunConfig
-from entrain_bench.errors import ExecutionError, IncompatibleError, UserError, require
+from entrain_bench.errors import IncompatibleError, UserError, require
 from entrain_bench.experiment import MAX_KEPT_ACTIONS, Outcome, Setting, prepare
 from entrain_bench.layout import Layout, check_layout
-from entrain_bench.metrics import measure, timeline_frame
-from entrain_bench.timeline import Timeline
+from entrain_bench.metrics import timeline_frame
 from entrain_bench.train.build import build_runtime
 from entrain_bench.train.checkpoint import Checkpoints
 from entrain_bench.train.clock import Clock
-from entrain_bench.train.compose import Composed, Composer
-from entrain_bench.train.control import broadcast_bytes, gather_json, process_group
+from entrain_bench.train.compose import Composer
+from entrain_bench.train.control import broadcast_bytes, process_group
 from entrain_bench.train.harness import TrainHarness
-from entrain_bench.train.losses import name_non_finite, total_loss
-from entrain_bench.train.memory import peak_bytes
-from entrain_bench.train.merge import merge_timeline
+from entrain_bench.train.measuring import check_finite, gather_seen, metrics_of, see
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.profiling import profiler
-from entrain_bench.train.runtime import RankResult, Runtime
+from entrain_bench.train.runtime import Runtime
 from entrain_bench.train.wire import layout_from_json, layout_to_json
 
-# What the simulator's constants of the cluster say nothing about when ranks compute on a CPU.
-OF_THE_CLUSTER = ("mfu", "lower_bound_s", "gap_to_lower_bound")
 
-
-def train(config: RunConfig, progress: Callable[[int], None]) -> Outcome:
-    """Run the configuration's iterations on all ranks together; every rank returns rank 0's outcome or its share.
+def train(config: RunConfig, progress: Callable[[int], None]) -> Outcome | None:
+    """Run the configuration's iterations on all ranks together; the outcome on rank 0, None on the others.
 
     Raises:
         UserError: for what does not fit, or another run's checkpoint.
@@ -52,23 +46,25 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> Outcome:
         checkpoints = _checkpoints(harness, config, layout)
         history = resume(checkpoints, runtime, config.iterations)
         clock, frame = Clock(device), None
-        composer = Composer(setting, layout, config.seed, control)
-        try:
-            for iteration in range(len(history), config.iterations):
-                composed = composer.take(iteration, last=iteration + 1 == config.iterations)
-                with profiler(harness.profile_dir, iteration):
-                    result = runtime.run(composed.program, clock)
-                row, timeline = _measure(setting, runtime, composed, result, clock, iteration, control)
-                composer.observe(timeline)
+        composer = Composer(setting, layout, config.seed, harness.timeout_s, runtime.prepare)
+        for iteration in range(len(history), config.iterations):
+            composed = composer.take(iteration, last=iteration + 1 == config.iterations)
+            with profiler(harness.profile_dir, iteration):
+                seen = see(runtime.run(composed.work, clock), clock)
+            if harness.on_non_finite == "stop":
+                check_finite(composed.work.program, iteration, seen, control)
+            if everyone := gather_seen(seen, control):
+                row, timeline = metrics_of(composed, everyone, setting.truth, device)
                 history.append(row)
-                done = iteration + 1
-                if frame is None and composed.program.num_actions <= MAX_KEPT_ACTIONS:
+                composer.observe(timeline)
+                if frame is None and timeline.program.num_actions <= MAX_KEPT_ACTIONS:
                     frame = timeline_frame(timeline)
-                if checkpoints and (done % harness.checkpoint_every == 0 or done == config.iterations):
-                    checkpoints.save(done, runtime.stages, history)
-                progress(done)
-        finally:
-            composer.close()
+            done = iteration + 1
+            if checkpoints and (done % harness.checkpoint_every == 0 or done == config.iterations):
+                checkpoints.save(done, runtime.stages, history)
+            progress(done)
+        if control.rank():
+            return None
     return Outcome(layout, {**mean_metrics(history), "planning_time_s": planning_time_s}, tuple(history), frame)
 
 
@@ -139,35 +135,3 @@ def _checkpoints(harness: TrainHarness, config: RunConfig, layout: Layout) -> Ch
         "distributed optimizer": str(config.distributed_optimizer),
     }
     return Checkpoints(Path(harness.checkpoint_dir), identity)
-
-
-def _measure(
-    setting: Setting,
-    runtime: Runtime,
-    composed: Composed,
-    result: RankResult,
-    clock: Clock,
-    iteration: int,
-    control: dist.ProcessGroup,
-) -> tuple[dict[str, float], Timeline]:
-    """Metrics of the iteration and its timeline; gathers what every rank saw.
-
-    Raises:
-        ExecutionError: naming iteration, microbatch and samples of a loss that is not finite.
-    """
-    program = composed.program
-    losses = [(row.action, float(row.loss)) for row in result.losses]
-    own = {"rows": clock.rows().tolist(), "losses": losses, "peak": peak_bytes(runtime.device)}
-    seen = gather_json(own, control)
-    loss = total_loss(program, [rank["losses"] for rank in seen])
-    harness: TrainHarness = setting.executor  # type: ignore[assignment]
-    updated = isfinite(result.grad_norm)
-    if harness.on_non_finite == "stop" and not updated:
-        raise ExecutionError(name_non_finite(program, iteration, [rank["losses"] for rank in seen]))
-    rows = [np.array(rank["rows"]).reshape(-1, 3) for rank in seen]
-    timeline = merge_timeline(program, rows, [rank["peak"] for rank in seen])
-    row = measure(timeline, setting.truth, composed.assignment_time_s)
-    if runtime.device.type == "cpu":
-        row = {name: value for name, value in row.items() if name not in OF_THE_CLUSTER}
-    row |= {"loss": loss, "grad_norm": result.grad_norm, "skipped_updates": float(not updated)}
-    return row | {"exposed_assignment_time_s": composed.exposed_s}, timeline

@@ -120,7 +120,10 @@ def train_stage(
 
 
 def global_norm(
-    stages: Mapping[tuple[int, int], TrainedStage], group: dist.ProcessGroup, device: torch.device, other: float = 0.0
+    stages: Mapping[tuple[int, int], TrainedStage],
+    group: dist.ProcessGroup,
+    device: torch.device,
+    other: torch.Tensor | float = 0.0,
 ) -> float:
     """Norm of all modules' gradients; collective over all ranks.
 
@@ -128,9 +131,9 @@ def global_norm(
         stages: what this rank holds.
         group: all ranks.
         device: of the gradients.
-        other: added to the square; nan makes every rank's norm nan.
+        other: a scalar added to the square; nan makes every rank's norm nan.
     """
-    square = torch.tensor(other, dtype=torch.float64, device=device)
+    square = torch.zeros((), dtype=torch.float64, device=device) + other
     for trained in stages.values():
         share = trained.gradient_square().to(device)
         # Without sharded optimizer states every replica holds the same gradients.

@@ -31,7 +31,7 @@ def main(folder: str) -> None:
         from entrain_bench.train.loop import train
 
         outcome = train(config_from_json((work / "config.json").read_text()), report)
-        if rank == 0:
+        if outcome is not None:
             write_outcome(work, outcome)
     except Exception as error:
         write_failure(work, rank, error)
