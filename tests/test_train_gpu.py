@@ -13,19 +13,22 @@ from train_parity import configuration
 from train_reference import normal
 
 from entrain_bench.train.modules.attention import packed_attention
-from entrain_bench.train.modules.packing import Segments
+from entrain_bench.train.modules.packing import Segments, make_segments
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
+def segments_on(device: str) -> Segments:
+    return make_segments([5, 17, 2], [9, 17, 2], 0, torch.device(device))
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_bf16_attention_is_near_fp32_on_the_cpu(causal: bool) -> None:
-    segments = Segments((5, 17, 2), (9, 17, 2), 0)
     rng = np.random.default_rng(0)
     rows = [normal(rng, 24, 4, 32), normal(rng, 28, 2, 32), normal(rng, 28, 2, 32)]
-    expected = packed_attention(*rows, segments, causal=causal)
+    expected = packed_attention(*rows, segments_on("cpu"), causal=causal)
     on_gpu = [row.to("cuda", torch.bfloat16) for row in rows]
-    actual = packed_attention(*on_gpu, segments, causal=causal).float().cpu()
+    actual = packed_attention(*on_gpu, segments_on("cuda"), causal=causal).float().cpu()
     error = torch.linalg.vector_norm(actual - expected) / torch.linalg.vector_norm(expected)
     assert error < 0.02
 

@@ -11,8 +11,10 @@ from train_reference import normal
 
 from entrain_bench.train.modules import NamedParameter
 from entrain_bench.train.modules.attention import packed_attention
-from entrain_bench.train.modules.packing import Segments, Share, segments_of
+from entrain_bench.train.modules.packing import Segments, Share, make_segments, segments_of
 from entrain_bench.train.modules.positions import grid_places
+
+CPU = torch.device("cpu")
 
 
 def dense_mask(segments: Segments, num_rows: int, total: int, causal: bool) -> Tensor:
@@ -42,7 +44,7 @@ def test_segments_of_all_ranks_are_the_block_diagonal_mask(
     rows = []
     for rank in range(cp):
         share = Share(total, rank * size, (rank + 1) * size, size * cp)
-        segments = segments_of(lengths, share, causal=causal, window_tokens=window)
+        segments = segments_of(lengths, share, causal=causal, device=CPU, window_tokens=window)
         rows.append(dense_mask(segments, size, size * cp, causal))
     assert torch.cat(rows).tolist() == expected
 
@@ -50,7 +52,7 @@ def test_segments_of_all_ranks_are_the_block_diagonal_mask(
 @given(segments=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), min_size=1, max_size=6), causal=st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_packed_attention_is_masked_attention(segments: list[tuple[int, int]], causal: bool) -> None:
-    lengths = Segments(tuple(q for q, _ in segments), tuple(q + more for q, more in segments), 0)
+    lengths = make_segments([q for q, _ in segments], [q + more for q, more in segments], 0, CPU)
     rng = np.random.default_rng(len(segments))
     query = normal(rng, sum(lengths.query_lengths), 4, 8)
     key, value = (normal(rng, sum(lengths.key_lengths), 2, 8) for _ in range(2))

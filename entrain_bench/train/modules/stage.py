@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.layout import check_tensor_parallel
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.train.device import to_device
 from entrain_bench.train.modules.blocks import transformer_block, transformer_config
 from entrain_bench.train.modules.ends import EncoderEmbedding, LanguageHead, Projector, TokenEmbedding, merge_tokens
 from entrain_bench.train.modules.packing import (
@@ -107,9 +108,7 @@ class Stage(torch.nn.Module):
         blocks = [index for index in self.held if 0 < index < len(self.module.layers) - 1]
         if not blocks:
             return hidden
-        rotary = self._rotary(pack, share)
-        if rotary is not None:
-            rotary = rotary.to(hidden.device)
+        rotary = self._rotary(pack, share, hidden.device)
         segments = {}
         hidden = hidden.unsqueeze(1)
         for index in blocks:
@@ -117,7 +116,9 @@ class Stage(torch.nn.Module):
             assert attention is not None
             window = attention.window_tokens
             if window not in segments:
-                segments[window] = segments_of(pack.lengths, share, causal=attention.causal, window_tokens=window)
+                segments[window] = segments_of(
+                    pack.lengths, share, causal=attention.causal, device=hidden.device, window_tokens=window
+                )
             inputs = (self.layers[str(index)], hidden, segments[window], rotary)
             if self.recompute and torch.is_grad_enabled():
                 hidden = checkpoint(_run_block, *inputs, use_reentrant=False, preserve_rng_state=False)
@@ -125,18 +126,20 @@ class Stage(torch.nn.Module):
                 hidden = _run_block(*inputs)
         return hidden.squeeze(1)
 
-    def _rotary(self, pack: Pack, share: Share) -> Tensor | None:
+    def _rotary(self, pack: Pack, share: Share, device: torch.device) -> Tensor | None:
         config = self.module.config
         if not config.rotary:
             return None
         positions = positions_of(pack.lengths, share)
         if not _on_grid(self.module):
-            return rotary_angles(positions, config.head_dim)
-        lengths = sequence_lengths_of(pack.lengths, share)
-        return grid_rotary_angles(*grid_places(positions, lengths, merge_tokens(self.module)), config.head_dim)
+            return rotary_angles(to_device(positions, device), config.head_dim)
+        places = grid_places(positions, sequence_lengths_of(pack.lengths, share), merge_tokens(self.module))
+        rows, columns = to_device(torch.stack(places), device)
+        return grid_rotary_angles(rows, columns, config.head_dim)
 
     def _sinusoids(self, pack: Pack, share: Share, hidden: Tensor) -> Tensor:
-        return sinusoids(positions_of(pack.lengths, share), hidden.shape[1]).to(hidden)
+        positions = to_device(positions_of(pack.lengths, share), hidden.device)
+        return sinusoids(positions, hidden.shape[1]).to(hidden.dtype)
 
 
 def build_stage(

@@ -1,0 +1,91 @@
+"""A GPU played by the meta device: computes nothing, but refuses what CUDA refuses and what would stop the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from megatron.core.tensor_parallel import mappings
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+GPU = torch.device("meta")
+
+
+class HostStopError(Exception):
+    """An operation that CUDA refuses, or for which the host waits until the GPU has done all it was given."""
+
+
+@contextmanager
+def played_gpu() -> Iterator[None]:
+    """Every tensor on ``GPU`` counts as one on CUDA.
+
+    Meta tensors stand in for FakeTensorMode's, whose backward needs a CUDA driver (the autograd engine asks it for
+    streams) and which would make the lengths and indices on the CPU fake as well. Reading a value of a meta tensor, or
+    a size that depends on one, is an error of torch's own.
+    """
+    with (
+        # megatron-core allocates what it gathers on the current device; ``prepare_platform`` makes that the CPU.
+        mock.patch.object(mappings, "torch", torch),
+        mock.patch.object(torch.cuda, "current_device", lambda: GPU),
+        _Operations(),
+        _Factories(),
+    ):
+        yield
+
+
+class _Operations(TorchDispatchMode):
+    """Refuses to mix CPU and GPU, copies that are not out of pinned memory, and what the flash kernel cannot take."""
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if func is torch.ops.aten.is_pinned.default:
+            return hasattr(args[0], "pinned")
+        if func is torch.ops.aten._pin_memory.default:
+            pinned = args[0].clone()
+            pinned.pinned = True
+            return pinned
+        if func is torch.ops.aten._to_copy.default and kwargs.get("device") == GPU:
+            if not tensors[0].is_meta and not (kwargs.get("non_blocking") and hasattr(tensors[0], "pinned")):
+                raise HostStopError(f"a copy of {tuple(tensors[0].shape)} to the GPU waits for it")
+        # A number may sit on the CPU: kernels take it as an argument.
+        elif len({tensor.is_meta for tensor in tensors if tensor.dim() or tensor.is_meta}) > 1:
+            raise HostStopError(f"{func} on tensors of CPU and GPU")
+        if func is torch.ops.torch_attn._varlen_attn.default:
+            check_flash(*args[:5])
+        return func(*args, **kwargs)
+
+
+class _Factories(TorchFunctionMode):
+    """Refuses tensors made on the GPU from numbers of the host, which ``_Operations`` does not see."""
+
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.tensor, torch.as_tensor) and torch.device(kwargs.get("device") or "cpu") == GPU:
+            raise HostStopError("numbers of the host copied to the GPU")
+        return func(*args, **kwargs)
+
+
+def check_flash(query: Tensor, key: Tensor, value: Tensor, query_offsets: Tensor, key_offsets: Tensor) -> None:
+    """What torch 2.13's flash attention kernel checks or, of addresses, assumes; see the messages in libtorch_cuda."""
+    for rows in (query, key, value):
+        assert rows.is_meta
+        assert rows.dtype is torch.bfloat16
+        assert rows.dim() == 3
+        assert rows.shape[2] % 8 == 0
+        assert rows.shape[2] <= 256
+        # Eight numbers are loaded at a time, from addresses that are multiples of 16 bytes.
+        assert rows.stride(2) == 1
+        assert not any(at % 8 for at in (rows.stride(0), rows.stride(1), rows.storage_offset()))
+    for offsets in (query_offsets, key_offsets):
+        assert offsets.is_meta
+        assert offsets.dtype is torch.int32
+        assert offsets.is_contiguous()
+        assert offsets.dim() == 1
+    assert len(query_offsets) == len(key_offsets) > 1
