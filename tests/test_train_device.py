@@ -14,9 +14,10 @@ import torch.distributed as dist
 from helpers import TOKENS
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from train_device import GPU, HostStopError, played_gpu
-from train_modules import module_config
+from train_device import GPU, played_gpu
+from train_modules import module_config, small_model, stage_of
 
+from entrain_bench.errors import IncompatibleError
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.modules import Pack, Stage, StageGroups, attention, ends, input_width, packing, products, stage
 from entrain_bench.train.modules.positions import rotary_angles
@@ -103,48 +104,57 @@ def test_a_chunk_of_text_alone_never_stops_the_host() -> None:
         run_stages(MODEL.llm, groups, recompute=False, text_only=True)
 
 
-def _left_on_the_cpu(host: Tensor, _: torch.device) -> Tensor:
+@pytest.mark.parametrize("head_dim", [20, 264])
+def test_heads_that_flash_attention_cannot_take_are_refused(head_dim: int) -> None:
+    model = small_model(head_dim=head_dim)
+    with ranks(1, 1) as groups, pytest.raises(IncompatibleError, match=f"head_dim={head_dim}: flash attention"):
+        stage_of(model, model.llm, groups, dtype=torch.bfloat16, device=GPU)
+
+
+def left_on_the_cpu(host: Tensor, _: torch.device) -> Tensor:
     return host
 
 
-def _copied_from_pageable_memory(host: Tensor, device: torch.device) -> Tensor:
+def copied_from_pageable_memory(host: Tensor, device: torch.device) -> Tensor:
     return host.to(device, non_blocking=True)
 
 
-def _made_from_a_list(host: Tensor, device: torch.device) -> Tensor:
+def made_from_a_list(host: Tensor, device: torch.device) -> Tensor:
     return torch.tensor(host.tolist(), device=device)
 
 
-def _counting_tokens(query: Tensor, key: Tensor, *others: Any, **options: Any) -> Tensor:
-    int((query > 0).sum())
-    return packed_attention(query, key, *others, **options)
+def counted(query: Tensor, *_: Any, **__: Any) -> Tensor:
+    return query[: int((query > 0).sum())]
 
 
-def _selecting_by_mask(positions: Tensor, head_dim: int) -> Tensor:
+def chosen_by_mask(positions: Tensor, head_dim: int) -> Tensor:
     return rotary_angles(positions[positions >= 0], head_dim)
 
 
-packed_attention = attention.packed_attention
+def scattered_by_mask(hidden: Tensor, _: int, rows: Tensor, values: Tensor) -> Tensor:
+    mask = torch.zeros(len(hidden), 1, dtype=torch.bool, device=hidden.device).index_fill(0, rows, True)
+    return hidden.masked_scatter(mask, values)
 
 
 @pytest.mark.parametrize(
-    ("name", "owner", "attribute", "fault"),
+    ("name", "owner", "attribute", "fault", "message"),
     [
-        ("llm", ends, "to_device", _left_on_the_cpu),
-        ("vision", ends, "to_device", _left_on_the_cpu),
-        ("llm", packing, "to_device", _left_on_the_cpu),
-        ("audio", products, "to_device", _left_on_the_cpu),
-        ("audio", stage, "to_device", _left_on_the_cpu),
-        ("llm", ends, "to_device", _copied_from_pageable_memory),
-        ("llm", ends, "to_device", _made_from_a_list),
-        ("llm", attention, "packed_attention", _counting_tokens),
-        ("llm", stage, "rotary_angles", _selecting_by_mask),
+        ("llm", ends, "to_device", left_on_the_cpu, "CPU and GPU"),
+        ("vision", ends, "to_device", left_on_the_cpu, "CPU and GPU"),
+        ("llm", packing, "to_device", left_on_the_cpu, "CPU and GPU"),
+        ("audio", products, "to_device", left_on_the_cpu, "CPU and GPU"),
+        ("audio", stage, "to_device", left_on_the_cpu, "CPU and GPU"),
+        ("llm", ends, "to_device", copied_from_pageable_memory, "waits for it"),
+        ("llm", ends, "to_device", made_from_a_list, "numbers of the host"),
+        ("llm", attention, "packed_attention", counted, "item"),
+        ("llm", stage, "rotary_angles", chosen_by_mask, "nonzero"),
+        ("llm", Tensor, "index_copy", scattered_by_mask, "masked_scatter_backward"),
     ],
 )
-def test_planted_stops_show(name: str, owner: Any, attribute: str, fault: Callable[..., Tensor]) -> None:
+def test_planted_stops_show(name: str, owner: Any, attribute: str, fault: Callable[..., Tensor], message: str) -> None:
     with (
         ranks(1, 1) as groups,
         mock.patch.object(owner, attribute, fault),
-        pytest.raises((HostStopError, RuntimeError, AssertionError)),
+        pytest.raises(RuntimeError, match=message),
     ):
         run_stages(MODEL.module(name), groups, recompute=False)

@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.attention.varlen
 from megatron.core.tensor_parallel import mappings
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -15,9 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 GPU = torch.device("meta")
+aten = torch.ops.aten
 
 
-class HostStopError(Exception):
+class HostStopError(RuntimeError):
     """An operation that CUDA refuses, or for which the host waits until the GPU has done all it was given."""
 
 
@@ -32,7 +34,7 @@ def played_gpu() -> Iterator[None]:
     with (
         # megatron-core allocates what it gathers on the current device; ``prepare_platform`` makes that the CPU.
         mock.patch.object(mappings, "torch", torch),
-        mock.patch.object(torch.cuda, "current_device", lambda: GPU),
+        mock.patch.object(torch.cuda, "current_device", return_value=GPU),
         _Operations(),
         _Factories(),
     ):
@@ -44,22 +46,35 @@ class _Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if func is torch.ops.aten.is_pinned.default:
+        if func is aten.is_pinned.default:
             return hasattr(args[0], "pinned")
-        if func is torch.ops.aten._pin_memory.default:
+        if func is aten._pin_memory.default:
             pinned = args[0].clone()
             pinned.pinned = True
             return pinned
-        if func is torch.ops.aten._to_copy.default and kwargs.get("device") == GPU:
-            if not tensors[0].is_meta and not (kwargs.get("non_blocking") and hasattr(tensors[0], "pinned")):
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if func is aten._to_copy.default and kwargs.get("device") == GPU:
+            if not (tensors[0].is_meta or (kwargs.get("non_blocking") and hasattr(tensors[0], "pinned"))):
                 raise HostStopError(f"a copy of {tuple(tensors[0].shape)} to the GPU waits for it")
-        # A number may sit on the CPU: kernels take it as an argument.
-        elif len({tensor.is_meta for tensor in tensors if tensor.dim() or tensor.is_meta}) > 1:
+        # A number may be on the CPU unless it is copied: kernels take it as an argument.
+        elif (
+            len({tensor.is_meta for tensor in tensors if tensor.dim() or tensor.is_meta or func is aten.copy_.default})
+            > 1
+        ):
             raise HostStopError(f"{func} on tensors of CPU and GPU")
+        elif _reads_a_size(func, args):
+            raise HostStopError(f"{func} reads a size from the GPU")
         if func is torch.ops.torch_attn._varlen_attn.default:
             check_flash(*args[:5])
         return func(*args, **kwargs)
+
+
+def _reads_a_size(func: Any, args: Any) -> bool:
+    """Whether CUDA needs a number of chosen rows; only of operations that meta tensors allow."""
+    if func in (aten.index_put.default, aten.index_put_.default):
+        masks = [index for index in args[1] if index is not None and index.dtype is torch.bool]
+        return any(mask.is_meta for mask in masks) and args[2].numel() > 1
+    return bool(func is aten.masked_scatter_backward.default and args[0].is_meta)
 
 
 class _Factories(TorchFunctionMode):

@@ -15,6 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from entrain_bench.train.modules.packing import Segments
 
+FLASH_HEAD_DIMS = range(8, 257, 8)  # mha_varlen_fwd of torch 2.13: "a multiple of 8", "at most 256"
+
 
 class PackedAttention(torch.nn.Module):
     """Core attention of a megatron-core layer; takes ``Segments`` for its attention mask."""
@@ -47,8 +49,7 @@ class PackedAttention(torch.nn.Module):
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segments, *, causal: bool) -> Tensor:
     """Scaled dot-product attention inside each segment.
 
-    bfloat16 on a GPU takes one variable-length flash attention kernel; everything else one batched call per distinct
-    segment length.
+    One kernel where ``uses_flash`` says so, otherwise one batched call per distinct segment length.
 
     Args:
         query: ``[sum(query_lengths), heads, head_dim]``.
@@ -60,7 +61,7 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segmen
     Returns:
         As query.
     """
-    if query.dtype is torch.bfloat16 and query.device.type != "cpu":
+    if uses_flash(query.dtype, query.device):
         return _flash(query, key, value, segments, causal)
     members = defaultdict(list)
     for index, lengths in enumerate(zip(segments.query_lengths, segments.key_lengths, strict=True)):
@@ -80,6 +81,11 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segmen
         for i, rows in zip(alike, attended.transpose(1, 2), strict=True):
             outputs[i] = rows
     return torch.cat(outputs)
+
+
+def uses_flash(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether attention takes the variable-length flash attention kernel: bfloat16 on a GPU."""
+    return dtype is torch.bfloat16 and device.type != "cpu"
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal: bool) -> Tensor:

@@ -180,5 +180,6 @@ class LanguageHead(torch.nn.Module):
         assert pack.labels is not None
         labels = to_device(share.pad(pack.labels, -1), hidden.device)
         logits, _ = self.logits(self.norm(hidden), weight=weight)
-        losses = vocab_parallel_cross_entropy(logits.float(), labels.clamp(min=0), tp_group=self.tp)
+        logits = logits.float()  # frees those in bfloat16 before the loss
+        losses = vocab_parallel_cross_entropy(logits, labels.clamp(min=0), tp_group=self.tp)
         return torch.where(labels >= 0, losses, 0.0).sum()

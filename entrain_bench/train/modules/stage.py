@@ -12,6 +12,7 @@ from entrain_bench.errors import IncompatibleError
 from entrain_bench.layout import check_tensor_parallel
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.device import to_device
+from entrain_bench.train.modules.attention import FLASH_HEAD_DIMS, uses_flash
 from entrain_bench.train.modules.blocks import transformer_block, transformer_config
 from entrain_bench.train.modules.ends import EncoderEmbedding, LanguageHead, Projector, TokenEmbedding, merge_tokens
 from entrain_bench.train.modules.packing import (
@@ -166,10 +167,15 @@ def build_stage(
         recompute: whether each block keeps its input only and runs again in backward.
 
     Raises:
-        IncompatibleError: for an architecture that cannot be built.
+        IncompatibleError: for an architecture that cannot be built, or whose heads the GPU's attention cannot take.
         UserError: if tensor parallelism does not divide a width.
     """
     _check(model, module, groups.tp.size())
+    if uses_flash(dtype, device) and module.config.head_dim not in FLASH_HEAD_DIMS:
+        raise IncompatibleError(
+            f"model.modules.{module.name}.head_dim={module.config.head_dim}: flash attention in bfloat16 needs a "
+            f"multiple of {FLASH_HEAD_DIMS.step}, at most {FLASH_HEAD_DIMS[-1]}"
+        )
     with torch.device(device):
         stage = Stage(module, layers, groups, dtype=dtype, recompute=recompute)
     initialise(stage, seed)
