@@ -56,17 +56,19 @@ class _Operations(TorchDispatchMode):
         if func is aten._to_copy.default and kwargs.get("device") == GPU:
             if not (tensors[0].is_meta or (kwargs.get("non_blocking") and hasattr(tensors[0], "pinned"))):
                 raise HostStopError(f"a copy of {tuple(tensors[0].shape)} to the GPU waits for it")
-        # A number may be on the CPU unless it is copied: kernels take it as an argument.
-        elif (
-            len({tensor.is_meta for tensor in tensors if tensor.dim() or tensor.is_meta or func is aten.copy_.default})
-            > 1
-        ):
+        elif _mixes_devices(func, tensors):
             raise HostStopError(f"{func} on tensors of CPU and GPU")
         elif _reads_a_size(func, args):
             raise HostStopError(f"{func} reads a size from the GPU")
         if func is torch.ops.torch_attn._varlen_attn.default:
             check_flash(*args[:5])
         return func(*args, **kwargs)
+
+
+def _mixes_devices(func: Any, tensors: list[Tensor]) -> bool:
+    """Whether tensors are on both; a number may be on the CPU unless it is copied: kernels take it as an argument."""
+    on_cpu = any(not t.is_meta and (t.dim() or func is aten.copy_.default) for t in tensors)
+    return on_cpu and any(t.is_meta for t in tensors)
 
 
 def _reads_a_size(func: Any, args: Any) -> bool:

@@ -96,12 +96,13 @@ def run_module(
     ends = [0, *cuts, len(module.layers)]
     stages = [stage_of(model, module, groups, range(lo, hi), **options) for lo, hi in pairwise(ends)]
     first, pack = batch_of(module, short)
-    inputs, outputs = [], [first]
+    device = options.get("device", CPU)
+    inputs, outputs = [], [first.to(device)]
     for stage in stages:
         inputs.append(outputs[-1].detach().requires_grad_())
         outputs.append(stage(inputs[-1], pack))
     output = outputs[-1]
-    gradient = normal(np.random.default_rng(6), *output.shape) if module.is_encoder else None
+    gradient = normal(np.random.default_rng(6), *output.shape).to(device) if module.is_encoder else None
     for received, sent in zip(reversed(inputs), reversed(outputs[1:]), strict=True):
         sent.backward(gradient)
         gradient = received.grad
@@ -121,6 +122,13 @@ def run_module(
             full = named.assemble(shards)
             result[named.key] = result[named.key] + full if named.key in result else full
     return result
+
+
+def relative_errors(actual: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> dict[str, float]:
+    """Norm of each tensor's error over its norm."""
+    assert actual.keys() == exact.keys()
+    norm = torch.linalg.vector_norm
+    return {key: float(norm(actual[key].float().cpu() - value) / norm(value)) for key, value in exact.items()}
 
 
 def differences(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float) -> list[str]:

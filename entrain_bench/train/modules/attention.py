@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from entrain_bench.train.modules.packing import Segments
 
-FLASH_HEAD_DIMS = range(8, 257, 8)  # mha_varlen_fwd of torch 2.13: "a multiple of 8", "at most 256"
+FLASH_HEAD_DIMS = range(8, 257, 8)  # messages of torch 2.13's kernel (libtorch_cuda), read 2026-11
 
 
 class PackedAttention(torch.nn.Module):
