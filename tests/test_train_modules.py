@@ -1,63 +1,35 @@
-"""Stages against plain torch, one sequence at a time, and against themselves under other layouts."""
+"""Stages against plain torch, one sequence at a time, on one rank."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from helpers import TOKENS
-from omegaconf import OmegaConf
 from torch import Tensor
-from train_ranks import RankError, run_ranks
+from train_modules import (
+    CPU,
+    SAMPLES,
+    Grads,
+    batch_of,
+    differences,
+    module_config,
+    relative_errors,
+    run_module,
+    small_model,
+    stage_of,
+)
 from train_reference import Reference, normal
 
 from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
-from entrain_bench.train.modules import (
-    NamedParameter,
-    Pack,
-    Stage,
-    StageGroups,
-    attention,
-    build_stage,
-    initialise,
-    input_width,
-    named_parameters,
-)
+from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, initialise, named_parameters
 from entrain_bench.train.platform import prepare_platform
-
-MODULES = Path(__file__).parent.parent / "experiments" / "model" / "module"
-CPU = torch.device("cpu")
-# Items with fewer tokens than their outputs merge, with more, and with as many.
-ITEMS = Pack((23, 8, 5, 40), (6, 2, 2, 9))
-SAMPLES = (9, 30, 14)
-Grads = dict[str, Tensor]
-
-
-def module_config(name: str, **changes: Any) -> dict[str, Any]:
-    config = OmegaConf.create({"model": {"modules": {"llm": {"hidden_size": 128}, name: {}}}})
-    config.model.modules[name] = OmegaConf.load(MODULES / f"{name}.yaml")
-    return OmegaConf.to_container(config.model.modules[name], resolve=True) | changes
-
-
-def small_model(**llm_changes: Any) -> ModelSpec:
-    """The tiny modules with two blocks each (three in vision, the second with full attention)."""
-    modules = {
-        "vision": module_config("tiny_vision", num_layers=3, window_tokens=8, full_attention_layers=[1]),
-        "audio": module_config("tiny_audio", num_layers=2),
-        "llm": module_config("tiny_llm", num_layers=2, vocab_size=96, **llm_changes),
-    }
-    return ModelSpec.from_config({"name": "small", "modules": modules, "tokens": TOKENS})
 
 
 @pytest.fixture(scope="module")
@@ -67,89 +39,6 @@ def alone() -> Iterator[StageGroups]:
     group = dist.new_group([0])
     yield StageGroups(group, group, group)
     dist.destroy_process_group()
-
-
-def stage_of(
-    model: ModelSpec, module: ModuleSpec, groups: StageGroups, layers: range | None = None, **options: Any
-) -> Stage:
-    given = {"dtype": torch.float32, "seed": 0, "device": CPU, "recompute": False} | options
-    held = range(len(module.layers)) if layers is None else layers
-    stage = build_stage(model, module, held, groups, **given)
-    for named in named_parameters(stage):
-        with torch.no_grad():
-            named.parameter.copy_(named.shard(values_of(named)))
-    return stage
-
-
-def values_of(named: NamedParameter) -> Tensor:
-    """Values that exercise every parameter, norms and biases included."""
-    rng = np.random.default_rng(zlib.crc32(named.key.encode()))
-    offset = 1.0 if named.key.endswith("norm.weight") else 0.0
-    return torch.from_numpy(rng.normal(offset, 0.1, named.full_shape).astype(np.float32))
-
-
-def batch_of(module: ModuleSpec, short: bool = False) -> tuple[Tensor, Pack]:
-    """Input and pack of a first stage; a short one has five tokens."""
-    rng = np.random.default_rng(5)
-    if module.is_encoder:
-        pack = Pack((3, 2), (1, 1)) if short else ITEMS
-        return normal(rng, sum(pack.lengths), input_width(module)), pack
-    lengths = (3, 2) if short else SAMPLES
-    ids = rng.integers(module.config.vocab_size, size=sum(lengths))
-    ids[[0, 3] if short else [0, 1, 2, 15, 16, 40]] = -1
-    labels = np.where(rng.random(len(ids)) < 0.7, rng.integers(module.config.vocab_size, size=len(ids)), -1)
-    projected = normal(rng, int((ids < 0).sum()), module.config.hidden_size)
-    return projected, Pack(lengths, (), torch.from_numpy(ids), torch.from_numpy(labels))
-
-
-def run_module(
-    model: ModelSpec,
-    module: ModuleSpec,
-    groups: StageGroups,
-    cuts: Sequence[int] = (),
-    short: bool = False,
-    **options: Any,
-) -> Grads:
-    """Output, gradient of the input and full gradients of a module cut into stages, put together over all ranks."""
-    ends = [0, *cuts, len(module.layers)]
-    stages = [stage_of(model, module, groups, range(lo, hi), **options) for lo, hi in pairwise(ends)]
-    first, pack = batch_of(module, short)
-    inputs, outputs = [], [first]
-    for stage in stages:
-        inputs.append(outputs[-1].detach().requires_grad_())
-        outputs.append(stage(inputs[-1], pack))
-    output = outputs[-1]
-    gradient = normal(np.random.default_rng(6), *output.shape) if module.is_encoder else None
-    for received, sent in zip(reversed(inputs), reversed(outputs[1:]), strict=True):
-        sent.backward(gradient)
-        gradient = received.grad
-    output = output.detach().clone()
-    if not module.is_encoder:
-        dist.all_reduce(output, group=groups.cp)
-    result = {"output": output}
-    if not module.is_encoder:
-        result["input"] = inputs[0].grad
-    for stage in stages:
-        for named in named_parameters(stage):
-            grad = named.parameter.grad
-            assert grad is not None, named.key
-            dist.all_reduce(grad, group=groups.dp_cp)
-            shards = [torch.empty_like(grad) for _ in range(named.tp)]
-            dist.all_gather(shards, grad, group=groups.tp)
-            full = named.assemble(shards)
-            result[named.key] = result[named.key] + full if named.key in result else full
-    return result
-
-
-def differences(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float) -> list[str]:
-    """Tensors that are further apart than ``tolerance`` of the largest expected entry."""
-    assert actual.keys() == expected.keys()
-    found = []
-    for key, value in expected.items():
-        error, largest = float((actual[key] - value).abs().max()), float(value.abs().max())
-        if not error <= tolerance * largest:
-            found.append(f"{key}: {error:.3g} of {largest:.3g}")
-    return found
 
 
 def reference_of(module: ModuleSpec, stage: Stage) -> Grads:
@@ -172,9 +61,6 @@ def reference_of(module: ModuleSpec, stage: Stage) -> Grads:
     grads = {key: weight.grad for key, weight in weights.items()}
     result = {"output": output.detach()} | grads
     return result if module.is_encoder else result | {"input": first.grad}
-
-
-# --- One rank.
 
 
 @pytest.mark.parametrize("name", ["vision", "audio", "llm"])
@@ -256,9 +142,8 @@ def test_bf16_is_near_fp32(alone: StageGroups) -> None:
         exact = run_module(model, module, alone)
         rounded = run_module(model, module, alone, dtype=torch.bfloat16)
         assert rounded["output"].dtype == (torch.bfloat16 if module.is_encoder else torch.float32)
-        for key, value in exact.items():
-            error = torch.linalg.vector_norm(rounded[key].float() - value) / torch.linalg.vector_norm(value)
-            assert error < 0.1, (key, error)
+        errors = relative_errors(rounded, exact)
+        assert max(errors.values()) < 0.1, errors
 
 
 def test_initial_weights_do_not_depend_on_the_stages(alone: StageGroups) -> None:
@@ -348,84 +233,3 @@ def test_unbuildable_modules_are_refused(name: str, changes: dict[str, Any], tp:
     changed = ModelSpec.from_config({"name": "m", "modules": configs, "tokens": TOKENS})
     with pytest.raises((UserError, IncompatibleError), match=message):
         stage_of(changed, changed.module(name), StageGroups(group, group, group))
-
-
-# --- Several ranks.
-
-LAYOUTS = [(2, 1, ()), (1, 2, ()), (2, 2, (1, 3))]
-
-
-def groups_by_degrees() -> dict[tuple[int, int], StageGroups]:
-    """Groups of four ranks by (tp, cp), TP innermost; ranks beyond tp * cp form further replicas of their own."""
-    rank = dist.get_rank()
-    known = {}
-    for ranks in ([0], [1], [2], [3], [0, 1], [2, 3], [0, 2], [1, 3], [0, 1, 2, 3]):
-        if rank in ranks:
-            known[len(ranks), ranks[-1] - ranks[0]] = dist.new_group(ranks)
-        else:
-            dist.new_group(ranks)
-    one, near, far, every = known[1, 0], known[2, 1], known[2, 2], known[4, 3]
-    return {
-        (1, 1): StageGroups(one, one, one),
-        (2, 1): StageGroups(near, one, one),
-        (1, 2): StageGroups(one, near, near),
-        (2, 2): StageGroups(near, far, far),
-        (1, 4): StageGroups(one, every, every),
-    }
-
-
-def layout_differences(_rank: int) -> dict[str, list[str]]:
-    """What layouts get wrong on this rank, against the module in one stage on one rank; by planted fault."""
-    prepare_platform()
-    groups = groups_by_degrees()
-    model = small_model()
-    whole: dict[tuple[str, bool], Grads] = {}
-
-    def compare(module: ModuleSpec, tp: int, cp: int, cuts: tuple[int, ...] = (), *, short: bool = False) -> list[str]:
-        key = module.name, short
-        if key not in whole:
-            whole[key] = run_module(model, module, groups[1, 1], short=short)
-        actual = run_module(model, module, groups[tp, cp], cuts, short=short)
-        wrong = differences(actual, whole[key], tolerance=1e-5)
-        return [f"{module.name} tp{tp} cp{cp} {cuts}: {line}" for line in wrong]
-
-    found: dict[str, list[str]] = {"none": [], "short": [], "gated slice": [], "key gradients": []}
-    for module in model.modules:
-        for tp, cp, cuts in LAYOUTS:
-            found["none"] += compare(module, tp, cp, cuts)
-        # Five tokens on four ranks: the last rank has nothing but padding.
-        found["short"] += compare(module, 1, 4, short=True)
-    with mock.patch.object(NamedParameter, "shard", _shard_without_stride):
-        found["gated slice"] += compare(model.llm, 2, 1)
-    unreduced = partial(_gather_without_reduction, attention.gather_from_sequence_parallel_region)
-    with mock.patch.object(attention, "gather_from_sequence_parallel_region", unreduced):
-        found["key gradients"] += compare(model.llm, 1, 2)
-    return found
-
-
-def _shard_without_stride(named: NamedParameter, full: Tensor) -> Tensor:
-    return full if named.dim < 0 else full.chunk(named.tp, named.dim)[named.tp_rank]
-
-
-def _gather_without_reduction(gather: Callable[..., Tensor], rows: Tensor, **options: Any) -> Tensor:
-    return gather(rows, **options | {"tensor_parallel_output_grad": False})
-
-
-def test_every_layout_equals_one_rank_and_planted_faults_show() -> None:
-    for found in run_ranks(layout_differences, 4):
-        assert found["none"] == []
-        assert found["short"] == []
-        assert any("output" in line for line in found["gated slice"])
-        assert any("linear_qkv" in line for line in found["key gradients"])
-        assert not any("output" in line for line in found["key gradients"])
-
-
-def _fail_on_one(rank: int) -> None:
-    if rank == 1:
-        raise ValueError("planted")
-    dist.barrier()
-
-
-def test_the_first_failing_rank_ends_all() -> None:
-    with pytest.raises(RankError, match=r"(?s)rank 1:.*ValueError: planted"):
-        run_ranks(_fail_on_one, 2)

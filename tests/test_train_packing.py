@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from unittest import mock
+
 import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from train_reference import normal
 
-from entrain_bench.train.modules import NamedParameter
+from entrain_bench.train.modules import NamedParameter, attention
 from entrain_bench.train.modules.attention import packed_attention
-from entrain_bench.train.modules.packing import Segments, Share, segments_of
+from entrain_bench.train.modules.packing import Segments, Share, make_segments, segments_of
 from entrain_bench.train.modules.positions import grid_places
+
+CPU = torch.device("cpu")
 
 
 def dense_mask(segments: Segments, num_rows: int, total: int, causal: bool) -> Tensor:
@@ -42,15 +48,48 @@ def test_segments_of_all_ranks_are_the_block_diagonal_mask(
     rows = []
     for rank in range(cp):
         share = Share(total, rank * size, (rank + 1) * size, size * cp)
-        segments = segments_of(lengths, share, causal=causal, window_tokens=window)
+        segments = segments_of(lengths, share, causal=causal, device=CPU, window_tokens=window)
         rows.append(dense_mask(segments, size, size * cp, causal))
     assert torch.cat(rows).tolist() == expected
 
 
-@given(segments=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), min_size=1, max_size=6), causal=st.booleans())
-@settings(max_examples=40, deadline=None)
-def test_packed_attention_is_masked_attention(segments: list[tuple[int, int]], causal: bool) -> None:
-    lengths = Segments(tuple(q for q, _ in segments), tuple(q + more for q, more in segments), 0)
+def varlen_in_plain_torch(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_offsets: Tensor,
+    key_offsets: Tensor,
+    max_queries: int,
+    max_keys: int,
+    *,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> Tensor:
+    """What torch.nn.attention.varlen documents; a causal segment's last query sees its last key."""
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    assert window_size in ((-1, 0), (-1, -1))
+    assert max_queries == query_offsets.diff().max()
+    assert max_keys == key_offsets.diff().max()
+    rows = []
+    for (start, stop), (first, end) in zip(
+        pairwise(query_offsets.tolist()), pairwise(key_offsets.tolist()), strict=True
+    ):
+        queries, keys = stop - start, end - first
+        mask = torch.ones(queries, keys, dtype=torch.bool)
+        q, k, v = (part.transpose(0, 1) for part in (query[start:stop], key[first:end], value[first:end]))
+        mask = mask.tril(keys - queries) if window_size == (-1, 0) else mask
+        rows.append(scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True).transpose(0, 1))
+    return torch.cat(rows)
+
+
+@given(
+    segments=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), min_size=1, max_size=6),
+    causal=st.booleans(),
+    flash=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_packed_attention_is_masked_attention(segments: list[tuple[int, int]], causal: bool, flash: bool) -> None:
+    lengths = make_segments([q for q, _ in segments], [q + more for q, more in segments], 0, CPU)
     rng = np.random.default_rng(len(segments))
     query = normal(rng, sum(lengths.query_lengths), 4, 8)
     key, value = (normal(rng, sum(lengths.key_lengths), 2, 8) for _ in range(2))
@@ -58,7 +97,11 @@ def test_packed_attention_is_masked_attention(segments: list[tuple[int, int]], c
     scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(2, 1)) / 8**0.5
     weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
     expected = torch.einsum("hqk,khd->qhd", weights, value.repeat_interleave(2, 1))
-    torch.testing.assert_close(packed_attention(query, key, value, lengths, causal=causal), expected)
+    with (
+        mock.patch.object(attention, "uses_flash", return_value=flash),
+        mock.patch.object(attention, "varlen_attn", varlen_in_plain_torch),
+    ):
+        torch.testing.assert_close(packed_attention(query, key, value, lengths, causal=causal), expected)
 
 
 @given(dim=st.integers(-1, 1), stride=st.integers(1, 3), tp=st.integers(1, 4))

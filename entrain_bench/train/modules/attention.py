@@ -15,6 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from entrain_bench.train.modules.packing import Segments
 
+FLASH_HEAD_DIMS = range(8, 257, 8)  # messages of torch 2.13's kernel (libtorch_cuda), read 2026-11
+
 
 class PackedAttention(torch.nn.Module):
     """Core attention of a megatron-core layer; takes ``Segments`` for its attention mask."""
@@ -36,20 +38,18 @@ class PackedAttention(torch.nn.Module):
         Returns:
             ``[tokens of this rank, 1, heads * head_dim]``.
         """
-        both = torch.cat([key, value], dim=-1)
         if self.cp.size() > 1:
+            both = torch.cat([key, value], dim=-1)
             both = gather_from_sequence_parallel_region(both, tensor_parallel_output_grad=True, group=self.cp)
-        both = both.narrow(0, segments.first_key, sum(segments.key_lengths)).squeeze(1)
-        keys, values = both.chunk(2, dim=-1)
-        output = packed_attention(query.squeeze(1), keys, values, segments, causal=self.causal)
+            key, value = both.narrow(0, segments.first_key, sum(segments.key_lengths)).chunk(2, dim=-1)
+        output = packed_attention(query.squeeze(1), key.squeeze(1), value.squeeze(1), segments, causal=self.causal)
         return output.reshape(len(query), 1, -1)
 
 
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segments, *, causal: bool) -> Tensor:
     """Scaled dot-product attention inside each segment.
 
-    Half precision on a GPU takes one variable-length flash attention kernel; everything else one batched call per
-    distinct segment length.
+    One kernel where ``uses_flash`` says so, otherwise one batched call per distinct segment length.
 
     Args:
         query: ``[sum(query_lengths), heads, head_dim]``.
@@ -61,7 +61,7 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segmen
     Returns:
         As query.
     """
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+    if uses_flash(query.dtype, query.device):
         return _flash(query, key, value, segments, causal)
     members = defaultdict(list)
     for index, lengths in enumerate(zip(segments.query_lengths, segments.key_lengths, strict=True)):
@@ -83,13 +83,18 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segmen
     return torch.cat(outputs)
 
 
+def uses_flash(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether attention takes the variable-length flash attention kernel: bfloat16 on a GPU."""
+    return dtype is torch.bfloat16 and device.type != "cpu"
+
+
 def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal: bool) -> Tensor:
     output = varlen_attn(
         query,
         key,
         value,
-        _offsets(segments.query_lengths, query.device),
-        _offsets(segments.key_lengths, query.device),
+        segments.query_offsets,
+        segments.key_offsets,
         max(segments.query_lengths),
         max(segments.key_lengths),
         window_size=(-1, 0) if causal else (-1, -1),
@@ -97,7 +102,3 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal
     )
     assert isinstance(output, Tensor)
     return output
-
-
-def _offsets(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)

@@ -19,6 +19,7 @@ from torch.nn import Parameter
 
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.train.device import to_device
 from entrain_bench.train.modules.blocks import norm
 from entrain_bench.train.modules.packing import Pack, Share, StageGroups, positions_of, share_of
 from entrain_bench.train.modules.products import Fold, Products, fold_between
@@ -70,7 +71,7 @@ class EncoderEmbedding(torch.nn.Module):
         start = max(0, share.start - self.halo_tokens)
         wider = Share(share.total, start, share.stop, share.padded)
         rows = wider.pad(features).to(self.dtype).reshape(-1, self.channels)
-        hidden: Tensor = self.products(rows, positions_of(pack.lengths, wider).to(features.device))
+        hidden: Tensor = self.products(rows, positions_of(pack.lengths, wider))
         return hidden[share.start - start :]
 
 
@@ -103,8 +104,8 @@ class Projector(torch.nn.Module):
             self.norm(hidden), tensor_parallel_output_grad=True, group=self.cp
         )
         share = share_of(sum(pack.outputs), self.cp)
-        token = share.pad(self._taken_tokens(pack), -1).flatten().to(hidden.device)
-        rows = torch.where((token >= 0)[:, None], hidden[token.clamp(min=0)], 0.0)
+        token = to_device(share.pad(self._taken_tokens(pack), -1).flatten(), hidden.device)
+        rows = torch.where((token >= 0)[:, None], hidden.index_select(0, token.clamp(min=0)), 0.0)
         outputs = gather_from_sequence_parallel_region(
             self.products(rows), tensor_parallel_output_grad=False, group=self.cp
         )
@@ -112,7 +113,7 @@ class Projector(torch.nn.Module):
         return trimmed
 
     def _taken_tokens(self, pack: Pack) -> Tensor:
-        """Token behind every row of every output ``[sum(outputs), merge]``, -1 for none."""
+        """Token behind every row of every output ``[sum(outputs), merge]``, -1 for none, on the CPU."""
         lengths, outputs = torch.tensor(pack.lengths), torch.tensor(pack.outputs)
         item = torch.repeat_interleave(torch.arange(len(outputs)), outputs)
         first = torch.arange(len(item)) - (outputs.cumsum(0) - outputs)[item]
@@ -138,16 +139,16 @@ class TokenEmbedding(torch.nn.Module):
     def forward(self, projected: Tensor | None, pack: Pack, share: Share) -> Tensor:
         """``[projected tokens, hidden_size]`` and ``token_ids`` to ``[tokens of this rank, hidden_size]``."""
         assert pack.token_ids is not None
-        ids = share.pad(pack.token_ids)
-        hidden: Tensor = self.words(ids.clamp(min=0))
+        ids, device = share.pad(pack.token_ids), self.words.weight.device
+        hidden: Tensor = self.words(to_device(ids.clamp(min=0), device))
         if projected is None:
             return hidden
         # Every rank uses the projected tokens in its own share; their gradients are summed over the ranks.
         projected = copy_to_tensor_model_parallel_region(projected, group=self.cp)
         before = int((pack.token_ids[: share.start] < 0).sum())
-        places = ids < 0
-        here = projected[before : before + int(places.sum())].to(hidden.dtype)
-        return hidden.masked_scatter(places[:, None], here)
+        places = (ids < 0).nonzero().flatten()
+        here = projected[before : before + len(places)].to(hidden.dtype)
+        return hidden.index_copy(0, to_device(places, device), here)
 
 
 class LanguageHead(torch.nn.Module):
@@ -177,7 +178,8 @@ class LanguageHead(torch.nn.Module):
             weight: the input embedding, where it is tied and on this stage.
         """
         assert pack.labels is not None
-        labels = share.pad(pack.labels, -1)
+        labels = to_device(share.pad(pack.labels, -1), hidden.device)
         logits, _ = self.logits(self.norm(hidden), weight=weight)
-        losses = vocab_parallel_cross_entropy(logits.float(), labels.clamp(min=0), tp_group=self.tp)
+        logits = logits.float()  # frees those in bfloat16 before the loss
+        losses = vocab_parallel_cross_entropy(logits, labels.clamp(min=0), tp_group=self.tp)
         return torch.where(labels >= 0, losses, 0.0).sum()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from entrain_bench.train.device import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class StageGroups:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """The sequences of a chunk, packed one after the other.
+    """The sequences of a chunk, packed one after the other; its tensors are on the CPU, where they are counted.
 
     Attributes:
         lengths: tokens of each sequence: encoder tokens of items, or LLM tokens of samples.
@@ -75,14 +78,29 @@ class Segments:
         query_lengths: rows of each segment among this rank's tokens, in order.
         key_lengths: rows of each segment among all tokens; a causal segment's last query sees all of them.
         first_key: row of the first segment's first key among all tokens.
+        query_offsets: where each segment's queries start, and where the last end ``[segments + 1]``, int32, on the
+            device that attends.
+        key_offsets: likewise of keys, from ``first_key`` on.
     """
 
     query_lengths: tuple[int, ...]
     key_lengths: tuple[int, ...]
     first_key: int
+    query_offsets: Tensor
+    key_offsets: Tensor
 
 
-def segments_of(lengths: tuple[int, ...], share: Share, *, causal: bool, window_tokens: int = 0) -> Segments:
+def make_segments(
+    query_lengths: Sequence[int], key_lengths: Sequence[int], first_key: int, device: torch.device
+) -> Segments:
+    """Segments with their offsets on a device."""
+    offsets = torch.tensor([[0, *query_lengths], [0, *key_lengths]]).cumsum(1, dtype=torch.int32)
+    return Segments(tuple(query_lengths), tuple(key_lengths), first_key, *to_device(offsets, device))
+
+
+def segments_of(
+    lengths: tuple[int, ...], share: Share, *, causal: bool, device: torch.device, window_tokens: int = 0
+) -> Segments:
     """Segments of packed sequences, or of windows of ``window_tokens`` in each; padding attends to itself alone."""
     queries, keys, first_keys = [], [], []
     start = 0
@@ -94,7 +112,7 @@ def segments_of(lengths: tuple[int, ...], share: Share, *, causal: bool, window_
             keys.append((high if causal else stop) - start)
             first_keys.append(start)
         start = stop
-    return Segments(tuple(queries), tuple(keys), first_keys[0])
+    return make_segments(queries, keys, first_keys[0], device)
 
 
 def _windows(lengths: tuple[int, ...], window_tokens: int) -> list[int]:

@@ -9,10 +9,11 @@ import torch
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
-from torch.nn.functional import gelu
+from torch.nn.functional import gelu, pad
 
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.specs.layer import Gemm
+from entrain_bench.train.device import to_device
 from entrain_bench.train.modules.packing import StageGroups
 
 
@@ -43,21 +44,20 @@ class Fold:
 
         Args:
             rows: rows of consecutive tokens.
-            positions: place of each token in its sequence, needed where folding reaches back: rows before a
-                sequence's first count as zeros.
+            positions: place of each token in its sequence, on the CPU, needed where folding reaches back: rows before
+                a sequence's first count as zeros.
         """
         if self.width == self.stride:
             return rows.reshape(-1, self.width * rows.shape[1])
         if self.width == 1:
             return rows.reshape(-1, self.stride, rows.shape[1]).mean(dim=1)
         assert positions is not None
-        device = rows.device
-        taps = torch.arange(self.width, device=device) - (self.width - self.stride)
-        at = torch.arange(0, len(rows), self.stride, device=device)
+        reach = self.width - self.stride
+        at = torch.arange(0, len(rows), self.stride)
         place = positions[at // self.rows_per_token] * self.rows_per_token + at % self.rows_per_token
-        inside = (place[:, None] + taps >= 0).unsqueeze(-1)
-        taken = rows[(at[:, None] + taps).clamp(min=0)]
-        return torch.where(inside, taken, 0.0).reshape(len(at), -1)
+        inside = to_device(place[:, None] + torch.arange(self.width) >= reach, rows.device)
+        taken = pad(rows, (0, 0, reach, 0)).unfold(0, self.width, self.stride).transpose(1, 2)
+        return torch.where(inside.unsqueeze(-1), taken, 0.0).reshape(len(at), -1)
 
 
 def fold_between(channels: int, rows_per_token: float, gemm: Gemm, where: str) -> Fold:

@@ -11,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.layout import check_tensor_parallel
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.train.device import to_device
+from entrain_bench.train.modules.attention import FLASH_HEAD_DIMS, uses_flash
 from entrain_bench.train.modules.blocks import transformer_block, transformer_config
 from entrain_bench.train.modules.ends import EncoderEmbedding, LanguageHead, Projector, TokenEmbedding, merge_tokens
 from entrain_bench.train.modules.packing import (
@@ -107,9 +109,7 @@ class Stage(torch.nn.Module):
         blocks = [index for index in self.held if 0 < index < len(self.module.layers) - 1]
         if not blocks:
             return hidden
-        rotary = self._rotary(pack, share)
-        if rotary is not None:
-            rotary = rotary.to(hidden.device)
+        rotary = self._rotary(pack, share, hidden.device)
         segments = {}
         hidden = hidden.unsqueeze(1)
         for index in blocks:
@@ -117,7 +117,9 @@ class Stage(torch.nn.Module):
             assert attention is not None
             window = attention.window_tokens
             if window not in segments:
-                segments[window] = segments_of(pack.lengths, share, causal=attention.causal, window_tokens=window)
+                segments[window] = segments_of(
+                    pack.lengths, share, causal=attention.causal, device=hidden.device, window_tokens=window
+                )
             inputs = (self.layers[str(index)], hidden, segments[window], rotary)
             if self.recompute and torch.is_grad_enabled():
                 hidden = checkpoint(_run_block, *inputs, use_reentrant=False, preserve_rng_state=False)
@@ -125,18 +127,20 @@ class Stage(torch.nn.Module):
                 hidden = _run_block(*inputs)
         return hidden.squeeze(1)
 
-    def _rotary(self, pack: Pack, share: Share) -> Tensor | None:
+    def _rotary(self, pack: Pack, share: Share, device: torch.device) -> Tensor | None:
         config = self.module.config
         if not config.rotary:
             return None
         positions = positions_of(pack.lengths, share)
         if not _on_grid(self.module):
-            return rotary_angles(positions, config.head_dim)
-        lengths = sequence_lengths_of(pack.lengths, share)
-        return grid_rotary_angles(*grid_places(positions, lengths, merge_tokens(self.module)), config.head_dim)
+            return rotary_angles(to_device(positions, device), config.head_dim)
+        places = grid_places(positions, sequence_lengths_of(pack.lengths, share), merge_tokens(self.module))
+        rows, columns = to_device(torch.stack(places), device)
+        return grid_rotary_angles(rows, columns, config.head_dim)
 
     def _sinusoids(self, pack: Pack, share: Share, hidden: Tensor) -> Tensor:
-        return sinusoids(positions_of(pack.lengths, share), hidden.shape[1]).to(hidden)
+        positions = to_device(positions_of(pack.lengths, share), hidden.device)
+        return sinusoids(positions, hidden.shape[1]).to(hidden.dtype)
 
 
 def build_stage(
@@ -163,10 +167,15 @@ def build_stage(
         recompute: whether each block keeps its input only and runs again in backward.
 
     Raises:
-        IncompatibleError: for an architecture that cannot be built.
+        IncompatibleError: for an architecture that cannot be built, or whose heads the GPU's attention cannot take.
         UserError: if tensor parallelism does not divide a width.
     """
     _check(model, module, groups.tp.size())
+    if uses_flash(dtype, device) and module.config.head_dim not in FLASH_HEAD_DIMS:
+        raise IncompatibleError(
+            f"model.modules.{module.name}.head_dim={module.config.head_dim}: flash attention in bfloat16 needs a "
+            f"multiple of {FLASH_HEAD_DIMS.step}, at most {FLASH_HEAD_DIMS[-1]}"
+        )
     with torch.device(device):
         stage = Stage(module, layers, groups, dtype=dtype, recompute=recompute)
     initialise(stage, seed)
