@@ -21,6 +21,7 @@ FOLLOWING_S = 0.5
 # What tests of the training runtime import and what takes longest; imported once instead of on every rank.
 PRELOADED = [
     "megatron.core.optimizer",
+    "entrain_bench.experiment",
     "entrain_bench.train.modules",
     "strategies.entrain",
     "hypothesis.strategies",
