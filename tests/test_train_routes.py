@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from entrain_bench.assignment import Assignment
 from entrain_bench.layout import Layout
-from entrain_bench.program import Pass, Program
+from entrain_bench.program import Program
 from entrain_bench.schedules import chain_program, stages_behind, three_phase_program
 from entrain_bench.shapes import SampleShapes
 from entrain_bench.train.routes import Message, RankPlan, items_of_samples, lane_of_rank, places_of, plan_rank
@@ -63,17 +63,16 @@ def programs(shapes: SampleShapes, layout: Layout, rng: np.random.Generator, spl
 
 def deliver(program: Program, plans: list[RankPlan]) -> int:
     """Run all ranks with rows that carry (item, row); a rank blocks on its next receive. Returns messages delivered."""
-    channels: dict[tuple[int, int, Pass], deque[tuple[Message, np.ndarray]]] = {}
+    channels: dict[tuple[int, int], deque[tuple[Message, np.ndarray]]] = {}
     kept: dict[tuple[int, int, int], np.ndarray] = {}
-    taken: dict[tuple[int, int, Pass], dict[tuple[int, int], np.ndarray]] = {}
+    taken: dict[tuple[int, int], dict[tuple[int, int], np.ndarray]] = {}
     position, delivered = [0] * len(plans), 0
 
     def receive(plan: RankPlan, message: Message) -> np.ndarray | None:
         if message.sender == plan.rank:
             return kept.get((plan.rank, *message.key))
-        kind = Pass(int(program.kind[message.target]))
-        key = message.sender, plan.rank, kind
-        queue, got = plan.queues[message.sender, kind], taken.setdefault(key, {})
+        key = message.sender, plan.rank
+        queue, got = plan.queues[message.sender], taken.setdefault(key, {})
         while message.key not in got and channels.get(key):
             sent, rows = channels[key].popleft()
             assert sent.key == queue[len(got)].key, "receives are posted in the sender's order"
@@ -101,9 +100,7 @@ def deliver(program: Program, plans: list[RankPlan]) -> int:
                     if message.receiver == plan.rank:
                         kept[(plan.rank, *message.key)] = content
                     else:
-                        channels.setdefault((plan.rank, message.receiver, step.kind), deque()).append(
-                            (message, content)
-                        )
+                        channels.setdefault((plan.rank, message.receiver), deque()).append((message, content))
                 position[plan.rank] += 1
                 moved = True
     assert position == [len(plan.steps) for plan in plans], "every rank comes to its end"

@@ -34,7 +34,7 @@ def build_runtime(
     rank, model = dist.get_rank(), job.model
     places = places_of(layout, rank)
     tied = {index for index, module in enumerate(model.modules) if module.config.tied_embeddings}
-    groups = make_groups(layout, places, tied, control, harness.timeout_s)
+    groups = make_groups(layout, places, tied, control, harness.timeout_s, device)
     dtype = DTYPES[harness.dtype]
     settings = OptimizerSettings(
         harness.learning_rate, harness.weight_decay, harness.epsilon, harness.clip_grad, job.distributed_optimizer

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 from entrain_bench.layout import Layout, ModuleLayout
-from entrain_bench.program import Pass
+from entrain_bench.train.channels import Channels
 from entrain_bench.train.modules import StageGroups
 from entrain_bench.train.routes import Place
 
@@ -21,14 +22,16 @@ class Groups:
     Attributes:
         stages: tensor, context and data parallel groups of each stage the rank holds, by module and stage.
         tied: the ranks that hold the two copies of a tied embedding, by module; only where they are different ranks.
-        transfers: all ranks, once a pass: messages of opposite directions never queue behind each other.
+        channels: of messages between ranks; none is open yet.
+        world: all ranks.
         control: all ranks over gloo, for small host data.
         alone: this rank only.
     """
 
     stages: dict[tuple[int, int], StageGroups]
     tied: dict[int, dist.ProcessGroup]
-    transfers: dict[Pass, dist.ProcessGroup]
+    channels: Channels
+    world: dist.ProcessGroup
     control: dist.ProcessGroup
     alone: dist.ProcessGroup
 
@@ -51,7 +54,12 @@ class _Maker:
 
 
 def make_groups(
-    layout: Layout, places: list[Place], tied_modules: set[int], control: dist.ProcessGroup, timeout_s: float
+    layout: Layout,
+    places: list[Place],
+    tied_modules: set[int],
+    control: dist.ProcessGroup,
+    timeout_s: float,
+    device: torch.device,
 ) -> Groups:
     """Create all groups of a layout; collective over all ranks.
 
@@ -61,6 +69,7 @@ def make_groups(
         tied_modules: modules whose first and last stage share an embedding.
         control: a gloo group of all ranks.
         timeout_s: longest time a rank waits for another.
+        device: of messages.
     """
     maker = _Maker(timedelta(seconds=timeout_s))
     for other in range(control.size()):
@@ -77,8 +86,9 @@ def make_groups(
             pair = _tied_pair(module, place.replica, place.position)
             if len(pair) == 2:
                 tied[place.module] = maker.known[pair]
-    transfers = {kind: maker.new(range(control.size())) for kind in (Pass.FORWARD, Pass.BACKWARD)}
-    return Groups(stages, tied, transfers, control, maker.known[dist.get_rank(),])
+    everyone = range(control.size())
+    channels = Channels(lambda: maker.new(everyone), device)
+    return Groups(stages, tied, channels, maker.new(everyone), control, maker.known[dist.get_rank(),])
 
 
 def _members(module: ModuleLayout, place: Place) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

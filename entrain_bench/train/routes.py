@@ -16,6 +16,7 @@ import numpy as np
 from entrain_bench.arrays import IntArray, rows_of, take_rows
 from entrain_bench.layout import Layout
 from entrain_bench.program import Pass, Program
+from entrain_bench.train.channels import Channel, channels_of, sending_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One action of a rank, with its messages; those received are in the order of ``queues``."""
+    """One action of a rank, with its messages."""
 
     action: int
     place: Place
@@ -68,11 +69,19 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """The actions of one rank, and the messages that reach it from each sender and pass in the order they are sent."""
+    """What one rank does and needs.
+
+    Attributes:
+        rank: the rank.
+        steps: its actions in order.
+        queues: the messages that reach it from each sender, in the order they are sent.
+        channels: of the whole program, all ranks'.
+    """
 
     rank: int
     steps: tuple[Step, ...]
-    queues: dict[tuple[int, Pass], tuple[Message, ...]]
+    queues: dict[int, tuple[Message, ...]]
+    channels: tuple[Channel, ...]
 
 
 def places_of(layout: Layout, rank: int) -> list[Place]:
@@ -109,7 +118,7 @@ def lane_of_rank(layout: Layout, rank: int) -> int | None:
 def plan_rank(program: Program, rank: int) -> RankPlan:
     """The rank's actions in the program's order, with all messages that leave or reach it."""
     router = _Router(program, rank)
-    return RankPlan(rank, router.steps(), router.queues())
+    return RankPlan(rank, router.steps(), router.queues(), channels_of(program))
 
 
 class _Router:
@@ -139,17 +148,17 @@ class _Router:
             for action in self.actions
         )
 
-    def queues(self) -> dict[tuple[int, Pass], tuple[Message, ...]]:
-        """Messages from other ranks by sender and pass, in the order in which that sender sends them."""
-        found: dict[tuple[int, Pass], list[Message]] = defaultdict(list)
+    def queues(self) -> dict[int, tuple[Message, ...]]:
+        """Messages from other ranks by sender, in the order in which that sender sends them."""
+        found: dict[int, list[Message]] = defaultdict(list)
         for message in (m for messages in self.incoming.values() for m in messages if m.sender != self.rank):
-            found[message.sender, Pass(int(self.program.kind[message.target]))].append(message)
+            found[message.sender].append(message)
         ordered = {}
-        for (sender, kind), messages in found.items():
+        for sender, messages in found.items():
             lane = lane_of_rank(self.program.layout, sender)
             assert lane is not None
             order = {action: place for place, action in enumerate(self._lane_actions(lane))}
-            ordered[sender, kind] = tuple(sorted(messages, key=lambda m: (order[m.source], m.target)))
+            ordered[sender] = tuple(sorted(messages, key=lambda m: (order[m.source], m.target)))
         return ordered
 
     def _lane_actions(self, lane: int) -> list[int]:
@@ -189,9 +198,7 @@ class _Router:
                 yield Message(source, target, sender, receiver, rows)
             return
         source_rows, target_rows = self._boundary_rows(source, target)
-        for place, receiver in enumerate(to_ranks):
-            # A receiver that is also a producer has the tensor already.
-            sender = receiver if receiver in from_ranks else from_ranks[place % len(from_ranks)]
+        for sender, receiver in zip(sending_ranks(from_ranks, to_ranks), to_ranks, strict=True):
             yield Message(source, target, sender, receiver, len(source_rows), source_rows, target_rows)
 
     def _block(self, action: int) -> list[int]:

@@ -85,6 +85,7 @@ class Runtime:
             OutOfMemoryError: naming the action and the bytes it was predicted to need.
         """
         plan = plan_rank(program, dist.get_rank())
+        self.groups.channels.open(plan.channels)
         data = SampleData(program.shapes, self.seed, self.vocab_size, self.device)
         iteration = _Iteration(self, program, plan, data)
         for stage in self.stages.values():
@@ -127,7 +128,7 @@ class _Iteration:
 
     def __post_init__(self) -> None:
         runtime = self.runtime
-        self.transfers = Transfers(self.plan, runtime.groups.transfers, self._row_width, runtime.dtype, runtime.device)
+        self.transfers = Transfers(self.plan, runtime.groups.channels, self._row_width, runtime.dtype, runtime.device)
 
     def execute(self, step: Step, clock: Clock) -> None:
         """Run one action."""
@@ -150,9 +151,10 @@ class _Iteration:
     def norm(self) -> float:
         """Norm of all gradients, not a number if a loss is not finite; computed once, by all ranks together."""
         if self._norm is None:
-            everyone = self.runtime.groups.transfers[Pass.FORWARD]
             spoilt = not all(isfinite(float(row.loss)) for row in self.losses)
-            self._norm = global_norm(self.runtime.stages, everyone, self.runtime.device, nan if spoilt else 0.0)
+            self._norm = global_norm(
+                self.runtime.stages, self.runtime.groups.world, self.runtime.device, nan if spoilt else 0.0
+            )
         return self._norm
 
     def _forward(self, step: Step, received: Mapping[tuple[int, int], Tensor]) -> Tensor | None:

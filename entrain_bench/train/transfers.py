@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from entrain_bench.program import Pass
+from entrain_bench.train.channels import Channels
 from entrain_bench.train.routes import Message, RankPlan, Step
 
 # Actions whose receives are posted before the present one runs.
@@ -22,26 +22,26 @@ class Transfers:
 
     Attributes:
         plan: the rank's actions.
-        groups: a process group a pass.
+        channels: all that the plan needs, open.
         width_of: elements a row of a message has.
         dtype, device: of all messages.
     """
 
     plan: RankPlan
-    groups: dict[Pass, dist.ProcessGroup]
+    channels: Channels
     width_of: Callable[[Message], int]
     dtype: torch.dtype
     device: torch.device
     _arrived: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     _pending: dict[tuple[int, int], tuple[dist.Work, Tensor]] = field(default_factory=dict)
-    _posted: dict[tuple[int, Pass], int] = field(default_factory=dict)
-    _place: dict[tuple[int, int], tuple[tuple[int, Pass], int]] = field(default_factory=dict)
+    _posted: dict[int, int] = field(default_factory=dict)
+    _place: dict[tuple[int, int], int] = field(default_factory=dict)
     _sent: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for queue, messages in self.plan.queues.items():
-            self._posted[queue] = 0
-            self._place.update({message.key: (queue, place) for place, message in enumerate(messages)})
+        for sender, messages in self.plan.queues.items():
+            self._posted[sender] = 0
+            self._place.update({message.key: place for place, message in enumerate(messages)})
 
     def post_receives(self, index: int) -> None:
         """Post the receives of the next actions, and every earlier message of the same senders."""
@@ -51,15 +51,14 @@ class Transfers:
                     self._post_up_to(message)
 
     def _post_up_to(self, message: Message) -> None:
-        queue, place = self._place[message.key]
-        for next_message in self.plan.queues[queue][self._posted[queue] : place + 1]:
-            buffer = torch.empty(
-                (next_message.num_rows, self.width_of(next_message)), dtype=self.dtype, device=self.device
-            )
-            work = dist.irecv(buffer, next_message.sender, group=self.groups[queue[1]])
+        sender, place = message.sender, self._place[message.key]
+        group = self.channels[sender, self.plan.rank]
+        for ahead in self.plan.queues[sender][self._posted[sender] : place + 1]:
+            buffer = torch.empty((ahead.num_rows, self.width_of(ahead)), dtype=self.dtype, device=self.device)
+            work = dist.irecv(buffer, sender, group=group)
             assert work is not None
-            self._pending[next_message.key] = work, buffer
-        self._posted[queue] = max(self._posted[queue], place + 1)
+            self._pending[ahead.key] = work, buffer
+        self._posted[sender] = max(self._posted[sender], place + 1)
 
     def receive(self, message: Message) -> Tensor:
         """The message's tensor, once it is there."""
@@ -80,7 +79,7 @@ class Transfers:
             if message.receiver == self.plan.rank:
                 self._arrived[message.key] = tensor
                 continue
-            work = dist.isend(tensor, message.receiver, group=self.groups[step.kind])
+            work = dist.isend(tensor, message.receiver, group=self.channels[self.plan.rank, message.receiver])
             assert work is not None
             self._sent.append((work, tensor))
 

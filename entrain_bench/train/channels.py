@@ -1,0 +1,87 @@
+"""Channels: who sends to whom, and process groups in which no channel waits for another.
+
+A channel carries all messages from one rank to another, in the order in which they are sent. NCCL runs what a rank
+sends and receives in one group one after the other, each until its peer takes part. Receives posted ahead of need would
+then hold up everything behind them, and end in a circle of ranks that wait. So a rank has one channel a group at most;
+ranks that do not share one use the same group at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from entrain_bench.arrays import IntArray, rows_of
+from entrain_bench.program import Program
+
+Channel = tuple[int, int]  # sender and receiver
+
+
+def sending_ranks(from_ranks: Sequence[int], to_ranks: Sequence[int]) -> list[int]:
+    """The sender for each receiving rank, from a block of one module to a block of another.
+
+    All ranks of a block hold the same rows at the border of a module; a receiver that is also a producer has them.
+    """
+    return [rank if rank in from_ranks else from_ranks[i % len(from_ranks)] for i, rank in enumerate(to_ranks)]
+
+
+def channels_of(program: Program) -> tuple[Channel, ...]:
+    """The channels that a program needs, of all ranks."""
+    source, target = program.dep_actions, rows_of(program.dep_offsets)
+    edges = (program.dep_bytes > 0) & (program.chunk[target] >= 0)
+    columns = (program.module, program.replica, program.stage)
+    ends = [column[actions[edges]] for actions in (source, target) for column in columns]
+    found: set[Channel] = set()
+    for *sender, module, replica, stage in np.unique(np.stack(ends, axis=1), axis=0).tolist():
+        from_ranks, to_ranks = _block(program, *sender), _block(program, module, replica, stage)
+        senders = from_ranks if sender[0] == module else sending_ranks(from_ranks, to_ranks)
+        found.update(zip(senders, to_ranks, strict=True))
+    return tuple(sorted(channel for channel in found if channel[0] != channel[1]))
+
+
+def _block(program: Program, module: int, replica: int, stage: int) -> list[int]:
+    ranks: IntArray = program.layout.modules[module].ranks[replica, stage]
+    return list(ranks.tolist())
+
+
+class Channels:
+    """The channels that are open; every rank opens the same ones in the same order.
+
+    Args:
+        new_group: makes a process group of all ranks; collective.
+        device: of all messages.
+    """
+
+    def __init__(self, new_group: Callable[[], dist.ProcessGroup], device: torch.device) -> None:
+        self._new_group, self._device = new_group, device
+        self._groups: list[tuple[dist.ProcessGroup, set[int]]] = []
+        self._open: dict[Channel, dist.ProcessGroup] = {}
+
+    def __getitem__(self, channel: Channel) -> dist.ProcessGroup:
+        return self._open[channel]
+
+    def open(self, channels: Iterable[Channel]) -> None:
+        """Open those that are not yet; collective over all ranks."""
+        missing = sorted(set(channels) - self._open.keys())
+        for channel in missing:
+            self._open[channel] = self._group_without(channel)
+        # The first message of a channel connects its ends and blocks them: all ranks go by the same order.
+        for sender, receiver in missing:
+            group, greeting = self._open[sender, receiver], torch.zeros(1, device=self._device)
+            if dist.get_rank() == sender:
+                dist.send(greeting, receiver, group=group)
+            elif dist.get_rank() == receiver:
+                dist.recv(greeting, sender, group=group)
+
+    def _group_without(self, channel: Channel) -> dist.ProcessGroup:
+        """A group in which neither end has a channel yet."""
+        for group, taken in self._groups:
+            if taken.isdisjoint(channel):
+                taken.update(channel)
+                return group
+        group = self._new_group()
+        self._groups.append((group, set(channel)))
+        return group
