@@ -26,6 +26,7 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.schedules import chain_program, stages_behind, three_phase_program
 from entrain_bench.shapes import SampleShapes, shapes_from_lists
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.train.channels import Channels
 from entrain_bench.train.platform import MODULES, prepare_platform
 from entrain_bench.train.routes import RankPlan, Step, items_of_samples, plan_rank
 from entrain_bench.train.runtime import _cut, _gather
@@ -96,11 +97,12 @@ class Messages:
     def __init__(self, program: Program, hidden_size: int) -> None:
         self.program, self.hidden_size = program, hidden_size
         self.plan = plan_rank(program, dist.get_rank())
-        self.groups = {kind: dist.new_group() for kind in (Pass.FORWARD, Pass.BACKWARD)}
+        self.channels = Channels(dist.new_group, CPU)
+        self.channels.open(self.plan.channels)
 
     def exchange(self, handed: Tensors) -> Tensors:
         """What this rank gets when every rank hands over what it has to."""
-        transfers = Transfers(self.plan, self.groups, lambda _: self.hidden_size, torch.float32, CPU)
+        transfers = Transfers(self.plan, self.channels, lambda _: self.hidden_size, torch.float32, CPU)
         got: Tensors = {}
         for index, step in enumerate(self.plan.steps):
             transfers.post_receives(index)
