@@ -112,7 +112,9 @@ def test_a_bridge_alone_splits_gradients_into_equal_shares() -> None:
     assert first == [-difference for difference in second]
 
 
-def test_a_grid_holds_consecutive_ranks_only() -> None:
-    islands = placed(VISION, [[[0]], [[2]]])
+def test_grids_hold_consecutive_ranks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "10")
+    blocks = [[2, 3], [4, 5], [6, 7], [8, 9]]
+    assert grid_of(placed(VISION, [blocks[:2], blocks[2:]], tp=2)).get_rank_enum("tp") == blocks
     with pytest.raises(ValueError, match="vision: no grid of consecutive ranks"):
-        grid_of(islands)
+        grid_of(placed(VISION, [blocks[0:3:2], blocks[1::2]], tp=2))

@@ -21,7 +21,6 @@ FOLLOWING_S = 0.5
 # What tests of the training runtime import and what takes longest; imported once instead of on every rank.
 PRELOADED = [
     "megatron.core.optimizer",
-    "entrain_bench.experiment",
     "entrain_bench.train.modules",
     "strategies.entrain",
     "hypothesis.strategies",
@@ -91,7 +90,8 @@ def _results(pipes: list[Connection]) -> list[Any]:
 def _rank(
     send: Connection, store: Path, rank: int, num_ranks: int, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
-    os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    # Ranks over gloo compute on the CPU, on a machine with GPUs too.
+    os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
     try:
         dist.init_process_group(
             "gloo",

@@ -47,7 +47,7 @@ type Tensors = dict[tuple[Pass, int], Tensor]
 
 
 def even_program(model: ModelSpec, layout: Layout, shapes: SampleShapes, num_microbatches: int) -> Program:
-    """The only kind of program that bridges can carry: a microbatch of a module is a run of replicas of the other's.
+    """A program that bridges can carry: a replica's microbatch goes to, or comes from, that of consecutive replicas.
 
     Args:
         model: with one encoder.
