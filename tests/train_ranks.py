@@ -90,7 +90,8 @@ def _results(pipes: list[Connection]) -> list[Any]:
 def _rank(
     send: Connection, store: Path, rank: int, num_ranks: int, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
-    os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    # Ranks over gloo compute on the CPU, on a machine with GPUs too.
+    os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
     try:
         dist.init_process_group(
             "gloo",

@@ -13,6 +13,7 @@ from entrain_bench.bench.measures import (
     against_torch,
     assignment,
     assignment_within_limit,
+    boundary_against_bridge,
     bucket_filling,
     simulated_iteration,
 )
@@ -120,6 +121,13 @@ CASES: dict[str, Case] = {
             partial(against_megatron, overrides),
         )
         for size, overrides in (("small", TRAINED), ("wide", [*TRAINED, *WIDE]))
+    },
+    **{
+        f"boundary_against_bridge_{name}": (
+            "ratio <= 1.05, different_tensors = 0",
+            partial(boundary_against_bridge, *replicas),
+        )
+        for name, replicas in (("dp1_dp1", (1, 1)), ("dp2_dp1", (2, 1)), ("dp1_dp2", (1, 2)))
     },
     "place_actions_against_torch": ("ratio >= 20", partial(against_torch, PIPELINE)),
 }

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -182,13 +178,30 @@ def against_torch(overrides: Sequence[str]) -> dict[str, float]:
 
 def against_megatron(overrides: Sequence[str], repeats: int = REPEATS) -> dict[str, float]:
     """Iterations of our training runtime and of megatron-core's 1F1B, taking turns on two ranks of this machine."""
-    from entrain_bench.bench.training import NUM_RANKS, compare_schedules
+    from entrain_bench.bench.ranks import on_ranks
+    from entrain_bench.bench.training import NUM_RANKS, take_turns
 
-    with TemporaryDirectory() as folder, ProcessPoolExecutor(NUM_RANKS, get_context("spawn")) as pool:
-        store = Path(folder) / "store"
-        ranks = [pool.submit(compare_schedules, rank, store, overrides, repeats) for rank in range(NUM_RANKS)]
-        by_rank = [rank.result() for rank in ranks]
-    found: dict[str, float] = by_rank[0] | by_rank[1]
+    first, last = on_ranks(take_turns, NUM_RANKS, overrides, repeats)
+    return _with_ratios(first | last)
+
+
+def boundary_against_bridge(encoder_dp: int, llm_dp: int, repeats: int = REPEATS) -> dict[str, float]:
+    """Tensors between an encoder and an LLM by our messages and by megatron-core's ``BridgeCommunicator``, in turn.
+
+    Args:
+        encoder_dp: replicas of the encoder, of one rank each.
+        llm_dp: replicas of the LLM.
+        repeats: how many iterations of each are timed.
+    """
+    from entrain_bench.bench.boundary import compare_boundary
+    from entrain_bench.bench.ranks import on_ranks
+
+    by_rank = on_ranks(compare_boundary, encoder_dp + llm_dp, encoder_dp, llm_dp, repeats)
+    differences = max(found["different_tensors"] for found in by_rank)
+    return _with_ratios(by_rank[0] | {"different_tensors": differences})
+
+
+def _with_ratios(found: dict[str, float]) -> dict[str, float]:
     return {
         **found,
         "ratio": found["ours_s"] / found["megatron_s"],

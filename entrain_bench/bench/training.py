@@ -6,15 +6,10 @@ Imported only on the ranks that measure: megatron-core takes seconds.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from math import isfinite
-from pathlib import Path
-from statistics import median
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -25,6 +20,7 @@ from megatron.core.pipeline_parallel.schedules import forward_backward_pipelinin
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
+from entrain_bench.bench.ranks import WARM_UPS, Turns
 from entrain_bench.compose import compose_cells
 from entrain_bench.experiment import prepare
 from entrain_bench.layout import Layout
@@ -41,9 +37,7 @@ SCHEDULE_MODULES = (
     "megatron.core.pipeline_parallel.schedules",
     "megatron.core.pipeline_parallel.p2p_communication",
 )
-WARM_UPS = 3
 NUM_RANKS = 2
-TIMEOUT_S = 120.0
 CPU = torch.device("cpu")
 
 
@@ -118,25 +112,6 @@ class MegatronSchedule:
         return step
 
 
-def compare_schedules(rank: int, store: Path, overrides: Sequence[str], repeats: int) -> dict[str, float]:
-    """What ``take_turns`` finds, in a process of its own for each rank.
-
-    Args:
-        rank: of this process, of ``NUM_RANKS``.
-        store: file through which the ranks find each other.
-        overrides: as for ``take_turns``.
-        repeats: as for ``take_turns``.
-    """
-    # A machine with GPUs is measured on its CPU like any other.
-    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
-    timeout = timedelta(seconds=TIMEOUT_S)
-    dist.init_process_group("gloo", f"file://{store}", timeout=timeout, rank=rank, world_size=NUM_RANKS)
-    try:
-        return take_turns(overrides, repeats, dist.new_group(backend="gloo"))
-    finally:
-        dist.destroy_process_group()
-
-
 def take_turns(overrides: Sequence[str], repeats: int, control: dist.ProcessGroup) -> dict[str, float]:
     """Time both on this rank; collective.
 
@@ -162,22 +137,11 @@ def take_turns(overrides: Sequence[str], repeats: int, control: dist.ProcessGrou
         "ours": lambda program: [row.loss for row in ours.run(ours.prepare(program), clock).losses],
         "megatron": megatron.run,
     }
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    differences: list[float] = []
+    turns, differences = Turns(control), list[float]()
     for iteration in range(WARM_UPS + repeats):
         shapes = setting.source.batch(iteration, setting.job.global_batch, 0)
         program = setting.strategy.compose(shapes, layout, setting.profile)
-        losses: dict[str, list[Tensor]] = {}
-        for name in sorted(runs, reverse=iteration % 2 == 1):
-            dist.barrier(group=control)
-            started = perf_counter()
-            losses[name] = runs[name](program)
-            dist.barrier(group=control)
-            times[name].append(perf_counter() - started)
+        losses = turns.take({name: partial(run, program) for name, run in runs.items()})
         if losses["ours"]:
             differences.append(abs(float(sum(losses["ours"]) / sum(losses["megatron"])) - 1.0))
-    return {
-        **{f"{name}_s": median(seconds[WARM_UPS:]) for name, seconds in times.items()},
-        **{f"{name}_shortest_s": min(seconds[WARM_UPS:]) for name, seconds in times.items()},
-        **({"loss_difference": max(differences)} if differences else {}),
-    }
+    return turns.seconds() | ({"loss_difference": max(differences)} if differences else {})

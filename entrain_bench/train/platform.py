@@ -4,7 +4,7 @@ megatron-core names CUDA devices literally in the parts the training runtime use
 puts the CPU in their place, inside megatron's own modules only:
 
 - ``MODULES`` see a ``torch`` whose ``torch.cuda.current_device`` is the CPU, whose current stream is nothing, and whose
-  tensor factories take ``device="cuda"`` as the CPU.
+  tensor factories take ``device="cuda"`` as the CPU; where they make groups over NCCL by name, the default backend's.
 - ``Tensor.type()`` called by megatron's optimizer answers as for a CUDA tensor of the same element type; that is how
   it tells half from full precision.
 
@@ -61,6 +61,8 @@ def prepare_platform(modules: Sequence[str] = MODULES) -> None:
         module: Any = importlib.import_module(name)
         if not isinstance(module.torch, _Overlay):
             module.torch = _torch_on_cpu()
+            if hasattr(module, "dist"):
+                module.dist = _distributed_on_cpu()
     if torch.Tensor.type is not _type:
         torch.Tensor.type = _type  # type: ignore[assignment, method-assign]
 
@@ -89,5 +91,21 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
     @functools.wraps(factory)
     def create(*args: Any, device: Any = None, **options: Any) -> torch.Tensor:
         return factory(*args, device="cpu" if device == "cuda" else device, **options)
+
+    return create
+
+
+@functools.cache
+def _distributed_on_cpu() -> _Overlay:
+    makers = ("new_group", "new_subgroups_by_enumeration")
+    return _Overlay(
+        torch.distributed, **{name: _on_default_backend(getattr(torch.distributed, name)) for name in makers}
+    )
+
+
+def _on_default_backend(maker: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(maker)
+    def create(*args: Any, backend: Any = None, **options: Any) -> Any:
+        return maker(*args, backend=None if backend == "nccl" else backend, **options)
 
     return create
