@@ -1,25 +1,42 @@
-"""One rank, as the elastic agent starts it: ``python -m entrain_bench.train.worker FOLDER``."""
+"""One rank: started on this machine by ``launch``, or by torchrun."""
 
 from __future__ import annotations
 
+import atexit
+import faulthandler
 import os
-import signal
+import re
 import sys
 import threading
-import time
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing import parent_process
 from pathlib import Path
 
-from entrain_bench.train.handover import config_from_json, write_failure, write_outcome
+from entrain_bench.config import RunConfig
+from entrain_bench.errors import ExecutionError
+from entrain_bench.experiment import Outcome
+from entrain_bench.train.handover import config_from_json, output_path, write_failure, write_outcome
 
-WATCH_S = 1.0
+# How gloo, and the store that ranks meet at, say that they waited too long.
+WAITED = re.compile("timed out|timeout after", re.IGNORECASE)
 
 
-def main(folder: str) -> None:
-    """Train; rank 0 leaves the outcome in the folder, and a byte an iteration in ``progress``."""
-    work, rank = Path(folder), int(os.environ["RANK"])
-    # Python would see Ctrl-C only after the communication it waits in.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+def run_rank(environment: Mapping[str, str], work: Path, timeout_s: float) -> None:
+    """Train as a process of ``launch``; rank 0 leaves the outcome in the folder, a byte an iteration in ``progress``.
+
+    Args:
+        environment: of the process that starts the ranks, and what torch.distributed reads.
+        work: the folder shared with that process.
+        timeout_s: longest time a rank waits for another.
+    """
+    os.environ.update(environment)
+    rank = int(environment["RANK"])
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with output_path(work, rank).open("w") as output:
+        os.dup2(output.fileno(), sys.stdout.fileno())
+        os.dup2(output.fileno(), sys.stderr.fileno())
+    faulthandler.enable()
 
     def report(_: int) -> None:
         if rank == 0:
@@ -28,22 +45,69 @@ def main(folder: str) -> None:
 
     try:
         # What importing goes wrong with is a failure of the rank, too.
+        import torch
+
         from entrain_bench.train.loop import train
 
+        # A process that was forked has the number of its server.
+        torch.set_num_threads(int(environment["OMP_NUM_THREADS"].split(",")[0]))
         outcome = train(config_from_json((work / "config.json").read_text()), report)
         if rank == 0:
             write_outcome(work, outcome)
     except Exception as error:
-        write_failure(work, rank, error)
-        raise
+        write_failure(work, rank, explained(error, rank, timeout_s))
+        traceback.print_exc()
+        _end_at_once()
 
 
-def _end_with(parent: int) -> None:
-    """End this rank when the process that started it is gone."""
-    while os.getppid() == parent:
-        time.sleep(WATCH_S)
+def run_torchrun_rank(config: RunConfig, timeout_s: float, progress: Callable[[int], None]) -> Outcome:
+    """Train as one of torchrun's ranks; only rank 0 returns, the others end, having nothing to record.
+
+    Args:
+        config: the run.
+        timeout_s: longest time a rank waits for another.
+        progress: called with the number of finished iterations.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    from entrain_bench.train.loop import train
+
+    rank = int(os.environ["RANK"])
+
+    # Recorded, the first failure is the one that torchrun names.
+    @record
+    def recorded() -> Outcome:
+        try:
+            return train(config, progress)
+        except Exception as error:
+            # After the command has printed its line.
+            atexit.register(_end_at_once)
+            raise explained(error, rank, timeout_s) from error
+
+    outcome = recorded()
+    if rank != 0 or outcome is None:
+        raise SystemExit(0)
+    return outcome
+
+
+def explained(error: Exception, rank: int, timeout_s: float) -> Exception:
+    """The error, or one that names the setting if a rank waited for another for too long."""
+    line = " ".join(str(error).split())
+    if isinstance(error, RuntimeError) and WAITED.search(line):
+        return ExecutionError(f"rank {rank}: waited longer than harness.timeout_s={timeout_s:g} for another ({line})")
+    return error
+
+
+def _end_at_once() -> None:
+    """End this process; an orderly end would wait for communication that no one takes part in any more."""
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(1)
 
 
-if __name__ == "__main__":
-    main(sys.argv[1])
+def _end_with_parent() -> None:
+    """End this rank when the process that started it is gone."""
+    parent = parent_process()
+    if parent:
+        parent.join()
+        os._exit(1)
