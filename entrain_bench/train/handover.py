@@ -17,8 +17,8 @@ from entrain_bench.job import LayoutRequest
 from entrain_bench.records import write_atomically
 from entrain_bench.train.wire import layout_from_json, layout_to_json
 
-# Of the output of a rank that died.
-OUTPUT_CHARS = 4000
+# A crash prints a stack of every thread, and the names of all extension modules.
+OUTPUT_CHARS = 20_000
 # Errors that say everything in their line; others are of the rank they happened on.
 _KNOWN = {
     kind.__name__: kind for kind in (UserError, IncompatibleError, DeadlockError, OutOfMemoryError, ExecutionError)

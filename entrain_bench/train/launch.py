@@ -28,7 +28,6 @@ POLL_S = 0.2
 # A rank that died may be noticed after those it left alone with a message, but hardly later than this.
 NOTICE_S = 0.5
 LOCALHOST = "127.0.0.1"
-PRELOADED = ["entrain_bench.train.preload"]
 # What would end this process without ending its ranks; SIGINT raises KeyboardInterrupt.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -43,12 +42,14 @@ def start_ranks(config: RunConfig, harness: TrainHarness, progress: Callable[[in
     """
     device = harness.torch_device.type
     ranks: list[BaseProcess] = []
-    with TemporaryDirectory(prefix="entrain-bench-") as folder, _signals_raise(), _environment(device):
+    with _signals_raise(), TemporaryDirectory(prefix="entrain-bench-") as folder, _environment(device):
         work = Path(folder)
         (work / "config.json").write_text(config_to_json(config))
         # Ranks meet at a store of this process, which outlives every one of them.
         store = dist.TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
         try:
+            if device == "cpu":
+                _prepare_server(config)
             _start(ranks, device, harness.num_ranks, store.port, (work, harness.timeout_s))
             exit_codes = _watch(ranks, work, progress)
         finally:
@@ -70,28 +71,42 @@ def first_cause(work: Path, exit_codes: Mapping[int, int | None], nccl_timeout_s
         exit_codes: of every rank, by rank; the number of a signal is negative, None is a rank that still ran.
         nccl_timeout_s: after which NCCL aborts a rank that waits; None if ranks do not use it.
     """
+    failures = read_failures(work)
+    explained = {failure.rank for failure in failures}
     for rank, code in exit_codes.items():
-        if code is not None and code < 0:
-            error = ExecutionError(f"rank {rank}: was killed by {signal.Signals(-code).name}")
-            if code == -signal.SIGABRT and nccl_timeout_s is not None:
-                error = ExecutionError(
-                    f"rank {rank}: aborted (SIGABRT); NCCL does so when it waited longer than "
-                    f"harness.timeout_s={nccl_timeout_s:g}"
-                )
+        # Dead without a word: what the others say is that they lost it.
+        if code and rank not in explained:
+            error = ExecutionError(f"rank {rank}: {_end(code, nccl_timeout_s)}")
             error.__cause__ = ExecutionError(f"last output of rank {rank}:\n{read_output(work, rank)}")
             return error
-    if failures := read_failures(work):
-        return failures[0].as_error()
-    rank, code = next((rank, code) for rank, code in exit_codes.items() if code)
-    return ExecutionError(f"rank {rank}: exited with code {code}")
+    return failures[0].as_error()
+
+
+def _end(code: int, nccl_timeout_s: float | None) -> str:
+    if code > 0:
+        return f"exited with code {code}"
+    if code == -signal.SIGABRT and nccl_timeout_s is not None:
+        return f"aborted (SIGABRT); NCCL does so when it waited longer than harness.timeout_s={nccl_timeout_s:g}"
+    return f"was killed by {signal.Signals(-code).name}"
+
+
+def _prepare_server(config: RunConfig) -> None:
+    """See to a server that imports what takes seconds, for ranks to fork from; a sweep's next run finds it ready.
+
+    It ends with this process. Only for ranks on a CPU: what is imported asks for GPUs (``torch.utils.cpp_extension``),
+    and a fork of a process that did so cannot use one.
+    """
+    parts = (config.workload, *config.strategy.values())
+    modules = [
+        part["_target_"].rpartition(".")[0] for part in parts if isinstance(part, Mapping) and "_target_" in part
+    ]
+    forkserver.set_forkserver_preload(["entrain_bench.train.preload", *modules])
+    with _uninterrupted():
+        forkserver.ensure_running()
 
 
 def _start(ranks: list[BaseProcess], device: str, num_ranks: int, port: int, arguments: tuple[Path, float]) -> None:
-    """Start the ranks' processes, appending each.
-
-    On a CPU they fork from a server that has imported what takes seconds; the next run of a sweep finds it ready. What
-    they import asks for GPUs (``torch.utils.cpp_extension``), and a fork of a process that did so cannot use one.
-    """
+    """Start the ranks' processes, appending each."""
     shared = {
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),
@@ -101,10 +116,6 @@ def _start(ranks: list[BaseProcess], device: str, num_ranks: int, port: int, arg
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     context = get_context("forkserver") if device == "cpu" else get_context("spawn")
-    if device == "cpu":
-        forkserver.set_forkserver_preload(PRELOADED)
-        with _uninterrupted():
-            forkserver.ensure_running()
     for rank in range(num_ranks):
         # All of it: a server has the environment of its own start.
         environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
