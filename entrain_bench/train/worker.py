@@ -47,15 +47,13 @@ def run_rank(environment: Mapping[str, str], work: Path, timeout_s: float) -> No
         # What importing goes wrong with is a failure of the rank, too.
         import torch
 
-        from entrain_bench.train.loop import train
-
         # A process that was forked has the number of its server.
         torch.set_num_threads(int(environment["OMP_NUM_THREADS"].split(",")[0]))
-        outcome = train(config_from_json((work / "config.json").read_text()), report)
+        outcome = _train(config_from_json((work / "config.json").read_text()), timeout_s, report)
         if rank == 0:
             write_outcome(work, outcome)
     except Exception as error:
-        write_failure(work, rank, explained(error, rank, timeout_s))
+        write_failure(work, rank, error)
         traceback.print_exc()
         _end_at_once()
 
@@ -70,32 +68,32 @@ def run_torchrun_rank(config: RunConfig, timeout_s: float, progress: Callable[[i
     """
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    from entrain_bench.train.loop import train
-
-    rank = int(os.environ["RANK"])
-
-    # Recorded, the first failure is the one that torchrun names.
-    @record
-    def recorded() -> Outcome:
-        try:
-            return train(config, progress)
-        except Exception as error:
-            # After the command has printed its line.
-            atexit.register(_end_at_once)
-            raise explained(error, rank, timeout_s) from error
-
-    outcome = recorded()
-    if rank != 0 or outcome is None:
+    try:
+        # Recorded, the first failure is the one that torchrun names.
+        outcome = record(_train)(config, timeout_s, progress)
+    except Exception:
+        # Once the command has printed its line.
+        atexit.register(_end_at_once)
+        raise
+    if os.environ["RANK"] != "0" or outcome is None:
         raise SystemExit(0)
     return outcome
 
 
-def explained(error: Exception, rank: int, timeout_s: float) -> Exception:
-    """The error, or one that names the setting if a rank waited for another for too long."""
-    line = " ".join(str(error).split())
-    if isinstance(error, RuntimeError) and WAITED.search(line):
-        return ExecutionError(f"rank {rank}: waited longer than harness.timeout_s={timeout_s:g} for another ({line})")
-    return error
+def _train(config: RunConfig, timeout_s: float, progress: Callable[[int], None]) -> Outcome:
+    """Train; an error that says a rank waited for too long names the setting."""
+    from entrain_bench.train.loop import train
+
+    try:
+        return train(config, progress)
+    except RuntimeError as error:
+        line = " ".join(str(error).split())
+        if not WAITED.search(line):
+            raise
+        rank = os.environ["RANK"]
+        raise ExecutionError(
+            f"rank {rank}: waited longer than harness.timeout_s={timeout_s:g} for another ({line})"
+        ) from error
 
 
 def _end_at_once() -> None:
