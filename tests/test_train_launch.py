@@ -155,27 +155,31 @@ def processes_of_session(leader: int) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("number", "to_all", "exit_code", "printed"),
+    ("number", "to_all", "num_processes", "exit_code", "printed"),
     [
-        (signal.SIGINT, True, 130, "interrupted; finished runs are kept\n"),
-        (signal.SIGTERM, True, 143, ""),
-        (signal.SIGKILL, False, -signal.SIGKILL, ""),
+        # The command, the server its ranks fork from, the tracker of both; and the ranks.
+        (signal.SIGINT, True, 3, 130, "interrupted; finished runs are kept\n"),
+        (signal.SIGINT, True, 5, 130, "interrupted; finished runs are kept\n"),
+        (signal.SIGTERM, True, 5, 143, ""),
+        (signal.SIGKILL, False, 5, -signal.SIGKILL, ""),
     ],
 )
 def test_a_signal_to_the_command_leaves_nothing(
-    tmp_path: Path, number: signal.Signals, to_all: bool, exit_code: int, printed: str
+    tmp_path: Path, number: signal.Signals, to_all: bool, num_processes: int, exit_code: int, printed: str
 ) -> None:
     command = start("-m", "entrain_bench.cli", *TWO_RANKS, *SLEEPING, f"results_dir={tmp_path}", "mlflow=false")
-    # The command, the server its ranks fork from, the tracker of both, and the ranks.
-    while processes_of_session(command.pid) < 5:
+    while processes_of_session(command.pid) < num_processes:
         assert command.poll() is None
         time.sleep(0.1)
-    # Until they wait for each other.
+    # Until the server imports, or ranks wait for each other.
     time.sleep(2)
     (os.killpg if to_all else os.kill)(command.pid, number)
     assert command.communicate()[1] == printed
     assert command.returncode == exit_code
-    time.sleep(2)
+    # A server ends once it has imported.
+    deadline = time.monotonic() + 60
+    while processes_of_session(command.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert processes_of_session(command.pid) == 0
 
 

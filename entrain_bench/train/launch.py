@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from multiprocessing import forkserver, get_context
+from multiprocessing import forkserver, get_context, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -76,13 +76,13 @@ def first_cause(work: Path, exit_codes: Mapping[int, int | None], nccl_timeout_s
     for rank, code in exit_codes.items():
         # Dead without a word: what the others say is that they lost it.
         if code and rank not in explained:
-            error = ExecutionError(f"rank {rank}: {_end(code, nccl_timeout_s)}")
+            error = ExecutionError(f"rank {rank}: {_how_it_ended(code, nccl_timeout_s)}")
             error.__cause__ = ExecutionError(f"last output of rank {rank}:\n{read_output(work, rank)}")
             return error
     return failures[0].as_error()
 
 
-def _end(code: int, nccl_timeout_s: float | None) -> str:
+def _how_it_ended(code: int, nccl_timeout_s: float | None) -> str:
     if code > 0:
         return f"exited with code {code}"
     if code == -signal.SIGABRT and nccl_timeout_s is not None:
@@ -128,6 +128,8 @@ def _start(ranks: list[BaseProcess], device: str, num_ranks: int, port: int, arg
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Ctrl-C reaches every process of the terminal: those started here inherit that they do not see it."""
+    # Started later, it would unblock the signal.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -18,8 +18,8 @@ from entrain_bench.errors import ExecutionError
 from entrain_bench.experiment import Outcome
 from entrain_bench.train.handover import config_from_json, output_path, write_failure, write_outcome
 
-# How gloo, and the store that ranks meet at, say that they waited too long.
-WAITED = re.compile("timed out|timeout after", re.IGNORECASE)
+# How gloo, NCCL, and the store that ranks meet at say that they waited too long.
+WAITED = re.compile("timed out|timing out|timeout after", re.IGNORECASE)
 
 
 def run_rank(environment: Mapping[str, str], work: Path, timeout_s: float) -> None:
@@ -34,8 +34,8 @@ def run_rank(environment: Mapping[str, str], work: Path, timeout_s: float) -> No
     rank = int(environment["RANK"])
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with output_path(work, rank).open("w") as output:
-        os.dup2(output.fileno(), sys.stdout.fileno())
-        os.dup2(output.fileno(), sys.stderr.fileno())
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(output.fileno(), stream.fileno())
     faulthandler.enable()
 
     def report(_: int) -> None:
@@ -106,6 +106,6 @@ def _end_at_once() -> None:
 def _end_with_parent() -> None:
     """End this rank when the process that started it is gone."""
     parent = parent_process()
-    if parent:
-        parent.join()
-        os._exit(1)
+    assert parent
+    parent.join()
+    os._exit(1)
