@@ -1,63 +1,218 @@
-"""What ends ranks; and ranks started for real: one is killed, and the next run goes on where it was."""
+"""What ends ranks, started for real: the first cause in one line, nothing left behind; and the next run goes on."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
+from collections.abc import Mapping
+from dataclasses import replace
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
 from test_train_errors import DISJOINT, train_here
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from train_parity import SETTING
-from train_ranks import run_ranks
+from train_ranks import run_ranks, start_server
 
 from entrain_bench.cli import run_command
 from entrain_bench.compose import compose_cells
-from entrain_bench.errors import UserError
-from entrain_bench.train.handover import config_to_json, write_failure
+from entrain_bench.config import RunConfig
+from entrain_bench.errors import ExecutionError, UserError
+from entrain_bench.experiment import run_experiment
+from entrain_bench.train.handover import config_to_json, output_path, write_failure
 from entrain_bench.train.launch import first_cause
+
+TWO_RANKS = (
+    *SETTING,
+    "model=tiny",
+    "strategy=megatron",
+    "harness.num_ranks=2",
+    "cluster.gpus_per_node=2",
+    "cluster.tiers=[{name: network, bandwidth_bytes_per_s: 6.0e9, latency_s: 14.0e-6}]",
+)
 
 
 @pytest.mark.parametrize(
     ("exit_codes", "left", "message"),
     [
-        # Its peers lose the connection before the agent notices the kill.
-        ({1: -signal.SIGTERM, 2: -signal.SIGKILL}, {1: RuntimeError("closed")}, "rank 2: was killed by SIGKILL"),
-        ({0: 1, 1: -signal.SIGTERM}, {0: KeyError("x")}, "rank 0: KeyError: 'x'"),
+        # Its peers lose the connection; rank 0 still runs.
+        ({0: None, 1: 1, 2: -signal.SIGKILL}, {1: RuntimeError("closed")}, "rank 2: was killed by SIGKILL"),
+        ({0: 1, 1: 3}, {0: RuntimeError("closed")}, "rank 1: exited with code 3"),
+        ({0: 1, 1: None}, {0: KeyError("x")}, "rank 0: KeyError: 'x'"),
         ({0: 1, 3: 1}, {3: UserError("a=1: must be 2"), 0: RuntimeError("closed")}, "a=1: must be 2"),
-        ({0: 3}, {}, "rank 0: exited with code 3"),
+        (
+            {0: None, 1: -signal.SIGABRT},
+            {},
+            "rank 1: aborted (SIGABRT); NCCL does so when it waited longer than harness.timeout_s=120",
+        ),
     ],
 )
 def test_the_first_cause_is_named(
-    tmp_path: Path, exit_codes: dict[int, int], left: dict[int, Exception], message: str
+    tmp_path: Path, exit_codes: Mapping[int, int | None], left: dict[int, Exception], message: str
 ) -> None:
     for rank, error in left.items():
         write_failure(tmp_path, rank, error)
-    failures = {rank: ProcessFailure(rank, 1, code, str(tmp_path / "none")) for rank, code in exit_codes.items()}
-    assert str(first_cause(tmp_path, ChildFailedError("worker", failures))) == message
+    assert str(first_cause(tmp_path, exit_codes, nccl_timeout_s=120.0)) == message
 
 
-def workers() -> list[int]:
-    """Processes of this one that are ranks."""
-    found = []
+def test_what_a_dead_rank_printed_is_kept(tmp_path: Path) -> None:
+    output_path(tmp_path, 1).write_text("Watchdog caught collective operation timeout")
+    error = first_cause(tmp_path, {1: -signal.SIGABRT}, nccl_timeout_s=None)
+    assert str(error) == "rank 1: was killed by SIGABRT"
+    assert str(error.__cause__) == "last output of rank 1:\nWatchdog caught collective operation timeout"
+
+
+def troubled(what: str, *overrides: str) -> RunConfig:
+    """Two ranks of which the first gets into trouble while the other waits."""
+    config = compose_cells([*TWO_RANKS, *overrides])[0].config
+    planner = {"_target_": "train_trouble.Troubled", "what": what}
+    return replace(config, strategy={**config.strategy, "planner": planner})
+
+
+def nothing_left(folder: Path) -> bool:
+    return not active_children() and not list(folder.glob("entrain-bench-*"))
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where launchers make their temporary folders; ranks fork from the tests' server."""
+    start_server()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("raise", "^rank 0: KeyError: 'x'$"),
+        ("exit", "^rank 0: exited with code 3$"),
+        ("abort", "^rank 0: was killed by SIGABRT$"),
+        ("sleep", r"^rank \d: waited longer than harness.timeout_s=3 for another \("),
+    ],
+)
+def test_a_rank_in_trouble_ends_all(temporary: Path, what: str, message: str) -> None:
+    with pytest.raises(ExecutionError, match=message):
+        run_experiment(troubled(what, "harness.timeout_s=3"))
+    assert nothing_left(temporary)
+
+
+def test_a_signal_ends_all(temporary: Path) -> None:
+    assert threading.current_thread() is threading.main_thread()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    for number, kind in ((signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)):
+        sender = threading.Thread(target=interrupt, args=(number,), daemon=True)
+        sender.start()
+        with pytest.raises(kind) as ended:
+            run_experiment(troubled("sleep"))
+        assert nothing_left(temporary)
+        if kind is SystemExit:
+            assert ended.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def interrupt(number: signal.Signals) -> None:
+    """Send this process a signal once its ranks run."""
+    while len(active_children()) < 2:
+        time.sleep(0.01)
+    os.kill(os.getpid(), number)
+
+
+# --- In processes of their own: each imports torch and megatron-core.
+
+SLEEPING = (
+    "strategy.planner._target_=train_trouble.Troubled",
+    "+strategy.planner.what=sleep",
+    *(f"~strategy.planner.{name}" for name in ("placement", "profile_samples", "num_trials")),
+)
+
+
+def start(*command: str) -> subprocess.Popen[str]:
+    """Python with the arguments, in a session of its own."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.Popen(
+        [sys.executable, *command], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def processes_of_session(leader: int) -> int:
+    """How many processes of a session are left."""
+    found = 0
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            if parent == os.getpid() and b"entrain_bench.train.worker" in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
+            found += (entry / "stat").read_text().rsplit(")", 1)[1].split()[3] == str(leader)
         except (FileNotFoundError, ProcessLookupError):
             continue
-    return sorted(found)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("number", "to_all", "num_processes", "exit_code", "printed"),
+    [
+        # The command, the server its ranks fork from, the tracker of both; and the ranks.
+        (signal.SIGINT, True, 3, 130, "interrupted; finished runs are kept\n"),
+        (signal.SIGINT, True, 5, 130, "interrupted; finished runs are kept\n"),
+        (signal.SIGTERM, True, 5, 143, ""),
+        (signal.SIGKILL, False, 5, -signal.SIGKILL, ""),
+    ],
+)
+def test_a_signal_to_the_command_leaves_nothing(
+    tmp_path: Path, number: signal.Signals, to_all: bool, num_processes: int, exit_code: int, printed: str
+) -> None:
+    command = start("-m", "entrain_bench.cli", *TWO_RANKS, *SLEEPING, f"results_dir={tmp_path}", "mlflow=false")
+    while processes_of_session(command.pid) < num_processes:
+        assert command.poll() is None
+        time.sleep(0.1)
+    # Until the server imports, or ranks wait for each other.
+    time.sleep(2)
+    (os.killpg if to_all else os.kill)(command.pid, number)
+    assert command.communicate()[1] == printed
+    assert command.returncode == exit_code
+    # A server ends once it has imported.
+    deadline = time.monotonic() + 60
+    while processes_of_session(command.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert processes_of_session(command.pid) == 0
+
+
+def torchrun(folder: Path, num_nodes: int, num_local: int, port: int, *overrides: str) -> subprocess.Popen[str]:
+    """One of ``num_nodes`` agents, all on this machine."""
+    agents = [f"--nnodes={num_nodes}", f"--nproc-per-node={num_local}", "--rdzv-backend=c10d", "--rdzv-id=test"]
+    run = ("-m", "entrain_bench.cli", *TWO_RANKS, *overrides, "iterations=1", f"results_dir={folder}", "mlflow=false")
+    return start("-m", "torch.distributed.run", *agents, f"--rdzv-endpoint=127.0.0.1:{port}", *run)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_torchrun_starts_ranks_here_and_on_several_machines(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    agents = [torchrun(tmp_path, 2, 1, port) for _ in range(2)]
+    said = [agent.communicate()[1] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    (record,) = (tmp_path / "runs").glob("*.json")
+    assert json.loads(record.read_text())["status"] == "ok"
+    waiting = torchrun(tmp_path, 1, 2, port, *SLEEPING, "harness.timeout_s=5")
+    lines = [line for line in waiting.communicate()[1].splitlines() if line.startswith("entrain-bench:")]
+    assert waiting.returncode == 1
+    assert "waited longer than harness.timeout_s=5 for another" in lines[0]
+    assert processes_of_session(waiting.pid) == 0
 
 
 def kill_after_checkpoint(folder: Path) -> None:
     while not list(folder.glob("iteration_*/meta.json")):
         time.sleep(0.01)
-    os.kill(workers()[2], signal.SIGKILL)
+    # Ranks are forked in turn.
+    os.kill(sorted(process.pid for process in active_children() if process.pid)[2], signal.SIGKILL)
 
 
 def _losses(_: int, config: str) -> list[float]:
@@ -86,7 +241,7 @@ def test_a_killed_rank_ends_the_run_and_the_next_one_continues(
     assert run_killed(command, checkpoints) == 1
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("entrain-bench:")]
     assert lines == ["entrain-bench: rank 2: was killed by SIGKILL"]
-    assert workers() == []
+    assert not active_children()
     assert signal.getsignal(signal.SIGTERM) is before
     assert 2 <= len(json.loads(next(checkpoints.glob("*/meta.json")).read_text())["history"]) < 8
     assert run_command(command) == 0

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,8 +21,7 @@ TIMEOUT_S = 60
 FOLLOWING_S = 0.5
 # What tests of the training runtime import and what takes longest; imported once instead of on every rank.
 PRELOADED = [
-    "megatron.core.optimizer",
-    "entrain_bench.train.modules",
+    "entrain_bench.train.loop",
     "strategies.entrain",
     "hypothesis.strategies",
     "omegaconf",
@@ -42,8 +42,8 @@ def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[
     Raises:
         RankError: with the traceback of the first rank that failed.
     """
+    start_server()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
     with TemporaryDirectory() as folder:
         pipes, processes = [], []
         for rank in range(num_ranks):
@@ -61,6 +61,12 @@ def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[
             for process in processes:
                 process.kill()
                 process.join()
+
+
+def start_server() -> None:
+    """Have the server that processes fork from import what tests need; a process has one, of whoever starts it."""
+    forkserver.set_forkserver_preload(PRELOADED)
+    forkserver.ensure_running()
 
 
 def _results(pipes: list[Connection]) -> list[Any]:

@@ -17,6 +17,8 @@ from entrain_bench.job import LayoutRequest
 from entrain_bench.records import write_atomically
 from entrain_bench.train.wire import layout_from_json, layout_to_json
 
+# A crash prints a stack of every thread, and the names of all extension modules.
+OUTPUT_CHARS = 20_000
 # Errors that say everything in their line; others are of the rank they happened on.
 _KNOWN = {
     kind.__name__: kind for kind in (UserError, IncompatibleError, DeadlockError, OutOfMemoryError, ExecutionError)
@@ -61,6 +63,17 @@ def read_failures(work: Path) -> list[Failure]:
     """What ranks left before they ended, in the order of time."""
     failures = [Failure(**json.loads(path.read_text())) for path in work.glob("failure*.json")]
     return sorted(failures, key=lambda failure: failure.time_s)
+
+
+def output_path(work: Path, rank: int) -> Path:
+    """Where a rank's standard output and error go."""
+    return work / f"output{rank}.log"
+
+
+def read_output(work: Path, rank: int) -> str:
+    """The end of what a rank has printed."""
+    path = output_path(work, rank)
+    return path.read_text(errors="replace")[-OUTPUT_CHARS:] if path.exists() else ""
 
 
 def config_to_json(config: RunConfig) -> str:

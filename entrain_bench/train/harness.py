@@ -98,15 +98,9 @@ class TrainHarness:
         if "TORCHELASTIC_RUN_ID" in os.environ:
             if (world := int(os.environ["WORLD_SIZE"])) != self.num_ranks:
                 raise UserError(f"harness.num_ranks={self.num_ranks}: must be the {world} ranks that torchrun started")
-            from torch.distributed.elastic.multiprocessing.errors import record
+            from entrain_bench.train.worker import run_torchrun_rank
 
-            from entrain_bench.train.loop import train
-
-            # Recorded, the first failure is the one that torchrun names.
-            outcome = record(train)(config, progress)
-            if os.environ["RANK"] != "0" or outcome is None:
-                raise SystemExit(0)
-            return outcome
+            return run_torchrun_rank(config, self.timeout_s, progress)
         from entrain_bench.train.launch import start_ranks
 
-        return start_ranks(config, self.num_ranks, progress)
+        return start_ranks(config, self, progress)

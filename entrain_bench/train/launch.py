@@ -1,125 +1,185 @@
-"""Start the ranks of one machine with torch's elastic agent, and turn what ends them into one line."""
+"""Start the ranks of one machine, and turn what ends them into one line."""
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from multiprocessing import forkserver, get_context, resource_tracker
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from uuid import uuid4
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+import torch.distributed as dist
 
 from entrain_bench.config import RunConfig
 from entrain_bench.errors import ExecutionError
 from entrain_bench.experiment import Outcome
-from entrain_bench.train.handover import config_to_json, read_failures, read_outcome
+from entrain_bench.train.handover import config_to_json, read_failures, read_outcome, read_output
+from entrain_bench.train.harness import TrainHarness
+from entrain_bench.train.worker import run_rank
 
 POLL_S = 0.2
-# A rank that was killed is noticed later than what its end does to the others, but never this much later.
-NOTICE_S = 5.0
-# What the elastic agent takes over.
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+# A rank that died may be noticed after those it left alone with a message, but hardly later than this.
+NOTICE_S = 0.5
+LOCALHOST = "127.0.0.1"
+# What would end this process without ending its ranks; SIGINT raises KeyboardInterrupt.
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-def start_ranks(config: RunConfig, num_ranks: int, progress: Callable[[int], None]) -> Outcome:
+def start_ranks(config: RunConfig, harness: TrainHarness, progress: Callable[[int], None]) -> Outcome:
     """Train on ranks of this machine; the first that fails, or a signal to this process, ends all.
 
     Raises:
         UserError: what a rank found wrong with the input.
         ExecutionError: with the first cause, if a rank fails otherwise or dies.
+        SystemExit: with 128 plus its number, for a signal that ends this process.
     """
-    with TemporaryDirectory(prefix="entrain-bench-") as folder:
+    device = harness.torch_device.type
+    ranks: list[BaseProcess] = []
+    with _signals_raise(), TemporaryDirectory(prefix="entrain-bench-") as folder, _environment(device):
         work = Path(folder)
         (work / "config.json").write_text(config_to_json(config))
-        launch = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=num_ranks,
-            run_id=uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",
-            local_addr="127.0.0.1",
-            max_restarts=0,
-            monitor_interval=POLL_S,
-            logs_specs=DefaultLogsSpecs(log_dir=str(work / "logs"), redirects=Std.ALL),
-        )
-        with _quiet_agent(), _own_signals(), _worker_environment(config), _reporting(work, progress):
-            try:
-                elastic_launch(launch, sys.executable)("-m", "entrain_bench.train.worker", str(work))
-            except ChildFailedError as error:
-                raise first_cause(work, error) from None
-            except SignalException as error:
-                raise _end_by(error.sigval) from None
+        # Ranks meet at a store of this process, which outlives every one of them.
+        store = dist.TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+        try:
+            if device == "cpu":
+                _prepare_server(config)
+            _start(ranks, device, harness.num_ranks, store.port, (work, harness.timeout_s))
+            exit_codes = _watch(ranks, work, progress)
+        finally:
+            for process in ranks:
+                process.kill()
+            for process in ranks:
+                process.join()
+                process.close()
+        if any(exit_codes.values()):
+            raise first_cause(work, exit_codes, harness.timeout_s if device == "cuda" else None)
         return read_outcome(work)
 
 
-def first_cause(work: Path, error: ChildFailedError) -> BaseException:
-    """The failure that came first; later ones only follow from it."""
-    killed = {
-        rank: failure
-        for rank, failure in error.failures.items()
-        # The agent ends the others with SIGTERM.
-        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM
-    }
-    if any(failure.exitcode == -signal.SIGINT for failure in killed.values()):
-        return KeyboardInterrupt()
+def first_cause(work: Path, exit_codes: Mapping[int, int | None], nccl_timeout_s: float | None) -> Exception:
+    """The failure that came first; later ones only follow from it.
+
+    Args:
+        work: the folder in which ranks leave their failures.
+        exit_codes: of every rank, by rank; the number of a signal is negative, None is a rank that still ran.
+        nccl_timeout_s: after which NCCL aborts a rank that waits; None if ranks do not use it.
+    """
     failures = read_failures(work)
-    for rank, failure in killed.items():
-        if not failures or failure.timestamp < failures[0].time_s + NOTICE_S:
-            return ExecutionError(f"rank {rank}: was killed by {failure.signal_name()}")
-    if failures:
-        return failures[0].as_error()
-    rank, failure = error.get_first_failure()
-    return ExecutionError(f"rank {rank}: exited with code {failure.exitcode}")
+    explained = {failure.rank for failure in failures}
+    for rank, code in exit_codes.items():
+        # Dead without a word: what the others say is that they lost it.
+        if code and rank not in explained:
+            error = ExecutionError(f"rank {rank}: {_how_it_ended(code, nccl_timeout_s)}")
+            error.__cause__ = ExecutionError(f"last output of rank {rank}:\n{read_output(work, rank)}")
+            return error
+    return failures[0].as_error()
 
 
-def _end_by(ended_by: signal.Signals) -> BaseException:
-    """What a signal to this process means to it, now that its ranks are gone."""
-    return KeyboardInterrupt() if ended_by == signal.SIGINT else SystemExit(128 + ended_by)
+def _how_it_ended(code: int, nccl_timeout_s: float | None) -> str:
+    if code > 0:
+        return f"exited with code {code}"
+    if code == -signal.SIGABRT and nccl_timeout_s is not None:
+        return f"aborted (SIGABRT); NCCL does so when it waited longer than harness.timeout_s={nccl_timeout_s:g}"
+    return f"was killed by {signal.Signals(-code).name}"
+
+
+def _prepare_server(config: RunConfig) -> None:
+    """See to a server that imports what takes seconds, for ranks to fork from; a sweep's next run finds it ready.
+
+    It ends with this process. Only for ranks on a CPU: what is imported asks for GPUs (``torch.utils.cpp_extension``),
+    and a fork of a process that did so cannot use one.
+    """
+    parts = (config.workload, *config.strategy.values())
+    modules = [
+        part["_target_"].rpartition(".")[0] for part in parts if isinstance(part, Mapping) and "_target_" in part
+    ]
+    forkserver.set_forkserver_preload(["entrain_bench.train.preload", *modules])
+    with _uninterrupted():
+        forkserver.ensure_running()
+
+
+def _start(ranks: list[BaseProcess], device: str, num_ranks: int, port: int, arguments: tuple[Path, float]) -> None:
+    """Start the ranks' processes, appending each."""
+    shared = {
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": LOCALHOST,
+        "MASTER_PORT": str(port),
+        # Else rank 0 would make a store of its own.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    context = get_context("forkserver") if device == "cpu" else get_context("spawn")
+    for rank in range(num_ranks):
+        # All of it: a server has the environment of its own start.
+        environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        process = context.Process(target=run_rank, args=(environment, *arguments), daemon=True)
+        with nullcontext() if device == "cpu" else _uninterrupted():
+            process.start()
+        ranks.append(process)
 
 
 @contextmanager
-def _own_signals() -> Iterator[None]:
-    """Give this process its signal handlers back, which the agent replaces for good."""
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C reaches every process of the terminal: those started here inherit that they do not see it."""
+    # Started later, it would unblock the signal.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _watch(ranks: list[BaseProcess], work: Path, progress: Callable[[int], None]) -> dict[int, int | None]:
+    """Exit codes by rank once all have ended, or some have and one of them failed."""
+    while not any(process.exitcode for process in ranks):
+        running = [process.sentinel for process in ranks if process.exitcode is None]
+        if not running:
+            break
+        wait(running, POLL_S)
+        if (work / "progress").exists():
+            progress((work / "progress").stat().st_size)
+    else:
+        time.sleep(NOTICE_S)
+    return {rank: process.exitcode for rank, process in enumerate(ranks)}
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """End this process by an exception, so that it ends its ranks and removes the folder first.
+
+    Signals that are ignored (``nohup``), or that the caller handles, are left alone.
+    """
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
     main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.getsignal(number) for number in SIGNALS} if main else {}
+    taken = [number for number in SIGNALS if main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, leave)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager
-def _quiet_agent() -> Iterator[None]:
-    """The agent logs every end of a rank; the first cause says it in one line."""
-    loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("torch.distrib")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
-
-
-@contextmanager
-def _worker_environment(config: RunConfig) -> Iterator[None]:
+def _environment(device: str) -> Iterator[None]:
     """What ranks inherit: the same modules; unless told otherwise one thread each, gloo on the loopback interface.
 
     Ranks that compute on the CPU see no GPU, for megatron-core takes one where it can.
     """
     wanted = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    if config.harness["device"] == "cpu":
+    if device == "cpu":
         wanted["CUDA_VISIBLE_DEVICES"] = ""
     defaults = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     wanted |= {name: value for name, value in defaults.items() if name not in os.environ}
@@ -133,22 +193,3 @@ def _worker_environment(config: RunConfig) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-@contextmanager
-def _reporting(work: Path, progress: Callable[[int], None]) -> Iterator[None]:
-    """Pass on the number of finished iterations while the ranks run."""
-    stopped = threading.Event()
-
-    def poll() -> None:
-        while not stopped.wait(POLL_S):
-            if (work / "progress").exists():
-                progress((work / "progress").stat().st_size)
-
-    thread = threading.Thread(target=poll, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stopped.set()
-        thread.join()

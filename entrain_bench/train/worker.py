@@ -1,25 +1,42 @@
-"""One rank, as the elastic agent starts it: ``python -m entrain_bench.train.worker FOLDER``."""
+"""One rank: started on this machine by ``launch``, or by torchrun."""
 
 from __future__ import annotations
 
+import atexit
+import faulthandler
 import os
-import signal
+import re
 import sys
 import threading
-import time
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing import parent_process
 from pathlib import Path
 
-from entrain_bench.train.handover import config_from_json, write_failure, write_outcome
+from entrain_bench.config import RunConfig
+from entrain_bench.errors import ExecutionError
+from entrain_bench.experiment import Outcome
+from entrain_bench.train.handover import config_from_json, output_path, write_failure, write_outcome
 
-WATCH_S = 1.0
+# How gloo, NCCL, and the store that ranks meet at say that they waited too long.
+WAITED = re.compile("timed out|timing out|timeout after", re.IGNORECASE)
 
 
-def main(folder: str) -> None:
-    """Train; rank 0 leaves the outcome in the folder, and a byte an iteration in ``progress``."""
-    work, rank = Path(folder), int(os.environ["RANK"])
-    # Python would see Ctrl-C only after the communication it waits in.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+def run_rank(environment: Mapping[str, str], work: Path, timeout_s: float) -> None:
+    """Train as a process of ``launch``; rank 0 leaves the outcome in the folder, a byte an iteration in ``progress``.
+
+    Args:
+        environment: of the process that starts the ranks, and what torch.distributed reads.
+        work: the folder shared with that process.
+        timeout_s: longest time a rank waits for another.
+    """
+    os.environ.update(environment)
+    rank = int(environment["RANK"])
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with output_path(work, rank).open("w") as output:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(output.fileno(), stream.fileno())
+    faulthandler.enable()
 
     def report(_: int) -> None:
         if rank == 0:
@@ -28,22 +45,67 @@ def main(folder: str) -> None:
 
     try:
         # What importing goes wrong with is a failure of the rank, too.
-        from entrain_bench.train.loop import train
+        import torch
 
-        outcome = train(config_from_json((work / "config.json").read_text()), report)
+        # A process that was forked has the number of its server.
+        torch.set_num_threads(int(environment["OMP_NUM_THREADS"].split(",")[0]))
+        outcome = _train(config_from_json((work / "config.json").read_text()), timeout_s, report)
         if outcome is not None:
             write_outcome(work, outcome)
     except Exception as error:
         write_failure(work, rank, error)
+        traceback.print_exc()
+        _end_at_once()
+
+
+def run_torchrun_rank(config: RunConfig, timeout_s: float, progress: Callable[[int], None]) -> Outcome:
+    """Train as one of torchrun's ranks; only rank 0 returns, the others end, having nothing to record.
+
+    Args:
+        config: the run.
+        timeout_s: longest time a rank waits for another.
+        progress: called with the number of finished iterations.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    try:
+        # Recorded, the first failure is the one that torchrun names.
+        outcome = record(_train)(config, timeout_s, progress)
+    except Exception:
+        # Once the command has printed its line.
+        atexit.register(_end_at_once)
         raise
+    if outcome is None:
+        raise SystemExit(0)
+    return outcome
 
 
-def _end_with(parent: int) -> None:
-    """End this rank when the process that started it is gone."""
-    while os.getppid() == parent:
-        time.sleep(WATCH_S)
+def _train(config: RunConfig, timeout_s: float, progress: Callable[[int], None]) -> Outcome | None:
+    """Train; an error that says a rank waited for too long names the setting."""
+    from entrain_bench.train.loop import train
+
+    try:
+        return train(config, progress)
+    except RuntimeError as error:
+        line = " ".join(str(error).split())
+        if not WAITED.search(line):
+            raise
+        rank = os.environ["RANK"]
+        raise ExecutionError(
+            f"rank {rank}: waited longer than harness.timeout_s={timeout_s:g} for another ({line})"
+        ) from error
+
+
+def _end_at_once() -> None:
+    """End this process; an orderly end would wait for communication that no one takes part in any more."""
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(1)
 
 
-if __name__ == "__main__":
-    main(sys.argv[1])
+def _end_with_parent() -> None:
+    """End this rank when the process that started it is gone."""
+    parent = parent_process()
+    assert parent
+    parent.join()
+    os._exit(1)
