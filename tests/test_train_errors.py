@@ -25,6 +25,7 @@ from entrain_bench.train import loop
 from entrain_bench.train.build import build_runtime
 from entrain_bench.train.clock import Clock
 from entrain_bench.train.compose import Composer
+from entrain_bench.train.control import PlanningGroup, planning_group
 from entrain_bench.train.data import SampleData
 from entrain_bench.train.handover import config_from_json, read_failures, write_failure
 from entrain_bench.train.harness import TrainHarness
@@ -163,11 +164,12 @@ def poisoned(bad: Callable[[SampleData], bool]) -> Iterator[None]:
 def _non_finite(rank: int, config: str) -> str:
     prepare_platform()
     setting, control = prepare(config_from_json(config)), dist.group.WORLD
-    layout, _seconds = loop.plan(setting, control)
+    planning = planning_group(60.0)
+    layout, _seconds = loop.plan(setting, planning)
     runtime = build_runtime(setting.job, layout, setting.executor, CPU, 0, control)
     second = batch(setting, 1).sample_ids.tolist()
     with poisoned(lambda data: data.shapes.sample_ids.tolist() == second):
-        composer = Composer(setting, layout, 0, setting.executor.timeout_s, runtime.prepare)
+        composer = Composer(setting, layout, 0, planning, runtime.prepare)
         works = [composer.take(iteration, last=iteration == 2).work for iteration in range(3)]
         weights = [p for trained in runtime.stages.values() for p in trained.stage.parameters()]
         runtime.run(works[0], Clock(CPU))
@@ -295,7 +297,7 @@ def test_a_strategy_observes_what_the_simulator_would_show_it() -> None:
         layout = setting.strategy.plan(setting.profile)
         log: list[tuple[str, ...]] = []
         spied: Any = replace(setting, strategy=Spy(setting.strategy, (), log))
-        composer = Composer(spied, layout, 0, 60.0, Mock())
+        composer = Composer(spied, layout, 0, PlanningGroup(dist.group.WORLD, 60.0), Mock())
         for iteration in range(5):
             composer.take(iteration, last=iteration == 4)
             observed: Any = f"t{iteration}"

@@ -27,6 +27,7 @@ from entrain_bench.train import runtime as runtime_module
 from entrain_bench.train.build import build_runtime
 from entrain_bench.train.clock import Clock
 from entrain_bench.train.compose import Composer
+from entrain_bench.train.control import PlanningGroup
 from entrain_bench.train.data import Inputs, SampleData
 from entrain_bench.train.handover import config_from_json
 from entrain_bench.train.loader import Loader
@@ -136,7 +137,13 @@ def composing(*programs: Any) -> Iterator[Composer]:
         return program() if callable(program) else program
 
     with patch.multiple(compose_module, **plain):
-        yield Composer(Mock(strategy=Mock(compose=compose)), Mock(), 0, TIMEOUT_S, lambda program: (program, "work"))
+        yield Composer(
+            Mock(strategy=Mock(compose=compose)),
+            Mock(),
+            0,
+            PlanningGroup(dist.group.WORLD, 60.0),
+            lambda program: (program, "work"),
+        )
 
 
 def fail() -> bytes:

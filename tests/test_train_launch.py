@@ -26,6 +26,7 @@ from entrain_bench.compose import compose_cells
 from entrain_bench.config import RunConfig
 from entrain_bench.errors import ExecutionError, UserError
 from entrain_bench.experiment import run_experiment
+from entrain_bench.train.control import named_wait
 from entrain_bench.train.handover import config_to_json, output_path, write_failure
 from entrain_bench.train.launch import first_cause
 
@@ -94,13 +95,33 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("raise", "^rank 0: KeyError: 'x'$"),
         ("exit", "^rank 0: exited with code 3$"),
         ("abort", "^rank 0: was killed by SIGABRT$"),
-        ("sleep", r"^rank \d: waited longer than harness.timeout_s=3 for another \("),
+        ("sleep", r"^rank \d: waited longer than harness.planning_timeout_s=3 for another \("),
     ],
 )
 def test_a_rank_in_trouble_ends_all(temporary: Path, what: str, message: str) -> None:
     with pytest.raises(ExecutionError, match=message):
-        run_experiment(troubled(what, "harness.timeout_s=3"))
+        run_experiment(troubled(what, "harness.planning_timeout_s=3"))
     assert nothing_left(temporary)
+
+
+@pytest.mark.parametrize(
+    ("raised", "line"),
+    [
+        (
+            RuntimeError("[gloo/buffer.cc:81] Timed out waiting 3000ms\nfor recv operation"),
+            "rank 0: waited longer than harness.timeout_s=3 for another ([gloo/buffer.cc:81] Timed out waiting 3000ms "
+            "for recv operation)",
+        ),
+        (RuntimeError("Connection closed by peer"), "Connection closed by peer"),
+        (ExecutionError("rank 1: timed out"), "rank 1: timed out"),
+    ],
+)
+def test_waits_that_are_too_long_are_named(raised: Exception, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(RuntimeError) as error, named_wait("harness.timeout_s", 3.0):
+        raise raised
+    assert str(error.value) == line
+    assert isinstance(error.value, ExecutionError) == ("rank" in line)
 
 
 def test_a_signal_ends_all(temporary: Path) -> None:
@@ -201,10 +222,10 @@ def test_torchrun_starts_ranks_here_and_on_several_machines(tmp_path: Path) -> N
     assert [agent.returncode for agent in agents] == [0, 0], said
     (record,) = (tmp_path / "runs").glob("*.json")
     assert json.loads(record.read_text())["status"] == "ok"
-    waiting = torchrun(tmp_path, 1, 2, port, *SLEEPING, "harness.timeout_s=5")
+    waiting = torchrun(tmp_path, 1, 2, port, *SLEEPING, "harness.planning_timeout_s=5")
     lines = [line for line in waiting.communicate()[1].splitlines() if line.startswith("entrain-bench:")]
     assert waiting.returncode == 1
-    assert "waited longer than harness.timeout_s=5 for another" in lines[0]
+    assert "waited longer than harness.planning_timeout_s=5 for another" in lines[0]
     assert processes_of_session(waiting.pid) == 0
 
 

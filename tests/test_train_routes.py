@@ -89,10 +89,10 @@ def deliver(program: Program, plans: list[RankPlan]) -> int:
                 if any(rows is None for rows in inputs.values()):
                     break
                 rows = boundary_rows(program, step.action) if step.chunk >= 0 else np.zeros((0, 2))
-                if any(message.target_rows is not None for message in step.receives):
+                if any(program.module[m.source] != program.module[m.target] for m in step.receives):
                     filled = np.full_like(rows, -1)
                     for message in step.receives:
-                        filled[message.target_rows] = inputs[message.key]
+                        filled[... if message.target_rows is None else message.target_rows] = inputs[message.key]
                         delivered += 1
                     np.testing.assert_array_equal(filled, rows, err_msg=str(program.view(step.action)))
                 for message in step.sends:
@@ -136,11 +136,11 @@ def test_a_swapped_route_is_noticed() -> None:
     program = programs(random_samples(rng, 10, longest=40), LAYOUTS["chain"], rng, split=True)
     plans = [plan_rank(program, rank) for rank in range(4)]
     steps = list(plans[0].steps)
-    index = next(
-        i for i, s in enumerate(steps) if s.sends and s.sends[0].source_rows is not None and s.sends[0].num_rows > 1
-    )
+    index = next(i for i, step in enumerate(steps) if step.sends and step.sends[0].num_rows > 1)
     first, *rest = steps[index].sends
-    steps[index] = replace(steps[index], sends=(replace(first, source_rows=first.source_rows[::-1]), *rest))
+    places = np.arange(len(boundary_rows(program, steps[index].action)))
+    backwards = places[... if first.source_rows is None else first.source_rows][::-1]
+    steps[index] = replace(steps[index], sends=(replace(first, source_rows=backwards), *rest))
     plans[0] = replace(plans[0], steps=tuple(steps))
     with pytest.raises(AssertionError):
         deliver(program, plans)

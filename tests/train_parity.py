@@ -27,14 +27,14 @@ from entrain_bench.train import runtime as runtime_module
 from entrain_bench.train.build import build_runtime
 from entrain_bench.train.clock import Clock
 from entrain_bench.train.compose import Composer
-from entrain_bench.train.control import gather_json
+from entrain_bench.train.control import gather_json, planning_group
 from entrain_bench.train.data import SampleData
 from entrain_bench.train.handover import config_from_json, config_to_json
 from entrain_bench.train.loop import plan
 from entrain_bench.train.losses import total_loss
 from entrain_bench.train.modules import NamedParameter, Pack, StageGroups, build_stage, named_parameters
 from entrain_bench.train.platform import prepare_platform
-from entrain_bench.train.routes import RankPlan, plan_rank
+from entrain_bench.train.routes import Message, RankPlan, plan_rank
 from entrain_bench.train.step import TrainedStage
 from strategies.dip.partitioner import DipPlanner, colocate
 
@@ -161,7 +161,8 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
     """Worst relative errors of losses and norms, and worst errors of gradients and weights in units of tolerance."""
     setting = prepare(config)
     control = dist.group.WORLD
-    layout, _ = plan(setting, control)
+    planning = planning_group(60.0)
+    layout, _ = plan(setting, planning)
     runtime = build_runtime(setting.job, layout, setting.executor, CPU, 0, control)
     runtime.stages = {
         key: RecordingStage(t.stage, t.buffers, t.optimizer, t.groups) for key, t in runtime.stages.items()
@@ -171,7 +172,7 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
     with np.load(reference) as arrays:
         wanted = dict(arrays)
     worst = {"gradient": 0.0, "weight": 0.0, "loss": 0.0, "norm": 0.0}
-    composer = Composer(setting, layout, 0, setting.executor.timeout_s, runtime.prepare)
+    composer = Composer(setting, layout, 0, planning, runtime.prepare)
     num_steps = most_steps or len(wanted["losses"])
     for iteration in range(num_steps):
         work = composer.take(iteration, last=iteration + 1 == num_steps).work
@@ -207,15 +208,16 @@ def planted(fault: str) -> Iterator[None]:
 def swap_routes(program: Program, rank: int) -> RankPlan:
     """Rows of every tensor that crosses modules in reverse: all shapes are right."""
     plan = plan_rank(program, rank)
-    steps = [
-        replace(step, receives=tuple(replace(m, target_rows=_reversed(m.target_rows)) for m in step.receives))
-        for step in plan.steps
-    ]
+    steps = [replace(step, receives=tuple(_reversed(m, program) for m in step.receives)) for step in plan.steps]
     return replace(plan, steps=tuple(steps))
 
 
-def _reversed(rows: np.ndarray | None) -> np.ndarray | None:
-    return None if rows is None else rows[::-1].copy()
+def _reversed(message: Message, program: Program) -> Message:
+    if program.module[message.source] == program.module[message.target]:
+        return message
+    rows = message.target_rows
+    places = np.arange(message.num_rows) + (rows.start if isinstance(rows, slice) else 0)
+    return replace(message, target_rows=(rows if isinstance(rows, np.ndarray) else places)[::-1].copy())
 
 
 def drop_sample(data: SampleData, samples: np.ndarray, original: Callable[..., Pack] = SampleData.llm_pack) -> Pack:

@@ -29,7 +29,7 @@ from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.channels import Channels
 from entrain_bench.train.platform import MODULES, prepare_platform
 from entrain_bench.train.routes import RankPlan, Step, items_of_samples, plan_rank
-from entrain_bench.train.runtime import _cut, _gather
+from entrain_bench.train.runtime import cut_rows, gather_rows
 from entrain_bench.train.transfers import Transfers
 
 BRIDGE_MODULES = (
@@ -110,9 +110,9 @@ class Messages:
                 received = {message.key: transfers.receive(message) for message in step.receives}
                 num_rows = sum(message.num_rows for message in step.receives)
                 blank = partial(torch.zeros, num_rows, self.hidden_size)
-                got[_key(self.program, step)] = _gather(step, received, blank)
+                got[_key(self.program, step)] = gather_rows(step, received, blank)
             if step.sends:
-                transfers.send(step, partial(_cut, handed[_key(self.program, step)]))
+                transfers.send(step, partial(cut_rows, handed[_key(self.program, step)]))
         transfers.finish()
         return got
 

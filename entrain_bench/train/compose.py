@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from threading import Thread
 from time import perf_counter
@@ -18,7 +17,7 @@ from entrain_bench.program import Program
 from entrain_bench.program.validate import check_program
 from entrain_bench.shapes import SampleShapes
 from entrain_bench.timeline import Timeline
-from entrain_bench.train.control import broadcast_bytes
+from entrain_bench.train.control import PlanningGroup
 from entrain_bench.train.runtime import Work
 from entrain_bench.train.wire import program_from_bytes, program_to_bytes
 
@@ -42,20 +41,24 @@ class Composer:
     """Composes programs one iteration ahead, in a thread of each rank: rank 0 composes, all of them prepare."""
 
     def __init__(
-        self, setting: Setting, layout: Layout, seed: int, timeout_s: float, prepare: Callable[[Program], Work]
+        self,
+        setting: Setting,
+        layout: Layout,
+        seed: int,
+        planning: PlanningGroup,
+        prepare: Callable[[Program], Work],
     ) -> None:
-        """Collective over all ranks.
+        """Begin nothing yet.
 
         Args:
             setting: the run.
             layout: the planned layout.
             seed: of the batches.
-            timeout_s: longest time a rank waits for another.
+            planning: from now on of these threads alone: the order of calls in a group must be the same on all ranks.
             prepare: makes this rank's work of a program.
         """
         self._setting, self._layout, self._seed, self._prepare = setting, layout, seed, prepare
-        # Of these threads alone: the order of calls in a group must be the same on all ranks.
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self._planning = planning
         self._next: Future[tuple[Work, float]] | None = None
         self._strategy = setting.strategy
         self._finished: Timeline | None = None
@@ -65,7 +68,8 @@ class Composer:
 
         Raises:
             Exception: what composing raised, on rank 0.
-            RuntimeError: on the others, once rank 0 is gone or they have waited too long.
+            RuntimeError: on the others, once rank 0 is gone.
+            ExecutionError: once they have waited too long.
         """
         started = perf_counter()
         future = self._next or _in_thread(partial(self._make, iteration, None))
@@ -83,7 +87,7 @@ class Composer:
         content, assignment_time_s = None, 0.0
         if dist.get_rank() == 0:
             content, assignment_time_s = self._compose(shapes, finished)
-        content = broadcast_bytes(content, self._group)
+        content = self._planning.broadcast(content)
         program = program_from_bytes(content, self._setting.job.model, self._layout, shapes)
         return self._prepare(program), assignment_time_s
 

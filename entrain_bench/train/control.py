@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from entrain_bench.errors import ExecutionError
+
+# How gloo, NCCL, and the store that ranks meet at say that they waited too long.
+_WAITED = re.compile("timed out|timing out|timeout after", re.IGNORECASE)
 
 
 @contextmanager
@@ -29,6 +37,48 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[dist.Proce
     yield dist.new_group(backend="gloo", timeout=timeout)
     # Not after an exception: it would wait for communication that no one takes part in any more.
     dist.destroy_process_group()
+
+
+@contextmanager
+def named_wait(setting: str, timeout_s: float) -> Iterator[None]:
+    """Have the error of a wait that took too long name the setting that limits it.
+
+    Raises:
+        ExecutionError: one line, in place of the error of gloo, NCCL, or the store that ranks meet at.
+    """
+    try:
+        yield
+    except ExecutionError:
+        raise
+    except RuntimeError as error:
+        line = " ".join(str(error).split())
+        if not _WAITED.search(line):
+            raise
+        rank = os.environ.get("RANK", "0")
+        raise ExecutionError(f"rank {rank}: waited longer than {setting}={timeout_s:g} for another ({line})") from error
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningGroup:
+    """All ranks over gloo, for what rank 0 plans and composes, which may take it longer than any message.
+
+    Attributes:
+        group: the group.
+        timeout_s: longest time the others wait for rank 0.
+    """
+
+    group: dist.ProcessGroup
+    timeout_s: float
+
+    def broadcast(self, content: bytes | None) -> bytes:
+        """What rank 0 has, on every rank."""
+        with named_wait("harness.planning_timeout_s", self.timeout_s):
+            return broadcast_bytes(content, self.group)
+
+
+def planning_group(timeout_s: float) -> PlanningGroup:
+    """Make the group; collective over all ranks."""
+    return PlanningGroup(dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)), timeout_s)
 
 
 def broadcast_bytes(content: bytes | None, group: dist.ProcessGroup) -> bytes:

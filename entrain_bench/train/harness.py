@@ -29,7 +29,8 @@ class TrainHarness:
         device: ``cpu`` (gloo), ``cuda`` (NCCL), or ``auto`` for a GPU where there is one.
         dtype: of parameters and activations; gradients are fp32.
         learning_rate, weight_decay, epsilon, clip_grad: of Adam; ``clip_grad`` 0 does not clip.
-        timeout_s: longest time a rank waits for another.
+        timeout_s: longest time a rank waits for another while it trains.
+        planning_timeout_s: longest time ranks wait for rank 0 to plan, or to compose an iteration.
         on_non_finite: what a loss that is not finite does: ``stop`` the run, or ``skip`` the optimizer step.
         checkpoint_dir: where checkpoints are written and resumed from; None for none.
         checkpoint_every: iterations between checkpoints.
@@ -46,6 +47,7 @@ class TrainHarness:
     epsilon: float = 1e-8
     clip_grad: float = 1.0
     timeout_s: float = 120.0
+    planning_timeout_s: float = 1800.0
     on_non_finite: str = "stop"
     checkpoint_dir: str | None = None
     checkpoint_every: int = 10
@@ -56,7 +58,8 @@ class TrainHarness:
             if getattr(self, name) not in choices:
                 raise unknown_choice(f"harness.{name}", getattr(self, name), choices)
         require(self.num_ranks >= 1, "harness.num_ranks", self.num_ranks, "at least 1")
-        require(self.timeout_s > 0, "harness.timeout_s", self.timeout_s, "positive")
+        for name in ("timeout_s", "planning_timeout_s"):
+            require(getattr(self, name) > 0, f"harness.{name}", getattr(self, name), "positive")
         require(self.checkpoint_every >= 1, "harness.checkpoint_every", self.checkpoint_every, "at least 1")
         require(self.learning_rate >= 0, "harness.learning_rate", self.learning_rate, "at least 0")
         require(self.clip_grad >= 0, "harness.clip_grad", self.clip_grad, "at least 0 (0: no clipping)")

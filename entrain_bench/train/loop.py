@@ -20,7 +20,7 @@ from entrain_bench.train.build import build_runtime
 from entrain_bench.train.checkpoint import Checkpoints
 from entrain_bench.train.clock import Clock
 from entrain_bench.train.compose import Composer
-from entrain_bench.train.control import broadcast_bytes, process_group
+from entrain_bench.train.control import PlanningGroup, planning_group, process_group
 from entrain_bench.train.harness import TrainHarness
 from entrain_bench.train.measuring import check_finite, gather_seen, metrics_of, see
 from entrain_bench.train.platform import prepare_platform
@@ -41,12 +41,13 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> Outcome | None:
     device = harness.torch_device
     prepare_platform()
     with process_group(device, harness.timeout_s) as control:
-        layout, planning_time_s = plan(setting, control)
+        planning = planning_group(harness.planning_timeout_s)
+        layout, planning_time_s = plan(setting, planning)
         runtime = build_runtime(setting.job, layout, harness, device, config.seed, control)
         checkpoints = _checkpoints(harness, config, layout)
         history = resume(checkpoints, runtime, config.iterations)
         clock, frame = Clock(device), None
-        composer = Composer(setting, layout, config.seed, harness.timeout_s, runtime.prepare)
+        composer = Composer(setting, layout, config.seed, planning, runtime.prepare)
         for iteration in range(len(history), config.iterations):
             composed = composer.take(iteration, last=iteration + 1 == config.iterations)
             with profiler(harness.profile_dir, iteration):
@@ -78,7 +79,7 @@ def mean_metrics(history: list[dict[str, float]]) -> dict[str, float]:
     return {name: float(np.mean(finite)) for name, finite in values.items() if finite}
 
 
-def plan(setting: Setting, control: dist.ProcessGroup) -> tuple[Layout, float]:
+def plan(setting: Setting, planning: PlanningGroup) -> tuple[Layout, float]:
     """Rank 0's layout on every rank, and how long planning took there.
 
     Raises:
@@ -97,7 +98,7 @@ def plan(setting: Setting, control: dist.ProcessGroup) -> tuple[Layout, float]:
         except UserError as error:
             answer = {"error": str(error)}
         seconds = perf_counter() - started
-    answer = json.loads(broadcast_bytes(json.dumps(answer).encode() if answer else None, control))
+    answer = json.loads(planning.broadcast(json.dumps(answer).encode() if answer else None))
     if "incompatible" in answer:
         raise IncompatibleError(answer["incompatible"])
     if "error" in answer:

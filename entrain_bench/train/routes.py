@@ -29,6 +29,10 @@ class Place:
     position: int
 
 
+# Rows of a tensor: consecutive ones, any, or all of them in order. Slices are cut and filled without an index.
+Rows = slice | IntArray | None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
     """A tensor that one action hands to another, on one pair of ranks.
@@ -37,8 +41,7 @@ class Message:
         source, target: the actions.
         sender, receiver: the ranks; equal if the tensor stays where it is.
         num_rows: tokens in it.
-        source_rows, target_rows: which rows of the producer's output and of the consumer's input they are; None for all
-            (stages of one module).
+        source_rows, target_rows: which rows of the producer's output and of the consumer's input they are.
     """
 
     source: int
@@ -46,8 +49,8 @@ class Message:
     sender: int
     receiver: int
     num_rows: int
-    source_rows: IntArray | None = None
-    target_rows: IntArray | None = None
+    source_rows: Rows = None
+    target_rows: Rows = None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -197,9 +200,9 @@ class _Router:
             for sender, receiver in zip(from_ranks, to_ranks, strict=True):
                 yield Message(source, target, sender, receiver, rows)
             return
-        source_rows, target_rows = self._boundary_rows(source, target)
+        num_rows, source_rows, target_rows = self._boundary_rows(source, target)
         for sender, receiver in zip(sending_ranks(from_ranks, to_ranks), to_ranks, strict=True):
-            yield Message(source, target, sender, receiver, len(source_rows), source_rows, target_rows)
+            yield Message(source, target, sender, receiver, num_rows, source_rows, target_rows)
 
     def _block(self, action: int) -> list[int]:
         program = self.program
@@ -218,12 +221,15 @@ class _Router:
         chunks, chunk = self.program.chunks[int(self.program.module[action])], int(self.program.chunk[action])
         return chunks.members[chunks.offsets[chunk] : chunks.offsets[chunk + 1]]
 
-    def _boundary_rows(self, source: int, target: int) -> tuple[IntArray, IntArray]:
-        """Rows of the items that both chunks have in common, in the source's and in the target's tensor."""
+    def _boundary_rows(self, source: int, target: int) -> tuple[int, Rows, Rows]:
+        """Rows of the items that both chunks have in common: how many, and where in either tensor."""
         source_items, target_items = self._item_rows(source), self._item_rows(target)
         common = [item for item in source_items if item in target_items]
-        rows = [np.concatenate([np.arange(*items[item]) for item in common]) for items in (source_items, target_items)]
-        return rows[0], rows[1]
+        rows = []
+        for items in (source_items, target_items):
+            places = np.concatenate([np.arange(*items[item]) for item in common])
+            rows.append(_named(places, max(end for _, end in items.values())))
+        return len(places), rows[0], rows[1]
 
     def _item_rows(self, action: int) -> dict[int, tuple[int, int]]:
         """First and last row of every item's projected tokens at the module boundary of a chunk."""
@@ -237,6 +243,14 @@ class _Router:
             spans = zip(starts.tolist(), ends.tolist(), strict=True)
             self._rows[module, chunk] = dict(zip(items.tolist(), spans, strict=True))
         return self._rows[module, chunk]
+
+
+def _named(places: IntArray, total: int) -> Rows:
+    """Places among ``total`` rows, as a slice if they are consecutive."""
+    first, count = int(places[0]), len(places)
+    if not np.array_equal(places, np.arange(first, first + count)):
+        return places
+    return None if count == total else slice(first, first + count)
 
 
 def items_of_samples(program: Program, samples: IntArray) -> IntArray:

@@ -182,7 +182,7 @@ class _Iteration:
             with clock.action(step.action):
                 output = self._forward(step, received, inputs) if inputs else self._backward(step, received)
             if output is not None:
-                self.transfers.send(step, lambda message: _cut(output, message))
+                self.transfers.send(step, lambda message: cut_rows(output, message))
 
     def norm(self) -> float:
         """Norm of all gradients, not a number if a loss is not finite; computed once, by all ranks together."""
@@ -205,7 +205,7 @@ class _Iteration:
     def _backward(self, step: Step, received: Mapping[tuple[int, int], Tensor]) -> Tensor | None:
         graph = self.graphs.pop((step.place.module, step.place.stage, step.chunk))
         output = graph.output
-        gradient = None if self._is_loss(step) else _gather(step, received, lambda: torch.zeros_like(output))
+        gradient = None if self._is_loss(step) else gather_rows(step, received, lambda: torch.zeros_like(output))
         torch.autograd.backward(output, gradient)
         return None if graph.leaf is None else graph.leaf.grad
 
@@ -219,7 +219,7 @@ class _Iteration:
         if not num_rows:
             return None
         shape, dtype, device = (num_rows, self._hidden_size()), self.runtime.dtype, self.runtime.device
-        return _gather(step, received, lambda: torch.zeros(shape, dtype=dtype, device=device)).requires_grad_()
+        return gather_rows(step, received, lambda: torch.zeros(shape, dtype=dtype, device=device)).requires_grad_()
 
     def _stage(self, step: Step) -> TrainedStage:
         return self.runtime.stages[step.place.module, step.place.stage]
@@ -263,21 +263,21 @@ def _num_projected(pack: Pack) -> int:
     return int((pack.token_ids < 0).sum())
 
 
-def _gather(step: Step, received: Mapping[tuple[int, int], Tensor], blank: Callable[[], Tensor]) -> Tensor:
+def gather_rows(step: Step, received: Mapping[tuple[int, int], Tensor], blank: Callable[[], Tensor]) -> Tensor:
     """All received rows at their places in a tensor of zeros, or the one message that carries all."""
     into = None
     for message in step.receives:
         if message.target_rows is None:
             return received[message.key]
         into = blank() if into is None else into
-        into[_indices(message.target_rows, into.device)] = received[message.key]
+        into[_on_device(message.target_rows, into.device)] = received[message.key]
     return blank() if into is None else into
 
 
-def _cut(tensor: Tensor, message: Message) -> Tensor:
+def cut_rows(tensor: Tensor, message: Message) -> Tensor:
     """The rows a message carries."""
-    return tensor if message.source_rows is None else tensor[_indices(message.source_rows, tensor.device)]
+    return tensor if message.source_rows is None else tensor[_on_device(message.source_rows, tensor.device)]
 
 
-def _indices(rows: IntArray, device: torch.device) -> Tensor:
-    return to_device(torch.from_numpy(rows), device)
+def _on_device(rows: slice | IntArray, device: torch.device) -> slice | Tensor:
+    return rows if isinstance(rows, slice) else to_device(torch.from_numpy(rows), device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import os
-import re
 import sys
 import threading
 import traceback
@@ -14,12 +13,8 @@ from multiprocessing import parent_process
 from pathlib import Path
 
 from entrain_bench.config import RunConfig
-from entrain_bench.errors import ExecutionError
 from entrain_bench.experiment import Outcome
 from entrain_bench.train.handover import config_from_json, output_path, write_failure, write_outcome
-
-# How gloo, NCCL, and the store that ranks meet at say that they waited too long.
-WAITED = re.compile("timed out|timing out|timeout after", re.IGNORECASE)
 
 
 def run_rank(environment: Mapping[str, str], work: Path, timeout_s: float) -> None:
@@ -81,19 +76,11 @@ def run_torchrun_rank(config: RunConfig, timeout_s: float, progress: Callable[[i
 
 
 def _train(config: RunConfig, timeout_s: float, progress: Callable[[int], None]) -> Outcome | None:
-    """Train; an error that says a rank waited for too long names the setting."""
+    from entrain_bench.train.control import named_wait
     from entrain_bench.train.loop import train
 
-    try:
+    with named_wait("harness.timeout_s", timeout_s):
         return train(config, progress)
-    except RuntimeError as error:
-        line = " ".join(str(error).split())
-        if not WAITED.search(line):
-            raise
-        rank = os.environ["RANK"]
-        raise ExecutionError(
-            f"rank {rank}: waited longer than harness.timeout_s={timeout_s:g} for another ({line})"
-        ) from error
 
 
 def _end_at_once() -> None:
