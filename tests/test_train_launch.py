@@ -11,7 +11,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
@@ -128,9 +129,7 @@ def test_a_signal_ends_all(temporary: Path) -> None:
     assert threading.current_thread() is threading.main_thread()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     for number, kind in ((signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)):
-        sender = threading.Thread(target=interrupt, args=(number,), daemon=True)
-        sender.start()
-        with pytest.raises(kind) as ended:
+        with interrupted(number, temporary), pytest.raises(kind) as ended:
             run_experiment(troubled("sleep"))
         assert nothing_left(temporary)
         if kind is SystemExit:
@@ -138,11 +137,24 @@ def test_a_signal_ends_all(temporary: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def interrupt(number: signal.Signals) -> None:
-    """Send this process a signal once its ranks run."""
-    while len(active_children()) < 2:
-        time.sleep(0.01)
-    os.kill(os.getpid(), number)
+@contextmanager
+def interrupted(number: signal.Signals, folder: Path) -> Iterator[None]:
+    """Send this process a signal once all ranks run, if they come to that."""
+    over = threading.Event()
+
+    def send() -> None:
+        while not over.wait(0.01):
+            if len(list(folder.glob("entrain-bench-*/output*.log"))) == 2:
+                os.kill(os.getpid(), number)
+                return
+
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    try:
+        yield
+    finally:
+        over.set()
+        sender.join()
 
 
 # --- In processes of their own: each imports torch and megatron-core.
