@@ -1,6 +1,8 @@
 """DFLOP's buckets: LPT, exchange and CP-SAT, against brute force, and their limits."""
 
+import signal
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -127,3 +129,24 @@ def test_items_are_dealt_inside_their_group() -> None:
     seconds = np.array([5.0, 4.0, 3.0, 3.0, 1.0])
     chosen = deal(np.arange(5), np.array([0, 0, 1, 0, 1]), seconds, 2, 2)
     assert chosen.tolist() == [0, 1, 0, 1, 1]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the signals a process catches are read from /proc")
+def test_ctrl_c_reaches_python_after_the_solver() -> None:
+    def caught() -> bool:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        (mask,) = (int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
+        return bool(mask >> (signal.SIGINT - 1) & 1)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert caught()
+        solve(
+            np.array([[5.0, 1.0], [4.0, 2.0], [3.0, 3.0], [3.0, 1.0]]),
+            2,
+            np.array([0, 0, 1, 1]),
+            SolverLimits(10.0, 1.0),
+        )
+        assert caught()
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -165,6 +165,8 @@ def solve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverLim
     # without both, the time goes into search.
     solver.parameters.cp_model_presolve = False
     solver.parameters.linearization_level = 0
+    # It would leave the process without Python's handler: Ctrl-C could not clean up any more.
+    solver.parameters.catch_sigint_signal = False
     found = start.copy()
     if solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         found[order] = [next(b for b, literal in enumerate(row) if solver.boolean_value(literal)) for row in rows]
