@@ -25,6 +25,8 @@ $(STAMP): pyproject.toml constraints.txt
 	else \
 	  echo "setup: needs uv or a Python >= 3.12 on PATH" >&2; exit 1; \
 	fi
+	@# Where Python may not write byte code (containers), every start would compile torch and megatron-core anew.
+	@env -u PYTHONDONTWRITEBYTECODE $(PYTHON) -m compileall -qq -j 0 .venv/lib || true
 	@touch $@
 
 figures: setup ## Run what is missing, draw results/figures/*.{pdf,png,csv}, then claims
