@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing import active_children
+from multiprocessing import active_children, get_start_method, set_start_method
 from pathlib import Path
 
 import pytest
@@ -102,6 +102,21 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_rank_in_trouble_ends_all(temporary: Path, what: str, message: str) -> None:
     with pytest.raises(ExecutionError, match=message):
         run_experiment(troubled(what, "harness.planning_timeout_s=3"))
+    assert nothing_left(temporary)
+
+
+def test_ranks_start_from_a_joblib_worker(temporary: Path) -> None:
+    # What joblib's workers do; ranks know nothing of it.
+    import joblib.externals.loky.backend.context  # noqa: F401
+
+    before = get_start_method(allow_none=True)
+    set_start_method("loky", force=True)
+    try:
+        with pytest.raises(ExecutionError, match=r"^rank 0: KeyError: 'x'$"):
+            run_experiment(troubled("raise"))
+        assert get_start_method() == "loky"
+    finally:
+        set_start_method(before, force=True)
     assert nothing_left(temporary)
 
 

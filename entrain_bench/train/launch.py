@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from multiprocessing import forkserver, get_context, resource_tracker
+from multiprocessing import forkserver, get_context, get_start_method, resource_tracker, set_start_method
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -116,13 +116,25 @@ def _start(ranks: list[BaseProcess], device: str, num_ranks: int, port: int, arg
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     context = get_context("forkserver") if device == "cpu" else get_context("spawn")
-    for rank in range(num_ranks):
-        # All of it: a server has the environment of its own start.
-        environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        process = context.Process(target=run_rank, args=(environment, *arguments), daemon=True)
-        with nullcontext() if device == "cpu" else _uninterrupted():
-            process.start()
-        ranks.append(process)
+    with _start_method(context.get_start_method()):
+        for rank in range(num_ranks):
+            # All of it: a server has the environment of its own start.
+            environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            process = context.Process(target=run_rank, args=(environment, *arguments), daemon=True)
+            with nullcontext() if device == "cpu" else _uninterrupted():
+                process.start()
+            ranks.append(process)
+
+
+@contextmanager
+def _start_method(method: str) -> Iterator[None]:
+    """Hand a method of Python's own to processes as their default: they do not know that of a joblib worker, loky."""
+    before = get_start_method(allow_none=True)
+    set_start_method(method, force=True)
+    try:
+        yield
+    finally:
+        set_start_method(before, force=True)
 
 
 @contextmanager
