@@ -28,7 +28,12 @@ def run_rank(environment: Mapping[str, str], work: Path, timeout_s: float) -> No
     os.environ.update(environment)
     rank = int(environment["RANK"])
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with output_path(work, rank).open("w") as output:
+    try:
+        output = output_path(work, rank).open("w")
+    except FileNotFoundError:
+        # Interrupted while it started the ranks, that process is done with them.
+        os._exit(1)
+    with output:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(output.fileno(), stream.fileno())
     faulthandler.enable()
