@@ -122,8 +122,8 @@ class Layout:
         combination = np.ravel_multi_index(tuple(1 + block_of_rank[:, used]), tuple(2 + block_of_rank.max(axis=1)))
         _, first, lane, width = np.unique(combination, return_index=True, return_inverse=True, return_counts=True)
         # Number lanes by their lowest rank, so that neighbours in a figure are neighbours in the cluster.
-        order = np.argsort(first)
-        renumber = np.argsort(order)
+        order = np.argsort(first, kind="stable")
+        renumber = np.argsort(order, kind="stable")
         object.__setattr__(self, "lane_width", width[order])
         object.__setattr__(self, "lane_first_rank", used[first[order]])
         blocks = []

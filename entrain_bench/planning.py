@@ -9,6 +9,7 @@ from itertools import islice, pairwise, product
 
 import numpy as np
 
+from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.costs.memory import Memory
 from entrain_bench.errors import OutOfMemoryError, UserError
@@ -37,7 +38,8 @@ def proportional_allocation(total: int, shares: FloatArray, most: Sequence[int] 
     if not len(shares) <= total <= sum(most):
         raise UserError(f"layout: {total} stages cannot be split among {len(shares)} modules of {[*most]} layers")
     shares = np.asarray(shares, np.float64)
-    due = (shares / shares.sum() if shares.sum() > 0 else np.full(len(shares), 1 / len(shares))) * total
+    even = np.full(len(shares), 1 / len(shares))
+    due = decisive((shares / shares.sum() if shares.sum() > 0 else even) * total)
     given = np.ones(len(due))
     for _ in range(total - len(due)):
         given[np.argmax(np.where(given < most, due - given, -np.inf))] += 1
@@ -272,7 +274,7 @@ class Draft:
 def rising_candidates(drafts: Iterable[Draft]) -> Iterator[Candidate]:
     """The drafts' candidates by rising estimate, each placed only when no other can come before it."""
     queue: list[tuple[float, int, Draft | Candidate]] = [
-        (draft.least_s, number, draft) for number, draft in enumerate(drafts)
+        (decisive(draft.least_s), number, draft) for number, draft in enumerate(drafts)
     ]
     heapify(queue)
     while queue:
@@ -281,12 +283,12 @@ def rising_candidates(drafts: Iterable[Draft]) -> Iterator[Candidate]:
             yield entry
         else:
             candidate = entry.place()
-            heappush(queue, (candidate.estimated_s, number, candidate))
+            heappush(queue, (decisive(candidate.estimated_s), number, candidate))
 
 
 def by_estimate(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """The candidates by rising estimate."""
-    return sorted(candidates, key=lambda c: c.estimated_s)
+    """The candidates by rising estimate; of those that count as equal (``decisive``) the earlier first."""
+    return sorted(candidates, key=lambda c: decisive(c.estimated_s))
 
 
 def fastest_that_fits(profile: Profile, candidates: Iterable[Candidate], compose: Compose) -> Layout:
@@ -321,7 +323,7 @@ def fastest_in_trials(profile: Profile, candidates: Iterable[Candidate], compose
     """
     batch = profile.draw(profile.job.global_batch)
     layouts = [c.layout for c in islice(_fitting(profile, candidates, compose), num_trials)]
-    return min(layouts, key=lambda layout: profile.trial_s(compose(batch, layout)))
+    return min(layouts, key=lambda layout: decisive(profile.trial_s(compose(batch, layout))))
 
 
 def _fitting(profile: Profile, candidates: Iterable[Candidate], compose: Compose) -> Iterator[Candidate]:

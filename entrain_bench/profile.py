@@ -7,6 +7,7 @@ from zlib import crc32
 
 import numpy as np
 
+from entrain_bench.arithmetic import fit_polynomial, log2, matmul, sine_of_turns
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.costs.roofline import PassTimes, loads_of
 from entrain_bench.costs.truth import CostTruth
@@ -80,20 +81,16 @@ class Profile:
         """
         key = (module.name, tp, cp)
         if key not in self._fits:
-            times = np.zeros((len(PROFILED_TOKENS), len(module.kinds)))
-            for row, tokens in zip(times, PROFILED_TOKENS, strict=True):
-                row[:] = [
-                    float((t.forward_s + t.forward_comm_s)[0]) for t in self.measure(module, np.array([tokens]), tp, cp)
-                ]
-            powers = np.vander(PROFILED_TOKENS.astype(np.float64), 3)
-            self._fits[key] = np.linalg.lstsq(powers, times, rcond=None)[0].T
+            measured = [self.measure(module, np.array([tokens]), tp, cp) for tokens in PROFILED_TOKENS]
+            forward = np.array([[(kind.forward_s + kind.forward_comm_s)[0] for kind in kinds] for kinds in measured])
+            self._fits[key] = np.stack([fit_polynomial(PROFILED_TOKENS, times, 2) for times in forward.T])
         return self._fits[key]
 
     def estimate_units(self, module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int) -> FloatArray:
         """Believed forward seconds of the whole module for each of its units alone ``[units]``."""
         units = module.units(shapes)
         counts = np.bincount(module.layer_kind, minlength=len(module.kinds))
-        a, b, c = counts @ self.forward_fit(module, tp, cp)
+        a, b, c = matmul(counts, self.forward_fit(module, tp, cp))
         lengths = module.lengths(shapes, units).astype(np.float64)
         exact = np.maximum((a * lengths + b) * lengths + c, 0.0)
         return np.asarray(exact * self.error_factor(module, shapes))
@@ -115,8 +112,8 @@ class Profile:
     def _length_bias(self, module: str, lengths: IntArray) -> FloatArray:
         """1 + bias x a sine of log2(length) with a period of ``BIAS_OCTAVES``, its phase fixed by seed and module."""
         phase = np.random.default_rng([self._seed, crc32(module.encode())]).random()
-        turns = np.log2(np.maximum(lengths, 1)) / BIAS_OCTAVES + phase
-        return np.asarray(1.0 + self.belief_bias * np.sin(2 * np.pi * turns))
+        turns = log2(np.maximum(lengths, 1)) / BIAS_OCTAVES + phase
+        return np.asarray(1.0 + self.belief_bias * sine_of_turns(turns))
 
     def _sample_error(self, module: str, sample_ids: IntArray) -> FloatArray:
         """1 + error x u, u uniform in [-1, 1] and fixed by seed, module and sample (SplitMix64 as the hash)."""

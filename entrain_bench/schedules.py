@@ -59,7 +59,7 @@ def stages_behind(layout: Layout, llm: int = -1) -> list[IntArray]:
     first = [blocks.first_lane()[0] for blocks in layout.blocks]
     lanes = np.concatenate(first)
     distinct, appearance = np.unique(lanes, return_index=True)
-    position = np.argsort(np.argsort(appearance))
+    position = np.argsort(np.argsort(appearance, kind="stable"), kind="stable")
     behind = [len(distinct) - 1 - position[np.searchsorted(distinct, stages)] for stages in first]
     llm = llm % len(behind)
     for index, later in [*((i, llm) for i in range(llm)), *((llm, j) for j in range(llm + 1, len(behind)))]:

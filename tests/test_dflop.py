@@ -257,9 +257,9 @@ def test_what_dflop_cannot_do_is_said() -> None:
     with pytest.raises(UserError, match=r"strategy\.planner\.microbatches"):
         DflopPlanner(microbatches="theirs")
     with pytest.raises(UserError, match=r"strategy\.assigner\.solver_seconds"):
-        DflopAssigner(solver_seconds=-1)
+        DflopAssigner(solver_seconds=0)
     with pytest.raises(UserError, match=r"strategy\.assigner\.solver_work_per_sample"):
-        DflopAssigner(solver_work_per_sample=0)
+        DflopAssigner(solver_work_per_sample=-1)
 
 
 # Assigner, scheduler, programs
@@ -268,7 +268,7 @@ def test_what_dflop_cannot_do_is_said() -> None:
 def test_planning_drafts_without_the_solver() -> None:
     strategy = Strategy("dflop", DflopPlanner(), DflopAssigner(), OneForwardOneBackward())
     assert isinstance(strategy.assigner, Drafter)
-    assert strategy.assigner.draft() == DflopAssigner(solver_seconds=0)
+    assert strategy.assigner.draft() == DflopAssigner(solver_work_per_sample=0)
 
 
 def layout_of(encoder_dp: int, llm_dp: int, num_microbatches: int = 4) -> Layout:

@@ -272,22 +272,45 @@ def test_modules_that_share_ranks_with_different_dp_are_incompatible() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.tuples(st.floats(0.01, 100), st.integers(1, 12)), min_size=2, max_size=2),
+    st.lists(st.tuples(st.floats(0.01, 100), st.integers(1, 12), st.integers(0, 250)), min_size=2, max_size=2),
     st.integers(24, 200),
     st.integers(1, 200),
 )
 def test_the_convex_solution_is_as_good_as_a_fine_grid(
-    units: list[tuple[float, int]], num_gpus: int, num_steps: int
+    units: list[tuple[float, int, int]], num_gpus: int, num_steps: int
 ) -> None:
-    loads = [UnitLoad(work, least, num_gpus, fills=index == 0) for index, (work, least) in enumerate(units)]
+    loads = [UnitLoad(work, least, least + extra, fills=index == 0) for index, (work, least, extra) in enumerate(units)]
     gpus = solve(loads, num_gpus, num_steps)
     assert gpus is not None
-    assert gpus.sum() <= num_gpus * (1 + 1e-9)
-    assert all(x >= load.fewest - 1e-9 for x, load in zip(gpus, loads, strict=True))
-    grid = np.linspace(loads[0].fewest, num_gpus - loads[1].fewest, 20001)
-    encoder, llm = loads[0].gpu_s / grid, loads[1].gpu_s / (num_gpus - grid)
-    best = float((encoder + (num_steps - 1) * np.maximum(encoder, llm)).min())
-    assert iteration_s(loads, gpus, num_steps) <= best * (1 + 1e-4)
+    assert gpus.sum() <= num_gpus * (1 + 1e-15)
+    assert all(load.fewest <= x <= load.most for x, load in zip(gpus, loads, strict=True))
+    low, high = loads[0].fewest, min(loads[0].most, num_gpus - loads[1].fewest)
+    for _ in range(5):  # every time around the best place of the grid before
+        grid = np.linspace(low, high, 2001)
+        encoder, llm = loads[0].gpu_s / grid, loads[1].gpu_s / np.minimum(loads[1].most, num_gpus - grid)
+        seconds = encoder + (num_steps - 1) * np.maximum(encoder, llm)
+        at, width = grid[seconds.argmin()], (high - low) / 2000
+        low, high = max(low, at - 2 * width), min(high, at + 2 * width)
+    assert iteration_s(loads, gpus, num_steps) <= float(seconds.min()) * (1 + 1e-12)
+
+
+def test_a_problem_that_a_general_solver_misses() -> None:
+    # SLSQP ended 5% off. The backbone is slow whatever it gets: all but one GPU go to the only unit that warms up.
+    gpus = solve([UnitLoad(0.5, 1, 145, fills=False), UnitLoad(25.0, 1, 145)], 145, 1)
+    assert gpus is not None
+    assert gpus.tolist() == pytest.approx([1.0, 144.0], rel=1e-14)
+
+
+def test_units_without_work_and_too_few_gpus() -> None:
+    idle = [UnitLoad(0.0, 2, 8), UnitLoad(0.0, 3, 8, fills=False)]
+    gpus = solve(idle, 8, 4)
+    assert gpus is not None
+    assert all(load.fewest <= x <= load.most for x, load in zip(gpus, idle, strict=True))
+    assert solve(idle, 4, 4) is None
+    assert solve([UnitLoad(1.0, 3, 2)], 8, 4) is None
+    only = solve([UnitLoad(1.0, 1, 6)], 8, 4)
+    assert only is not None
+    assert only.tolist() == [6.0]
 
 
 def test_three_units_are_solved_like_two() -> None:

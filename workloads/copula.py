@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from entrain_bench.arithmetic import matmul, sine_of_turns
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import UserError, require, unknown_choice
 
@@ -55,19 +56,32 @@ def latent_root(names: Sequence[str], rank_correlation: RankCorrelation, where: 
     Raises:
         UserError: as ``spearman_matrix``, and for correlations that no distribution can have together.
     """
-    pearson = 2 * np.sin(np.pi / 6 * spearman_matrix(names, rank_correlation, where))
-    eigenvalues, vectors = np.linalg.eigh(pearson)
-    if eigenvalues[0] < -_EIGENVALUE_TOLERANCE:
+    pearson = 2 * sine_of_turns(spearman_matrix(names, rank_correlation, where) / 12)
+    smallest = float(np.linalg.eigvalsh(pearson)[0])
+    if smallest < -_EIGENVALUE_TOLERANCE:
         raise UserError(
             f"{where}={rank_correlation}: must be positive semi-definite over {', '.join(names)} "
-            f"(smallest eigenvalue {eigenvalues[0]:.3g}); no data has these correlations together"
+            f"(smallest eigenvalue {smallest:.3g}); no data has these correlations together"
         )
-    return np.asarray(vectors * np.sqrt(np.maximum(eigenvalues, 0.0)))
+    return _cholesky(pearson)
+
+
+def _cholesky(matrix: FloatArray) -> FloatArray:
+    """Lower triangular root of a positive semi-definite matrix; columns of what others determine are zero.
+
+    Not LAPACK's: the last digits of its roots depend on the CPU, and of an eigenbasis sometimes all of them.
+    """
+    root = np.zeros_like(matrix)
+    for column in range(len(matrix)):
+        rest = matrix[column:, column] - matmul(root[column:, :column], root[column, :column])
+        if rest[0] > _EIGENVALUE_TOLERANCE:
+            root[column:, column] = rest / np.sqrt(rest[0])
+    return root
 
 
 def draw_latents(root: FloatArray, num_samples: int, rng: np.random.Generator) -> FloatArray:
     """Correlated standard normals ``[samples, names]``."""
-    return np.asarray(rng.standard_normal((num_samples, len(root))) @ root.T)
+    return matmul(rng.standard_normal((num_samples, len(root))), root.T)
 
 
 def match_ranks(sizes: IntArray, latent: FloatArray) -> IntArray:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from entrain_bench.arithmetic import matmul
 from entrain_bench.arrays import FloatArray, IntArray, rows_of, sum_rows
 from entrain_bench.layout import Layout, ModuleLayout
 from entrain_bench.program import Pass, Program
@@ -44,10 +45,10 @@ class Memory:
         On one set of ranks the tied embedding is one tensor.
         """
         counts = module.kind_counts(placed.layers_per_stage)
-        parameters = counts @ np.array([layer.parameters for layer in module.kinds], np.float64)
+        parameters = matmul(counts, [layer.parameters for layer in module.kinds])
         if module.config.tied_embeddings and placed.is_closed:
             parameters[-1] -= module.layers[0].parameters
-        return np.asarray(parameters)
+        return parameters
 
     def stage_state_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Weights, gradients and optimizer states on one rank of each stage ``[stages]``."""
@@ -65,9 +66,9 @@ class Memory:
         kept = np.array([layer.activation_bytes_per_token for layer in module.kinds])
         inputs = np.array([layer.input_bytes_per_token for layer in module.kinds])
         if not placed.recompute:
-            return counts @ kept / placed.ranks_per_block, np.zeros(len(counts))
+            return matmul(counts, kept) / placed.ranks_per_block, np.zeros(len(counts))
         working = np.max(np.where(counts > 0, kept, 0.0), axis=1)
-        return counts @ inputs / placed.ranks_per_block, working / placed.ranks_per_block
+        return matmul(counts, inputs) / placed.ranks_per_block, working / placed.ranks_per_block
 
     def lane_state_bytes(self, layout: Layout) -> FloatArray:
         """Weights, gradients and optimizer states on a rank of each lane ``[lanes]``, all its modules together."""

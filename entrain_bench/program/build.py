@@ -121,7 +121,7 @@ def _lane_order(
             step += blocks.num_stages
     lane, action = np.concatenate(lanes), np.concatenate(actions)
     span = (last_slot + 3) * num_groups * num_ties
-    order = np.argsort(lane * span + np.concatenate(keys))
+    order = np.argsort(lane * span + np.concatenate(keys), kind="stable")
     offsets = offsets_from_counts(np.bincount(lane, minlength=layout.num_lanes))
     return np.concatenate(widths), offsets, action[order]
 

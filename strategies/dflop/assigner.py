@@ -26,20 +26,21 @@ class DflopAssigner:
     """Packs samples into N_mb x L_dp buckets; a bucket is an LLM microbatch.
 
     Attributes:
-        solver_seconds: wall time of CP-SAT, building its program included; 0: no solver.
-        solver_work_per_sample: CP-SAT's deterministic time for each sample of the global batch.
+        solver_work_per_sample: CP-SAT's deterministic time for each sample of the global batch; 0: no solver.
+        solver_seconds: wall time of CP-SAT, building its program included; None sets no limit, for what a clock ends
+            depends on the machine.
         correction: the adaptive correction and what it has learnt; None: off.
     """
 
-    solver_seconds: float = 10.0
     solver_work_per_sample: float = 2e-4
+    solver_seconds: float | None = None
     correction: Corrector | None = field(default_factory=Corrector)
 
     def __post_init__(self) -> None:
         where = "strategy.assigner"
-        require(self.solver_seconds >= 0, f"{where}.solver_seconds", self.solver_seconds, "at least 0 (0: no solver)")
-        work = self.solver_work_per_sample
-        require(work > 0, f"{where}.solver_work_per_sample", work, "above 0")
+        work, limit = self.solver_work_per_sample, self.solver_seconds
+        require(work >= 0, f"{where}.solver_work_per_sample", work, "at least 0 (0: no solver)")
+        require(limit is None or limit > 0, f"{where}.solver_seconds", limit, "null or above 0")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Bucket b is microbatch b // L_dp of LLM replica b mod L_dp.
@@ -62,7 +63,7 @@ class DflopAssigner:
                 cost[:, 0] += shapes.sum_items(module.units(shapes), seconds) * (llm.dp / placed.dp)
             else:
                 cost[:, 1] += seconds
-        limits = SolverLimits(self.solver_seconds, self.solver_work_per_sample * len(shapes))
+        limits = SolverLimits(self.solver_work_per_sample * len(shapes), self.solver_seconds)
         bucket = balance(cost, num_buckets, limits)
         replica, microbatch = bucket % llm.dp, bucket // llm.dp
         labels = []
@@ -77,7 +78,7 @@ class DflopAssigner:
 
     def draft(self) -> DflopAssigner:
         """Without the solver: what LPT with exchange assigns needs about the memory of the solver's."""
-        return replace(self, solver_seconds=0.0)
+        return replace(self, solver_work_per_sample=0.0)
 
     def observe(self, timeline: Timeline, profile: Profile) -> DflopAssigner:
         """Feed the correction the executed durations of an iteration's microbatches."""

@@ -34,12 +34,12 @@ class SolverLimits:
     """What CP-SAT may take.
 
     Attributes:
-        seconds: wall time, building the program included; 0: no solver.
-        work: CP-SAT's deterministic time, which makes a solve that it ends repeat itself.
+        work: CP-SAT's deterministic time, which makes a solve that it ends repeat itself; 0: no solver.
+        seconds: wall time, building the program included; None: no limit.
     """
 
-    seconds: float
     work: float
+    seconds: float | None = None
 
 
 def trivial_bound(cost: FloatArray, num_buckets: int) -> float:
@@ -63,7 +63,7 @@ def balance(cost: FloatArray, num_buckets: int, limits: SolverLimits) -> IntArra
         limits: of the solver.
     """
     start = lpt_with_exchange(cost, num_buckets)
-    return improve(cost, num_buckets, start, limits) if limits.seconds else start
+    return improve(cost, num_buckets, start, limits) if limits.work else start
 
 
 def longest_first(cost: FloatArray, num_buckets: int) -> IntArray:
@@ -90,7 +90,7 @@ def improve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverL
     First with the least full one. After every second program that gives nothing one more bucket joins, chosen at
     random, up to the program over all buckets. Nothing ever gets worse.
     """
-    deadline = perf_counter() + limits.seconds * TIME_SHARE
+    deadline = np.inf if limits.seconds is None else perf_counter() + limits.seconds * TIME_SHARE
     bucket, work, misses = start.copy(), 0.0, 0
     bound = trivial_bound(cost, num_buckets) * (1 + CLOSE)
     rng = np.random.default_rng(0)
@@ -106,7 +106,7 @@ def improve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverL
         items = np.flatnonzero(np.isin(bucket, group))
         before = np.searchsorted(group, bucket[items])
         most = limits.work - work if size == num_buckets else limits.work * PROGRAM_SHARE
-        after, spent = solve(cost[items], size, before, SolverLimits(left, most))
+        after, spent = solve(cost[items], size, before, SolverLimits(most, left))
         work += spent
         if makespan(cost[items], after, size) < high[fullest] * (1 - CLOSE):
             bucket[items], misses = group[after], 0
@@ -129,10 +129,10 @@ def solve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverLim
     Returns:
         The best assignment found, ``start`` if none, and the deterministic time taken.
     """
-    started = perf_counter()
+    started, limit_s = perf_counter(), np.inf if limits.seconds is None else limits.seconds
 
-    def spent_s() -> float:
-        return perf_counter() - started
+    def left_s() -> float:
+        return limit_s - 2 * (perf_counter() - started)
 
     order = _by_falling(cost)
     hint = _first_seen(start[order])
@@ -143,14 +143,14 @@ def solve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverLim
     model.add_hint(largest, most)
     rows = []
     for item in range(len(order)):
-        if 2 * spent_s() >= limits.seconds:
+        if left_s() <= 0:
             return start.copy(), 0.0
         row = [model.new_bool_var("") for _ in range(min(item + 1, num_buckets))]
         model.add_exactly_one(row)
         model.add_hint(row[hint[item]], True)
         rows.append(row)
     for bucket in range(min(num_buckets, len(order))):
-        if 2 * spent_s() >= limits.seconds:
+        if left_s() <= 0:
             return start.copy(), 0.0
         literals = [row[bucket] for row in rows[bucket:]]
         for weights in weight[bucket:].T.astype(np.int64).tolist():
@@ -160,7 +160,7 @@ def solve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverLim
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
     solver.parameters.max_deterministic_time = limits.work
-    solver.parameters.max_time_in_seconds = max(0.0, limits.seconds - 2 * spent_s())
+    solver.parameters.max_time_in_seconds = max(0.0, left_s())
     # The program is as tight as presolve would make it, and its linear relaxation says no more than the trivial bound:
     # without both, the time goes into search.
     solver.parameters.cp_model_presolve = False
@@ -185,7 +185,7 @@ def _by_falling(cost: FloatArray) -> IntArray:
 def _first_seen(bucket: IntArray) -> IntArray:
     """The same partition with buckets numbered in the order in which they appear."""
     _, first, label = np.unique(bucket, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[label]
+    return np.argsort(np.argsort(first, kind="stable"), kind="stable")[label]
 
 
 @njit(cache=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from entrain_bench.arithmetic import matmul, solve
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import require
 
@@ -79,12 +80,12 @@ class Corrector:
             return self
         actual = np.concatenate([one.actual_s for one in seen])
         plain = np.concatenate([one.predicted_s.sum(axis=1) for one in seen])
-        corrected = np.concatenate([one.predicted_s @ self.penalties(one.classes) for one in seen])
+        corrected = np.concatenate([matmul(one.predicted_s, self.penalties(one.classes)) for one in seen])
         if not plain.sum() or not actual.sum():
             return self
         share = np.concatenate([np.full(len(one.actual_s), 1 / one.num_replicas) for one in seen])
         scale = plain.sum() / actual.sum()
-        benefit_s = share @ (_error(actual, plain) - _error(actual, corrected))
+        benefit_s = (share * (_error(actual, plain) - _error(actual, corrected))).sum()
         benefits = (*self.benefits_s, float(benefit_s))[-self.window :]
         if len(benefits) == self.window and sum(benefits) / self.window < self.cost_s:
             return replace(self, active=False, benefits_s=benefits)
@@ -107,18 +108,19 @@ class Corrector:
         if not len(one.classes):
             return {}
         ratio = self._ratio(one.classes)
-        normal = one.predicted_s.T @ one.predicted_s
+        normal = matmul(one.predicted_s.T, one.predicted_s)
         pull = RIDGE * np.trace(normal) / len(normal) * np.eye(len(normal))
-        rest = one.predicted_s.T @ (one.actual_s * scale - one.predicted_s @ ratio)
-        fitted = ratio + self.smoothing * np.linalg.solve(normal + pull, rest)
+        rest = matmul(one.predicted_s.T, one.actual_s * scale - matmul(one.predicted_s, ratio))
+        fitted = ratio + self.smoothing * solve(normal + pull, rest)
         # Noise may not turn a duration around.
         return dict(zip(one.classes.tolist(), np.maximum(fitted, 0.1).tolist(), strict=True))
 
 
 def shape_classes(lengths: IntArray, module: int) -> IntArray:
     """Class of each sequence: its module's index and the half octave of its length."""
-    octave = np.floor(2 * np.log2(np.maximum(lengths, 1))).astype(np.int64)
-    return np.asarray(MODULE_CLASSES * module + octave)
+    # Twice the logarithm is that of the square, whose exponent counts from 1/2.
+    _, exponent = np.frexp(np.maximum(lengths, 1).astype(np.float64) ** 2)
+    return np.asarray(MODULE_CLASSES * module + exponent.astype(np.int64) - 1)
 
 
 def _error(actual_s: FloatArray, predicted_s: FloatArray) -> FloatArray:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import BoolArray, FloatArray, IntArray
 from entrain_bench.costs.memory import OPTIMIZER_BYTES, WEIGHT_BYTES
 from entrain_bench.errors import OutOfMemoryError, UserError, require, unknown_choice
@@ -134,7 +135,7 @@ class DflopPlanner:
                 fits = (i <= profile.job.global_batch // llm_dp) & (encoder_need <= limit) & (llm_need <= limit)
                 encoder_s = estimates.encoder_s * recompute_factor(encoder)
                 llm_s = estimates.llm_s * recompute_factor(llm)
-                total[:] = np.where(fits, pipeline_s(i, encoder_pp, llm_pp, encoder_s, llm_s), np.inf)
+                total[:] = np.where(fits, decisive(pipeline_s(i, encoder_pp, llm_pp, encoder_s, llm_s)), np.inf)
             yield rows, i, totals, estimates.within_data
 
     def estimates(

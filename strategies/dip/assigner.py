@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from entrain_bench.arithmetic import matmul
 from entrain_bench.arrays import IntArray, offsets_from_counts
 from entrain_bench.assignment import Assignment, ModuleAssignment
 from entrain_bench.errors import IncompatibleError, require
@@ -69,7 +70,7 @@ def efficient_items(
 
     def throughput(items: int) -> float:
         times = profile.measure(module, np.full(items, each), tp, cp)
-        return items / float(counts @ np.array([t.total_s[0] for t in times]))
+        return items / float(matmul(counts, [t.total_s[0] for t in times]))
 
     sizes = [2**i for i in range(max(1, (PEAK_TOKENS // each).bit_length()))]
     measured = [throughput(size) for size in sizes]

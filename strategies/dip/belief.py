@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from entrain_bench.arithmetic import matmul
 from entrain_bench.arrays import FloatArray, IntArray, sum_rows
 from entrain_bench.assignment import Chunks
 from entrain_bench.layout import ModuleLayout
@@ -27,8 +28,8 @@ def chunk_s(
     seconds = np.zeros(shapes.num_items if module.is_encoder else len(shapes))
     seconds[units] = profile.estimate_units(module, shapes, placed.tp, placed.cp)
     mean = float(module.lengths(shapes, units).mean()) if len(units) else 0.0
-    kinds = np.maximum(profile.forward_fit(module, placed.tp, placed.cp) @ np.array([mean**2, mean, 1.0]), 1e-12)
-    stages = module.kind_counts(placed.layers_per_stage) @ kinds
+    kinds = np.maximum(matmul(profile.forward_fit(module, placed.tp, placed.cp), [mean**2, mean, 1.0]), 1e-12)
+    stages = matmul(module.kind_counts(placed.layers_per_stage), kinds)
     forward = sum_rows(chunks.offsets, seconds[chunks.members])[:, None] * (stages / stages.sum())
     return forward, forward * (3.0 * recompute_factor(placed.recompute) - 1.0)
 

@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 
+from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import DeadlockError, IncompatibleError, require, unknown_choice
 from entrain_bench.job import Degrees, Job
@@ -112,7 +113,7 @@ def chunks_per_rank(profile: Profile, samples: SampleShapes, degrees: Degrees, e
             count = efficient_items(profile, module, samples, tp, cp, efficiency)
         each = max(1, round(float(lengths.mean())))
         seconds[index] = measured_layer_s(profile, module, np.full(count, each), degrees).sum()
-    ratio = np.where(np.isfinite(seconds), seconds, seconds.min()) / seconds.min()
+    ratio = decisive(np.where(np.isfinite(seconds), seconds, seconds.min()) / seconds.min())
     most = [max(1, len(module.layers) // degrees.pp) for module in modules]
     return tuple(min(int(k), limit) for k, limit in zip(ratio, most, strict=True))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from entrain_bench.arithmetic import log
 from entrain_bench.arrays import IntArray
 
 # Weight of exploration for scores scaled to [0, 1].
@@ -94,7 +95,7 @@ class OrderTree:
             # What comes next in the best order is tried before all others.
             return fresh[0] if not node.children else fresh[self._rng.integers(len(fresh))]
         span = max(self._worst - self.score, np.finfo(float).tiny)
-        spread = EXPLORATION * np.sqrt(np.log(node.visits))
+        spread = EXPLORATION * np.sqrt(log(node.visits))
         return max(
             children,
             key=lambda m: (self._worst - children[m].best) / span + spread / np.sqrt(children[m].visits),

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from entrain_bench.arithmetic import matmul
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.assignment import Assignment, same_microbatches
 from entrain_bench.errors import IncompatibleError, unknown_choice
@@ -133,8 +134,8 @@ def stage_shares(layout: Layout, profile: Profile) -> list[FloatArray]:
     shares = []
     for module, placed, after in zip(profile.job.model.modules, layout.modules, behind, strict=True):
         fit = profile.forward_fit(module, placed.tp, placed.cp)
-        kind_s = np.maximum(fit @ np.array([1024.0**2, 1024.0, 1.0]), 0.0)
-        stage_s = module.kind_counts(placed.layers_per_stage) @ kind_s
+        kind_s = np.maximum(matmul(fit, [1024.0**2, 1024.0, 1.0]), 0.0)
+        stage_s = matmul(module.kind_counts(placed.layers_per_stage), kind_s)
         share = np.zeros((2, length))
         np.add.at(share[0], length - 1 - after, stage_s / max(float(stage_s.sum()), 1e-30))
         # 3 x factor is forward and backward together.

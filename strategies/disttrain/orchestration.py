@@ -6,19 +6,24 @@ GPU-seconds that unit u spends on a step of the pipeline, the iteration takes (r
     T = M C_lm + sum over u != lm of w_u / x_u  +  (BS / (DP_lm M) - 1) max over u of w_u / x_u
 
 In v_u = 1 / x_u the objective is a sum of linear functions and their maximum, sum 1 / v_u <= N is convex and memory
-bounds v_u from above: a convex program. As an epigraph it is smooth, so SLSQP finds its one minimum.
+bounds v_u from above: a convex program. With the slowest step fixed, every unit gets what keeps it within that step,
+and the rest of the GPUs goes where it shortens the warm-up most: x_u = y sqrt(w_u), one y for all, as far as bounds
+allow. Both y and the slowest step, by the sign of the derivative, are bisected to the last bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
-from scipy.optimize import Bounds, minimize
+from numba import njit
 
+from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import FloatArray, IntArray
+
+# Of an interval, until no number lies between its ends.
+HALVINGS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,47 +58,55 @@ def solve(loads: Sequence[UnitLoad], num_gpus: int, num_steps: int) -> FloatArra
         num_gpus: GPUs of all units together, at most.
         num_steps: pipeline steps of an iteration, BS / (DP_lm M).
     """
-    fewest = np.array([load.fewest for load in loads])
-    most = np.minimum([load.most for load in loads], num_gpus)
+    columns = [(load.gpu_s, load.fills, load.fewest, min(load.most, num_gpus)) for load in loads]
+    work, warms, fewest, most = np.array(columns, np.float64).T.copy()
     if np.any(fewest > most) or fewest.sum() > num_gpus:
         return None
-    work = np.array([load.gpu_s for load in loads])
-    total = float(work.sum())
-    if total <= 0 or len(loads) == 1:
-        return fewest if total <= 0 else most
-    fill = np.array([load.fills for load in loads], np.float64)
-    # Scaled: v = N / x, times in units of the ideal step, total / N; the last variable is the slowest step.
-    share = work / total
-    start_x = fewest + (most - fewest) * min(1.0, (num_gpus - fewest.sum()) / max(float((most - fewest).sum()), 1e-12))
-    start = num_gpus / start_x
-    start = np.append(start, (share * start).max())
-    steps = num_steps - 1 + 1e-6  # keeps the slowest step determined when there is one step only
-    gradient = np.append(fill * share, steps) / (steps + 1)
-    slack = np.hstack([-np.diag(share), np.ones((len(loads), 1))])
-    constraints: list[Any] = [
-        {"type": "ineq", "fun": lambda z: slack @ z, "jac": lambda _: slack},
-        {
-            "type": "ineq",
-            "fun": lambda z: 1.0 - (1.0 / z[:-1]).sum(),
-            "jac": lambda z: np.append(1.0 / z[:-1] ** 2, 0.0),
-        },
-    ]
-    found = minimize(  # type: ignore[call-overload]  # the stubs want callables with extra arguments
-        lambda z: float(gradient @ z),
-        start,
-        jac=lambda _: gradient,
-        method="SLSQP",
-        bounds=Bounds(np.append(num_gpus / most, 0.0), np.append(num_gpus / fewest, np.inf)),
-        constraints=constraints,
-        tol=1e-10,
-    )
-    solution = np.clip(num_gpus / np.maximum(found.x[:-1], 1e-12), fewest, most)
-    # The solver's tolerance may leave the sum a hair above N; shrink what is above the lower bounds.
-    excess = float(solution.sum() - num_gpus)
-    if excess > 0:
-        solution -= (solution - fewest) * min(1.0, excess / float((solution - fewest).sum()))
-    best = min((solution, start_x), key=lambda gpus: iteration_s(loads, gpus, num_steps))
-    return np.asarray(best)
+    return np.asarray(_bisect_step(work, warms, fewest, most, float(num_gpus), num_steps - 1.0))
+
+
+@njit(cache=True)
+def _bisect_step(work, warms, fewest, most, num_gpus, num_more_steps):  # type: ignore[no-untyped-def]
+    """The GPUs of least T; arguments ``[units]`` as in ``UnitLoad``, ``warms`` 1.0 for units that fill."""
+    # The slowest step lies between what it is with all the GPUs a unit may have and with the fewest.
+    low, high = np.max(work / most), np.max(work / fewest)
+    for _ in range(HALVINGS):
+        step = low + (high - low) / 2
+        least = fewest.copy() if step == 0.0 else np.maximum(fewest, work / step)
+        gpus, root = _share_out(work, warms, least, most, num_gpus)
+        # What a longer step saves of the warm-up, per second of it; without limit where there are too few GPUs.
+        saved = np.inf if root == 0.0 else 0.0
+        for unit in range(len(work)):
+            if root > 0.0 and least[unit] > fewest[unit]:
+                saved += max(0.0, (gpus[unit] / root) ** 2 / work[unit] - warms[unit])
+        if saved > num_more_steps:
+            low = step
+        else:
+            high = step
+    least = fewest.copy() if high == 0.0 else np.maximum(fewest, work / high)
+    return _share_out(work, warms, least, most, num_gpus)[0]
+
+
+@njit(cache=True)
+def _share_out(work, warms, least, most, num_gpus):  # type: ignore[no-untyped-def]
+    """GPUs of the shortest warm-up, at least ``least``, and the root y; 0 if not even those are there.
+
+    Infinite y: there is more of everything than units may have.
+    """
+    weight = warms * np.sqrt(work)
+    low, high = 0.0, 0.0
+    for unit in range(len(work)):
+        if weight[unit] > 0.0:
+            high = max(high, most[unit] / weight[unit])
+    if np.sum(np.minimum(np.maximum(least, high * weight), most)) <= num_gpus:
+        return np.minimum(np.maximum(least, high * weight), most), np.inf
+    for _ in range(HALVINGS):
+        root = low + (high - low) / 2
+        if np.sum(np.minimum(np.maximum(least, root * weight), most)) <= num_gpus:
+            low = root
+        else:
+            high = root
+    return np.minimum(np.maximum(least, low * weight), most), low
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +172,11 @@ def best_integers(
         np.maximum(slowest, unit.slowest_s.reshape(along), out=slowest)
     fits = (ranks <= num_ranks) & (stages == (num_stages or stages))
     seconds = np.where(fits, fill + (num_steps - 1) * slowest, np.inf).ravel()
-    found = np.argpartition(seconds, min(keep, len(seconds)) - 1)[:keep]
+    # Sorting a few of them is faster than all; which of several alike comes first must not depend on the CPU.
+    seconds = decisive(seconds)
+    found = np.flatnonzero(seconds <= np.partition(seconds, min(keep, len(seconds)) - 1)[min(keep, len(seconds)) - 1])
     result = []
-    for flat in found[np.argsort(seconds[found], kind="stable")]:
+    for flat in found[np.argsort(seconds[found], kind="stable")][:keep]:
         if np.isfinite(seconds[flat]):
             at = np.unravel_index(flat, shape)
             degrees = tuple((int(unit.dp[i]), int(unit.pp[i])) for unit, i in zip(units, at, strict=True))

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import FloatArray
 from entrain_bench.costs.memory import OPTIMIZER_BYTES, WEIGHT_BYTES
 from entrain_bench.errors import UserError, require
@@ -202,7 +203,7 @@ class Orchestration:
             for estimate, problem, point in islice(points, 1):
                 layout = self.place(problem.tps, point, problem.again)
                 step = self.profile.step_s(layout) if count_step else 0.0
-                heappush(queue, (estimate + step, next(number), points, layout))
+                heappush(queue, (decisive(estimate + step), next(number), points, layout))
 
     def points(self, problems: Sequence[SubProblem], keep: int) -> Iterator[tuple[float, SubProblem, Point]]:
         """Integer points by rising T, the best ``keep`` of every sub-problem.
@@ -222,7 +223,7 @@ class Orchestration:
                 for estimate, found in self.rounded(problem, keep):
                     heappush(queue, (estimate, next(number), problem, True, found))
             elif (optimum := self.solve(problem)) is not None:
-                heappush(queue, (max(seconds, optimum), next(number), problem, True, None))
+                heappush(queue, (decisive(max(seconds, optimum)), next(number), problem, True, None))
 
     def problems(self) -> Iterator[SubProblem]:
         """Every DP of the backbone, TP and recomputation of the units."""
