@@ -14,7 +14,7 @@ help: ## Show the targets
 
 setup: $(STAMP) ## Create .venv with everything (uv when it is there, else venv and pip)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml setup.py constraints.txt
 	@echo 'installing into .venv (about 5 GB; a minute or two)'
 	@if uv --version >/dev/null 2>&1; then \
 	  uv venv --quiet --allow-existing --python 3.12 .venv; \

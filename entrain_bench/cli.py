@@ -17,13 +17,21 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import Progress
 
-from entrain_bench.compose import CONFIG_MODULE, CONFIG_NAME, Cell, add_config_dir, compose_cells, parse_arguments
-from entrain_bench.config import RunConfig, register_schema
+from entrain_bench.config.command_line import (
+    CONFIG_NAME,
+    Cell,
+    add_config_dir,
+    compose_cells,
+    parse_arguments,
+)
+from entrain_bench.config.schema import RunConfig, register_schema
+from entrain_bench.config.tree import CONFIG_MODULE
 from entrain_bench.errors import ExecutionError, IncompatibleError, UserError
 from entrain_bench.experiment import run_experiment
-from entrain_bench.records import Record, Results, identify, new_record
-from entrain_bench.report import describe_cell, print_table
-from entrain_bench.tracking import log_records
+from entrain_bench.records.keys import identify
+from entrain_bench.records.records import Record, Results, new_record
+from entrain_bench.records.report import describe_cell, print_table
+from entrain_bench.records.tracking import log_records
 
 EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 NUM_CELLS_VARIABLE = "ENTRAIN_BENCH_NUM_CELLS"

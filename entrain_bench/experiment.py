@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import pandas as pd
 
-from entrain_bench.config import RunConfig
+from entrain_bench.config.instantiate import instantiate
+from entrain_bench.config.schema import RunConfig
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.instantiate import instantiate
-from entrain_bench.job import Job
-from entrain_bench.layout import Layout, check_layout
-from entrain_bench.metrics import measure, timeline_frame
-from entrain_bench.profile import Profile
 from entrain_bench.program import Program
+from entrain_bench.program.layout import check_layout
+from entrain_bench.program.table import timeline_frame
+from entrain_bench.program.timeline import Timeline
+from entrain_bench.records.metrics import measure
+from entrain_bench.records.outcome import Outcome
 from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.strategy import Strategy
-from entrain_bench.timeline import Timeline
-from entrain_bench.workload import ShapeSource, Workload
+from entrain_bench.specs.workload import ShapeSource, Workload
+from entrain_bench.strategy.interface import Strategy
+from entrain_bench.strategy.profile import Profile
 
 # Timelines of larger programs are not kept: they would take longer to write than to simulate.
 MAX_KEPT_ACTIONS = 200_000
@@ -55,23 +56,6 @@ class Setting:
     strategy: Strategy
     executor: Executor | Launcher
     profile: Profile
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a run found.
-
-    Attributes:
-        layout: the planned layout.
-        metrics: means over iterations by table column.
-        iterations: the metrics of each iteration.
-        timeline: the first iteration's timeline as a table; None if it is too large to keep.
-    """
-
-    layout: Layout
-    metrics: Mapping[str, float]
-    iterations: tuple[Mapping[str, float], ...]
-    timeline: pd.DataFrame | None
 
 
 def prepare(config: RunConfig) -> Setting:

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from entrain_bench.cli import EXIT_FAILED, EXIT_INTERRUPTED, run_command
-from entrain_bench.compose import Cell, compose_cells
-from entrain_bench.records import Results, identify
+from entrain_bench.config.command_line import Cell, compose_cells
+from entrain_bench.records.keys import identify
+from entrain_bench.records.records import Results
 
 LAUNCHER = "hydra_plugins.hydra_joblib_launcher"
 # Every process compiles the timed loops anew and holds about half a GiB.

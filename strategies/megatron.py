@@ -15,11 +15,14 @@ from typing import ClassVar
 import numpy as np
 
 from entrain_bench.arrays import FloatArray
-from entrain_bench.assignment import Assignment, same_microbatches
 from entrain_bench.errors import require, unknown_choice
-from entrain_bench.job import Degrees
-from entrain_bench.layout import Layout
-from entrain_bench.planning import (
+from entrain_bench.program.assignment import Assignment, same_microbatches
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import Degrees
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.interface import Compose
+from entrain_bench.strategy.planning import (
     Candidate,
     Draft,
     chain_starts,
@@ -31,10 +34,7 @@ from entrain_bench.planning import (
     rising_candidates,
     stage_sums,
 )
-from entrain_bench.profile import Profile
-from entrain_bench.shapes import SampleShapes
-from entrain_bench.specs.model import ModelSpec
-from entrain_bench.strategy import Compose
+from entrain_bench.strategy.profile import Profile
 
 type Layers = list[tuple[int, ...]]
 """Layers of each stage, for every module of the model."""

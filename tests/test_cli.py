@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from entrain_bench.cli import run_command
-from entrain_bench.layout import Layout
-from entrain_bench.profile import Profile
 from entrain_bench.program import Program
-from entrain_bench.records import code_version
-from entrain_bench.shapes import SampleShapes
-from entrain_bench.strategy import Strategy
+from entrain_bench.program.layout import Layout
+from entrain_bench.records.keys import code_version
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.interface import Strategy
+from entrain_bench.strategy.profile import Profile
 
 # 16 GPUs and a small batch: a run takes milliseconds.
 SMALL = [
@@ -163,7 +163,7 @@ BAD_INPUT = [
     ("workload=trace", "workload.path"),
     ("workload=trace workload.path=/nonexistent.parquet", "/nonexistent.parquet"),
     ("strategy=megatron,entrain", "--multirun"),
-    ("strategy.planner._target_=strategies.nope.Nope", "strategies.nope.Nope"),
+    ("strategy.planner._target_=entrain_bench_strategies.nope.Nope", "entrain_bench_strategies.nope.Nope"),
     ("results_dir=/dev/null/x", "writable"),
 ]
 
@@ -258,7 +258,7 @@ def test_a_killed_sweep_loses_at_most_the_run_in_flight(tmp_path: Path) -> None:
 
 PLUGIN = '''
 import numpy as np
-from entrain_bench.assignment import same_microbatches
+from entrain_bench.program.assignment import same_microbatches
 
 
 class RoundRobin:

@@ -4,25 +4,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-import experiments
-from entrain_bench.compose import compose_cells
-from entrain_bench.config import RunConfig
+from entrain_bench.config.command_line import compose_cells
+from entrain_bench.config.schema import RunConfig
+from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.errors import IncompatibleError, OutOfMemoryError
-from entrain_bench.experiment import Outcome, run_experiment
-from entrain_bench.records import METRICS
-
-TREE = Path(experiments.__path__[0])
-
-
-def choices(group: str) -> list[str]:
-    return sorted(path.stem for path in (TREE / group).glob("*.yaml"))
-
+from entrain_bench.experiment import run_experiment
+from entrain_bench.records.outcome import Outcome
+from entrain_bench.records.records import METRICS
 
 NEEDS_AUDIO = ("librispeech", "synthetic_av")
 WORKLOADS = [name for name in choices("workload") if name != "trace"]
@@ -125,7 +118,8 @@ def mixes() -> list[object]:
     # Systems may share a part: what has been mixed from fewer systems is not mixed again.
     for names in sorted(product(*(choices(f"strategy/{part}") for part in PARTS)), key=lambda names: len(set(names))):
         parts = tuple(
-            (TREE / "strategy" / part / f"{name}.yaml").read_text() for part, name in zip(PARTS, names, strict=True)
+            (config_tree() / "strategy" / part / f"{name}.yaml").read_text()
+            for part, name in zip(PARTS, names, strict=True)
         )
         marks = [pytest.mark.slow] if len(set(names)) == 3 else []
         found.setdefault(parts, pytest.param(*names, marks=marks, id="-".join(names)))

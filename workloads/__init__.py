@@ -1,1 +1,1 @@
-"""Where samples come from: shape traces and synthetic distributions, each a ``entrain_bench.workload.Workload``."""
+"""Where samples come from: shape traces and synthetic distributions, each a ``Workload`` of ``entrain_bench``."""

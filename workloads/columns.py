@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 
 from entrain_bench.arrays import BoolArray, FloatArray, IntArray, offsets_from_counts, rows_of
 from entrain_bench.errors import UserError
-from workloads.tokens import MAX_ASPECT_RATIO
+
+from .tokens import MAX_ASPECT_RATIO
 
 COLUMNS = (
     "sample_id",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.arrays import IntArray, offsets_from_counts
-from entrain_bench.shapes import SampleShapes
+from entrain_bench.specs.shapes import SampleShapes
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,12 @@ import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import require
-from entrain_bench.shapes import SampleShapes
+from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
-from workloads.items import Items, concatenate, merge
-from workloads.marginals import Marginal, parse_marginal
-from workloads.stream import stable_rng, stream_blocks
+
+from .items import Items, concatenate, merge
+from .marginals import Marginal, parse_marginal
+from .stream import stable_rng, stream_blocks
 
 # The unit of random access.
 BLOCK_SAMPLES = 256
@@ -29,7 +30,7 @@ class PackedWorkload:
     Attributes:
         name: of the workload; seeds its samples.
         sequence_tokens: LLM tokens of every sample.
-        caption: distribution of text tokens of a pair, at least 1 (``workloads.marginals``).
+        caption: distribution of text tokens of a pair, at least 1 (``marginals``).
         image: distribution of encoder tokens (patches) of a pair, at least 1.
     """
 

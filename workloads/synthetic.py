@@ -10,13 +10,14 @@ from scipy import special
 
 from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, sum_rows, take_rows
 from entrain_bench.errors import UserError, require
-from entrain_bench.shapes import SampleShapes
 from entrain_bench.specs.parse import parse
+from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
-from workloads.copula import RankCorrelation, draw_latents, latent_root, match_ranks
-from workloads.items import Items, concatenate, merge
-from workloads.marginals import Marginal, parse_marginal
-from workloads.stream import stable_rng, stream_blocks
+
+from .copula import RankCorrelation, draw_latents, latent_root, match_ranks
+from .items import Items, concatenate, merge
+from .marginals import Marginal, parse_marginal
+from .stream import stable_rng, stream_blocks
 
 # Sizes are matched to latent ranks within a block; pooled over blocks that costs a correlation 2 / BLOCK_SAMPLES of
 # its value. A block is also the unit of random access.
@@ -45,7 +46,7 @@ class _Modality:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticWorkload:
-    """Samples drawn from given distributions (``workloads.marginals``; sizes are rounded to whole tokens).
+    """Samples drawn from given distributions (``marginals``; sizes are rounded to whole tokens).
 
     A sample's item count and the sizes of its items are independent draws. Per modality, samples with larger totals
     (LLM tokens of all items) then go to samples with a larger latent normal, and text follows its own latent normal;

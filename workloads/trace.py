@@ -10,12 +10,13 @@ import numpy as np
 
 from entrain_bench.arrays import IntArray
 from entrain_bench.errors import UserError, require
-from entrain_bench.shapes import SampleShapes
+from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
-from workloads.columns import TraceColumns, read_columns
-from workloads.items import merge
-from workloads.stream import stable_rng, stream_blocks
-from workloads.tokens import audio_items, image_items, text_tokens, video_items
+
+from .columns import TraceColumns, read_columns
+from .items import merge
+from .stream import stable_rng, stream_blocks
+from .tokens import audio_items, image_items, text_tokens, video_items
 
 PACKAGED_TRACES = Path(__file__).parent / "traces"
 

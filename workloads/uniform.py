@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from entrain_bench.errors import require
 from entrain_bench.specs.tokens import TokenRules
-from workloads.synthetic import SyntheticSource, SyntheticWorkload
+
+from .synthetic import SyntheticSource, SyntheticWorkload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

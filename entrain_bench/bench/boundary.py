@@ -17,15 +17,15 @@ from megatron.core.pipeline_parallel.bridge_communicator import BridgeCommunicat
 from torch import Tensor
 
 from entrain_bench.arrays import IntArray
-from entrain_bench.assignment import Assignment, ModuleAssignment
 from entrain_bench.bench.ranks import WARM_UPS, Turns
-from entrain_bench.compose import compose_cells
+from entrain_bench.config.command_line import compose_cells
 from entrain_bench.experiment import prepare
-from entrain_bench.layout import Layout, ModuleLayout
 from entrain_bench.program import Pass, Program
-from entrain_bench.schedules import chain_program, stages_behind, three_phase_program
-from entrain_bench.shapes import SampleShapes, shapes_from_lists
+from entrain_bench.program.assignment import Assignment, ModuleAssignment
+from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
+from entrain_bench.strategy.schedules import chain_program, stages_behind, three_phase_program
 from entrain_bench.train.channels import Channels
 from entrain_bench.train.platform import MODULES, prepare_platform
 from entrain_bench.train.routes import RankPlan, Step, items_of_samples, plan_rank

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 from entrain_bench.bench.measures import (
     against_megatron,
@@ -17,7 +15,7 @@ from entrain_bench.bench.measures import (
     bucket_filling,
     simulated_iteration,
 )
-from entrain_bench.compose import CONFIG_MODULE
+from entrain_bench.config.tree import choices
 
 # 2,048 nodes of 8 H100: DP 1024 x 16 stages, 64 microbatches of 4 a replica.
 LARGE = (
@@ -40,7 +38,7 @@ PIPELINE = (
 )
 # 16 samples a bucket, 4 buckets a microbatch index: 128 buckets for 2,048 samples.
 BUCKETS = ("strategy=dflop", "strategy/planner=megatron", "microbatch_size=16")
-LPT = "strategies.dflop.balance.lpt_with_exchange"
+LPT = "entrain_bench_strategies.dflop.balance.lpt_with_exchange"
 SOLVER_LIMIT = "strategy.assigner.solver_seconds"
 # So much that only the limit in seconds ends a solve.
 SOLVER_WORK = "strategy.assigner.solver_work_per_sample=1e9"
@@ -75,12 +73,6 @@ WIDE = (
 type Case = tuple[str, Callable[[], dict[str, float]]]
 
 
-def strategies() -> list[str]:
-    """Names of the strategies in the configuration tree."""
-    (root,) = importlib.import_module(CONFIG_MODULE).__path__
-    return sorted(path.stem for path in (Path(root) / "strategy").glob("*.yaml"))
-
-
 CASES: dict[str, Case] = {
     **{
         f"iteration_64_gpus_{name}": ("iteration_s <= 0.010", partial(simulated_iteration, [f"strategy={name}"]))
@@ -98,7 +90,7 @@ CASES: dict[str, Case] = {
             ASSIGNMENT_TARGETS.get((name, size), "assign_s < iteration_time_s"),
             partial(assignment, [f"strategy={name}", f"global_batch={size}"]),
         )
-        for name, size in sorted({*product(strategies(), GLOBAL_BATCHES), *ASSIGNMENT_TARGETS})
+        for name, size in sorted({*product(choices("strategy"), GLOBAL_BATCHES), *ASSIGNMENT_TARGETS})
     },
     **{
         f"lpt_{workload}": (

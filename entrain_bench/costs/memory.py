@@ -9,8 +9,8 @@ import numpy as np
 
 from entrain_bench.arithmetic import matmul
 from entrain_bench.arrays import FloatArray, IntArray, rows_of, sum_rows
-from entrain_bench.layout import Layout, ModuleLayout
 from entrain_bench.program import Pass, Program
+from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray, rows_of
-from entrain_bench.assignment import Chunks
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.relay import Relay, relay_between_modules
 from entrain_bench.costs.roofline import PassTimes, Roofline, loads_of
 from entrain_bench.costs.transform import colocated_transforms
-from entrain_bench.layout import Layout, ModuleLayout
 from entrain_bench.program import Pass, Program
-from entrain_bench.shapes import SampleShapes
+from entrain_bench.program.assignment import Chunks
+from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.specs.shapes import SampleShapes
 
 # Adam in mixed precision reads the fp32 gradient and reads and writes the fp32 weight and both moments; it writes the
 # bf16 weight.

@@ -11,7 +11,7 @@ import pandas as pd
 import yaml
 
 from entrain_bench.errors import UserError, require
-from entrain_bench.records import METRICS
+from entrain_bench.records.records import METRICS
 
 TEXTS = ("claim", "paper", "where", "paper_setting", "our_setting", "why")
 KEYS = {*TEXTS, "value", "unit", "common", "measure"}

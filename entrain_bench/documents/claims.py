@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import pandas as pd
 
-import experiments
+from entrain_bench.config.tree import config_tree
 from entrain_bench.documents.claim import Claim, combined, load_claim, measured, verdict
 from entrain_bench.documents.markdown import markdown_table
 from entrain_bench.errors import UserError
-from entrain_bench.figures._data import run_table
-from entrain_bench.records import identify
+from entrain_bench.records.keys import identify
+from entrain_bench.records.tables import run_table
 from entrain_bench.sweeps import Sweeps
 
 NOT_MEASURED = "not measured"
@@ -45,8 +44,7 @@ agreement is not expected to the digit.
 
 def load_claims() -> list[Claim]:
     """Every claim, by name."""
-    folder = Path(experiments.__path__[0]) / "claim"
-    return [load_claim(path) for path in sorted(folder.glob("*.yaml"))]
+    return [load_claim(path) for path in sorted((config_tree() / "claim").glob("*.yaml"))]
 
 
 def claim_row(claim: Claim, sweeps: Sweeps) -> dict[str, str]:

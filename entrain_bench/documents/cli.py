@@ -11,7 +11,7 @@ from entrain_bench.cli import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_ERROR
 from entrain_bench.documents.claims import NOT_MEASURED, claim_row, claims_markdown, claims_table, load_claims
 from entrain_bench.documents.results import results_document
 from entrain_bench.errors import UserError
-from entrain_bench.records import write_atomically
+from entrain_bench.records.records import write_atomically
 from entrain_bench.sweeps import Sweeps
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from entrain_bench.documents.markdown import markdown_table
-from entrain_bench.figures._data import run_table
-from entrain_bench.figures._labels import names
-from entrain_bench.figures._lines import mean_over_seeds
+from entrain_bench.records.labels import names
+from entrain_bench.records.tables import mean_over_seeds, run_table
 from entrain_bench.sweeps import Sweeps
 
 CASE = ["model", "workload", "strategy"]

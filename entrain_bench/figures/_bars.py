@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.axes import Axes
 
-from entrain_bench.figures._labels import names, orders
 from entrain_bench.figures._style import Colour, strategy_colours
+from entrain_bench.records.labels import names, orders
 
 # Of the distance between two models, the share that their strategies fill.
 FILLED = 0.8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import pandas as pd
 from matplotlib.artist import Artist
@@ -12,20 +12,6 @@ from matplotlib.lines import Line2D
 from entrain_bench.figures._style import INK, Colour, marker_of, show_reason
 
 MARKER_SIZE = 3.5
-
-
-def mean_over_seeds(data: pd.DataFrame, keys: Sequence[str], metric: str) -> pd.DataFrame:
-    """One row for every combination of the keys: the metric's mean over the runs that succeeded, and what failed.
-
-    Returns:
-        The keys, the metric, ``num_ok``, ``num_runs``, ``status`` and ``reason`` of the first run that did not succeed.
-    """
-    done = data[data["status"] == "ok"].reindex(columns=[*keys, metric]).astype({metric: float})
-    means = done.groupby([*keys], sort=False).agg(**{metric: (metric, "mean"), "num_ok": (metric, "size")})
-    cells = data.groupby([*keys], sort=False).agg(num_runs=("status", "size"))
-    problems = data[data["status"] != "ok"].groupby([*keys], sort=False)[["status", "reason"]].first()
-    table = cells.join(means).join(problems).fillna({"num_ok": 0, "status": "ok", "reason": ""})
-    return table.reset_index().astype({"num_ok": int})
 
 
 def draw_lines(

@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 
 import entrain_bench.figures as package
 from entrain_bench.cli import EXIT_FAILED, TRACEBACK_VARIABLE
-from entrain_bench.compose import Cell
+from entrain_bench.config.command_line import Cell
 from entrain_bench.errors import UserError
 from entrain_bench.figures._style import STYLE, empty_figure
-from entrain_bench.records import Results, write_atomically
+from entrain_bench.records.records import Results, write_atomically
 from entrain_bench.sweeps import Sweeps
 
 

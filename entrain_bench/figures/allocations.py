@@ -14,12 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from seaborn import light_palette
 
-from entrain_bench.analysis import allocation_shares
-from entrain_bench.compose import Cell
-from entrain_bench.figures._data import analyse
-from entrain_bench.figures._labels import names
+from entrain_bench.config.command_line import Cell
+from entrain_bench.figures._analysis import analyse
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, palette, panels, show_reason
-from entrain_bench.records import Results
+from entrain_bench.records.analysis import allocation_shares
+from entrain_bench.records.labels import names
+from entrain_bench.records.records import Results
 
 EXPERIMENT = "allocations"
 RUNS = False

@@ -18,9 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from entrain_bench.compose import Cell
+from entrain_bench.config.command_line import Cell
 from entrain_bench.figures._bars import Grid, mark_gap
-from entrain_bench.figures._data import Runs, run_actions, run_table
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
     GRID,
@@ -32,7 +31,8 @@ from entrain_bench.figures._style import (
     split,
     strategy_handles,
 )
-from entrain_bench.records import Results
+from entrain_bench.records.records import Results
+from entrain_bench.records.tables import Runs, run_actions, run_table
 
 EXPERIMENT = "iteration_time"
 RUNS = True

@@ -14,13 +14,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from entrain_bench.compose import Cell
+from entrain_bench.config.command_line import Cell
 from entrain_bench.errors import UserError
-from entrain_bench.figures._data import Runs, extreme_replica, run_actions, run_table
-from entrain_bench.figures._labels import names
+from entrain_bench.figures._replicas import extreme_replica
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Colour, legend_above, palette, panels, show_reason
-from entrain_bench.metrics import memory_steps
-from entrain_bench.records import Results
+from entrain_bench.records.labels import names
+from entrain_bench.records.records import Results
+from entrain_bench.records.tables import Runs, run_actions, run_table
 
 EXPERIMENT = "schedule_gantt"
 RUNS = True
@@ -79,6 +79,20 @@ def peak_replica(actions: pd.DataFrame) -> pd.DataFrame:
     last = ~steps["lane"].duplicated(keep="last")
     changed = steps.groupby("lane")["bytes"].diff() != 0  # NaN, in the first row of a lane, differs
     return steps[changed | last].assign(holds=steps["lane"].map(holds))[COLUMNS]
+
+
+def memory_steps(frame: pd.DataFrame) -> pd.DataFrame:
+    """Memory of a rank of each lane over time, from the columns of ``timeline_frame``.
+
+    Returns:
+        Columns ``lane``, ``rank``, ``time_s``, ``bytes``, by lane and time: the memory from that time until the lane's
+        next row. Before its first row a lane holds what it holds after its last one.
+    """
+    lanes = frame[["lane", "rank"]]
+    running = lanes.assign(time_s=frame["start_s"], bytes=frame["memory_bytes"])
+    ended = lanes.assign(time_s=frame["end_s"], bytes=frame["memory_after_bytes"])
+    # Entries of a lane follow each other in time: alternating them keeps the order where times are equal.
+    return pd.concat([running, ended]).sort_index(kind="stable").reset_index(drop=True)
 
 
 def _draw_lanes(panel: Axes, lanes: pd.DataFrame, colours: dict[str, Colour]) -> None:

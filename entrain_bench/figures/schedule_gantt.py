@@ -16,10 +16,9 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from entrain_bench.compose import Cell
+from entrain_bench.config.command_line import Cell
 from entrain_bench.errors import UserError
-from entrain_bench.figures._data import Runs, extreme_replica, run_actions, run_table
-from entrain_bench.figures._labels import names, spell
+from entrain_bench.figures._replicas import extreme_replica
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
     INK,
@@ -30,7 +29,9 @@ from entrain_bench.figures._style import (
     panels,
     show_reason,
 )
-from entrain_bench.records import Results
+from entrain_bench.records.labels import names, spell
+from entrain_bench.records.records import Results
+from entrain_bench.records.tables import Runs, run_actions, run_table
 
 EXPERIMENT = "schedule_gantt"
 RUNS = True

@@ -13,10 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from entrain_bench.analysis import share_quantiles
-from entrain_bench.compose import Cell
-from entrain_bench.figures._data import analyse
-from entrain_bench.figures._labels import names
+from entrain_bench.config.command_line import Cell
+from entrain_bench.figures._analysis import analyse
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
     INK,
@@ -26,7 +24,9 @@ from entrain_bench.figures._style import (
     palette,
     split,
 )
-from entrain_bench.records import Results
+from entrain_bench.records.analysis import share_quantiles
+from entrain_bench.records.labels import names
+from entrain_bench.records.records import Results
 
 EXPERIMENT = "token_distributions"
 RUNS = False

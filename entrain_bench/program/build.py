@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.arrays import IntArray, offsets_from_counts, rows_of, take_rows
-from entrain_bench.assignment import Chunks
-from entrain_bench.layout import Blocks, Layout
+from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.columns import Pass, Program
-from entrain_bench.shapes import SampleShapes
+from entrain_bench.program.layout import Blocks, Layout
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import SampleShapes
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from enum import IntEnum
 import numpy as np
 
 from entrain_bench.arrays import IntArray
-from entrain_bench.assignment import Chunks
-from entrain_bench.layout import Layout
-from entrain_bench.shapes import SampleShapes
+from entrain_bench.program.assignment import Chunks
+from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import SampleShapes
 
 
 class Pass(IntEnum):

@@ -10,9 +10,9 @@ from entrain_bench.arrays import FloatArray
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import OutOfMemoryError
 from entrain_bench.program import Program
+from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate.engine import place_actions
-from entrain_bench.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 
 from entrain_bench.errors import UserError
-from entrain_bench.metrics import timeline_frame
 from entrain_bench.program import Program
+from entrain_bench.program.table import timeline_frame
+from entrain_bench.program.timeline import Timeline
 from entrain_bench.simulate.engine import place_actions
-from entrain_bench.timeline import Timeline
 
 LABELS = ["lane", "module", "stage", "replica", "microbatch", "part", "pass"]
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import IncompatibleError, UserError, require
-from entrain_bench.shapes import SampleShapes
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
+from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 from entrain_bench.specs.unet import parse_unet, unet_layers
 

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 
 from entrain_bench.errors import IncompatibleError
-from entrain_bench.job import Job
-from entrain_bench.layout import Layout
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import Job
 from entrain_bench.train.groups import make_groups
 from entrain_bench.train.harness import DTYPES, TrainHarness
 from entrain_bench.train.loader import Loader

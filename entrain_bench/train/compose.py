@@ -12,11 +12,11 @@ from time import perf_counter
 import torch.distributed as dist
 
 from entrain_bench.experiment import Setting
-from entrain_bench.layout import Layout
 from entrain_bench.program import Program
+from entrain_bench.program.layout import Layout
+from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
-from entrain_bench.shapes import SampleShapes
-from entrain_bench.timeline import Timeline
+from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.control import PlanningGroup
 from entrain_bench.train.runtime import Work
 from entrain_bench.train.wire import program_from_bytes, program_to_bytes

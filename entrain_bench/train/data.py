@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from entrain_bench.arrays import IntArray
-from entrain_bench.shapes import SampleShapes
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.modules import Pack, input_width
 
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from entrain_bench.layout import Layout, ModuleLayout
+from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.train.channels import Channels
 from entrain_bench.train.modules import StageGroups
 from entrain_bench.train.routes import Place

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from entrain_bench.config import RunConfig
+from entrain_bench.config.schema import RunConfig
 from entrain_bench.errors import DeadlockError, ExecutionError, IncompatibleError, OutOfMemoryError, UserError
-from entrain_bench.experiment import Outcome
-from entrain_bench.job import LayoutRequest
-from entrain_bench.records import write_atomically
+from entrain_bench.records.outcome import Outcome
+from entrain_bench.records.records import write_atomically
+from entrain_bench.specs.job import LayoutRequest
 from entrain_bench.train.wire import layout_from_json, layout_to_json
 
 # A crash prints a stack of every thread, and the names of all extension modules.

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from entrain_bench.config import RunConfig
+from entrain_bench.config.schema import RunConfig
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import IncompatibleError, UserError, require, unknown_choice
-from entrain_bench.experiment import Outcome
+from entrain_bench.records.outcome import Outcome
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -17,9 +17,9 @@ from tempfile import TemporaryDirectory
 
 import torch.distributed as dist
 
-from entrain_bench.config import RunConfig
+from entrain_bench.config.schema import RunConfig
 from entrain_bench.errors import ExecutionError
-from entrain_bench.experiment import Outcome
+from entrain_bench.records.outcome import Outcome
 from entrain_bench.train.handover import config_to_json, read_failures, read_outcome, read_output
 from entrain_bench.train.harness import TrainHarness
 from entrain_bench.train.worker import run_rank

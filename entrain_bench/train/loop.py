@@ -11,11 +11,12 @@ from time import perf_counter
 import numpy as np
 import torch.distributed as dist
 
-from entrain_bench.config import RunConfig
+from entrain_bench.config.schema import RunConfig
 from entrain_bench.errors import IncompatibleError, UserError, require
-from entrain_bench.experiment import MAX_KEPT_ACTIONS, Outcome, Setting, prepare
-from entrain_bench.layout import Layout, check_layout
-from entrain_bench.metrics import timeline_frame
+from entrain_bench.experiment import MAX_KEPT_ACTIONS, Setting, prepare
+from entrain_bench.program.layout import Layout, check_layout
+from entrain_bench.program.table import timeline_frame
+from entrain_bench.records.outcome import Outcome
 from entrain_bench.train.build import build_runtime
 from entrain_bench.train.checkpoint import Checkpoints
 from entrain_bench.train.clock import Clock

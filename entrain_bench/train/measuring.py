@@ -12,9 +12,9 @@ import torch.distributed as dist
 from entrain_bench.arrays import FloatArray
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import ExecutionError
-from entrain_bench.metrics import measure
 from entrain_bench.program import Program
-from entrain_bench.timeline import Timeline
+from entrain_bench.program.timeline import Timeline
+from entrain_bench.records.metrics import measure
 from entrain_bench.train.clock import Clock
 from entrain_bench.train.compose import Composed
 from entrain_bench.train.control import gather_json

@@ -8,7 +8,7 @@ import numpy as np
 
 from entrain_bench.arrays import FloatArray, rows_of
 from entrain_bench.program import Pass, Program
-from entrain_bench.timeline import Timeline
+from entrain_bench.program.timeline import Timeline
 from entrain_bench.train.routes import lane_of_rank
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.arrays import IntArray, rows_of, take_rows
-from entrain_bench.layout import Layout
 from entrain_bench.program import Pass, Program
+from entrain_bench.program.layout import Layout
 from entrain_bench.train.channels import Channel, channels_of, sending_ranks
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from entrain_bench.assignment import Chunks
-from entrain_bench.layout import Layout, ModuleLayout
 from entrain_bench.program import Program
-from entrain_bench.shapes import SampleShapes
+from entrain_bench.program.assignment import Chunks
+from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import SampleShapes
 
 _GIVEN = ("model", "layout", "shapes", "chunks")
 

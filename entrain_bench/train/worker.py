@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from multiprocessing import parent_process
 from pathlib import Path
 
-from entrain_bench.config import RunConfig
-from entrain_bench.experiment import Outcome
+from entrain_bench.config.schema import RunConfig
+from entrain_bench.records.outcome import Outcome
 from entrain_bench.train.handover import config_from_json, output_path, write_failure, write_outcome
 
 

@@ -4,8 +4,8 @@ Profiling engine (``profiling``), data-aware 3D parallelism optimizer (``planner
 scheduler (``assigner``, ``balance``), adaptive correction (``correction``).
 """
 
-from strategies.dflop.assigner import DflopAssigner
-from strategies.dflop.correction import Corrector
-from strategies.dflop.planner import DflopPlanner
+from .assigner import DflopAssigner
+from .correction import Corrector
+from .planner import DflopPlanner
 
 __all__ = ["Corrector", "DflopAssigner", "DflopPlanner"]

@@ -7,18 +7,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from entrain_bench.arrays import FloatArray, rows_of
-from entrain_bench.assignment import Assignment, ModuleAssignment
 from entrain_bench.errors import require
-from entrain_bench.layout import Layout, ModuleLayout
-from entrain_bench.planning import recompute_factor
-from entrain_bench.profile import Profile
 from entrain_bench.program import Program
-from entrain_bench.shapes import SampleShapes
+from entrain_bench.program.assignment import Assignment, ModuleAssignment
+from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.program.timeline import Timeline
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.timeline import Timeline
-from strategies.dflop.balance import SolverLimits, balance, deal
-from strategies.dflop.correction import Corrector, Observation, shape_classes
-from strategies.dflop.profiling import encoder_cost, llm_cost, mean_tokens
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.planning import recompute_factor
+from entrain_bench.strategy.profile import Profile
+
+from .balance import SolverLimits, balance, deal
+from .correction import Corrector, Observation, shape_classes
+from .profiling import encoder_cost, llm_cost, mean_tokens
 
 
 @dataclass(frozen=True, slots=True)

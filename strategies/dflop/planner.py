@@ -11,19 +11,20 @@ from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import BoolArray, FloatArray, IntArray
 from entrain_bench.costs.memory import OPTIMIZER_BYTES, WEIGHT_BYTES
 from entrain_bench.errors import OutOfMemoryError, UserError, require, unknown_choice
-from entrain_bench.layout import Layout
-from entrain_bench.planning import (
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.strategy.interface import Compose
+from entrain_bench.strategy.planning import (
     Candidate,
     fastest_that_fits,
     partition_layers,
     recompute_factor,
     slowest_stages_s,
 )
-from entrain_bench.profile import Profile
-from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.strategy import Compose
-from strategies.dflop.profiling import DataShapes, data_shapes, encoder_cost, layer_s, llm_cost
-from strategies.dflop.space import Plan, enumerate_degrees, pipeline_s, place_plan
+from entrain_bench.strategy.profile import Profile
+
+from .profiling import DataShapes, data_shapes, encoder_cost, layer_s, llm_cost
+from .space import Plan, enumerate_degrees, pipeline_s, place_plan
 
 # Estimates evaluated at once, to bound memory.
 BLOCK = 1 << 21

@@ -4,8 +4,8 @@ Modality-aware partitioner (``partitioner``), sub-microbatches (``assigner``), g
 (``interleaver``) and the search over segment priorities (``scheduler``).
 """
 
-from strategies.dip.assigner import DipAssigner
-from strategies.dip.partitioner import DipPlanner
-from strategies.dip.scheduler import DipScheduler
+from .assigner import DipAssigner
+from .partitioner import DipPlanner
+from .scheduler import DipScheduler
 
 __all__ = ["DipAssigner", "DipPlanner", "DipScheduler"]

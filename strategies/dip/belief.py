@@ -6,14 +6,14 @@ import numpy as np
 
 from entrain_bench.arithmetic import matmul
 from entrain_bench.arrays import FloatArray, IntArray, sum_rows
-from entrain_bench.assignment import Chunks
-from entrain_bench.layout import ModuleLayout
-from entrain_bench.planning import recompute_factor
-from entrain_bench.profile import Profile
 from entrain_bench.program import Program
-from entrain_bench.shapes import SampleShapes
+from entrain_bench.program.assignment import Chunks
+from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.planning import recompute_factor
+from entrain_bench.strategy.profile import Profile
 
 
 def chunk_s(

@@ -11,20 +11,21 @@ import numpy as np
 from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import DeadlockError, IncompatibleError, require, unknown_choice
-from entrain_bench.job import Degrees, Job
-from entrain_bench.layout import Layout, ModuleLayout, check_layout
-from entrain_bench.planning import (
+from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.specs.job import Degrees, Job
+from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.interface import Compose
+from entrain_bench.strategy.planning import (
     Candidate,
     fastest_that_fits,
     partition_layers,
     recompute_choices,
 )
-from entrain_bench.profile import Profile
-from entrain_bench.shapes import SampleShapes
-from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.strategy import Compose
-from strategies.dip.assigner import efficient_items
-from strategies.dip.belief import believed_s
+from entrain_bench.strategy.profile import Profile
+
+from .assigner import efficient_items
+from .belief import believed_s
 
 CHUNKS = ("auto", "one", "rule")
 # Sequence whose layer times split a module that no profiled sample exercises.

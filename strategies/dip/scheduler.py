@@ -8,15 +8,16 @@ from time import perf_counter
 import numpy as np
 
 from entrain_bench.arrays import IntArray
-from entrain_bench.assignment import Assignment
 from entrain_bench.errors import IncompatibleError, require, unknown_choice
-from entrain_bench.layout import Layout
-from entrain_bench.profile import Profile
 from entrain_bench.program import Program, Slots, build_program
-from entrain_bench.schedules import chain_chunks, three_phase_program
-from entrain_bench.shapes import SampleShapes
-from strategies.dip.search import OrderTree
-from strategies.dip.segments import Segments, segments_of
+from entrain_bench.program.assignment import Assignment
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.profile import Profile
+from entrain_bench.strategy.schedules import chain_chunks, three_phase_program
+
+from .search import OrderTree
+from .segments import Segments, segments_of
 
 ORDERS = ("interleave", "phases")
 

@@ -9,12 +9,13 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
-from entrain_bench.assignment import Assignment
 from entrain_bench.costs.memory import Memory
-from entrain_bench.profile import Profile
 from entrain_bench.program import Program
-from strategies.dip.belief import believed_durations, lanes_of_actions
-from strategies.dip.interleaver import interleave
+from entrain_bench.program.assignment import Assignment
+from entrain_bench.strategy.profile import Profile
+
+from .belief import believed_durations, lanes_of_actions
+from .interleaver import interleave
 
 
 @dataclass(frozen=True, slots=True)

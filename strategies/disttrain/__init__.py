@@ -5,8 +5,8 @@ Orchestration as a convex problem (``orchestration``, ``planner``), intra- and i
 reconstructed is listed in docs/strategies.md.
 """
 
-from strategies.disttrain.assigner import DistTrainAssigner
-from strategies.disttrain.planner import DistTrainPlanner
-from strategies.disttrain.scheduler import DistTrainScheduler
+from .assigner import DistTrainAssigner
+from .planner import DistTrainPlanner
+from .scheduler import DistTrainScheduler
 
 __all__ = ["DistTrainAssigner", "DistTrainPlanner", "DistTrainScheduler"]

@@ -10,14 +10,15 @@ import numpy as np
 
 from entrain_bench.arithmetic import matmul
 from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.assignment import Assignment, same_microbatches
 from entrain_bench.errors import IncompatibleError, unknown_choice
-from entrain_bench.layout import Layout
-from entrain_bench.planning import recompute_factor
-from entrain_bench.profile import Profile
-from entrain_bench.schedules import stages_behind
-from entrain_bench.shapes import SampleShapes
-from strategies.disttrain.reordering import balanced_groups, interval_order
+from entrain_bench.program.assignment import Assignment, same_microbatches
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.planning import recompute_factor
+from entrain_bench.strategy.profile import Profile
+from entrain_bench.strategy.schedules import stages_behind
+
+from .reordering import balanced_groups, interval_order
 
 INTRA = ("none", "microbatch", "global_batch")
 

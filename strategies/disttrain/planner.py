@@ -16,8 +16,10 @@ from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import FloatArray
 from entrain_bench.costs.memory import OPTIMIZER_BYTES, WEIGHT_BYTES
 from entrain_bench.errors import UserError, require
-from entrain_bench.layout import Layout
-from entrain_bench.planning import (
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.interface import Compose
+from entrain_bench.strategy.planning import (
     Candidate,
     Island,
     first_that_fits,
@@ -27,10 +29,9 @@ from entrain_bench.planning import (
     recompute_factor,
     stage_sums,
 )
-from entrain_bench.profile import Profile
-from entrain_bench.shapes import SampleShapes
-from entrain_bench.strategy import Compose
-from strategies.disttrain.orchestration import Options, Point, UnitLoad, best_integers, iteration_s, solve
+from entrain_bench.strategy.profile import Profile
+
+from .orchestration import Options, Point, UnitLoad, best_integers, iteration_s, solve
 
 # Draws until the profiled samples exercise every module; a lone sample may have no items.
 MAX_DRAWS = 64

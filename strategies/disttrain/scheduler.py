@@ -7,14 +7,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.assignment import Assignment
 from entrain_bench.errors import IncompatibleError
-from entrain_bench.layout import Layout
-from entrain_bench.profile import Profile
 from entrain_bench.program import Program
-from entrain_bench.schedules import chain_program, stages_behind
-from entrain_bench.shapes import SampleShapes
+from entrain_bench.program.assignment import Assignment
+from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.profile import Profile
+from entrain_bench.strategy.schedules import chain_program, stages_behind
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 Algorithms 1 and 2 (``planner``), Algorithm 3 (``assigner``), split backward and eager forward (``scheduler``).
 """
 
-from strategies.entrain.assigner import EntrainAssigner
-from strategies.entrain.planner import EntrainPlanner
-from strategies.entrain.scheduler import EntrainScheduler
+from .assigner import EntrainAssigner
+from .planner import EntrainPlanner
+from .scheduler import EntrainScheduler
 
 __all__ = ["EntrainAssigner", "EntrainPlanner", "EntrainScheduler"]

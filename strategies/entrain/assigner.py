@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.assignment import Assignment, same_microbatches
 from entrain_bench.errors import require
-from entrain_bench.layout import Layout
-from entrain_bench.profile import Profile
-from entrain_bench.shapes import SampleShapes
-from strategies.entrain.balance import (
+from entrain_bench.program.assignment import Assignment, same_microbatches
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.profile import Profile
+
+from .balance import (
     assign_microbatches,
     assign_replicas,
     bottleneck_matching,

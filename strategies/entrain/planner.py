@@ -11,9 +11,11 @@ import numpy as np
 
 from entrain_bench.arrays import FloatArray
 from entrain_bench.errors import UserError, require
-from entrain_bench.job import Degrees
-from entrain_bench.layout import Layout
-from entrain_bench.planning import (
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import Degrees
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.interface import Compose
+from entrain_bench.strategy.planning import (
     Candidate,
     allocate_stages,
     fastest_that_fits,
@@ -24,9 +26,7 @@ from entrain_bench.planning import (
     stable_samples,
     stage_sums,
 )
-from entrain_bench.profile import Profile
-from entrain_bench.shapes import SampleShapes
-from entrain_bench.strategy import Compose
+from entrain_bench.strategy.profile import Profile
 
 logger = logging.getLogger(__name__)
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray, sum_rows
-from entrain_bench.assignment import Assignment, Chunks
 from entrain_bench.costs.memory import Memory
 from entrain_bench.errors import unknown_choice
-from entrain_bench.layout import Layout
-from entrain_bench.profile import Profile
 from entrain_bench.program import Program
-from entrain_bench.schedules import backward_microbatch, chain_chunks, chain_program, stages_behind
-from entrain_bench.shapes import SampleShapes
+from entrain_bench.program.assignment import Assignment, Chunks
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.profile import Profile
+from entrain_bench.strategy.schedules import backward_microbatch, chain_chunks, chain_program, stages_behind
 
 EAGER = ("none", "encoder", "all")
 

@@ -4,8 +4,8 @@ Routes over the boundary (``boundary``), layouts by exhaustive search (``degrees
 batch-dimension transform (``assigner``), three-phase and graph-aware 1F1B schedules (``scheduler``).
 """
 
-from strategies.hetero.assigner import BatchSlices
-from strategies.hetero.planner import ColocatedPlanner, NoncolocatedPlanner
-from strategies.hetero.scheduler import ColocatedScheduler, GraphAwareScheduler
+from .assigner import BatchSlices
+from .planner import ColocatedPlanner, NoncolocatedPlanner
+from .scheduler import ColocatedScheduler, GraphAwareScheduler
 
 __all__ = ["BatchSlices", "ColocatedPlanner", "ColocatedScheduler", "GraphAwareScheduler", "NoncolocatedPlanner"]

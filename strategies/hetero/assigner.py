@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.arrays import IntArray, offsets_from_counts
-from entrain_bench.assignment import Assignment, ModuleAssignment
-from entrain_bench.boundary import is_colocated, ratio_of
 from entrain_bench.errors import require
-from entrain_bench.layout import Layout
-from entrain_bench.profile import Profile
-from entrain_bench.shapes import SampleShapes
+from entrain_bench.program.assignment import Assignment, ModuleAssignment
+from entrain_bench.program.boundary import is_colocated, ratio_of
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from entrain_bench.assignment import Assignment, check_assignment
-from entrain_bench.boundary import ratio_of
 from entrain_bench.errors import IncompatibleError
-from entrain_bench.layout import Layout
-from entrain_bench.shapes import SampleShapes
+from entrain_bench.program.assignment import Assignment, check_assignment
+from entrain_bench.program.boundary import ratio_of
+from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import SampleShapes
 
 
 def check_routes(

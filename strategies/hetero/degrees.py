@@ -9,10 +9,10 @@ from itertools import product
 import numpy as np
 
 from entrain_bench.arrays import IntArray
-from entrain_bench.boundary import is_integer_ratio
 from entrain_bench.errors import IncompatibleError, UserError, require
-from entrain_bench.job import Degrees, Job
-from entrain_bench.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.program.boundary import is_integer_ratio
+from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.model import ModuleSpec
 
 

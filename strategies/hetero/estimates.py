@@ -11,13 +11,14 @@ from math import ceil
 import numpy as np
 
 from entrain_bench.arrays import FloatArray
-from entrain_bench.job import Degrees, Job
-from entrain_bench.planning import Candidate, partition_layers, recompute_choices, recompute_factor, stage_sums
-from entrain_bench.profile import Profile
-from entrain_bench.shapes import SampleShapes
+from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
-from strategies.hetero.degrees import Pair, place_pair
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.planning import Candidate, partition_layers, recompute_choices, recompute_factor, stage_sums
+from entrain_bench.strategy.profile import Profile
+
+from .degrees import Pair, place_pair
 
 
 def candidates_of(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from entrain_bench.errors import require
-from entrain_bench.layout import Layout
-from entrain_bench.planning import by_estimate, fastest_in_trials
-from entrain_bench.profile import Profile
-from entrain_bench.strategy import Compose
-from strategies.hetero.degrees import colocated_pairs, noncolocated_pairs
-from strategies.hetero.estimates import candidates_of
+from entrain_bench.program.layout import Layout
+from entrain_bench.strategy.interface import Compose
+from entrain_bench.strategy.planning import by_estimate, fastest_in_trials
+from entrain_bench.strategy.profile import Profile
+
+from .degrees import colocated_pairs, noncolocated_pairs
+from .estimates import candidates_of
 
 
 @dataclass(frozen=True, slots=True)

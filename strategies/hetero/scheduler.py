@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.assignment import Assignment
-from entrain_bench.boundary import is_colocated, is_disjoint
 from entrain_bench.errors import IncompatibleError
-from entrain_bench.layout import Layout
-from entrain_bench.profile import Profile
 from entrain_bench.program import Program
-from entrain_bench.schedules import chain_program, stages_behind, three_phase_program
-from entrain_bench.shapes import SampleShapes
-from strategies.hetero.boundary import check_routes
+from entrain_bench.program.assignment import Assignment
+from entrain_bench.program.boundary import is_colocated, is_disjoint
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.profile import Profile
+from entrain_bench.strategy.schedules import chain_program, stages_behind, three_phase_program
+
+from .boundary import check_routes
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from torch.nn import Parameter
 from torch.utils.checkpoint import checkpoint
 
 from entrain_bench.errors import IncompatibleError
-from entrain_bench.layout import check_tensor_parallel
+from entrain_bench.program.layout import check_tensor_parallel
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.device import to_device
 from entrain_bench.train.modules.attention import FLASH_HEAD_DIMS, uses_flash

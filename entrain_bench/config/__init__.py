@@ -1,0 +1,1 @@
+"""From the command line and YAML to checked values and objects."""

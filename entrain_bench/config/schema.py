@@ -1,0 +1,130 @@
+"""The user's configuration: the schema Hydra checks, and the plain values the harness works with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from entrain_bench.errors import UserError, require, unknown_choice
+from entrain_bench.specs.job import LayoutRequest
+
+
+@dataclass
+class LayoutConfig:
+    """``layout.*`` as the user writes it; null leaves a degree to the planner."""
+
+    tp: int | None = MISSING
+    cp: int | None = MISSING
+    pp: int | None = MISSING
+    dp: int | None = MISSING
+
+
+@dataclass
+class ConfigSchema:
+    """Top-level keys and their types; values are in experiments/config.yaml. Hydra rejects others and wrong types."""
+
+    strategy: Any = MISSING
+    workload: Any = MISSING
+    model: Any = MISSING
+    cluster: Any = MISSING
+    harness: Any = MISSING
+    seed: int = MISSING
+    iterations: int = MISSING
+    global_batch: int = MISSING
+    microbatch_size: int = MISSING
+    layout: LayoutConfig = field(default_factory=LayoutConfig)
+    belief_error: float = MISSING
+    belief_bias: float = MISSING
+    memory_fraction: float = MISSING
+    distributed_optimizer: bool = MISSING
+    results_dir: str = MISSING
+    mlflow: bool = MISSING
+
+
+# Keys that each group's choice must have.
+GROUP_KEYS = {
+    "strategy": ("name", "planner", "assigner", "scheduler"),
+    "workload": ("name", "_target_"),
+    "model": ("name", "modules", "tokens"),
+    "cluster": ("name", "device", "tiers", "sources"),
+    "harness": ("label", "_target_"),
+}
+TEXT_KEYS = ("name", "label", "_target_")
+
+
+def register_schema() -> None:
+    """Make the schema known to Hydra under the name that experiments/config.yaml extends."""
+    ConfigStore.instance().store(name="schema", node=ConfigSchema)
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """One fully resolved run.
+
+    Attributes:
+        strategy, workload, model, cluster, harness: the chosen groups as plain mappings.
+    """
+
+    strategy: Mapping[str, Any]
+    workload: Mapping[str, Any]
+    model: Mapping[str, Any]
+    cluster: Mapping[str, Any]
+    harness: Mapping[str, Any]
+    seed: int
+    iterations: int
+    global_batch: int
+    microbatch_size: int
+    layout: LayoutRequest
+    belief_error: float
+    belief_bias: float
+    memory_fraction: float
+    distributed_optimizer: bool
+    results_dir: str
+    mlflow: bool
+
+    @classmethod
+    def from_hydra(cls, config: DictConfig) -> RunConfig:
+        """Resolve interpolations and check ranges.
+
+        Raises:
+            UserError: naming field, value and allowed range.
+        """
+        missing = sorted(OmegaConf.missing_keys(config))
+        if missing:
+            raise UserError(f"{missing[0]}: must be given")
+        values = OmegaConf.to_container(config, resolve=True)
+        assert isinstance(values, dict)
+        for group, keys in GROUP_KEYS.items():
+            _check_group(group, values[group], keys)
+        require(0 <= values["seed"] < 2**32, "seed", values["seed"], "in 0..2^32-1")
+        require(values["iterations"] >= 1, "iterations", values["iterations"], "at least 1")
+        for key in ("belief_error", "belief_bias"):
+            require(0 <= values[key] < 1, key, values[key], "in [0, 1)")
+        require(0 < values["memory_fraction"] <= 1, "memory_fraction", values["memory_fraction"], "in (0, 1]")
+        known = ConfigSchema.__dataclass_fields__
+        if unknown := sorted(set(map(str, values)) - set(known) - {"figure"}):
+            raise unknown_choice("key", unknown[0], known)
+        layout = LayoutRequest(**values.pop("layout"))
+        return cls(layout=layout, **{str(key): value for key, value in values.items()})
+
+    def content(self) -> dict[str, Any]:
+        """Everything that decides the result, as plain values; where it is written does not."""
+        skipped = {"results_dir", "mlflow"}
+        content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in skipped}
+        content["layout"] = {name: getattr(self.layout, name) for name in ("tp", "cp", "pp", "dp")}
+        return content
+
+
+def _check_group(group: str, values: Any, keys: Sequence[str]) -> None:
+    if not isinstance(values, dict):
+        raise UserError(f"{group}={values}: must be one of the choices of that group")
+    for key in keys:
+        value = values.get(key)
+        if key in TEXT_KEYS and not isinstance(value, str):
+            raise UserError(f"{group}.{key}={value}: must be text")
+        if value is None:
+            raise UserError(f"{group}.{key}: missing")

@@ -1,0 +1,150 @@
+"""Assignments: which replica and microbatch each unit of each module goes to, and the chunks that follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from entrain_bench.arrays import IntArray, freeze, offsets_from_counts
+from entrain_bench.errors import UserError
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.model import ModelSpec, ModuleSpec, Role
+from entrain_bench.specs.shapes import SampleShapes
+
+# Places in a replica's order; far beyond use, and small enough for the integer keys that programs are sorted by.
+MAX_MICROBATCHES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleAssignment:
+    """Labels of one module's units (items or samples), in ``ModuleSpec.units`` order.
+
+    Every unit has one replica and one place in that replica's order of microbatches, so each is processed once.
+
+    Attributes:
+        replica: data-parallel replica ``[units]``.
+        microbatch: position of its microbatch in the replica's order ``[units]``; gaps are allowed.
+    """
+
+    replica: IntArray
+    microbatch: IntArray
+
+    def __post_init__(self) -> None:
+        freeze(self.replica, self.microbatch)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Labels for every module, in the model's order."""
+
+    modules: tuple[ModuleAssignment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Sets of units that share one autograd graph, ordered by replica, microbatch and part.
+
+    A chunk is a microbatch, or one part of it when its backward is split.
+
+    Attributes:
+        replica, microbatch, part: labels ``[chunks]``.
+        offsets, members: the units of each chunk, CSR.
+    """
+
+    replica: IntArray
+    microbatch: IntArray
+    part: IntArray
+    offsets: IntArray
+    members: IntArray
+
+    def __len__(self) -> int:
+        return len(self.replica)
+
+
+def same_microbatches(
+    model: ModelSpec,
+    shapes: SampleShapes,
+    replica: IntArray,
+    encoder: IntArray,
+    llm: IntArray,
+    encoder_replica: IntArray | None = None,
+    generator_replica: IntArray | None = None,
+) -> Assignment:
+    """The assignment of systems that move whole samples: the items of a sample stay together.
+
+    Generators share the LLM's microbatches.
+
+    Args:
+        model: the model.
+        shapes: the iteration's samples.
+        replica: replica of each sample ``[samples]``.
+        encoder: encoder microbatch of each sample ``[samples]``.
+        llm: LLM microbatch of each sample ``[samples]``.
+        encoder_replica: encoder replica of each sample ``[samples]``, if encoders have a DP of their own.
+        generator_replica: generator replica of each sample ``[samples]``, likewise.
+    """
+    labels = {
+        Role.ENCODER: (replica if encoder_replica is None else encoder_replica, encoder),
+        Role.LLM: (replica, llm),
+        Role.GENERATOR: (replica if generator_replica is None else generator_replica, llm),
+    }
+    modules = []
+    for module in model.modules:
+        samples = module.owners(shapes, module.units(shapes))
+        of_sample, microbatch = labels[module.role]
+        modules.append(ModuleAssignment(of_sample[samples], microbatch[samples]))
+    return Assignment(tuple(modules))
+
+
+def check_assignment(assignment: Assignment, model: ModelSpec, layout: Layout, shapes: SampleShapes) -> None:
+    """Raise ``UserError`` naming the sample whose label is missing or out of range."""
+    if len(assignment.modules) != len(model.modules):
+        raise UserError(f"assignment: {len(assignment.modules)} modules, the model has {len(model.modules)}")
+    for labels, module, placed in zip(assignment.modules, model.modules, layout.modules, strict=True):
+        units = module.units(shapes)
+        owner = module.owners(shapes, units)
+        given = min(len(labels.replica), len(labels.microbatch))
+        if given != len(units) or len(labels.replica) != len(labels.microbatch):
+            lost = f"; sample {shapes.sample_ids[owner[given]]} has none" if given < len(units) else ""
+            raise UserError(
+                f"assignment of {module.name}: {len(labels.replica)} replica and {len(labels.microbatch)} microbatch "
+                f"labels for {len(units)} units{lost}"
+            )
+        limits = (("replica", labels.replica, placed.dp), ("microbatch", labels.microbatch, MAX_MICROBATCHES))
+        for name, label, limit in limits:
+            wrong = np.flatnonzero((label < 0) | (label >= limit))
+            if wrong.size:
+                raise UserError(
+                    f"assignment of {module.name}: sample {shapes.sample_ids[owner[wrong[0]]]} has "
+                    f"{name}={label[wrong[0]]}: must be 0..{limit - 1}"
+                )
+
+
+def group_chunks(
+    module: ModuleSpec, shapes: SampleShapes, labels: ModuleAssignment, part: IntArray | None = None
+) -> Chunks:
+    """Group a module's units into chunks by replica, microbatch and part.
+
+    Args:
+        module: the module.
+        shapes: the iteration's samples.
+        labels: the module's assignment.
+        part: splits microbatches further ``[units]``; None keeps them whole.
+    """
+    units = module.units(shapes)
+    part = np.zeros(len(units), np.int64) if part is None else part
+    # One integer key sorts several times faster than lexsort; units keep their order inside a chunk.
+    num_microbatches, num_parts = (1 + int(a.max(initial=0)) for a in (labels.microbatch, part))
+    key = (labels.replica.astype(np.int64) * num_microbatches + labels.microbatch) * num_parts + part
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    first = np.flatnonzero(np.diff(key, prepend=-1))
+    chunk_key = key[first]
+    return Chunks(
+        chunk_key // (num_microbatches * num_parts),
+        chunk_key // num_parts % num_microbatches,
+        chunk_key % num_parts,
+        offsets_from_counts(np.diff(first, append=len(key))),
+        units[order],
+    )

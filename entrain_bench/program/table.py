@@ -1,0 +1,76 @@
+"""Timelines as tables, for figures, files and other programs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from entrain_bench.arrays import rows_of
+from entrain_bench.program.columns import Pass
+from entrain_bench.program.timeline import Timeline
+
+
+def timeline_frame(timeline: Timeline) -> pd.DataFrame:
+    """A timeline as a table, one row for each action and lane it occupies, for figures and files.
+
+    ``memory_bytes`` and ``memory_after_bytes``, of a rank of the lane while the action runs and after it, are there if
+    the executor can tell.
+    """
+    program = timeline.program
+    lane, action = rows_of(program.lane_offsets), program.lane_actions
+    module = program.module[action]
+    names = np.array([spec.name for spec in program.model.modules])
+    chunk = program.chunk[action]
+    labels = {name: np.full(len(action), -1) for name in ("microbatch", "part")}
+    for index, chunks in enumerate(program.chunks):
+        mine = (module == index) & (chunk >= 0)
+        for name, column in labels.items():
+            column[mine] = getattr(chunks, name)[chunk[mine]]
+    frame = pd.DataFrame(
+        {
+            "lane": lane,
+            "rank": program.layout.lane_first_rank[lane],
+            "num_ranks": program.layout.lane_width[lane],
+            "module": names[module],
+            "stage": program.stage[action],
+            "replica": program.replica[action],
+            "microbatch": labels["microbatch"],
+            "part": labels["part"],
+            "pass": np.array([kind.name.lower() for kind in Pass])[program.kind[action]],
+            "start_s": timeline.start_s[action],
+            "end_s": timeline.end_s[action],
+            "comm_s": timeline.comm_s[action],
+            "transfer_wait_s": timeline.transfer_wait_s[action],
+        }
+    )
+    if timeline.memory_bytes is not None:
+        frame["memory_bytes"], frame["memory_after_bytes"] = timeline.memory_bytes
+    return frame
+
+
+def chrome_trace(frame: pd.DataFrame) -> dict[str, object]:
+    """A timeline table in the Chrome trace format (chrome://tracing, Perfetto), times in microseconds.
+
+    Processes are replicas, threads are lanes named by their first rank.
+    """
+    lanes = frame[frame["replica"] >= 0].drop_duplicates("lane").set_index("lane")["replica"]
+    events: list[dict[str, object]] = []
+    for lane, rank in frame.drop_duplicates("lane")[["lane", "rank"]].itertuples(index=False):
+        replica = int(lanes.get(lane, -1))
+        name = {"name": f"rank {rank}"}
+        events.append({"ph": "M", "name": "thread_name", "pid": replica, "tid": int(lane), "args": name})
+    for row in frame.to_dict("records"):
+        start = float(row["start_s"]) * 1e6
+        events.append(
+            {
+                "ph": "X",
+                "name": f"{row['pass']} {row['module']} {row['microbatch']}" if row["microbatch"] >= 0 else row["pass"],
+                "cat": row["pass"],
+                "pid": int(lanes.get(row["lane"], -1)),
+                "tid": int(row["lane"]),
+                "ts": start,
+                "dur": float(row["end_s"]) * 1e6 - start,
+                "args": {"stage": int(row["stage"]), "part": int(row["part"])},
+            }
+        )
+    return {"traceEvents": events, "displayTimeUnit": "ms"}

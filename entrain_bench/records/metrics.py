@@ -1,0 +1,86 @@
+"""Metrics of a timeline; docs/metrics.md states each by formula."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from entrain_bench.arrays import FloatArray, rows_of
+from entrain_bench.costs.bound import lower_bound_s
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.program.timeline import Timeline
+
+# A backward takes twice the forward's model FLOPs.
+TRAINING_FLOPS = 3.0
+
+
+def microbatch_forward(timeline: Timeline, modules: Sequence[int]) -> pd.DataFrame:
+    """Forward time of every microbatch of the given modules together, summed over stages and parts.
+
+    A microbatch that only has LLM work counts as zero for modules that share the LLM's replicas.
+
+    Returns:
+        Columns ``replica``, ``microbatch``, ``forward_s``.
+    """
+    program = timeline.program
+    duration = timeline.end_s - timeline.start_s
+    rows = [
+        pd.DataFrame(
+            {
+                "replica": program.chunks[index].replica,
+                "microbatch": program.chunks[index].microbatch,
+                "forward_s": duration[program.forward_actions(index)].sum(axis=1),
+            }
+        )
+        for index in modules
+    ]
+    llm = program.model.llm_index
+    if all(program.layout.modules[index].dp == program.layout.modules[llm].dp for index in modules):
+        chunks = program.chunks[llm]
+        rows.append(pd.DataFrame({"replica": chunks.replica, "microbatch": chunks.microbatch, "forward_s": 0.0}))
+    return pd.concat(rows).groupby(["replica", "microbatch"])["forward_s"].sum().reset_index()
+
+
+def forward_std_ms(timeline: Timeline, modules: Sequence[int]) -> float:
+    """Standard deviation of the forward time over a replica's microbatches, averaged over replicas, milliseconds."""
+    forward = microbatch_forward(timeline, modules)
+    if forward.empty:
+        return 0.0
+    return float(forward.groupby("replica")["forward_s"].std(ddof=0).mean()) * 1e3
+
+
+def rank_seconds(timeline: Timeline, seconds: FloatArray) -> float:
+    """Sum over ranks of a per-action quantity: each action counts for every rank it occupies."""
+    program = timeline.program
+    width = program.layout.lane_width[rows_of(program.lane_offsets)]
+    return float((seconds[program.lane_actions] * width).sum())
+
+
+def measure(timeline: Timeline, truth: CostTruth, assignment_time_s: float) -> dict[str, float]:
+    """The metrics of one iteration, by the column names of ``results/table.csv``."""
+    program, cluster = timeline.program, truth.cluster
+    encoders = [index for index, module in enumerate(truth.model.modules) if module.is_encoder]
+    executed_s = timeline.iteration_time_s
+    # Assignment runs beside the iteration before; only what outlasts an iteration is paid.
+    seconds = max(executed_s, assignment_time_s)
+    flops = TRAINING_FLOPS * truth.model.forward_flops(program.shapes)
+    flops_per_s = flops / seconds / cluster.num_ranks
+    bound_s = lower_bound_s(truth, program.layout, program.shapes)
+    busy_s = rank_seconds(timeline, timeline.end_s - timeline.start_s)
+    exposed_s = rank_seconds(timeline, timeline.comm_s + timeline.transfer_wait_s)
+    return {
+        "iteration_time_s": seconds,
+        "samples_per_s": len(program.shapes) / seconds,
+        "tokens_per_s": float(program.shapes.llm_tokens.sum()) / seconds,
+        "tflops_per_gpu": flops_per_s / 1e12,
+        "mfu": flops_per_s / cluster.device.peak_bf16_flops,
+        "bubble_ratio": 1.0 - busy_s / (cluster.num_ranks * executed_s),
+        "encoder_forward_std_ms": forward_std_ms(timeline, encoders) if encoders else 0.0,
+        "llm_forward_std_ms": forward_std_ms(timeline, [truth.model.llm_index]),
+        "peak_memory_bytes": float(timeline.peak_memory_bytes.max()),
+        "exposed_comm_s": exposed_s / cluster.num_ranks,
+        "assignment_time_s": assignment_time_s,
+        "lower_bound_s": bound_s,
+        "gap_to_lower_bound": seconds / bound_s - 1.0,
+    }

@@ -1,0 +1,27 @@
+"""What a run found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from entrain_bench.program.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run found.
+
+    Attributes:
+        layout: the planned layout.
+        metrics: means over iterations by table column.
+        iterations: the metrics of each iteration.
+        timeline: the first iteration's timeline as a table; None if it is too large to keep.
+    """
+
+    layout: Layout
+    metrics: Mapping[str, float]
+    iterations: tuple[Mapping[str, float], ...]
+    timeline: pd.DataFrame | None

@@ -1,0 +1,235 @@
+"""Run records: one file a run, written whole or not at all, named by what decides its content."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from filelock import FileLock
+
+from entrain_bench.config.instantiate import instantiate
+from entrain_bench.config.schema import RunConfig
+from entrain_bench.errors import UserError
+from entrain_bench.program.table import chrome_trace
+from entrain_bench.records.keys import COSMETIC_KEYS, identify
+from entrain_bench.records.outcome import Outcome
+
+logger = logging.getLogger(__name__)
+
+LOCK_TIMEOUT_S = 60.0
+LABELS = ("strategy", "workload", "model", "cluster", "harness", "seed")
+METRICS = (
+    "iteration_time_s",
+    "samples_per_s",
+    "tokens_per_s",
+    "tflops_per_gpu",
+    "mfu",
+    "bubble_ratio",
+    "encoder_forward_std_ms",
+    "llm_forward_std_ms",
+    "peak_memory_bytes",
+    "exposed_comm_s",
+    "planning_time_s",
+    "assignment_time_s",
+    "lower_bound_s",
+    "gap_to_lower_bound",
+)
+SETTINGS = (
+    "global_batch",
+    "microbatch_size",
+    "iterations",
+    "belief_error",
+    "belief_bias",
+    "memory_fraction",
+    "distributed_optimizer",
+)
+DEGREES = ("layout_tp", "layout_cp", "layout_pp", "layout_dp")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One run as it is stored in ``runs/<key>.json``.
+
+    Attributes:
+        key: hash of configuration, data and code.
+        status: ``ok``, ``skipped`` or ``failed``.
+        reason: why a run has no result.
+        labels: what the run is called in tables.
+        config: the resolved configuration.
+        code_version: hash of the code that produced the result.
+        layout: short text a module.
+        metrics: means over iterations.
+        iterations: metrics of every iteration.
+    """
+
+    key: str
+    status: str
+    reason: str
+    labels: Mapping[str, Any]
+    config: Mapping[str, Any]
+    code_version: str
+    layout: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    iterations: tuple[Mapping[str, float], ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        """Whether a sweep leaves the run alone; failed ones are tried again, for what broke them may lie outside."""
+        return self.status in ("ok", "skipped")
+
+    def row(self) -> dict[str, Any]:
+        """The run's row of ``table.csv``; empty where the run is older than a setting."""
+        settings = {name: self.config.get(name) for name in SETTINGS}
+        degrees = {name: self.config["layout"][name.removeprefix("layout_")] for name in DEGREES}
+        return {
+            **{name: self.labels[name] for name in LABELS},
+            "status": self.status,
+            "reason": self.reason,
+            **{name: self.metrics.get(name) for name in METRICS},
+            **settings,
+            **degrees,
+            "layout": "; ".join(f"{name} {text}" for name, text in self.layout.items()),
+            **{part: self.labels[part] for part in ("planner", "assigner", "scheduler")},
+            "strategy_parameters": parameters_text(self.config["strategy"]),
+            "workload_parameters": parameters_text(self.config["workload"]),
+            "code_version": self.code_version,
+            "key": self.key,
+        }
+
+
+def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
+    """The leaves of a configuration by their dotted paths."""
+    if isinstance(node, Mapping):
+        leaves: dict[str, Any] = {}
+        for key, value in node.items():
+            leaves |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
+        return leaves
+    if isinstance(node, list | tuple) and any(isinstance(value, Mapping) for value in node):
+        return flatten({str(index): value for index, value in enumerate(node)}, prefix)
+    return {prefix: node}
+
+
+def parameters_text(node: Mapping[str, Any]) -> str:
+    """The parameters of a group as one text."""
+    leaves = {path: value for path, value in flatten(node).items() if path != "name" and path not in COSMETIC_KEYS}
+    return " ".join(f"{path}={json.dumps(value)}" for path, value in leaves.items() if "_target_" not in path)
+
+
+def new_record(config: RunConfig, status: str, reason: str = "", outcome: Outcome | None = None) -> Record:
+    """The record of a finished, skipped or failed run."""
+    key, version = identify(config)
+    result: dict[str, Any] = {}
+    if outcome:
+        result = {
+            "layout": outcome.layout.describe(),
+            "metrics": dict(outcome.metrics),
+            "iterations": outcome.iterations,
+        }
+    return Record(key, status, reason, labels_of(config), config.content(), version, **result)
+
+
+def labels_of(config: RunConfig) -> dict[str, Any]:
+    """What a run is called in tables: names of its groups, its seed, and the classes of its strategy's parts."""
+    parts = {part: str(config.strategy[part].get("_target_", "")) for part in ("planner", "assigner", "scheduler")}
+    return {
+        "strategy": str(config.strategy["name"]),
+        "workload": instantiate(config.workload, "workload", "source").name,
+        "model": str(config.model["name"]),
+        "cluster": str(config.cluster["name"]),
+        "harness": str(config.harness["label"]),
+        "seed": config.seed,
+        **{part: target.rsplit(".", 1)[-1] for part, target in parts.items()},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The results folder: ``runs/<key>.json``, ``timelines/<key>.parquet`` and ``.json``, ``table.csv``."""
+
+    root: Path
+
+    def check_writable(self) -> None:
+        """Raise ``UserError`` if the folder cannot be made or written to; creates nothing."""
+        nearest = next(folder for folder in (self.root.absolute(), *self.root.absolute().parents) if folder.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+            raise UserError(f"results_dir={self.root}: must be a writable folder, but {nearest} is not")
+
+    def record_path(self, key: str) -> Path:
+        """Where the record of a key is."""
+        return self.root / "runs" / f"{key}.json"
+
+    def timeline_path(self, key: str) -> Path:
+        """Where the timeline table of a key is."""
+        return self.root / "timelines" / f"{key}.parquet"
+
+    def trace_path(self, key: str) -> Path:
+        """Where the Chrome trace of a key is."""
+        return self.root / "timelines" / f"{key}.json"
+
+    def read(self, key: str) -> Record | None:
+        """The record of a key; None if there is none."""
+        path = self.record_path(key)
+        return _parse_record(path) if path.exists() else None
+
+    def write(self, record: Record, timeline: pd.DataFrame | None) -> None:
+        """Store a run: its timeline first, so that a record always finds it.
+
+        Raises:
+            UserError: if the folder cannot be written to.
+        """
+        try:
+            if timeline is not None:
+                write_atomically(self.timeline_path(record.key), timeline.to_parquet(index=False))
+                write_atomically(self.trace_path(record.key), json.dumps(chrome_trace(timeline)).encode())
+            text = json.dumps(asdict(record), indent=1, sort_keys=True)
+            write_atomically(self.record_path(record.key), text.encode())
+        except OSError as error:
+            raise UserError(f"results_dir={self.root}: cannot be written to ({error})") from error
+
+    def records(self) -> list[Record]:
+        """All readable records, ordered by their labels; a warning names the others."""
+        found = []
+        for path in sorted((self.root / "runs").glob("*.json")):
+            try:
+                found.append(_parse_record(path))
+            except UserError as error:
+                logger.warning("left out of the table: %s", error)
+        return sorted(found, key=lambda r: [str(r.labels[name]) for name in LABELS] + [r.key])
+
+    def write_table(self) -> None:
+        """Write ``table.csv``, the tidy table of all records."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with FileLock(str(self.root / "table.lock"), timeout=LOCK_TIMEOUT_S):
+            table = pd.DataFrame([record.row() for record in self.records()])
+            write_atomically(self.root / "table.csv", table.to_csv(index=False).encode())
+
+
+def _parse_record(path: Path) -> Record:
+    try:
+        values = json.loads(path.read_text())
+        return Record(**{**values, "iterations": tuple(values["iterations"])})
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: not a run record ({error}); delete it to run that cell again") from error
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or a crash, never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        temporary = Path(file.name)
+        try:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException:
+            temporary.unlink()
+            raise
+    temporary.chmod(0o644)
+    temporary.replace(path)

@@ -1,0 +1,90 @@
+"""Tidy tables for figures: of run records, of timelines, and of cached workload analyses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from entrain_bench.config.command_line import Cell
+from entrain_bench.records.keys import identify
+from entrain_bench.records.labels import in_order, label_columns
+from entrain_bench.records.records import Results, flatten, labels_of
+
+# A cell whose record is absent; the other states are those of records.
+MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs and what happened in them.
+
+    Attributes:
+        table: one row a cell (``run_table``).
+        actions: one row an action and lane (``run_actions``).
+    """
+
+    table: pd.DataFrame
+    actions: pd.DataFrame
+
+
+def run_table(cells: Sequence[Cell], results: Results, settings: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """The rows of ``table.csv`` for the given cells, by display order of the strategies, with ``label_columns``.
+
+    A cell without a record has the status ``missing``.
+
+    Args:
+        cells: what to look up.
+        results: where the records are.
+        settings: further columns, by the path of the setting in the configuration (``workload.vision_share``).
+    """
+    rows = []
+    for cell in cells:
+        key, _ = identify(cell.config)
+        record = results.read(key)
+        absent = {**labels_of(cell.config), "status": MISSING, "reason": "not run", "key": key}
+        leaves = flatten(cell.config.content()) if settings else {}
+        swept = {column: leaves.get(path) for column, path in (settings or {}).items()}
+        rows.append({**(record.row() if record else absent), **swept, **label_columns(cell.config)})
+    return in_order(pd.DataFrame(rows))
+
+
+def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
+    """Timelines of the first seed of every strategy, workload and model, where there is one.
+
+    Returns:
+        The columns of ``metrics.timeline_frame``, and before them ``strategy``, ``workload``, ``model``, ``seed`` and
+        ``side``, the role of the action's module: ``encoder``, ``llm`` or ``generator``.
+    """
+    frames = []
+    seen = set()
+    for cell in cells:
+        labels = labels_of(cell.config)
+        names = ("strategy", "workload", "model")
+        case = tuple(labels[name] for name in names)
+        path = results.timeline_path(identify(cell.config)[0])
+        if case in seen or not path.exists():
+            continue
+        seen.add(case)
+        frame = pd.read_parquet(path)
+        sides = {name: cell.config.model["modules"][name]["role"] for name in frame["module"].unique()}
+        frame.insert(0, "side", frame["module"].map(sides))
+        for name in ("seed", *reversed(names)):
+            frame.insert(0, name, labels[name])
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["strategy", "workload", "model"])
+
+
+def mean_over_seeds(data: pd.DataFrame, keys: Sequence[str], metric: str) -> pd.DataFrame:
+    """One row for every combination of the keys: the metric's mean over the runs that succeeded, and what failed.
+
+    Returns:
+        The keys, the metric, ``num_ok``, ``num_runs``, ``status`` and ``reason`` of the first run that did not succeed.
+    """
+    done = data[data["status"] == "ok"].reindex(columns=[*keys, metric]).astype({metric: float})
+    means = done.groupby([*keys], sort=False).agg(**{metric: (metric, "mean"), "num_ok": (metric, "size")})
+    cells = data.groupby([*keys], sort=False).agg(num_runs=("status", "size"))
+    problems = data[data["status"] != "ok"].groupby([*keys], sort=False)[["status", "reason"]].first()
+    table = cells.join(means).join(problems).fillna({"num_ok": 0, "status": "ok", "reason": ""})
+    return table.reset_index().astype({"num_ok": int})

@@ -1,0 +1,127 @@
+"""What a strategy may know: samples drawn for profiling, measured layer times, and estimates made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from zlib import crc32
+
+import numpy as np
+
+from entrain_bench.arithmetic import fit_polynomial, log2, matmul, sine_of_turns
+from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.costs.roofline import PassTimes, loads_of
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.program import Pass, Program
+from entrain_bench.program.layout import Layout
+from entrain_bench.simulate.engine import place_actions
+from entrain_bench.specs.job import Job
+from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.workload import ShapeSource
+
+# Sequence lengths at which layers are profiled (arXiv:2605.27918, section 4.1).
+PROFILED_TOKENS = np.array([64, 256, 1024, 4096, 16384])
+# A factor of 16 in length: estimates of small and of large units err in opposite directions.
+BIAS_OCTAVES = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A strategy's window on the truth.
+
+    Planners draw samples and measure layers; assigners estimate the workloads of the samples they place. Estimates are
+    wrong, the same way each time a sample is seen: by up to ``belief_error`` (relative) sample by sample, and by up to
+    ``belief_bias`` for all units of a length alike.
+    """
+
+    job: Job
+    _source: ShapeSource
+    _seed: int
+    belief_error: float = 0.0
+    belief_bias: float = 0.0
+    _truth: CostTruth = field(init=False)
+    _rng: np.random.Generator = field(init=False)
+    _fits: dict[tuple[str, int, int], FloatArray] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        truth = CostTruth(self.job.model, self.job.cluster, self.job.distributed_optimizer)
+        object.__setattr__(self, "_truth", truth)
+        object.__setattr__(self, "_rng", np.random.default_rng([self._seed, 0x70726F66]))
+
+    def draw(self, num_samples: int) -> SampleShapes:
+        """Independent samples of the workload, apart from the training stream; every call draws new ones."""
+        return self._source.draw(num_samples, self._rng)
+
+    def measure(self, module: ModuleSpec, lengths: IntArray, tp: int, cp: int) -> list[PassTimes]:
+        """Measured times of one layer of each kind on one packed microbatch of sequences of the given lengths."""
+        loads = loads_of(module, np.asarray(lengths), np.array([0, len(lengths)]))
+        return [self._truth.roofline.layer_s(kind, loads, tp, cp) for kind in module.kinds]
+
+    def step_s(self, layout: Layout) -> float:
+        """Measured time of gradient synchronisation and optimizer step on the slowest ranks.
+
+        Modules that share ranks run theirs one after the other.
+        """
+        steps = [
+            self._truth.step_s(module, placed, Pass.GRAD_SYNC) + self._truth.step_s(module, placed, Pass.OPTIMIZER)
+            for module, placed in zip(self.job.model.modules, layout.modules, strict=True)
+        ]
+        return float(layout.lane_sums(steps).max())
+
+    def trial_s(self, program: Program) -> float:
+        """Measured time of one iteration of a program, as a trial run of it shows."""
+        prices = self._truth.price(program)
+        _, end, _ = place_actions(program, prices.duration_s, prices.delay_s, prices.relay)
+        return float(end.max())
+
+    def forward_fit(self, module: ModuleSpec, tp: int, cp: int) -> FloatArray:
+        """Coefficients of ``a x^2 + b x + c`` for the forward of each layer kind ``[kinds, 3]``, seconds.
+
+        Linear regression over ``PROFILED_TOKENS`` (arXiv:2605.27918, section 4.1).
+        """
+        key = (module.name, tp, cp)
+        if key not in self._fits:
+            measured = [self.measure(module, np.array([tokens]), tp, cp) for tokens in PROFILED_TOKENS]
+            forward = np.array([[(kind.forward_s + kind.forward_comm_s)[0] for kind in kinds] for kinds in measured])
+            self._fits[key] = np.stack([fit_polynomial(PROFILED_TOKENS, times, 2) for times in forward.T])
+        return self._fits[key]
+
+    def estimate_units(self, module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int) -> FloatArray:
+        """Believed forward seconds of the whole module for each of its units alone ``[units]``."""
+        units = module.units(shapes)
+        counts = np.bincount(module.layer_kind, minlength=len(module.kinds))
+        a, b, c = matmul(counts, self.forward_fit(module, tp, cp))
+        lengths = module.lengths(shapes, units).astype(np.float64)
+        exact = np.maximum((a * lengths + b) * lengths + c, 0.0)
+        return np.asarray(exact * self.error_factor(module, shapes))
+
+    def error_factor(self, module: ModuleSpec, shapes: SampleShapes) -> FloatArray:
+        """Erroneous over exact estimate of each unit of a module ``[units]``, for estimates of a strategy's own."""
+        units = module.units(shapes)
+        by_sample = self._sample_error(module.name, shapes.sample_ids[module.owners(shapes, units)])
+        return by_sample * self._length_bias(module.name, module.lengths(shapes, units))
+
+    def estimate_samples(self, shapes: SampleShapes, tp: int, cp: int) -> tuple[FloatArray, FloatArray]:
+        """Believed forward seconds of each sample: all encoders together, and the LLM ``[samples]``."""
+        encoder = np.zeros(len(shapes))
+        for module in self.job.model.encoders:
+            units = module.units(shapes)
+            encoder += shapes.sum_items(units, self.estimate_units(module, shapes, tp, cp))
+        return encoder, self.estimate_units(self.job.model.llm, shapes, tp, cp)
+
+    def _length_bias(self, module: str, lengths: IntArray) -> FloatArray:
+        """1 + bias x a sine of log2(length) with a period of ``BIAS_OCTAVES``, its phase fixed by seed and module."""
+        phase = np.random.default_rng([self._seed, crc32(module.encode())]).random()
+        turns = log2(np.maximum(lengths, 1)) / BIAS_OCTAVES + phase
+        return np.asarray(1.0 + self.belief_bias * sine_of_turns(turns))
+
+    def _sample_error(self, module: str, sample_ids: IntArray) -> FloatArray:
+        """1 + error x u, u uniform in [-1, 1] and fixed by seed, module and sample (SplitMix64 as the hash)."""
+        if not self.belief_error:
+            return np.ones(len(sample_ids))
+        name = np.uint64((crc32(module.encode()) << 31) ^ self._seed)
+        bits = (np.asarray(sample_ids).astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) ^ name
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+        uniform = ((bits ^ (bits >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / 2.0**53
+        return 1.0 + self.belief_error * (2.0 * uniform - 1.0)

@@ -1,0 +1,301 @@
+"""Layer and collective times worked by hand, and the properties that bounds and estimates rely on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entrain_bench.costs.links import all_gather_s, all_reduce_s, send_s
+from entrain_bench.costs.roofline import PassTimes, Roofline, loads_of, score_area
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.program.assignment import ModuleAssignment, group_chunks
+from entrain_bench.specs.cluster import ClusterSpec, LinkTier
+from entrain_bench.specs.layer import Attention, Gemm, Layer
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from support.builders import TOKENS as TOKEN_RULES
+from support.builders import (
+    encoder_config,
+    llm_config,
+    placed,
+    random_samples,
+    tiny_cluster,
+    tiny_model,
+)
+
+# 1e12 FLOP/s of products, 5e11 and 4e11 of attention forward and backward, 1e9 bytes/s of memory, launches of 1e-6 s.
+CLUSTER = tiny_cluster(num_nodes=2, gpus_per_node=8)
+MODEL = tiny_model()
+VISION, LLM = MODEL.modules
+WINDOWED = ModelSpec.from_config(
+    {
+        "name": "windowed",
+        "modules": {
+            "vision": encoder_config(4, window_tokens=64, full_attention_layers=[1, 3], gated_mlp=True),
+            "audio": encoder_config(2, "audio", rotary=False, norm_bias=True),
+            "llm": llm_config(2),
+        },
+        "tokens": TOKEN_RULES,
+    }
+)
+KINDS = [(module.name, kind.kind) for module in WINDOWED.modules for kind in module.kinds]
+
+
+def cluster_with(**device: Any) -> ClusterSpec:
+    return replace(CLUSTER, device=replace(CLUSTER.device, **device))
+
+
+def seconds(times: Any) -> float:
+    return float(np.asarray(times).reshape(-1)[0])
+
+
+# Matrix products
+
+COMPUTE_BOUND = cluster_with(memory_bandwidth_bytes_per_s=2e18, kernel_launch_s=1e-15)
+MEMORY_BOUND = cluster_with(peak_bf16_flops=2e21, kernel_launch_s=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("gemm", "tokens", "tp", "cp", "flops"),
+    [
+        # rows and columns of the output are padded to 128, the inner dimension is not
+        (Gemm(100, 200), 100, 1, 1, 2 * 128 * 256 * 100),
+        (Gemm(100, 200), 129, 1, 1, 2 * 256 * 256 * 100),
+        (Gemm(100, 200), 128, 2, 1, 2 * 128 * 128 * 100),  # column parallel: 200 / 2 columns, padded
+        (Gemm(100, 200, row_parallel=True), 128, 2, 1, 2 * 128 * 256 * 50),
+        (Gemm(100, 200), 300, 1, 2, 2 * 256 * 256 * 100),  # context parallel: 150 rows, padded
+        (Gemm(100, 200, rows_per_token=0.25), 1025, 1, 1, 2 * 384 * 256 * 100),  # 256.25 rows are 257
+        (Gemm(100, 200, rows_per_token=2.0), 65, 1, 1, 2 * 256 * 256 * 100),
+    ],
+)
+def test_arithmetic_of_a_product_by_hand(gemm: Gemm, tokens: int, tp: int, cp: int, flops: int) -> None:
+    time = Roofline(COMPUTE_BOUND).gemm_s(gemm, np.array([float(tokens)]), tp, cp)
+    assert seconds(time) == pytest.approx(flops / 1e12, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("gemm", "tokens", "tp", "cp", "elements"),
+    [
+        (Gemm(100, 200), 10, 1, 1, 10 * 100 + 10 * 200 + 100 * 200),
+        (Gemm(100, 200), 10, 2, 1, 10 * 100 + 10 * 100 + 100 * 100),
+        (Gemm(100, 200, row_parallel=True), 10, 2, 1, 10 * 50 + 10 * 200 + 50 * 200),
+        (Gemm(100, 200), 11, 1, 2, 6 * 100 + 6 * 200 + 100 * 200),
+    ],
+)
+def test_traffic_of_a_product_by_hand(gemm: Gemm, tokens: int, tp: int, cp: int, elements: int) -> None:
+    time = Roofline(MEMORY_BOUND).gemm_s(gemm, np.array([float(tokens)]), tp, cp)
+    assert seconds(time) == pytest.approx(2 * elements / 1e9, rel=1e-12)
+
+
+def test_a_tiny_product_takes_a_launch() -> None:
+    time = Roofline(cluster_with(kernel_launch_s=0.5)).gemm_s(Gemm(8, 8), np.array([1.0, 2.0]), 1, 1)
+    assert time.tolist() == [0.5, 0.5]
+
+
+# Attention
+
+
+@pytest.mark.parametrize(
+    ("attention", "length", "area"),
+    [
+        (Attention(128, 64, causal=False), 300, 384 * 320),
+        (Attention(128, 64, causal=False), 64, 128 * 64),
+        # 3 query tiles of 128 that need 2, 4 and 5 key tiles of 64 would be 11 tiles; the formula says 10.5
+        (Attention(128, 64, causal=True), 300, 384 * (320 + 128) // 2),
+        (Attention(128, 64, causal=True), 256, (2 + 4) * 128 * 64),
+        (Attention(128, 64, causal=True), 512, (2 + 4 + 6 + 8) * 128 * 64),
+        (Attention(128, 64, causal=False, window_tokens=64), 150, 3 * 128 * 64),
+        (Attention(128, 64, causal=False, window_tokens=64), 128, 2 * 128 * 64),
+        (Attention(128, 64, causal=False, window_tokens=200), 210, 256 * 256 + 128 * 64),
+    ],
+)
+def test_padded_score_area_by_hand(attention: Attention, length: int, area: int) -> None:
+    assert score_area(attention, np.array([length])).tolist() == [area]
+
+
+def causal_tiles(length: int) -> int:
+    """Elements of the 128 x 64 tiles of which a causal kernel needs any element."""
+    rows, columns = -(-length // 128), -(-length // 64)
+    return 128 * 64 * sum(64 * column < 128 * (row + 1) for row in range(rows) for column in range(columns))
+
+
+def test_causal_area_is_the_count_of_needed_tiles_where_sizes_are_whole_tiles() -> None:
+    lengths = np.arange(128, 4097, 128)
+    area = score_area(Attention(128, 64, causal=True), lengths)
+    assert area.tolist() == [causal_tiles(int(length)) for length in lengths]
+
+
+def test_causal_area_is_close_to_the_count_of_needed_tiles() -> None:
+    lengths = np.arange(129, 8192)
+    area = score_area(Attention(128, 64, causal=True), lengths)
+    tiles = np.array([causal_tiles(int(length)) for length in lengths])
+    assert np.abs(area / tiles - 1).max() < 0.06
+
+
+def test_causal_attention_never_costs_more_than_full_attention() -> None:
+    lengths = np.arange(1, 2049)
+    causal, full = (score_area(Attention(128, 64, causal=flag), lengths) for flag in (True, False))
+    too_much = lengths[causal > full]
+    assert too_much.size == 0, f"lengths {too_much.min()}..{too_much.max()}"
+
+
+def test_attention_time_by_hand() -> None:
+    attention = Attention(128, 64, causal=True)
+    forward, backward = Roofline(CLUSTER).attention_s(attention, np.array([86016.0]), 1, 1)
+    assert seconds(forward) == pytest.approx(4 * 128 * 86016 / 5e11, rel=1e-12)
+    assert seconds(backward) == pytest.approx(2.5 * 4 * 128 * 86016 / 4e11, rel=1e-12)
+    forward, backward = Roofline(CLUSTER).attention_s(attention, np.array([86016.0]), 2, 4)
+    assert seconds(forward) == pytest.approx(4 * 128 * 86016 / 8 / 5e11, rel=1e-12)
+
+
+# A whole layer
+
+
+def test_a_llama_block_by_hand() -> None:
+    # h = 128, q = 128, kv = 64, ffn = 256 gated; 100 tokens as one sequence, no parallelism. All products are bound by
+    # traffic: 2 (m k + m n + k n) bytes at 1e9 bytes/s, for (k, n) = (128, 256), (128, 128), (128, 512), (256, 128).
+    block = LLM.kinds[1]
+    elements = (12800 + 25600 + 32768) + (12800 + 12800 + 16384) + (12800 + 51200 + 65536) + (25600 + 12800 + 32768)
+    gemm = 2 * elements / 1e9
+    # 10 h of norms and residuals, 2 (q + kv) of rotary, 512 + 256 of the gated activation; bf16.
+    elementwise = 100 * 2 * (1280 + 384 + 768) / 1e9
+    area = 128 * (128 + 128) / 2
+    ahead, back = 4 * 128 * area / 5e11, 2.5 * 4 * 128 * area / 4e11
+    times = Roofline(CLUSTER).layer_s(block, loads_of(LLM, np.array([100])), 1, 1)
+    assert seconds(times.forward_s) == pytest.approx(gemm + elementwise + ahead, rel=1e-12)
+    assert seconds(times.backward_s) == pytest.approx(2 * gemm + 2 * elementwise + back, rel=1e-12)
+    assert seconds(times.forward_comm_s) == seconds(times.backward_comm_s) == 0.0
+    assert seconds(times.total_s) == pytest.approx(3 * gemm + 3 * elementwise + ahead + back, rel=1e-12)
+
+
+def test_communication_of_a_layer_by_hand() -> None:
+    # 100 tokens of 128 x 2 bytes: 25600 bytes. Pairs: 1e-6 s and 1e9 bytes/s; node: 2e-6 s and 5e8; network: 1e-5, 1e8.
+    block, loads = LLM.kinds[1], loads_of(LLM, np.array([100]))
+
+    def comm(tp: int, cp: int) -> tuple[float, float]:
+        times = Roofline(CLUSTER).layer_s(block, loads, tp, cp)
+        return seconds(times.forward_comm_s), seconds(times.backward_comm_s)
+
+    pair, node = 1e-6 + 25600 / 2 / 1e9, 3 * 2e-6 + 25600 * 3 / 4 / 5e8
+    assert comm(2, 1) == pytest.approx((4 * pair, 4 * pair), rel=1e-12)  # four gathers or scatters a pass
+    assert comm(4, 1) == pytest.approx((4 * node, 4 * node), rel=1e-12)
+    # Keys and values of all tokens: 100 x 2 x 64 x 2 bytes, over pairs; backward scatters gradients as well.
+    assert comm(1, 2) == pytest.approx((pair, 2 * pair), rel=1e-12)
+    # Both: TP groups are pairs and hold half the tokens; CP groups stride over 4 ranks and hold half the heads.
+    tp_part = 4 * (1e-6 + 12800 / 2 / 1e9)
+    cp_part = 2e-6 + 12800 / 2 / 5e8
+    assert comm(2, 2) == pytest.approx((tp_part + cp_part, tp_part + 2 * cp_part), rel=1e-12)
+    wide = 15 * 1e-5 + 25600 * 15 / 16 / 1e8
+    assert comm(1, 16) == pytest.approx((wide, 2 * wide), rel=1e-12)
+
+
+def test_collectives_by_hand() -> None:
+    tier = LinkTier("link", 8, 1e9, 1e-6)
+    assert seconds(all_gather_s(8000, 4, tier)) == pytest.approx(3e-6 + 6e-6, rel=1e-12)
+    assert seconds(all_reduce_s(8000, 4, tier)) == pytest.approx(18e-6, rel=1e-12)
+    assert seconds(all_gather_s(8000, 1, tier)) == 0.0
+    assert seconds(send_s(8000, 4, tier)) == pytest.approx(1e-6 + 2e-6, rel=1e-12)
+
+
+# Properties that the lower bound relies on
+
+lengths_lists = st.lists(st.integers(1, 3000), min_size=1, max_size=6)
+
+
+def layer_of(module: str, kind: str) -> tuple[ModuleSpec, Layer]:
+    spec = WINDOWED.module(module)
+    return spec, next(layer for layer in spec.kinds if layer.kind == kind)
+
+
+def packed(module: str, kind: str, chunks: list[list[int]], tp: int, cp: int) -> PassTimes:
+    spec, layer = layer_of(module, kind)
+    flat = np.array([length for chunk in chunks for length in chunk])
+    offsets = np.cumsum([0, *map(len, chunks)])
+    return Roofline(CLUSTER).layer_s(layer, loads_of(spec, flat, offsets), tp, cp)
+
+
+COLUMNS = ("forward_s", "forward_comm_s", "backward_s", "backward_comm_s", "total_s")
+
+
+@pytest.mark.parametrize(("module", "kind"), KINDS)
+@settings(max_examples=40, deadline=None)
+@given(lengths_lists, lengths_lists, st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]))
+def test_packing_two_chunks_into_one_never_takes_longer(
+    module: str, kind: str, one: list[int], other: list[int], tp: int, cp: int
+) -> None:
+    times = packed(module, kind, [one, other, one + other], tp, cp)
+    for column in COLUMNS:
+        first, second, both = getattr(times, column)
+        assert both <= (first + second) * (1 + 1e-12), column
+        assert both >= max(first, second) * (1 - 1e-12), column
+
+
+@pytest.mark.parametrize(("module", "kind"), KINDS)
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 5000), st.integers(0, 3000), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]))
+def test_longer_sequences_never_take_less(module: str, kind: str, length: int, more: int, tp: int, cp: int) -> None:
+    times = packed(module, kind, [[length], [length + more]], tp, cp)
+    for column in COLUMNS:
+        short, long = getattr(times, column)
+        assert short <= long * (1 + 1e-12), column
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.booleans(), st.booleans())
+def test_a_chunk_never_takes_longer_than_its_units_alone(seed: int, encoder: bool, recompute: bool) -> None:
+    rng = np.random.default_rng(seed)
+    shapes = random_samples(rng, 8)
+    module = VISION if encoder else LLM
+    place = placed(module, [[[0, 1], [2, 3]]], tp=2, recompute=recompute)
+    truth = CostTruth(MODEL, CLUSTER)
+    units = module.units(shapes)
+    assignment = ModuleAssignment(np.zeros(len(units), np.int64), rng.integers(0, 3, len(units)))
+    chunks = group_chunks(module, shapes, assignment)
+    together = truth.chunk_times(module, place, shapes, chunks).total_s
+    alone = truth.unit_times(module, place, module.lengths(shapes, chunks.members)).total_s
+    for chunk in range(len(chunks)):
+        total = alone[chunks.offsets[chunk] : chunks.offsets[chunk + 1]].sum(axis=0)
+        assert np.all(together[chunk] <= total * (1 + 1e-12))
+
+
+@pytest.mark.parametrize("gemm", LLM.kinds[1].gemms)
+def test_tensor_parallelism_halves_large_products(gemm: Gemm) -> None:
+    wide = replace(gemm, k=gemm.k * 64, n=gemm.n * 64)
+    tokens = np.array([128.0 * 512])
+    one, two, four = (seconds(Roofline(COMPUTE_BOUND).gemm_s(wide, tokens, tp, 1)) for tp in (1, 2, 4))
+    assert (two / one, four / one) == pytest.approx((0.5, 0.25), rel=1e-12)
+
+
+def test_context_parallelism_halves_large_work() -> None:
+    block = LLM.kinds[1]
+    loads = loads_of(LLM, np.array([1 << 17]))
+    one, two = (Roofline(CLUSTER).layer_s(block, loads, 1, cp) for cp in (1, 2))
+    assert seconds(two.forward_s) / seconds(one.forward_s) == pytest.approx(0.5, rel=0.01)
+
+
+@pytest.mark.parametrize("module", WINDOWED.modules, ids=lambda module: module.name)
+@pytest.mark.parametrize(("tp", "cp"), [(1, 1), (2, 2)])
+def test_recomputation_adds_exactly_one_forward_to_backward(module: ModuleSpec, tp: int, cp: int) -> None:
+    loads = loads_of(module, np.array([100, 700, 3000]))
+    counts = module.kind_counts((1, len(module.layers) - 1))
+    plain, again = (Roofline(CLUSTER).stages_s(module, loads, counts, tp, cp, flag) for flag in (False, True))
+    assert np.array_equal(again.forward_s, plain.forward_s)
+    assert np.array_equal(again.forward_comm_s, plain.forward_comm_s)
+    assert np.allclose(again.backward_s, plain.backward_s + plain.forward_s, rtol=1e-12)
+    assert np.allclose(again.backward_comm_s, plain.backward_comm_s + plain.forward_comm_s, rtol=1e-12)
+
+
+def test_stage_times_are_the_sums_of_their_layers() -> None:
+    vision = WINDOWED.module("vision")
+    loads = loads_of(vision, np.array([90, 1000]))
+    layers = (2, 3, 1)
+    stages = Roofline(CLUSTER).stages_s(vision, loads, vision.kind_counts(layers), 2, 1, False)
+    each = [Roofline(CLUSTER).layer_s(layer, loads, 2, 1) for layer in vision.layers]
+    bounds = np.cumsum((0, *layers))
+    for column in COLUMNS[:-1]:
+        sums = [sum(getattr(t, column) for t in each[bounds[s] : bounds[s + 1]]) for s in range(3)]
+        assert np.allclose(getattr(stages, column), np.stack(sums, axis=1), rtol=1e-12)

@@ -1,0 +1,95 @@
+"""Costs of turning one grid's boundary tensor into the other's on the same ranks, by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from entrain_bench.arrays import FloatArray, rows_of
+from entrain_bench.costs.links import broadcast_s
+from entrain_bench.costs.transform import colocated_transforms
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.program import Pass, Program
+from entrain_bench.program.boundary import are_grids
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import Degrees
+from entrain_bench_strategies.hetero import BatchSlices, ColocatedScheduler
+from support.builders import samples, tiny_cluster
+from support.hetero import MODEL, pair_layout, profile_for
+
+# tiny_cluster: pairs 1e9 bytes/s, 1 us; a node of 8 at 5e8 bytes/s, 2 us. An item of 40 tokens hands 10 to an LLM of
+# hidden size 128 in bf16: 2560 bytes.
+CLUSTER = tiny_cluster(1, 8)
+ITEM_BYTES = 10 * 128 * 2
+
+
+def program_of(layout: Layout, count: int, microbatch_size: int = 1) -> Program:
+    profile, shapes = profile_for(microbatch_size), samples(*[(10, [40])] * count)
+    assignment = BatchSlices().assign(shapes, layout, profile)
+    return ColocatedScheduler().schedule(shapes, layout, assignment, profile)
+
+
+def delays(program: Program, kind: Pass) -> FloatArray:
+    """Delays between the modules that inputs of that pass wait for."""
+    source, target = program.dep_actions, rows_of(program.dep_offsets)
+    crossing = (program.module[source] != program.module[target]) & (program.kind[target] == kind)
+    return CostTruth(MODEL, CLUSTER).price(program).delay_s[crossing]
+
+
+def test_fan_in_gathers_the_whole_microbatch_over_k_ranks_and_slices_back() -> None:
+    # Encoder TP2 DP4 -> LLM TP4 DP2: groups {0, 2}, {1, 3} of two ranks, inside the node but not inside a pair. Each
+    # holds one of the microbatch's two items; a ring all-gather of both over 2 ranks moves half of them in one step.
+    layout = pair_layout(Degrees(2, 1, 1, 4), Degrees(4, 1, 1, 2), colocated=True)
+    program = program_of(layout, 8, microbatch_size=2)
+    expected = 2e-6 + 2 * ITEM_BYTES / 2 / 5e8
+    assert delays(program, Pass.FORWARD) == pytest.approx([expected] * 8, rel=1e-12)
+    assert delays(program, Pass.BACKWARD).tolist() == [0.0] * 8
+
+
+def test_fan_out_slices_and_gathers_gradients_of_all_siblings_back() -> None:
+    layout = pair_layout(Degrees(4, 1, 1, 2), Degrees(1, 1, 1, 8), colocated=True)
+    program = program_of(layout, 8)
+    # Four siblings of one item each: three steps of a quarter of 4 items.
+    expected = 3 * 2e-6 + 4 * ITEM_BYTES * 3 / 4 / 5e8
+    assert delays(program, Pass.FORWARD).tolist() == [0.0] * 8
+    assert delays(program, Pass.BACKWARD) == pytest.approx([expected] * 8, rel=1e-12)
+
+
+def test_three_phases_gather_the_window_once_and_broadcast_gradients_to_later_stages() -> None:
+    # Encoder TP1 DP8 -> LLM TP2 PP2 DP2: k = 4 encoder replicas with 2 of the 8 items of an LLM replica's window each.
+    layout = pair_layout(Degrees(1, 1, 1, 8), Degrees(2, 1, 2, 2), colocated=True)
+    program = program_of(layout, 16)
+    window = 8 * ITEM_BYTES
+    assert delays(program, Pass.FORWARD) == pytest.approx([3 * 2e-6 + window * 3 / 4 / 5e8] * 16, rel=1e-12)
+    # Gradients are on the first stage; a broadcast over the 2 stages, then slices.
+    assert delays(program, Pass.BACKWARD) == pytest.approx([2e-6 + window / 5e8] * 16, rel=1e-12)
+
+
+def test_equal_grids_are_free() -> None:
+    layout = pair_layout(Degrees(2, 1, 1, 4), Degrees(2, 1, 1, 4), colocated=True)
+    program = program_of(layout, 8)
+    assert [*delays(program, Pass.FORWARD), *delays(program, Pass.BACKWARD)] == [0.0] * 16
+
+
+def test_disjoint_modules_transfer_instead() -> None:
+    apart = pair_layout(Degrees(1, 1, 1, 4), Degrees(2, 1, 1, 2), colocated=False)
+    assert not are_grids(*apart.modules)
+    # Groups that do not lie on the same ranks form no grids either: the LLM's replicas are swapped.
+    together = pair_layout(Degrees(2, 1, 1, 4), Degrees(4, 1, 1, 2), colocated=True)
+    vision, llm = together.modules
+    assert are_grids(vision, llm)
+    swapped = type(llm)(llm.module, llm.tp, llm.cp, llm.layers_per_stage, llm.ranks[::-1].copy())
+    assert not are_grids(vision, swapped)
+
+
+def test_only_crossings_are_transformed() -> None:
+    program = program_of(pair_layout(Degrees(1, 1, 1, 8), Degrees(2, 1, 2, 2), colocated=True), 16)
+    positions, _ = colocated_transforms(program, CLUSTER)
+    source, target = program.dep_actions, rows_of(program.dep_offsets)
+    assert np.array_equal(np.sort(positions), np.flatnonzero(program.module[source] != program.module[target]))
+
+
+def test_broadcast_by_hand() -> None:
+    tier = CLUSTER.tiers[1]
+    assert float(broadcast_s(1e9, 3, tier)) == pytest.approx(2 * 2e-6 + 2.0)
+    assert float(broadcast_s(1e9, 1, tier)) == 0.0

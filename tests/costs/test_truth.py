@@ -1,0 +1,156 @@
+"""Steps, prices and transfers worked by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.program import Pass, Program, Slots, build_program
+from entrain_bench.program.assignment import ModuleAssignment, group_chunks
+from entrain_bench.program.layout import Layout
+from entrain_bench.strategy.schedules import chain_program, stages_behind
+from support.builders import chain_layout, find, placed, samples, tiny_cluster, tiny_model, uniform_batch
+
+# 1e9 bytes/s of memory; pairs at 1e9 bytes/s and 1e-6 s, nodes at 5e8 and 2e-6, the network at 1e8 and 1e-5.
+CLUSTER = tiny_cluster(num_nodes=2, gpus_per_node=8)
+MODEL = tiny_model()
+VISION, LLM = MODEL.modules
+
+
+# Steps
+
+
+def test_steps_with_the_distributed_optimizer_by_hand() -> None:
+    # DP 2 over ranks 0 and 4 (one node) of a model on one stage of TP 2 and CP 2: parameters / TP are sharded over 4.
+    place = placed(LLM, [[[0, 1, 2, 3]], [[4, 5, 6, 7]]], tp=2, cp=2)
+    truth = CostTruth(MODEL, CLUSTER)
+    held = LLM.parameters / 2
+    sync = truth.step_s(LLM, place, Pass.GRAD_SYNC)
+    # Two collectives over 4 ranks of the node tier: fp32 gradients are scattered, bf16 weights gathered.
+    scatter, gather = (3 * 2e-6 + size * held * 3 / 4 / 5e8 for size in (4, 2))
+    assert sync == pytest.approx([scatter + gather], rel=1e-12)
+    step = truth.step_s(LLM, place, Pass.OPTIMIZER)
+    assert step == pytest.approx([held / 4 * 30 / 1e9], rel=1e-12)
+
+
+def test_steps_without_the_distributed_optimizer_by_hand() -> None:
+    place = placed(LLM, [[[0, 1]], [[8, 9]]], tp=2)
+    truth = CostTruth(MODEL, CLUSTER, distributed_optimizer=False)
+    held = LLM.parameters / 2
+    sync = truth.step_s(LLM, place, Pass.GRAD_SYNC)
+    assert sync == pytest.approx([2 * (1e-5 + 4 * held / 2 / 1e8)], rel=1e-12)
+    assert truth.step_s(LLM, place, Pass.OPTIMIZER) == pytest.approx([held * 30 / 1e9], rel=1e-12)
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_a_single_replica_synchronises_nothing(distributed: bool) -> None:
+    place = placed(LLM, [[[0], [1]]])
+    assert CostTruth(MODEL, CLUSTER, distributed).step_s(LLM, place, Pass.GRAD_SYNC).tolist() == [0.0, 0.0]
+
+
+def test_a_tied_embedding_on_two_stages_is_reduced_between_them() -> None:
+    model = tiny_model(tied_embeddings=True)
+    place = placed(model.llm, [[[0], [1], [8]]])
+    sync = CostTruth(model, CLUSTER).step_s(model.llm, place, Pass.GRAD_SYNC)
+    tied = 2 * (1e-5 + 4 * 1000 * 128 / 2 / 1e8)
+    assert sync == pytest.approx([tied, 0.0, tied], rel=1e-12)
+    alone = placed(model.llm, [[[0]]])
+    assert CostTruth(model, CLUSTER).step_s(model.llm, alone, Pass.GRAD_SYNC).tolist() == [0.0]
+
+
+def test_prices_put_steps_and_passes_where_they_belong() -> None:
+    layout = chain_layout(MODEL, 1, 2, 4, dp=2)
+    shapes, assignment = uniform_batch(MODEL, 4, dp=2)
+    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
+    truth = CostTruth(MODEL, CLUSTER)
+    prices = truth.price(program)
+    for action in range(program.num_actions):
+        view = program.view(action)
+        module, place = MODEL.module(view.module), layout.module(view.module)
+        if view.kind in (Pass.GRAD_SYNC, Pass.OPTIMIZER):
+            expected = truth.step_s(module, place, view.kind)[view.stage]
+            comm = expected if view.kind is Pass.GRAD_SYNC else 0.0
+        else:
+            times = truth.unit_times(module, place, module.lengths(shapes, np.array(view.members)))
+            name = "forward" if view.kind is Pass.FORWARD else "backward"
+            comm = getattr(times, f"{name}_comm_s")[0, view.stage]
+            expected = getattr(times, f"{name}_s")[0, view.stage] + comm
+        assert prices.duration_s[action] == pytest.approx(expected, rel=1e-12), str(view)
+        assert prices.comm_s[action] == pytest.approx(comm, rel=1e-12), str(view)
+
+
+# Transfers
+
+
+def one_sample(encoder: Any, llm: Any) -> Program:
+    layout = Layout(
+        (placed(VISION, encoder, tp=np.shape(encoder)[2]), placed(LLM, llm, tp=np.shape(llm)[2])), num_microbatches=1
+    )
+    shapes = samples((10, [40]))
+    zero = np.zeros(1, np.int64)
+    chunks = [group_chunks(m, shapes, ModuleAssignment(zero.copy(), zero.copy())) for m in MODEL.modules]
+    slots = [Slots(np.zeros((1, m.pp), np.int64), np.ones((1, m.pp), np.int64)) for m in layout.modules]
+    return build_program(MODEL, layout, shapes, chunks, slots)
+
+
+def handover(encoder: Any, llm: Any) -> tuple[float, float]:
+    """Delay from encoder to LLM in forward, and back."""
+    program = one_sample(encoder, llm)
+    delay = CostTruth(MODEL, CLUSTER).price(program).delay_s
+    ahead = find(program, "llm", Pass.FORWARD, 0, [0])
+    back = find(program, "vision", Pass.BACKWARD, len(encoder[0]) - 1, [0])
+    (first,) = range(program.dep_offsets[ahead], program.dep_offsets[ahead + 1])
+    (second,) = range(program.dep_offsets[back], program.dep_offsets[back + 1])
+    return float(delay[first]), float(delay[second])
+
+
+# 40 encoder tokens become 10 LLM tokens of 128 x 2 bytes.
+BYTES = 2560
+
+
+@pytest.mark.parametrize(
+    ("encoder", "llm", "ahead", "back"),
+    [
+        ([[[0]]], [[[0]]], 0.0, 0.0),
+        ([[[4, 5]]], [[[4, 5]]], 0.0, 0.0),
+        ([[[0]]], [[[1]]], 1e-6 + BYTES / 1e9, 1e-6 + BYTES / 1e9),
+        ([[[1]]], [[[2]]], 2e-6 + BYTES / 5e8, 2e-6 + BYTES / 5e8),
+        ([[[0]]], [[[8]]], 1e-5 + BYTES / 1e8, 1e-5 + BYTES / 1e8),
+        # two ranks send to two
+        ([[[0, 1]]], [[[2, 3]]], 2e-6 + BYTES / 2 / 5e8, 2e-6 + BYTES / 2 / 5e8),
+        # one rank to two: one link, then the pair gathers the halves; back, nothing to gather on one rank
+        ([[[0]]], [[[2, 3]]], 2e-6 + BYTES / 5e8 + 1e-6 + BYTES / 2 / 1e9, 2e-6 + BYTES / 5e8),
+        ([[[2, 3]]], [[[0]]], 2e-6 + BYTES / 5e8, 2e-6 + BYTES / 5e8 + 1e-6 + BYTES / 2 / 1e9),
+        # colocated on some of the same ranks is still a transfer
+        ([[[0]]], [[[0, 1]]], 1e-6 + BYTES / 1e9 + 1e-6 + BYTES / 2 / 1e9, 1e-6 + BYTES / 1e9),
+    ],
+)
+def test_handover_by_hand(encoder: Any, llm: Any, ahead: float, back: float) -> None:
+    assert handover(encoder, llm) == pytest.approx((ahead, back), rel=1e-12, abs=0.0)
+
+
+def test_farther_transfers_take_longer_and_resharding_adds() -> None:
+    same, pair, node, network = (handover([[[0]]], [[[rank]]])[0] for rank in (0, 1, 2, 8))
+    assert 0.0 == same < pair < node < network
+    straight, reshard = handover([[[0, 1]]], [[[2, 3]]])[0], handover([[[0, 1]]], [[[4, 5, 6, 7]]])[0]
+    assert straight < reshard
+
+
+def test_different_ranks_with_the_same_first_and_last_are_not_the_same_ranks() -> None:
+    assert handover([[[0, 3]]], [[[0, 1, 2, 3]]])[0] > 0.0
+
+
+def test_hidden_states_travel_between_stages_and_order_alone_is_free() -> None:
+    program = one_sample([[[0], [1]]], [[[2], [3]]])
+    delay = CostTruth(MODEL, CLUSTER).price(program).delay_s
+    # 40 tokens of 64 x 2 bytes over the pair 0-1; 20 LLM tokens of 128 x 2 bytes over the pair 2-3.
+    for module, units, size in (("vision", [0], 40 * 128), ("llm", [0], 20 * 256)):
+        action = find(program, module, Pass.FORWARD, 1, units)
+        (edge,) = range(program.dep_offsets[action], program.dep_offsets[action + 1])
+        assert delay[edge] == pytest.approx(1e-6 + size / 1e9, rel=1e-12)
+    turn = find(program, "llm", Pass.BACKWARD, 1, [0])
+    (edge,) = range(program.dep_offsets[turn], program.dep_offsets[turn + 1])
+    assert delay[edge] == 0.0

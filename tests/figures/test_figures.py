@@ -1,0 +1,111 @@
+"""All figures: their sweeps, legible pages, the same bytes from the same data, the command line."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from entrain_bench.config.command_line import compose_cells
+from entrain_bench.config.tree import config_tree
+from entrain_bench.figures._cli import discover, main
+from entrain_bench.figures._runner import render
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FONT_PT, SINGLE_COLUMN_IN
+from support.figures import ALL_TRACES, MANY, TRACES, data_of, drawn, texts
+
+EXPERIMENTS = config_tree()
+NAMES = list(discover())
+
+
+def test_every_figure_is_found_and_cites_what_it_corresponds_to() -> None:
+    assert len(NAMES) >= 6
+    for name in NAMES:
+        module = importlib.import_module(f"entrain_bench.figures.{name}")
+        assert "arXiv:" in (module.__doc__ or "")
+        assert f"experiments/figure/{module.EXPERIMENT}.yaml" in (module.__doc__ or "")
+
+
+def sweep_of(experiment: str) -> dict[str, Any]:
+    sweep: dict[str, Any] = yaml.safe_load((EXPERIMENTS / "figure" / f"{experiment}.yaml").read_text())
+    return {key: str(choices) for key, choices in sweep["hydra"]["sweeper"]["params"].items()}
+
+
+@pytest.mark.parametrize("experiment", sorted(path.stem for path in (EXPERIMENTS / "figure").glob("*.yaml")))
+def test_every_sweep_composes(experiment: str) -> None:
+    sweep = sweep_of(experiment)
+    for group in ("strategy", "workload", "model", "cluster"):
+        for choice in sweep.get(group, "").replace("glob(*)", "").split(","):
+            assert not choice or (EXPERIMENTS / group / f"{choice}.yaml").is_file(), choice
+    few = [f"{key}={choices.split(',')[-1]}" for key, choices in sweep.items() if choices != "glob(*)"]
+    swept = [key for key, choices in sweep.items() if choices == "glob(*)"]
+    count = len([*(EXPERIMENTS / "strategy").glob("*.yaml")]) if swept else 1
+    assert len(compose_cells([f"figure={experiment}", *few], multirun=True)) == count
+
+
+@pytest.mark.parametrize("experiment", ["iteration_time", "schedule_gantt", "misprediction", "bubble_ratio"])
+def test_a_new_strategy_is_compared_without_being_listed(experiment: str) -> None:
+    assert sweep_of(experiment)["strategy"] == "glob(*)"
+
+
+def test_the_runs_of_the_gantt_are_runs_of_the_iteration_times() -> None:
+    only = ["workload=opencqa_ocr", "model=qwen25vl_llama3_1b", "seed=0"]
+    shared = [cell.config for cell in compose_cells(["figure=iteration_time", *only], multirun=True)]
+    assert [cell.config for cell in compose_cells(["figure=schedule_gantt"], multirun=True)] == shared
+    assert len(shared) >= 7
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_data_gives_the_same_bytes(name: str) -> None:
+    module = importlib.import_module(f"entrain_bench.figures.{name}")
+    data = data_of(name, MANY[:1], TRACES[:2])
+    first, second = (render(lambda: module.draw(data)) for _ in range(2))
+    assert first == second
+    assert b"CreationDate" not in first["pdf"]
+    assert b"/Subtype /Type3" not in first["pdf"]
+    assert first["csv"].count(b"\n") > 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_figure_fits_a_page_and_its_texts_are_legible(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure, _ = drawn(name, data_of(name, MANY, ALL_TRACES))
+    assert figure.get_figwidth() in (SINGLE_COLUMN_IN, DOUBLE_COLUMN_IN)
+    placed = list(texts(figure, monkeypatch).values())
+    assert len(placed) > 10
+    page = figure.bbox
+    for text, box in placed:
+        assert text.get_fontsize() >= FONT_PT, text
+        inside = box.x0 >= -1 and box.y0 >= -1 and box.x1 <= page.x1 + 1 and box.y1 <= page.y1 + 1
+        assert inside, f"clipped: {text}"
+    for (one, a), (other, b) in itertools.combinations(placed, 2):
+        apart = a.x1 <= b.x0 + 1 or b.x1 <= a.x0 + 1 or a.y1 <= b.y0 + 1 or b.y1 <= a.y0 + 1
+        assert apart, f"{one} overlaps {other}"
+
+
+def test_unknown_names_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["iteration_tim"]) == 2
+    message = capsys.readouterr().err
+    assert "did you mean iteration_time?" in message
+    assert all(name in message for name in NAMES)
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in NAMES)
+
+
+def test_a_folder_that_cannot_be_written_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["allocations", "--results-dir", str(tmp_path / "file")]) == 2
+    assert "results_dir=" in capsys.readouterr().err
+
+
+def test_what_needs_training_is_drawn_only_when_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr("entrain_bench.figures._runner.draw_figures", lambda names, _: asked.append(list(names)) or 0)
+    assert main([]) == main(["measured_gantt"]) == 0
+    assert asked == [[name for name in NAMES if name != "measured_gantt"], ["measured_gantt"]]
+    assert len(asked[0]) == len(NAMES) - 1

@@ -1,0 +1,98 @@
+"""Figures of run tables on made-up ones: the numbers they show, and runs without result."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from entrain_bench.figures import forward_variability, sensitivity
+from entrain_bench.records.tables import Runs
+from support.figures import MODELS, TRACES, actions, contexts, drawn, errors, splits, table, written
+
+
+def test_iteration_times_are_means_over_seeds_with_their_spread_and_speedup() -> None:
+    _, shown = drawn("iteration_time", table(["first", "second"], TRACES))
+    (row,) = shown[
+        (shown["workload"] == "chartqa") & (shown["model"] == MODELS[0]) & (shown["strategy"] == "second")
+    ].to_dict("records")
+    assert [row["least_s"], row["iteration_time_s"], row["most_s"]] == pytest.approx([1.1, 1.11, 1.12])
+    assert row["lower_bound_s"] == pytest.approx(0.6 * 1.11)
+    assert row["speedup"] == pytest.approx(1.01 / 1.11)
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [("iteration_time", "failed"), ("iteration_time", "skipped"), ("forward_variability", "missing")],
+)
+def test_a_run_without_result_shows_as_a_gap(name: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = table(["first", "second"], status=lambda *case: status if case == ("second", "coco") else "ok")
+    times = actions(["first", "second"])
+    times = times[(times["strategy"] != "second") | (times["workload"] != "coco")]
+    figure, shown = drawn(name, data if name == "iteration_time" else Runs(data, times))
+    assert written(figure, monkeypatch).count(status) == len(MODELS) * (1 if name == "iteration_time" else 2)
+    if name == "iteration_time":
+        assert set(shown[shown["iteration_time_s"].isna()]["status"]) == {status}
+
+
+def test_nothing_but_gaps_still_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = table(["first"], status=lambda *_: "failed")
+    none = pd.DataFrame(columns=["strategy", "workload", "model"])
+    for figure, _ in (drawn("iteration_time", data), drawn("forward_variability", Runs(data, none))):
+        assert "failed" in written(figure, monkeypatch)
+
+
+def test_seeds_that_failed_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = table(["first"])
+    data.loc[(data["seed"] == 2) & (data["workload"] == "coco"), "status"] = "failed"
+    figure, shown = drawn("iteration_time", data)
+    assert written(figure, monkeypatch).count("2 of 3 seeds") == len(MODELS)
+    assert shown[shown["workload"] == "coco"]["num_ok"].tolist() == [2, 2]
+
+
+def test_forward_times_are_summed_over_stages_and_parts_once_an_action() -> None:
+    frame = actions(["first"], ["coco"])
+    frame = frame[frame["model"] == MODELS[0]]
+    twice = pd.concat([frame, frame.assign(lane=frame["lane"] + 100)])
+    forward = forward_variability.microbatch_forward(twice).groupby(["side", "replica"])["forward_ms"].apply(list)
+    # Two stages of 0.5 s on replica 0 and 0.6 s on replica 1; encoder microbatches are in two parts.
+    assert forward["encoder", 0] == pytest.approx([2000.0] * 3)
+    assert forward["encoder", 1] == pytest.approx([2400.0] * 3)
+    assert forward["llm", 1] == pytest.approx([1200.0] * 6)
+    # Three encoder microbatches of 2 s on one replica, of 2.4 s on the other.
+    boxes = forward_variability.box_quantiles(forward_variability.microbatch_forward(frame)).set_index("side")
+    assert boxes.loc["encoder", ["forward_p5_ms", "forward_p50_ms", "forward_p95_ms"]].tolist() == pytest.approx(
+        [2000.0, 2200.0, 2400.0]
+    )
+
+
+def test_times_are_relative_to_those_without_error() -> None:
+    _, shown = drawn("misprediction", errors(["first"], TRACES[:1]))
+    assert shown.groupby("belief_error")["relative_time"].unique().map(list).to_dict() == {
+        0.0: [pytest.approx(1.0)],
+        0.25: [pytest.approx(1.5)],
+        0.5: [pytest.approx(2.0)],
+    }
+
+
+def test_splits_are_relative_to_the_best_and_the_planners_own_is_marked() -> None:
+    _, shown = drawn("sensitivity", splits(TRACES[:1]))
+    rows = shown[shown["model"] == MODELS[0]].set_index("encoder_stages")
+    assert rows["relative_time"].to_dict() == pytest.approx({2: 1.3, 3: 1.2, 4: 1.1, 5: 1.0, 6: 1.1, 7: 1.2})
+    assert rows["planned"].to_dict() == {2: False, 3: False, 4: True, 5: False, 6: False, 7: False}
+    assert sensitivity.encoder_stages("llm tp2 cp1 pp3 dp4 layers 9; vision tp2 cp1 pp5 dp4 layers 7", "vision") == 5
+    assert sensitivity.encoder_stages("nan", "vision") is None
+
+
+def test_a_line_without_all_its_points_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = errors(["first", "second"], TRACES[:1])
+    data.loc[(data["strategy"] == "second") & (data["belief_error"] == 0.5), ["status", "iteration_time_s"]] = (
+        "failed",
+        None,
+    )
+    figure, _ = drawn("misprediction", data)
+    assert written(figure, monkeypatch).count("Second: 1 failed") == len(MODELS)
+
+
+def test_context_lengths_are_written_in_units_of_1024(monkeypatch: pytest.MonkeyPatch) -> None:
+    figure, _ = drawn("context_length", contexts(["first", "second"]))
+    assert {"8K", "64K", "Llama 1B, 75 % vision tokens"} < set(written(figure, monkeypatch))

@@ -1,0 +1,226 @@
+"""Lanes by their definition, and layouts that model or cluster cannot take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entrain_bench.costs.bound import lower_bound_s
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.program import Pass, Slots, build_program
+from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.program.validate import check_program
+from entrain_bench.simulate import Simulator
+from entrain_bench.strategy.schedules import chain_chunks, stages_behind, three_phase_program
+from support.builders import chain_layout, placed, tiny_cluster, tiny_model, uniform_batch
+
+MODEL = tiny_model(encoder=2, llm=4)
+VISION, LLM = MODEL.modules
+SHAPES = [(1, 1, 1), (1, 2, 1), (2, 1, 1), (2, 2, 1), (1, 1, 2), (2, 1, 2), (1, 2, 2), (1, 1, 4), (4, 1, 1), (3, 2, 1)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(SHAPES), st.sampled_from(SHAPES))
+def test_lanes_are_the_largest_sets_of_ranks_that_share_every_block(
+    seed: int, encoder: tuple[int, int, int], llm: tuple[int, int, int]
+) -> None:
+    rng = np.random.default_rng(seed)
+    pool = int(rng.integers(8, 13))
+    modules = [
+        placed(module, rng.permutation(pool)[: np.prod(shape)].reshape(shape), tp=shape[2])
+        for module, shape in ((VISION, encoder), (LLM, llm))
+    ]
+    layout = Layout(tuple(modules), 1)
+    blocks_of: dict[int, list[tuple[int, int]]] = {}
+    for index, module in enumerate(modules):
+        flat = module.ranks.reshape(-1, module.ranks_per_block).tolist()
+        for block, ranks in enumerate(flat):
+            for rank in ranks:
+                blocks_of.setdefault(rank, []).append((index, block))
+    groups: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    for rank in sorted(blocks_of):
+        groups.setdefault(tuple(blocks_of[rank]), []).append(rank)
+    expected = sorted(groups.items(), key=lambda group: group[1][0])
+    assert layout.lane_first_rank.tolist() == [ranks[0] for _, ranks in expected]
+    assert layout.lane_width.tolist() == [len(ranks) for _, ranks in expected]
+    assert layout.num_lanes == len(expected)
+    assert layout.num_ranks == len(blocks_of)
+    for index, (module, blocks) in enumerate(zip(modules, layout.blocks, strict=True)):
+        assert blocks.num_stages == module.pp
+        for block in range(module.dp * module.pp):
+            lanes = blocks.lanes[blocks.offsets[block] : blocks.offsets[block + 1]].tolist()
+            assert sorted(lanes) == [at for at, (key, _) in enumerate(expected) if (index, block) in key]
+        first = blocks.first_lane()
+        assert first.shape == (module.dp, module.pp)
+
+
+def test_degrees_and_description() -> None:
+    layout = chain_layout(MODEL, 2, 3, 8, dp=2, recompute=True)
+    vision, llm = layout.modules
+    assert (vision.pp, vision.dp, vision.ranks_per_block) == (2, 2, 1)
+    assert (llm.pp, llm.dp) == (3, 2)
+    assert layout.module("llm") is llm
+    assert layout.describe() == {
+        "vision": "tp1 cp1 pp2 dp2 layers 2/2 recompute",
+        "llm": "tp1 cp1 pp3 dp2 layers 2/2/2 recompute",
+    }
+
+
+def test_virtual_stages_share_lanes_and_are_described() -> None:
+    # Replica by replica, stages 0, 1, 2 on blocks 0, 1, 0.
+    ranks = np.array([[[0, 1], [2, 3], [0, 1]], [[4, 5], [6, 7], [4, 5]]])
+    layout = Layout((placed(VISION, [[[0]], [[4]]]), placed(LLM, ranks, tp=2)), 1)
+    check_layout(layout, MODEL, tiny_cluster())
+    vision, llm = layout.blocks
+    assert layout.lane_first_rank.tolist() == [0, 1, 2, 4, 5, 6]
+    assert layout.lane_width.tolist() == [1, 1, 2, 1, 1, 2]
+    assert [part.tolist() for part in np.split(llm.lanes, llm.offsets[1:-1])] == [
+        [0, 1],
+        [2],
+        [0, 1],
+        [3, 4],
+        [5],
+        [3, 4],
+    ]
+    assert llm.rank_set[0] == llm.rank_set[2] != llm.rank_set[1]
+    assert vision.lanes.tolist() == [0, 3]
+    assert layout.modules[1].stages_per_rank == 2
+    assert layout.describe()["llm"] == "tp2 cp1 pp3 dp2 layers 2/2/2 virtual x2"
+    with pytest.raises(IncompatibleError, match="a rank holds 2 stages of llm"):
+        stages_behind(layout)
+    shapes, assignment = uniform_batch(MODEL, 2, dp=2)
+    with pytest.raises(IncompatibleError, match="a rank holds 2 stages of llm"):
+        three_phase_program(MODEL, shapes, layout, assignment)
+
+
+def test_a_tied_embedding_is_one_tensor_if_the_pipeline_ends_where_it_begins() -> None:
+    model = tiny_model(tied_embeddings=True)
+    embedding = model.llm.layers[0].parameters
+    truth = CostTruth(model, tiny_cluster())
+    for ranks, shared in (([[[0], [1], [0], [1]]], 0), ([[[0], [1], [0]]], 1), ([[[0], [0]]], 1)):
+        layers = (1,) * (len(ranks[0]) - 1) + (len(model.llm.layers) - len(ranks[0]) + 1,)
+        place = replace(placed(model.llm, ranks), layers_per_stage=layers)
+        apart = replace(place, ranks=np.arange(place.pp).reshape(1, -1, 1))
+        less = truth.memory.stage_parameters(model.llm, apart) - truth.memory.stage_parameters(model.llm, place)
+        assert less.tolist() == [0] * (place.pp - 1) + [shared * embedding]
+        synchronised = truth.step_s(model.llm, place, Pass.GRAD_SYNC) > 0
+        assert synchronised.tolist() == [not shared] + [False] * (place.pp - 2) + [not shared]
+
+
+def test_a_virtual_stage_takes_its_turn_and_is_checked() -> None:
+    # One rank holds both stages of the LLM: nothing travels, steps come stage by stage, states add up.
+    llm_only = tiny_model(encoder=0, llm=2)
+    layout = Layout((placed(llm_only.llm, [[[0], [0]], [[1], [1]]]),), 2)
+    shapes, assignment = uniform_batch(llm_only, 2, dp=2)
+    chunks = chain_chunks(llm_only, shapes, layout, assignment, split_backward=False)
+    slots = [Slots(np.tile([[0, 1], [4, 5]], (2, 1)), np.tile([[3, 2], [7, 6]], (2, 1)))]
+    program = build_program(llm_only, layout, shapes, chunks, slots)
+    truth = CostTruth(llm_only, tiny_cluster())
+    timeline = Simulator(truth, 1e12).execute(program)
+    for lane in range(2):
+        views = program.lane(lane)
+        assert [view.stage for view in views] == [0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0, 1]
+        assert [view.replica for view in views[:8]] == [lane] * 8
+    assert not truth.price(program).delay_s.any()
+    assert timeline.iteration_time_s >= lower_bound_s(truth, layout, shapes)
+    both = truth.memory.stage_state_bytes(llm_only.llm, layout.modules[0]).sum()
+    assert truth.memory.lane_state_bytes(layout) == pytest.approx([both, both])
+    # The other replica's action is refused, whichever stage it is.
+    order = program.lane_actions.copy()
+    here, there = program.lane_offsets[:2] + 1
+    order[[here, there]] = order[[there, here]]
+    with pytest.raises(UserError, match=r"rank 0 runs .* whose layers it does not hold"):
+        check_program(replace(program, lane_actions=order))
+
+
+def test_ranks_of_a_layout_are_read_only() -> None:
+    layout = chain_layout(MODEL, 1, 1, 1)
+    with pytest.raises(ValueError, match="read-only"):
+        layout.modules[0].ranks[0, 0, 0] = 5
+
+
+def test_stages_behind_counts_the_lanes_after_each_stage_of_the_chain() -> None:
+    assert [row.tolist() for row in stages_behind(chain_layout(MODEL, 2, 3, 1, dp=3))] == [[4, 3], [2, 1, 0]]
+    audio = chain_layout(tiny_model(2, 2, audio=2), 2, 2, 1)
+    assert [row.tolist() for row in stages_behind(audio)] == [[3, 2], [3, 2], [1, 0]]
+
+
+def test_stages_behind_follows_the_chain_and_not_the_rank_numbers() -> None:
+    # The encoder may live on the later ranks; its stages still come first.
+    layout = Layout((placed(VISION, [[[2], [3]]]), placed(LLM, [[[0], [1]]])), 1)
+    assert [row.tolist() for row in stages_behind(layout)] == [[3, 2], [1, 0]]
+
+
+# Refused layouts
+
+Change = Callable[[ModuleLayout], ModuleLayout]
+REFUSED: list[tuple[str, Change, str]] = [
+    (
+        "heads",
+        lambda m: replace(m, tp=3, ranks=np.arange(6).reshape(1, 2, 3)),
+        r"layout\.tp=3: must divide the 8 heads",
+    ),
+    (
+        "key-value heads",
+        lambda m: replace(m, tp=8, ranks=np.arange(16).reshape(1, 2, 8)),
+        r"layout\.tp=8: must divide the 4 key-value heads of module llm",
+    ),
+    (
+        "too few layers",
+        lambda m: replace(m, layers_per_stage=(2, 2)),
+        r"llm\.layers_per_stage=4: must be 6 layers in all",
+    ),
+    ("empty stage", lambda m: replace(m, layers_per_stage=(6, 0)), r"llm\.layers_per_stage=\(6, 0\): must be positive"),
+    ("shape", lambda m: replace(m, cp=2), r"llm\.ranks=\(1, 2, 1\): must be of shape \(1, 2, 2\)"),
+    (
+        "two replicas on one rank",
+        lambda m: replace(m, ranks=np.array([[[1], [2]], [[2], [1]]])),
+        r"llm\.ranks=repeated: must be distinct",
+    ),
+    (
+        "stages out of turn",
+        lambda m: replace(m, layers_per_stage=(2, 2, 2), ranks=np.array([[[1], [2], [2]]])),
+        r"llm\.ranks=repeated: must be distinct",
+    ),
+    (
+        "replicas that turn differently",
+        lambda m: replace(m, ranks=np.array([[[1], [1]], [[2], [3]]])),
+        r"llm\.ranks=repeated: must be distinct",
+    ),
+    ("beyond", lambda m: replace(m, ranks=m.ranks + 98), r"llm\.ranks=99\.\.100: must be within the 100 ranks"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+def test_a_layout_that_does_not_fit_is_refused(change: Change, message: str) -> None:
+    cluster = tiny_cluster(num_nodes=10, gpus_per_node=10)
+    layout = chain_layout(MODEL, 1, 2, 4)
+    check_layout(layout, MODEL, cluster)
+    broken = Layout((layout.modules[0], change(layout.modules[1])), 4)
+    with pytest.raises(UserError, match=message):
+        check_layout(broken, MODEL, cluster)
+
+
+def test_the_last_turn_of_virtual_stages_may_end_early() -> None:
+    llm = replace(placed(LLM, [[[1], [2], [3], [4], [1]]]), layers_per_stage=(1, 1, 1, 1, 2))
+    check_layout(Layout((placed(VISION, [[[0]]]), llm), 1), MODEL, tiny_cluster())
+
+
+def test_a_layout_for_other_modules_is_refused() -> None:
+    layout = chain_layout(MODEL, 1, 2, 4)
+    with pytest.raises(UserError, match="layout="):
+        check_layout(Layout(layout.modules[::-1], 4), MODEL, tiny_cluster())
+
+
+def test_a_negative_rank_is_refused() -> None:
+    layout = chain_layout(MODEL, 1, 1, 1)
+    with pytest.raises(UserError, match="ranks"):
+        check_layout(
+            Layout((layout.modules[0], replace(layout.modules[1], ranks=np.array([[[-1]]]))), 1), MODEL, tiny_cluster()
+        )

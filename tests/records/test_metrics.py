@@ -1,0 +1,141 @@
+"""Metrics against values worked out by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from entrain_bench.config.command_line import compose_cells
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.experiment import prepare
+from entrain_bench.figures.memory_over_time import memory_steps
+from entrain_bench.program import Pass
+from entrain_bench.program.table import chrome_trace, timeline_frame
+from entrain_bench.program.timeline import Timeline
+from entrain_bench.records.metrics import forward_std_ms, measure, microbatch_forward
+from entrain_bench.simulate import Simulator
+from entrain_bench.strategy.schedules import chain_program, stages_behind
+from support.builders import chain_layout, tiny_cluster, tiny_model, uniform_batch
+
+
+@pytest.fixture(scope="module")
+def run() -> tuple[object, Timeline]:
+    small = ["model=tiny", "cluster=tiny", "global_batch=8", "microbatch_size=2", "layout.tp=1", "layout.dp=2"]
+    s = prepare(compose_cells([*small, "strategy=megatron", "workload=opencqa_ocr"])[0].config)
+    layout = s.strategy.plan(s.profile)
+    shapes = s.source.batch(0, 8, 0)
+    assignment = s.strategy.assigner.assign(shapes, layout, s.profile)
+    return s, s.executor.execute(s.strategy.scheduler.schedule(shapes, layout, assignment, s.profile))
+
+
+def test_forward_std_is_over_the_microbatches_of_a_replica(run: tuple[object, Timeline]) -> None:
+    _, timeline = run
+    program = timeline.program
+    chunks = program.chunks[0]
+    stages = timeline.end_s[program.forward_actions(0)] - timeline.start_s[program.forward_actions(0)]
+    per_replica = []
+    for replica in range(2):
+        times = [
+            sum(
+                stages[c].sum() for c in range(len(chunks)) if (chunks.replica[c], chunks.microbatch[c]) == (replica, k)
+            )
+            for k in range(2)
+        ]
+        mean = sum(times) / 2
+        per_replica.append((sum((t - mean) ** 2 for t in times) / 2) ** 0.5)
+    assert len(microbatch_forward(timeline, [0])) == 4
+    assert forward_std_ms(timeline, [0]) == pytest.approx(1e3 * sum(per_replica) / 2)
+
+
+def test_throughput_flops_and_bubble_follow_from_the_timeline(run: tuple[object, Timeline]) -> None:
+    s, timeline = run
+    metrics = measure(timeline, s.truth, assignment_time_s=0.0)  # type: ignore[attr-defined]
+    seconds = timeline.end_s.max()
+    shapes = timeline.program.shapes
+    flops = 0.0
+    for module in s.job.model.modules:  # type: ignore[attr-defined]
+        for length in module.lengths(shapes, module.units(shapes)):
+            flops += 3 * sum(float(layer.forward_flops(np.array([length]))[0]) for layer in module.layers)
+    assert metrics["iteration_time_s"] == pytest.approx(seconds)
+    assert metrics["samples_per_s"] == pytest.approx(8 / seconds)
+    assert metrics["tokens_per_s"] == pytest.approx(shapes.llm_tokens.sum() / seconds)
+    assert metrics["tflops_per_gpu"] == pytest.approx(flops / seconds / 4 / 1e12)
+    assert metrics["mfu"] == pytest.approx(flops / seconds / 4 / 149.7e12)
+    frame = timeline_frame(timeline)
+    busy = ((frame["end_s"] - frame["start_s"]) * frame["num_ranks"]).sum()
+    assert metrics["bubble_ratio"] == pytest.approx(1 - busy / (4 * seconds))
+    exposed = ((frame["comm_s"] + frame["transfer_wait_s"]) * frame["num_ranks"]).sum() / 4
+    assert metrics["exposed_comm_s"] == pytest.approx(exposed)
+
+
+def test_an_assignment_slower_than_the_iteration_is_paid(run: tuple[object, Timeline]) -> None:
+    s, timeline = run
+    fast = measure(timeline, s.truth, 0.0)  # type: ignore[attr-defined]
+    slow = measure(timeline, s.truth, 100.0)  # type: ignore[attr-defined]
+    assert slow["iteration_time_s"] == 100.0
+    assert slow["bubble_ratio"] == fast["bubble_ratio"]
+    assert slow["gap_to_lower_bound"] == pytest.approx(100.0 / fast["lower_bound_s"] - 1)
+
+
+def test_chrome_trace_has_an_event_for_every_action_on_every_lane(run: tuple[object, Timeline]) -> None:
+    _, timeline = run
+    frame = timeline_frame(timeline)
+    events = chrome_trace(frame)["traceEvents"]
+    assert isinstance(events, list)
+    spans = [event for event in events if event["ph"] == "X"]
+    assert len(spans) == len(timeline.program.lane_actions)
+    for span, (_, row) in zip(spans, frame.iterrows(), strict=True):
+        assert span["ts"] == pytest.approx(row["start_s"] * 1e6)
+        assert span["dur"] == pytest.approx((row["end_s"] - row["start_s"]) * 1e6)
+    by_lane: dict[int, float] = {}
+    for span in spans:
+        assert span["ts"] >= by_lane.get(span["tid"], 0.0) - 1e-6, "lanes run one action at a time"
+        by_lane[span["tid"]] = span["ts"] + span["dur"]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_memory_over_time_is_what_is_alive_at_each_moment(recompute: bool) -> None:
+    model = tiny_model()
+    truth = CostTruth(model, tiny_cluster())
+    layout = chain_layout(model, 1, 2, 5, dp=2, recompute=recompute)
+    shapes, assignment = uniform_batch(model, 5, dp=2)
+    program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
+    timeline = Simulator(truth, 1e12).execute(program)
+    steps = memory_steps(timeline_frame(timeline))
+    assert steps.columns.tolist() == ["lane", "rank", "time_s", "bytes"]
+    states = truth.memory.lane_state_bytes(layout)
+    for lane, rows in steps.groupby("lane"):
+        time_s, held = rows["time_s"].to_numpy(), rows["bytes"].to_numpy()
+        assert np.all(np.diff(time_s) >= 0)
+        assert held.max() == timeline.peak_memory_bytes[lane]
+        assert held[-1] == pytest.approx(states[lane], rel=1e-12)
+        moments = (time_s[1:] + time_s[:-1])[np.diff(time_s) > 0] / 2
+        level = held[np.searchsorted(time_s, moments, side="right") - 1]
+        assert level == pytest.approx([states[lane] + alive_bytes(timeline, truth, int(lane), t) for t in moments])
+
+
+def alive_bytes(timeline: Timeline, truth: CostTruth, lane: int, moment: float) -> float:
+    """Activations between the start of their forward and the end of their backward, and what that recomputes."""
+    program, total = timeline.program, 0.0
+    actions = {(view.kind, view.module, view.stage, view.members): view.index for view in program.lane(lane)}
+    for (kind, name, stage, members), action in actions.items():
+        if kind is not Pass.FORWARD:
+            continue
+        index = [module.name for module in truth.model.modules].index(name)
+        module, place = truth.model.modules[index], program.layout.modules[index]
+        kept, working = truth.memory.token_bytes(module, place)
+        tokens = module.lengths(program.shapes, np.array(members)).sum()
+        back = actions[Pass.BACKWARD, name, stage, members]
+        if timeline.start_s[action] < moment < timeline.end_s[back]:
+            total += tokens * kept[stage]
+        if timeline.start_s[back] < moment < timeline.end_s[back]:
+            total += tokens * working[stage]
+    return total
+
+
+def test_a_timeline_without_memory_has_no_memory_columns(run: tuple[object, Timeline]) -> None:
+    _, timeline = run
+    frame = timeline_frame(timeline)
+    assert {"memory_bytes", "memory_after_bytes"} <= set(frame)
+    bare = timeline_frame(replace(timeline, memory_bytes=None))
+    assert list(bare) == [name for name in frame if not name.startswith("memory")]

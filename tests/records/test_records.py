@@ -1,0 +1,78 @@
+"""Keys, rows and tables of run records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from entrain_bench.config.command_line import compose_cells
+from entrain_bench.config.schema import RunConfig
+from entrain_bench.records.keys import identify
+from entrain_bench.records.records import METRICS, Record, Results, new_record
+from entrain_bench.records.report import print_table
+
+WORKLOAD = '''
+
+class Named:
+    """A workload whose constructor takes a source."""
+
+    def __init__(self, name, source):
+        self.name = name
+
+    def fingerprint(self):
+        return ""
+
+    def source(self, tokens):
+        raise NotImplementedError
+'''
+
+
+@pytest.fixture(scope="module")
+def config() -> RunConfig:
+    return compose_cells(["model=tiny", "cluster=tiny"])[0].config
+
+
+def made_up(config: RunConfig) -> Record:
+    """A record that says ok and that every metric is 1."""
+    return replace(new_record(config, "ok"), metrics=dict.fromkeys(METRICS, 1.0))
+
+
+def test_a_record_older_than_a_setting_keeps_its_row(config: RunConfig, tmp_path: Path) -> None:
+    record = made_up(config)
+    older = {key: value for key, value in record.config.items() if key != "belief_error"}
+    results = Results(tmp_path)
+    results.write(replace(record, key="0" * 16, config=older), None)
+    results.write(record, None)
+    results.write_table()
+    table = pd.read_csv(tmp_path / "table.csv", dtype={"key": str}).set_index("key")
+    assert pd.isna(table.loc["0" * 16, "belief_error"])
+    assert table.loc[record.key, "belief_error"] == 0
+
+
+def test_documentation_is_not_in_the_key_and_a_parameter_called_source_is(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documented = replace(config, model={**config.model, "source": "elsewhere"})
+    assert identify(documented) == identify(config)
+    (tmp_path / "named_workload.py").write_text(WORKLOAD)
+    monkeypatch.syspath_prepend(tmp_path)
+    target = {"name": "named", "_target_": "named_workload.Named"}
+    keys = {identify(replace(config, workload={**target, "source": source}))[0] for source in ("a", "b")}
+    assert len(keys) == 2
+
+
+def test_swept_parameters_of_one_name_in_two_groups_have_a_column_each(
+    config: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cell(one: int, other: int) -> Record:
+        strategy = {**config.strategy, "size": one}
+        return made_up(replace(config, strategy=strategy, cluster={**config.cluster, "size": other}))
+
+    print_table([cell(1, 7), cell(2, 7), cell(1, 8), cell(2, 8)])
+    shown = capsys.readouterr().out
+    assert "strategy.size" in shown
+    assert "cluster.size" in shown
+    assert len([line for line in shown.splitlines() if line.startswith("│")]) == 4

@@ -1,0 +1,345 @@
+"""Models and clusters: published parameter counts, hand-worked costs of a layer, every YAML, and errors."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from entrain_bench.config.tree import config_tree
+from entrain_bench.errors import UserError
+from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, LinkTier
+from entrain_bench.specs.layer import Attention
+from entrain_bench.specs.model import ModelSpec, Role
+from entrain_bench.specs.shapes import shapes_from_lists
+
+CONFIGS = config_tree()
+MODELS = sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml"))
+CLUSTERS = sorted(path.stem for path in (CONFIGS / "cluster").glob("*.yaml"))
+OBTAINED = {"cited", "derived", "measured", "carried over"}
+
+
+def load(group: str, name: str) -> dict[str, Any]:
+    """A copy that may be changed; composed once."""
+    return copy.deepcopy(composed(group, name))
+
+
+@cache
+def composed(group: str, name: str) -> dict[str, Any]:
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        config = OmegaConf.to_container(compose(f"{group}/{name}"), resolve=True)
+    assert isinstance(config, dict)
+    section = config[group]
+    assert isinstance(section, dict)
+    return section
+
+
+@cache
+def model(name: str) -> ModelSpec:
+    return ModelSpec.from_config(load("model", name))
+
+
+@cache
+def cluster(name: str) -> ClusterSpec:
+    return ClusterSpec.from_config(load("cluster", name))
+
+
+# Every YAML
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_composes_and_parses(name: str) -> None:
+    spec = model(name)
+    assert spec.name == name
+    assert spec.modules == (*spec.encoders, spec.llm, *spec.generators)
+    assert spec.llm.role is Role.LLM
+    assert spec.encoders
+    for encoder in spec.encoders:
+        assert encoder.is_encoder
+        projected = encoder.layers[-1].gemms[-1]
+        assert projected.n == spec.llm.config.hidden_size
+        merge = spec.tokens.audio_merge_frames if "audio" in encoder.config.modalities else spec.tokens.merge_patches**2
+        # LLaVA-OneVision hands on every token of a tile; its workloads state their tokens.
+        assert projected.rows_per_token == (1 if name.startswith("llavaov") else 1 / merge)
+    for module in spec.modules:
+        assert module.config.source
+        assert module.config.unet or len(module.layers) == module.config.num_layers + 2
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_every_cluster_composes_and_parses(name: str) -> None:
+    spec = cluster(name)
+    assert spec.name == name
+    assert spec.tiers[-1].num_ranks == spec.num_ranks
+    bandwidths = [tier.bandwidth_bytes_per_s for tier in spec.tiers]
+    assert bandwidths == sorted(bandwidths, reverse=True)
+    if name != "tiny":
+        assert name.endswith(f"x{spec.num_ranks}")
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_every_constant_has_a_complete_source(name: str) -> None:
+    spec = cluster(name)
+    expected = {f"device.{field.name}" for field in fields(DeviceSpec)} - {"device.name"}
+    for tier in spec.tiers:
+        expected |= {f"tiers.{tier.name}.{field.name}" for field in fields(LinkTier)}
+        expected -= {f"tiers.{tier.name}.name", f"tiers.{tier.name}.num_ranks"}
+    assert set(spec.sources) == expected
+    for key, source in spec.sources.items():
+        unit, *where, date, obtained = source.split("; ")
+        assert unit, key
+        assert where, key
+        assert date.startswith("2026-"), key
+        assert obtained in OBTAINED, key
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "model" / "module").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_module_is_used(path: Path) -> None:
+    assert any(path.stem in top.read_text() for top in (CONFIGS / "model").glob("*.yaml"))
+
+
+# Published sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "parameters"),
+    [
+        # Tensor sizes of the Hugging Face checkpoints.
+        ("qwen25vl_llama3_1b", "llm", 1_235_814_400),
+        ("qwen25vl_llama3_3b", "llm", 3_212_749_824),
+        ("qwen25vl_llama3_8b", "llm", 8_030_261_248),
+        ("whisper_qwen25_7b", "llm", 7_615_616_512),
+        ("llavaov_qwen25_32b", "llm", 32_763_876_352),
+        ("vit1b_llm14b", "llm", 14_770_033_664),
+        ("vit3b_llm32b", "llm", 32_763_876_352),
+        ("vit1b_llm70b", "llm", 70_553_706_496),
+        ("vit3b_llm120b", "llm", 122_610_069_504),
+    ],
+)
+def test_llm_parameters_match_the_checkpoint(name: str, module: str, parameters: int) -> None:
+    assert model(name).module(module).parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    # The sizes arXiv:2605.27678 states; ViT-g/14 has 1011M (arXiv:2106.04560), InternViT-6B 5903M (arXiv:2312.14238).
+    [
+        ("vit1b_llm7b", 1.01),
+        ("vit3b_llm32b", 3.06),
+        ("vit6b_llm120b", 5.90),
+        ("vit7b_llm120b", 7.25),
+        ("vit12b_llm120b", 12.24),
+    ],
+)
+def test_encoders_have_the_stated_size_without_projector_and_divide_by_8(name: str, billions: float) -> None:
+    encoder = model(name).modules[0]
+    assert (encoder.parameters - encoder.layers[-1].parameters) / 1e9 == pytest.approx(billions, abs=0.005)
+    assert encoder.config.num_heads % 8 == encoder.config.ffn_hidden_size % 8 == 0
+
+
+def test_vision_parameters_match_the_checkpoint() -> None:
+    config = load("model", "qwen25vl_llama3_1b")
+    # Qwen2.5-VL-7B projects to 3584: 8,292,166,656 parameters in all, 7,615,616,512 of them in the LLM.
+    config["modules"]["vision"]["head_gemms"][-1]["n"] = 3584
+    assert ModelSpec.from_config(config).module("vision").parameters == 676_550_144
+
+
+def test_audio_parameters_match_the_checkpoint() -> None:
+    spec = model("whisper_qwen25_7b")
+    # whisper-large-v3's encoder; the checkpoint counts 1500 fixed positions and has no bias on keys (see the YAML).
+    adapter = 1280 * 3584 + 3584
+    assert spec.module("audio").parameters == 636_968_960 - 1500 * 1280 + 32 * 1280 + adapter
+
+
+def test_siglip_parameters_match_the_checkpoint() -> None:
+    spec = model("llavaov_qwen25_7b").module("vision")
+    # siglip-so400m-patch14-384's vision tower has 428,225,600; without a layer, positions, final norm and pooling head
+    # (probe, attention, norm, MLP), with LLaVA-OneVision's projector.
+    attention, mlp = 4 * (1152 * 1152 + 1152), 2 * 1152 * 4304 + 4304 + 1152
+    left_out = (attention + mlp + 4 * 1152) + 729 * 1152 + 2 * 1152 + (1152 + attention + 2 * 1152 + mlp)
+    assert spec.parameters == 428_225_600 - left_out + 1152 * 3584 + 3584 + 3584 * 3584 + 3584
+
+
+# Hand-worked layers
+
+
+def test_flops_of_a_llama_1b_block() -> None:
+    block = model("qwen25vl_llama3_1b").llm.layers[1]
+    # Per token: QKV 2 * 2048 * (2048 + 2 * 512), output 2 * 2048^2, gate and up 2 * 2048 * 16384, down 2 * 8192 * 2048.
+    per_token = 12_582_912 + 8_388_608 + 67_108_864 + 33_554_432
+    # Causal attention: 4 * 2048 * length^2 / 2.
+    lengths = np.array([1, 100, 4096])
+    assert block.forward_flops(lengths) == pytest.approx(per_token * lengths + 4096.0 * lengths.astype(float) ** 2)
+    assert sum(gemm.flops(np.array(1.0)) for gemm in block.gemms) == 2 * (block.parameters - 2 * 2048)
+
+
+def test_activation_bytes_of_a_llama_1b_block() -> None:
+    block = model("qwen25vl_llama3_1b").llm.layers[1]
+    # bf16: inputs and outputs of two norms, queries and attention output, keys and values, gate and up, their product.
+    assert block.activation_bytes_per_token == 2 * (4 * 2048 + 2 * 2048 + 2 * 512 + 16384 + 8192)
+    assert block.input_bytes_per_token == 2 * 2048
+
+
+def test_head_of_llama_1b_keeps_fp32_probabilities() -> None:
+    head = model("qwen25vl_llama3_1b").llm.layers[-1]
+    assert head.activation_bytes_per_token == 2 * 2 * 2048 + 4 * 128256
+
+
+def test_windows_bound_attention() -> None:
+    window = Attention(1280, 1280, causal=False, window_tokens=64)
+    assert window.flops(np.array([32, 64, 6400])).tolist() == [
+        4 * 1280 * 32 * 32,
+        4 * 1280 * 64 * 64,
+        4 * 1280 * 6400 * 64,
+    ]
+
+
+def test_kinds_of_the_vision_encoder() -> None:
+    vision = model("qwen25vl_llama3_1b").module("vision")
+    assert [kind.kind for kind in vision.kinds] == ["embed", "window_block", "block", "head"]
+    full = [index - 1 for index, layer in enumerate(vision.layers) if layer.kind == "block"]
+    assert full == [7, 15, 23, 31]
+
+
+def test_kind_counts_of_stages() -> None:
+    vision = model("qwen25vl_llama3_1b").module("vision")
+    counts = vision.kind_counts([9, 8, 8, 9])
+    assert counts.tolist() == [[1, 7, 1, 0], [0, 7, 1, 0], [0, 7, 1, 0], [0, 7, 1, 1]]
+
+
+def test_module_flops_are_the_sum_of_its_layers() -> None:
+    lengths = np.array([64, 1000])
+    for module in model("tiny_av").modules:
+        total = sum(layer.forward_flops(lengths) for layer in module.layers)
+        assert module.forward_flops(lengths) == pytest.approx(total)
+
+
+def test_model_flops_send_items_to_their_encoder() -> None:
+    spec = model("tiny_av")
+    shapes = shapes_from_lists(["image", "audio"], [(10, [("image", 64, 16), ("audio", 100, 50)]), (7, [])])
+    vision, audio, llm = (spec.module(name) for name in ("vision", "audio", "llm"))
+    assert vision.units(shapes).tolist() == [0]
+    assert audio.lengths(shapes, audio.units(shapes)).tolist() == [100]
+    assert llm.lengths(shapes, llm.units(shapes)).tolist() == [76, 7]
+    parts = [
+        vision.forward_flops(np.array([64])),
+        audio.forward_flops(np.array([100])),
+        llm.forward_flops(np.array([76, 7])),
+    ]
+    assert spec.forward_flops(shapes) == pytest.approx(sum(part.sum() for part in parts))
+
+
+# Links
+
+
+def test_tiers_of_the_a40_layout() -> None:
+    spec = cluster("a40x64")
+    others = np.array([0, 1, 2, 3, 4, 63])
+    assert spec.tier_of(np.zeros(6, np.int64), others).tolist() == [0, 0, 1, 1, 2, 2]
+    assert spec.tier_of(np.array([1, 3]), np.array([2, 4])).tolist() == [1, 2]
+    assert spec.group_tier(np.array([2, 3])).name == "nvlink"
+    assert spec.group_tier(np.array([0, 1, 2, 3])).name == "pcie"
+    assert spec.group_tier(np.array([3, 4])).name == "network"
+
+
+def test_attainable_link_rates_stay_below_what_vendors_quote() -> None:
+    def rates(name: str) -> dict[str, float]:
+        return {tier.name: tier.bandwidth_bytes_per_s for tier in cluster(name).tiers}
+
+    quoted = {
+        "a40x64": {"nvlink": 112.5e9 / 2, "pcie": 16e9 * 16 * 128 / 130 / 8, "network": 200e9 / 8 / 4},
+        "a100x64": {"nvlink": 600e9 / 2, "network": 800e9 / 8 / 8},
+        "h100x64": {"nvlink": 900e9 / 2, "network": 8 * 400e9 / 8 / 8},
+        "h200x64": {"nvlink": 900e9 / 2, "network": 8 * 400e9 / 8 / 8},
+    }
+    for name, links in quoted.items():
+        assert rates(name).keys() == links.keys()
+        for link, rate in links.items():
+            assert 0.75 * rate < rates(name)[link] < rate
+
+
+# Errors
+
+
+def changed(config: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+    *parents, last = path.split("/")
+    node: Any = config
+    for key in parents:
+        node = node[int(key) if isinstance(node, list) else key]
+    if value is None:
+        del node[last]
+    else:
+        node[last] = value
+    return config
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("colour", "red", "cluster key=colour: unknown"),
+        ("device/peak_bf16_flop", 1.0, "did you mean peak_bf16_flops"),
+        ("device/peak_bf16_flops", -1.0, "cluster.device.peak_bf16_flops=-1.0: must be positive"),
+        ("device/gemm_efficiency", 1.5, "cluster.device.gemm_efficiency=1.5: must be in (0, 1]"),
+        ("device/memory_bytes", 1.5, "cluster.device.memory_bytes=1.5: must be an integer"),
+        ("device/kernel_launch_s", None, "cluster.device.kernel_launch_s: missing"),
+        ("tiers/0/latency_s", 0.0, "cluster.tiers.nvlink.latency_s=0.0: must be positive"),
+        ("tiers/0/num_ranks", 8, "cluster.tiers=[8, 4, 4]: must be ordered"),
+        ("tiers/2/num_ranks", 8, "cluster.tiers=[2, 4, 8]: must be ordered from the smallest block to all 4 ranks"),
+        ("num_nodes", 0, "cluster.num_nodes=0: must be at least 1"),
+        ("num_nodes", "many", "cluster.num_nodes=many: must be an integer"),
+        ("sources/device.gemm_efficiency", None, "cluster.sources.device.gemm_efficiency: missing"),
+        ("sources/tiers.pcie.latency_s", None, "cluster.sources.tiers.pcie.latency_s: missing"),
+    ],
+)
+def test_bad_clusters_are_named(path: str, value: object, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        ClusterSpec.from_config(changed(load("cluster", "tiny"), path, value))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("modules/llm/num_layer", 3, "did you mean num_layers"),
+        ("modules/llm/hidden_size", -128, "model.modules.llm.hidden_size=-128: must be at least 1"),
+        ("modules/llm/num_kv_heads", 3, "model.modules.llm.num_kv_heads=3: must be a divisor of num_heads=8"),
+        ("modules/llm/gated_mlp", 1, "model.modules.llm.gated_mlp=1: must be true or false"),
+        ("modules/llm/vocab_size", None, "model.modules.llm.vocab_size=0: must be at least 1"),
+        ("modules/llm/source", None, "model.modules.llm.source: missing"),
+        ("modules/llm/role", "decoder", "model.modules.llm.role=decoder: must be one of"),
+        ("modules/vision/role", "llm", "model.modules.vision.vocab_size=0"),
+        ("modules/vision/modalities", "image", "model.modules.vision.modalities=image: must be a list"),
+        ("modules/vision/modalities", [], "model.modules.vision.modalities=[]: must be at least one modality"),
+        ("modules/vision/head_gemms/0/rows", 1, "head_gemms[0] key=rows: unknown"),
+        ("modules/llm", None, "must be encoders and exactly one llm"),
+        ("tokens/patch_pixels", None, "model.tokens.patch_pixels: missing"),
+        ("tokens/patch_pixels", "14", "model.tokens.patch_pixels=14: must be an integer"),
+    ],
+)
+def test_bad_models_are_named(path: str, value: object, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        ModelSpec.from_config(changed(load("model", "tiny"), path, value))
+    assert message in str(error.value)
+
+
+def test_two_llms_are_refused() -> None:
+    config = load("model", "tiny")
+    config["modules"]["other"] = dict(config["modules"]["llm"])
+    with pytest.raises(UserError, match="exactly one llm"):
+        ModelSpec.from_config(config)
+
+
+def test_shapes_that_a_model_cannot_take() -> None:
+    spec = model("tiny")
+    with pytest.raises(UserError, match="has audio items"):
+        spec.check_shapes(shapes_from_lists(["audio"], [(1, [("audio", 10, 5)])]))
+    with pytest.raises(UserError, match="131073 LLM tokens"):
+        spec.check_shapes(shapes_from_lists(["image"], [(5, []), (131073, [])]))
+    spec.check_shapes(shapes_from_lists(["image", "audio"], [(131072, [])]))

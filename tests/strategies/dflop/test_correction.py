@@ -1,0 +1,188 @@
+"""DFLOP's adaptive correction: what it learns from executed iterations, when it stops, and that it stays in its run."""
+
+import numpy as np
+import pytest
+
+from entrain_bench.config.command_line import compose_cells
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.errors import UserError
+from entrain_bench.experiment import prepare, run_experiment
+from entrain_bench.program.layout import Layout
+from entrain_bench.program.timeline import Timeline
+from entrain_bench.simulate.executor import Simulator
+from entrain_bench.strategy.interface import Observer, Strategy
+from entrain_bench.strategy.profile import Profile
+from entrain_bench.strategy.schedules import OneForwardOneBackward
+from entrain_bench_strategies.dflop import Corrector, DflopAssigner, DflopPlanner
+from entrain_bench_strategies.dflop.assigner import unit_s
+from entrain_bench_strategies.dflop.balance import makespan
+from entrain_bench_strategies.dflop.correction import Observation, shape_classes
+from entrain_bench_strategies.megatron import ArrivalOrder
+from support.builders import placed, profile_of, random_samples, samples, tiny_cluster, tiny_job, tiny_model
+
+MODEL = tiny_model(encoder=4, llm=4)
+CLASSES = np.array([7, 9])
+
+
+def observation(actual: list[float], predicted: list[list[float]]) -> Observation:
+    return Observation(CLASSES, np.array(predicted), np.array(actual), 1)
+
+
+def biased(factor: float) -> Observation:
+    """Microbatches of 1-3 s of each class, of which the second takes ``factor`` times what is predicted."""
+    predicted = [[1.0, 3.0], [3.0, 1.0], [2.0, 2.0], [1.0, 1.0]]
+    return observation([one + factor * other for one, other in predicted], predicted)
+
+
+def test_a_biased_class_is_recovered_relative_to_the_other() -> None:
+    corrector = Corrector(cost_s=0.01, window=3)
+    for _ in range(12):
+        corrector = corrector.learn([biased(1.4)])
+    assert corrector.active
+    ratio = [corrector.ratios[int(one)] for one in CLASSES]
+    assert ratio[1] / ratio[0] == pytest.approx(1.4, rel=1e-3)
+    np.testing.assert_array_equal(corrector.penalties(np.array([9, 7, 9, 3])), [ratio[1], ratio[0], ratio[1], 1.0])
+
+
+def test_a_common_factor_and_small_errors_are_left_alone() -> None:
+    predicted = [[1.0, 3.0], [3.0, 1.0]]
+    common = observation([8.0, 8.0], predicted)
+    assert Corrector().learn([common]).penalties(CLASSES).tolist() == [1.0, 1.0]
+    corrector = Corrector(cost_s=0.0)
+    for _ in range(8):
+        corrector = corrector.learn([biased(1.03)])
+    assert corrector.ratios[9] != 1.0
+    assert corrector.penalties(CLASSES).tolist() == [1.0, 1.0]
+
+
+def test_modules_are_compared_with_each_other() -> None:
+    # The encoder takes twice what is predicted, the LLM what is predicted: 4/3 and 2/3 of the average factor.
+    encoder = Observation(np.array([1]), np.array([[1.0], [1.0]]), np.array([2.0, 2.0]), 2)
+    llm = Observation(np.array([130]), np.array([[1.0], [1.0]]), np.array([1.0, 1.0]), 2)
+    corrector = Corrector(cost_s=0.0)
+    for _ in range(20):
+        corrector = corrector.learn([encoder, llm])
+    np.testing.assert_allclose(corrector.penalties(np.array([1, 130])), [4 / 3, 2 / 3], rtol=1e-3)
+
+
+def test_tracking_that_does_not_pay_switches_itself_off() -> None:
+    corrector = Corrector(cost_s=0.01, window=3)
+    for iteration in range(3):
+        assert corrector.active, iteration
+        corrector = corrector.learn([biased(1.0)])
+    assert not corrector.active
+    assert corrector.learn([biased(9.0)]) is corrector
+
+
+def test_a_bias_that_ends_switches_tracking_off_and_penalties_with_it() -> None:
+    corrector = Corrector(cost_s=0.01, window=3)
+    for factor in (1.5, 1.5, 1.5, 1.5):
+        corrector = corrector.learn([biased(factor)])
+    assert corrector.active
+    assert corrector.penalties(CLASSES)[1] > 1.1
+    for _ in range(6):
+        corrector = corrector.learn([biased(1.0)])
+    assert not corrector.active
+    assert corrector.penalties(CLASSES).tolist() == [1.0, 1.0]
+
+
+def test_an_empty_module_teaches_nothing() -> None:
+    nothing = Observation(np.zeros(0, np.int64), np.zeros((0, 0)), np.zeros(0), 1)
+    assert Corrector().learn([nothing, biased(1.4)]).ratios.keys() == {7, 9}
+    assert Corrector().learn([nothing]) == Corrector()
+
+
+@pytest.mark.parametrize("knobs", [{"window": 0}, {"tolerance": -1.0}, {"cost_s": -1.0}, {"smoothing": 0.0}])
+def test_knobs_are_checked(knobs: dict[str, float]) -> None:
+    with pytest.raises(UserError, match="correction"):
+        Corrector(**knobs)  # type: ignore[arg-type]
+
+
+# On executed iterations
+
+
+def setting(belief_bias: float) -> tuple[Profile, Layout]:
+    shapes = random_samples(np.random.default_rng(4), 96, longest=4000)
+    job = tiny_job(MODEL, tiny_cluster(1, 8), global_batch=96)
+    encoder, llm = MODEL.modules
+    layout = Layout((placed(encoder, [[[0]], [[1]]]), placed(llm, [[[2], [3]], [[4], [5]]])), 8)
+    return profile_of(job, shapes, belief_bias=belief_bias), layout
+
+
+def execute(strategy: Strategy, profile: Profile, layout: Layout, iteration: int) -> Timeline:
+    program = strategy.compose(profile._source.batch(iteration, 96, 0), layout, profile)
+    return Simulator(CostTruth(MODEL, profile.job.cluster), profile.job.memory_budget_bytes).execute(program)
+
+
+def test_a_length_bias_of_the_estimates_is_learnt_from_timelines() -> None:
+    profile, layout = setting(0.3)
+    exact, _ = setting(0.0)
+    strategy = Strategy("dflop", DflopPlanner(), DflopAssigner(0.0), OneForwardOneBackward())
+    for iteration in range(8):
+        strategy = strategy.observe(execute(strategy, profile, layout, iteration), profile)
+    assert isinstance(strategy.assigner, DflopAssigner)
+    corrector = strategy.assigner.correction
+    assert corrector is not None
+    assert corrector.active
+    shapes = profile._source.batch(20, 96, 0)
+    llm, where = MODEL.llm, layout.modules[1]
+    right = unit_s(llm, shapes, where, 8, exact)
+    wrong = unit_s(llm, shapes, where, 8, profile)
+    corrected = wrong * corrector.penalties(shape_classes(shapes.llm_tokens, 1))
+    errors = [(seconds / seconds.sum() - right / right.sum()) for seconds in (wrong, corrected)]
+    assert np.abs(errors[1]).sum() < 0.5 * np.abs(errors[0]).sum()
+
+
+def test_correction_improves_the_balance_of_executed_microbatches() -> None:
+    profile, layout = setting(0.3)
+    exact, _ = setting(0.0)
+    shapes = profile._source.batch(20, 96, 0)
+    strategy = Strategy("dflop", DflopPlanner(), DflopAssigner(0.0), OneForwardOneBackward())
+    worst = []
+    for learns in (False, True):
+        for iteration in range(8 if learns else 0):
+            strategy = strategy.observe(execute(strategy, profile, layout, iteration), profile)
+        llm = strategy.assigner.assign(shapes, layout, profile).modules[1]
+        right = unit_s(MODEL.llm, shapes, layout.modules[1], 8, exact)
+        worst.append(makespan(np.stack([right, right], 1), llm.microbatch * 2 + llm.replica, 16))
+    assert worst[1] < worst[0]
+
+
+def test_only_observers_learn_and_a_run_leaves_nothing_behind() -> None:
+    profile, layout = setting(0.3)
+    assigner = DflopAssigner(0.0)
+    strategy = Strategy("dflop", DflopPlanner(), assigner, OneForwardOneBackward())
+    later = strategy.observe(execute(strategy, profile, layout, 0), profile)
+    assert isinstance(assigner, Observer)
+    assert assigner.correction == Corrector()
+    assert later.assigner != assigner
+    assert not isinstance(ArrivalOrder(), Observer)
+    fixed = Strategy("megatron", DflopPlanner(), ArrivalOrder(), OneForwardOneBackward())
+    assert fixed.observe(execute(fixed, profile, layout, 0), profile) is fixed
+    off = DflopAssigner(0.0, correction=None)
+    assert off.observe(execute(strategy, profile, layout, 0), profile) is off
+
+
+def test_a_batch_without_items_is_observed() -> None:
+    profile, layout = setting(0.0)
+    text = profile_of(profile.job, samples(*[(100 * k, []) for k in range(1, 97)]))
+    strategy = Strategy("dflop", DflopPlanner(), DflopAssigner(0.0), OneForwardOneBackward())
+    later = strategy.observe(execute(strategy, text, layout, 0), text)
+    assert isinstance(later.assigner, DflopAssigner)
+    assert later.assigner.correction is not None
+    assert {key // 128 for key in later.assigner.correction.ratios} == {1}
+
+
+def test_a_run_feeds_the_assigner_and_repeats_itself() -> None:
+    small = ["model=tiny", "cluster=tiny", "global_batch=32", "microbatch_size=2", "layout.tp=1", "layout.dp=2"]
+    run = [*small, "strategy=dflop", "belief_bias=0.4", "iterations=3", "workload=synthetic"]
+    config, plain = (compose_cells([*run, *more])[0].config for more in ([], ["strategy.assigner.correction=null"]))
+    first, again, without = (run_experiment(one) for one in (config, config, plain))
+    times = [[row["lower_bound_s"] for row in one.iterations] for one in (first, again)]
+    assert times[0] == times[1]
+    spread = [[row["llm_forward_std_ms"] for row in one.iterations] for one in (first, again, without)]
+    assert spread[0] == spread[1]
+    # What the first iteration showed is known when the third is assigned, not before.
+    assert spread[0][:2] == spread[2][:2]
+    assert spread[0][2:] != spread[2][2:]
+    assert prepare(config).strategy.assigner == DflopAssigner()

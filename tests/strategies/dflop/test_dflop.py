@@ -1,0 +1,341 @@
+"""DFLOP: tables, Algorithm 1, assignments and programs, against hand-worked cases and brute force."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.errors import IncompatibleError, OutOfMemoryError, UserError
+from entrain_bench.program.layout import Layout
+from entrain_bench.simulate.executor import Simulator
+from entrain_bench.specs.job import LayoutRequest
+from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.interface import Drafter, Strategy
+from entrain_bench.strategy.planning import partition_layers, stage_sums
+from entrain_bench.strategy.profile import Profile
+from entrain_bench.strategy.schedules import OneForwardOneBackward
+from entrain_bench_strategies.dflop import DflopAssigner, DflopPlanner
+from entrain_bench_strategies.dflop.assigner import unit_s
+from entrain_bench_strategies.dflop.planner import RECOMPUTE, released_order
+from entrain_bench_strategies.dflop.profiling import (
+    BOTH_PASSES,
+    DataShapes,
+    ThroughputTable,
+    attention_flops,
+    data_shapes,
+    encoder_cost,
+    layer_s,
+    llm_cost,
+)
+from entrain_bench_strategies.dflop.space import Plan, enumerate_degrees, pipeline_s, place_plan
+from support.builders import placed, profile_of, random_samples, samples, tiny_cluster, tiny_job, tiny_model
+
+MODEL = tiny_model(encoder=4, llm=4)
+SAMPLES = samples((100, [800]), (300, [400, 200]), (50, []), (900, [1600]))
+
+
+def dflop(**knobs: Any) -> Strategy:
+    return Strategy("dflop", DflopPlanner(profile_samples=64, **knobs), DflopAssigner(), OneForwardOneBackward())
+
+
+def profile_for(shapes: SampleShapes = SAMPLES, ranks: int = 8, batch: int = 16, **request: int) -> Profile:
+    job = tiny_job(MODEL, tiny_cluster(1, ranks), global_batch=batch, request=LayoutRequest(**request))
+    return profile_of(job, shapes)
+
+
+# Profiling engine
+
+
+def test_a_table_interpolates_and_extrapolates_linearly_within_limits() -> None:
+    table = ThroughputTable(np.array([1.0, 2.0, 4.0]), np.array([10.0, 14.0, 16.0]))
+    np.testing.assert_allclose(table.at(np.array([1.5, 3.0, 0.5, 5.0])), [12, 15, 8, 17])
+    assert float(table.at(1e9)) == 32
+    assert float(ThroughputTable(np.array([1.0, 2.0]), np.array([1.0, 9.0])).at(0.5)) == 0.5
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_tables_give_back_the_measured_times_at_their_points(tp: int) -> None:
+    profile = profile_for()
+    encoder, llm = MODEL.modules
+    cost = encoder_cost(profile, encoder, 700, tp)
+    flops = encoder.forward_flops(np.full(4, 700)).sum()
+    measured = layer_s(profile, encoder, np.full(4, 700), tp).sum()
+    assert float(cost.seconds(flops, 4.0, 1)) == pytest.approx(measured)
+    assert float(cost.seconds(flops, 4.0, 3)) == pytest.approx(measured / 3)
+    whole = layer_s(profile, llm, np.array([2048]), tp).sum()
+    assert llm_cost(profile, llm, tp).seconds(np.array([2048]), 2048.0, 1)[0] == pytest.approx(whole)
+
+
+def test_the_llm_split_tells_packing_from_one_sequence() -> None:
+    profile = profile_for()
+    llm = MODEL.llm
+    cost = llm_cost(profile, llm, 1)
+    packed = float(cost.seconds(np.full(4, 2048), 8192.0, 1).sum())
+    whole = float(cost.seconds(np.array([8192]), 8192.0, 1)[0])
+    assert packed < whole
+    assert packed == pytest.approx(layer_s(profile, llm, np.full(4, 2048), 1).sum(), rel=0.03)
+
+
+def test_attention_flops_do_not_depend_on_key_value_groups() -> None:
+    grouped, full = tiny_model(num_kv_heads=2).llm, tiny_model(num_kv_heads=8).llm
+    lengths = np.array([512, 1024])
+    np.testing.assert_array_equal(attention_flops(grouped, lengths), attention_flops(full, lengths))
+    np.testing.assert_allclose(attention_flops(grouped, lengths)[1], 2 * 2.0 * 128 * 1024**2)
+
+
+def test_durations_add_times_not_throughputs() -> None:
+    # Half of the FLOPs at 1 and half at 3 FLOP/s take 2/3 of the harmonic mean's time; an arithmetic mean says 1/2.
+    profile = profile_for()
+    cost = llm_cost(profile, MODEL.llm, 1)
+    lengths = np.array([4096])
+    attention = attention_flops(MODEL.llm, lengths)
+    linear = MODEL.llm.forward_flops(lengths) - attention
+    parts = attention / cost.attention.at(4096.0) + linear / cost.linear.at(4096.0)
+    np.testing.assert_allclose(cost.seconds(lengths, 4096.0, 1), BOTH_PASSES * parts)
+
+
+# Planner
+
+
+def test_the_time_formula_by_hand() -> None:
+    assert float(pipeline_s(8, 2, 3, 0.5, 0.4)) == pytest.approx(12 * 0.5)
+    assert float(pipeline_s(1, 1, 1, 0.1, 0.4)) == pytest.approx(2 * 0.4)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 6, 8])
+@pytest.mark.parametrize("request_", [{}, {"tp": 2}, {"dp": 2}, {"pp": 3}, {"tp": 1, "dp": 1}])
+def test_enumeration_is_complete(ranks: int, request_: dict[str, int]) -> None:
+    job = tiny_job(MODEL, tiny_cluster(1, ranks), global_batch=12, request=LayoutRequest(**request_))
+    tps = [t for t in (1, 2, 4) if ranks % t == 0]
+    degrees = range(1, ranks + 1)
+    expected = {
+        (a, b, c, d, e, f)
+        for a, b, c, d, e, f in product(tps, range(1, 7), degrees, tps, range(1, 7), degrees)
+        if a * b * c + d * e * f == ranks
+        and 12 % f == 0
+        and d == request_.get("tp", d)
+        and f == request_.get("dp", f)
+        and b + e == request_.get("pp", b + e)
+    }
+    if not expected:
+        with pytest.raises(UserError, match="layout"):
+            enumerate_degrees(job)
+        return
+    found = [tuple(row) for row in enumerate_degrees(job).tolist()]
+    assert len(found) == len(set(found))
+    assert set(found) == expected
+
+
+def unevenness(profile: Profile, module: ModuleSpec, tokens: int, tp: int, pp: int) -> float:
+    """Slowest over mean stage."""
+    measured = layer_s(profile, module, np.array([tokens]), tp)
+    stages = stage_sums(measured, partition_layers(measured, pp))
+    return float(stages.max() / stages.mean())
+
+
+@pytest.mark.parametrize("whole_layers", [False, True])
+def test_the_first_plan_is_the_best_by_brute_force(whole_layers: bool) -> None:
+    profile = profile_for()
+    shapes = data_shapes(profile, SAMPLES)
+    encoder, llm = MODEL.modules
+    best = np.inf
+    for e_tp, e_pp, e_dp, l_tp, l_pp, l_dp in enumerate_degrees(profile.job).tolist():
+        encoder_table = encoder_cost(profile, encoder, shapes.item_tokens[0], e_tp)
+        llm_table = llm_cost(profile, llm, l_tp)
+        for i in range(1, 16 // l_dp + 1):
+            b = max(1.0, shapes.items[0] * 16 / (i * e_dp))
+            flops = float(encoder.forward_flops(np.array([shapes.item_tokens[0]]))[0])
+            e_dur = BOTH_PASSES * flops * b / (float(encoder_table.table.at(b)) * e_tp * e_pp)
+            count = 16 / (i * l_dp)
+            one = np.array([shapes.sequence_tokens])
+            l_dur = count * float(llm_table.seconds(one, count * shapes.sequence_tokens, l_pp)[0])
+            if whole_layers:
+                e_dur *= unevenness(profile, encoder, shapes.item_tokens[0], e_tp, e_pp)
+                l_dur *= unevenness(profile, llm, shapes.sequence_tokens, l_tp, l_pp)
+            best = min(best, (i + e_pp + l_pp - 1) * max(e_dur, l_dur))
+    seconds, plan, recompute = next(DflopPlanner(whole_layers=whole_layers).rank(profile, shapes))
+    assert seconds == pytest.approx(best)
+    assert recompute == (False, False)
+    assert plan.num_microbatches * plan.llm_dp <= 16
+
+
+def test_the_ranking_rises_with_time() -> None:
+    profile = profile_for(batch=64)
+    times = [seconds for seconds, _, _ in DflopPlanner().rank(profile, data_shapes(profile, SAMPLES))]
+    assert times == sorted(times)
+
+
+def test_the_released_rule_takes_the_least_microbatches_within_the_data_and_accepts_in_order() -> None:
+    profile = profile_for(batch=64)
+    shapes = data_shapes(profile, SAMPLES)
+    assert shapes.most_items == (2,)
+    assert shapes.most_sequence_tokens == 900 + 400
+    ranked = list(DflopPlanner(microbatches="released").rank(profile, shapes))
+    seconds_of = {plan: seconds for seconds, plan, recompute in ranked if not any(recompute)}
+    accepted: list[tuple[float, Plan]] = []
+    for theta in enumerate_degrees(profile.job).tolist():
+        for i in range(1, 64 // theta[5] + 1):
+            items = shapes.items[0] * 64 / (i * theta[2])
+            if items <= 2 and shapes.sequence_tokens * 64 / (i * theta[5]) <= 1300:
+                break
+        else:
+            continue
+        plan = Plan(*theta, i)
+        best = accepted[-1] if accepted else (np.inf, Plan(*theta, 10**6))
+        if seconds_of[plan] < 1.1 * best[0] and i < best[1].num_microbatches:
+            accepted.append((seconds_of[plan], plan))
+    assert len(accepted) > 1
+    assert [plan for _, plan, _ in ranked[: len(accepted)]] == [plan for _, plan in reversed(accepted)]
+
+
+def test_acceptance_drifts_with_the_order() -> None:
+    # 10.9 is within 1.1 x 10, 11.9 within 1.1 x 10.9; 9 is fastest but has more microbatches.
+    seconds, count = np.array([10.0, 10.9, 9.0, 11.9]), np.array([8, 6, 7, 4])
+    same, own = np.zeros(4, np.int64), np.ones(4, np.bool_)
+    assert released_order(np.arange(4), same, seconds, count, own).tolist() == [3, 1, 0, 2]
+    assert released_order(np.arange(4)[::-1], same, seconds, count, own).tolist() == [3, 2, 0, 1]
+
+
+def test_a_plan_over_memory_by_the_papers_constraint_is_dropped() -> None:
+    shapes = DataShapes((1.0,), (2000,), 1000, (1,), 1000)
+    job = tiny_job(MODEL, tiny_cluster(1, 8), budget_bytes=8e6)
+    profile = profile_of(job, SAMPLES)
+    degrees = enumerate_degrees(job)
+    planner = DflopPlanner()
+    dropped = kept = 0
+    blocks = zip(planner.totals(profile, shapes, degrees), planner.estimates(profile, shapes, degrees), strict=True)
+    for (rows, i, totals, _), (same, _, estimates) in blocks:
+        np.testing.assert_array_equal(rows, same)
+        llm_pp = degrees[rows, 4][:, None]
+        depth = degrees[rows, 1][:, None] + llm_pp
+        for total, (encoder, llm) in zip(totals, RECOMPUTE, strict=True):
+            over = estimates.encoder_state + depth * estimates.encoder_act[int(encoder)] > job.planning_budget_bytes
+            over |= estimates.llm_state + llm_pp * estimates.llm_act[int(llm)] > job.planning_budget_bytes
+            over |= i * degrees[rows, 5][:, None] > job.global_batch
+            np.testing.assert_array_equal(np.isinf(total), over)
+            dropped, kept = dropped + int(over.sum()), kept + int((~over).sum())
+    assert dropped > 0
+    assert kept > 0
+    with pytest.raises(OutOfMemoryError):
+        dflop().plan(profile_of(tiny_job(MODEL, budget_bytes=1e4), SAMPLES))
+
+
+def test_64_ranks_and_512_samples_are_searched_within_a_second() -> None:
+    job = tiny_job(tiny_model(30, 16), tiny_cluster(8, 8), global_batch=512)
+    profile = profile_of(job, SAMPLES)
+    shapes = data_shapes(profile, SAMPLES)
+    next(DflopPlanner().rank(profile, shapes))
+
+
+@pytest.mark.parametrize(
+    "plan", [Plan(1, 2, 2, 2, 1, 2, 4), Plan(2, 1, 3, 1, 1, 2, 4), Plan(1, 2, 1, 2, 3, 1, 4), Plan(1, 1, 4, 1, 1, 4, 4)]
+)
+def test_placement_is_disjoint_and_complete(plan: Plan) -> None:
+    layers = [(6,) if s == 1 else (6 - (s - 1), *([1] * (s - 1))) for s in (plan.encoder_pp, plan.llm_pp)]
+    layout = place_plan(tiny_job(MODEL), plan, layers, (True, False), False)
+    encoder, llm = layout.modules
+    assert sorted([*encoder.ranks.ravel(), *llm.ranks.ravel()]) == list(range(8))
+    assert (encoder.tp, encoder.pp, encoder.dp) == (plan.encoder_tp, plan.encoder_pp, plan.encoder_dp)
+    assert (encoder.recompute, llm.recompute) == (True, False)
+    assert layout.num_microbatches == 4
+
+
+def test_what_dflop_cannot_do_is_said() -> None:
+    with pytest.raises(IncompatibleError, match="context parallelism"):
+        enumerate_degrees(profile_for(cp=2).job)
+    with pytest.raises(IncompatibleError, match="none"):
+        enumerate_degrees(tiny_job(tiny_model(encoder=0)))
+    with pytest.raises(UserError, match=r"layout\.dp=3"):
+        enumerate_degrees(profile_for(dp=3).job)
+    with pytest.raises(UserError, match=r"strategy\.planner\.profile_samples"):
+        DflopPlanner(profile_samples=0)
+    with pytest.raises(UserError, match=r"strategy\.planner\.microbatches"):
+        DflopPlanner(microbatches="theirs")
+    with pytest.raises(UserError, match=r"strategy\.assigner\.solver_seconds"):
+        DflopAssigner(solver_seconds=0)
+    with pytest.raises(UserError, match=r"strategy\.assigner\.solver_work_per_sample"):
+        DflopAssigner(solver_work_per_sample=-1)
+
+
+# Assigner, scheduler, programs
+
+
+def test_planning_drafts_without_the_solver() -> None:
+    strategy = Strategy("dflop", DflopPlanner(), DflopAssigner(), OneForwardOneBackward())
+    assert isinstance(strategy.assigner, Drafter)
+    assert strategy.assigner.draft() == DflopAssigner(solver_work_per_sample=0)
+
+
+def layout_of(encoder_dp: int, llm_dp: int, num_microbatches: int = 4) -> Layout:
+    encoder, llm = MODEL.modules
+    ranks = np.arange(encoder_dp + 2 * llm_dp)
+    first, second = ranks[:encoder_dp].reshape(encoder_dp, 1, 1), ranks[encoder_dp:].reshape(llm_dp, 2, 1)
+    return Layout((placed(encoder, first), placed(llm, second)), num_microbatches)
+
+
+@pytest.mark.parametrize(("encoder_dp", "llm_dp"), [(1, 1), (2, 2), (3, 2), (2, 3), (4, 1), (1, 4)])
+def test_any_two_dps_run_and_place_every_sample_once(encoder_dp: int, llm_dp: int) -> None:
+    shapes = random_samples(np.random.default_rng(1), 48)
+    job = tiny_job(MODEL, tiny_cluster(2, 8), global_batch=48)
+    profile, layout = profile_of(job, shapes), layout_of(encoder_dp, llm_dp)
+    assignment = DflopAssigner().assign(shapes, layout, profile)
+    encoder, llm = assignment.modules
+    owner = shapes.item_sample
+    np.testing.assert_array_equal(encoder.microbatch, llm.microbatch[owner])
+    assert set(zip(llm.replica.tolist(), llm.microbatch.tolist(), strict=True)) == set(product(range(llm_dp), range(4)))
+    if encoder_dp == llm_dp:
+        np.testing.assert_array_equal(encoder.replica, llm.replica[owner])
+    program = OneForwardOneBackward().schedule(shapes, layout, assignment, profile)
+    timeline = Simulator(CostTruth(MODEL, job.cluster), job.memory_budget_bytes).execute(program)
+    assert timeline is not None
+
+
+def test_balanced_buckets_beat_arrival_order() -> None:
+    shapes = random_samples(np.random.default_rng(2), 64, longest=4000)
+    profile = profile_of(tiny_job(MODEL, global_batch=64), shapes)
+    layout = layout_of(2, 2, 8)
+    bucket = DflopAssigner().assign(shapes, layout, profile).modules[1]
+    number = bucket.microbatch * 2 + bucket.replica
+    seconds = unit_s(MODEL.llm, shapes, layout.modules[1], 8, profile)
+    load = np.bincount(number, weights=seconds)
+    arrival = np.bincount(np.arange(64) // 4, weights=seconds)
+    assert load.std() < 0.25 * arrival.std()
+
+
+def test_belief_error_and_recomputation_change_the_estimates() -> None:
+    shapes = random_samples(np.random.default_rng(3), 32)
+    job, layout = tiny_job(MODEL), layout_of(2, 2)
+    right, wrong = profile_of(job, shapes), profile_of(job, shapes, belief_error=0.2)
+    for module, where in zip(MODEL.modules, layout.modules, strict=True):
+        exact = unit_s(module, shapes, where, 4, right)
+        ratio = unit_s(module, shapes, where, 4, wrong) / exact
+        assert np.all(np.abs(ratio - 1) <= 0.2 + 1e-9)
+        assert ratio.std() > 0.01
+
+
+def test_a_batch_without_items_is_assigned() -> None:
+    shapes = samples(*[(100, [])] * 16)
+    assignment = DflopAssigner().assign(shapes, layout_of(3, 2), profile_of(tiny_job(MODEL), shapes))
+    assert len(assignment.modules[0].replica) == 0
+
+
+def test_the_whole_strategy_plans_on_several_encoders() -> None:
+    model = tiny_model(encoder=2, llm=2, audio=1)
+    layout = dflop().plan(profile_of(tiny_job(model), SAMPLES))
+    np.testing.assert_array_equal(layout.modules[0].ranks, layout.modules[1].ranks)
+    assert layout.num_ranks == 8
+
+
+def test_a_colocated_layout_is_refused_by_the_scheduler() -> None:
+    encoder, llm = MODEL.modules
+    ranks = np.arange(4).reshape(2, 2, 1)
+    layout = Layout((placed(encoder, ranks), placed(llm, ranks)), 2)
+    profile = profile_of(tiny_job(MODEL), SAMPLES)
+    assignment = DflopAssigner().assign(SAMPLES, layout, profile)
+    with pytest.raises(IncompatibleError, match=r"no chain|share ranks"):
+        OneForwardOneBackward().schedule(SAMPLES, layout, assignment, profile)

@@ -1,0 +1,281 @@
+"""DIP's order: the interleaver by hand and against 1F1B, the search, memory and completion on random cases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from entrain_bench.arrays import offsets_from_counts
+from entrain_bench.costs.bound import lower_bound_s
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.errors import IncompatibleError
+from entrain_bench.program.assignment import Assignment, same_microbatches
+from entrain_bench.program.layout import Layout
+from entrain_bench.program.validate import check_program
+from entrain_bench.simulate import Simulator, place_actions
+from entrain_bench.strategy.schedules import chain_program, stages_behind
+from entrain_bench_strategies.dip import DipScheduler
+from entrain_bench_strategies.dip.belief import believed_s, chunk_s
+from entrain_bench_strategies.dip.interleaver import interleave
+from entrain_bench_strategies.dip.scheduler import best_slots
+from entrain_bench_strategies.dip.search import OrderTree
+from entrain_bench_strategies.dip.segments import segments_of
+from support.builders import (
+    chain_layout,
+    labels,
+    no_delay,
+    passes,
+    placed,
+    profile_of,
+    samples,
+    tiny_cluster,
+    tiny_job,
+    tiny_model,
+    uniform_batch,
+)
+from support.dip import (
+    MEMORY,
+    MODEL,
+    colocated,
+    finish,
+    peak_activations,
+    program_of,
+    random_cuts,
+    seeds,
+    segments,
+    sequential_pipeline,
+)
+
+# ---- interleaver
+
+
+def test_two_lanes_and_two_microbatches_by_hand() -> None:
+    lanes, end, forced = sequential_pipeline(2, 2, 1.0, 2.0, room=9)
+    # Lane 1: F0 1-2; B0 and F1 could both start at 2, so a backward follows the forward: B0 2-4, F1 4-5, B1 5-7.
+    # Lane 0: F0, F1 until 2, B0 4-6, B1 7-9.
+    assert lanes == [["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]]
+    assert (end, forced) == (9.0, 0)
+
+
+def test_full_lanes_stop_forwards_by_hand() -> None:
+    # Room for one microbatch: nothing overlaps, (1 + 1 + 2 + 2) each.
+    lanes, end, forced = sequential_pipeline(2, 2, 1.0, 2.0, room=1)
+    assert lanes == [["F0", "B0", "F1", "B1"]] * 2
+    assert (end, forced) == (12.0, 0)
+
+
+def test_a_microbatch_that_never_fits_still_runs() -> None:
+    lanes, _, forced = sequential_pipeline(2, 2, 1.0, 2.0, room=0)
+    assert lanes == [["F0", "B0", "F1", "B1"]] * 2
+    assert forced == 4
+
+
+def test_a_late_microbatch_does_not_take_the_room_an_early_one_needs() -> None:
+    # Encoder and LLM chunks E0 E1 L0 L1, forwards then backwards, one byte each, on a lane with room for two. By
+    # priority E1 would run first and E0 next: full, and no backward could ever run.
+    edges = [(0, 2), (1, 3), (2, 6), (3, 7), (6, 4), (7, 5)]
+    source, user = np.array(edges, np.int64).T
+    slot, end, forced = interleave(
+        np.zeros(8, np.int64),
+        np.array([0] * 4 + [1] * 4),
+        np.ones(8),
+        np.array([1.0, 0.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0]),
+        np.tile([0, 1], 4),
+        np.ones(8, np.int64),
+        np.bincount(user, minlength=8),
+        offsets_from_counts(np.bincount(source, minlength=8)),
+        user,
+        np.zeros(1, np.int64),
+        np.array([2]),
+        2,
+    )
+    assert np.argsort(slot).tolist() == [0, 2, 6, 4, 1, 3, 7, 5]
+    assert (end.max(), forced) == (8.0, 0)
+
+
+@pytest.mark.parametrize("backward", [2, 3])
+@pytest.mark.parametrize("stages", range(1, 9))
+def test_uniform_microbatches_take_no_longer_than_1f1b(stages: int, backward: int) -> None:
+    # Believed backwards take two forwards, or three with recomputation.
+    forward = 1
+    for count, room in product(range(1, 25), (stages, stages + 1, stages + 24)):
+        _, end, forced = sequential_pipeline(stages, count, float(forward), float(backward), room)
+        assert forced == 0
+        assert end <= (count + stages - 1) * (forward + backward)
+
+
+# ---- search
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_the_tree_sees_every_order_once_it_is_finished(count: int) -> None:
+    rng = np.random.default_rng(count)
+    scores = {order: float(rng.random()) for order in permutations(range(count))}
+    tree = OrderTree(count, rng)
+    seen, best = [], []
+    while not tree.finished:
+        seen.append(tuple(tree.propose().tolist()))
+        assert tree.learn(scores[seen[-1]]) == (scores[seen[-1]] < min(best, default=np.inf))
+        best.append(tree.score)
+    if count:
+        assert seen[0] == tuple(range(count)), "the order of arrival comes first"
+        assert set(seen) == set(scores)
+        assert scores[tuple(tree.order.tolist())] == best[-1] == min(scores.values())
+
+
+def test_the_tree_beats_as_many_random_orders_where_the_beginning_matters() -> None:
+    # Least where the elements fall; early places count most, as the first microbatches of a pipeline do.
+    weight = 0.8 ** np.arange(24)
+    found, drawn = [], []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        value = rng.random(24)
+        tree = OrderTree(24, rng)
+        for _ in range(60):
+            tree.learn(float(value[tree.propose()] @ weight))
+        found.append(tree.score)
+        drawn.append(min(float(value[rng.permutation(24)] @ weight) for _ in range(60)))
+    assert np.mean(found) < np.mean(drawn)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seeds, st.integers(1, 3), st.integers(1, 2), st.integers(1, 4))
+def test_the_search_finds_the_best_order_of_few_microbatches(seed: int, stages: int, dp: int, count: int) -> None:
+    layout = colocated(stages, dp)
+    shapes, assignment = random_cuts(np.random.default_rng(seed), dp, count, 2)
+    found = segments(layout, shapes, assignment)
+    assert len(found.group_set) == dp * count
+    orders = [np.tile(order, dp) for order in permutations(range(count))]
+    least = np.min([found.schedule(np.array(order))[1] for order in orders], axis=0)
+    slot = best_slots(found, rounds=100)
+    assert finish(slot, layout, shapes, assignment) == pytest.approx(least.max(), rel=1e-9)
+
+
+def test_without_time_the_search_keeps_the_order_of_arrival() -> None:
+    shapes, assignment = random_cuts(np.random.default_rng(3), 2, 6, 2)
+    found = segments(colocated(3, dp=2), shapes, assignment)
+    assert np.array_equal(best_slots(found, 50, seconds=0.0), best_slots(found, 0))
+    assert not np.array_equal(best_slots(found, 50, seconds=1e9), best_slots(found, 0))
+
+
+# ---- scheduler
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seeds,
+    st.integers(1, 4),
+    st.integers(1, 2),
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.floats(0.0, 6.0),
+    st.integers(1, 4),
+)
+def test_random_cases_always_complete_within_the_memory_that_one_microbatch_needs(
+    seed: int, stages: int, dp: int, count: int, most: int, microbatches_of_room: float, chunks: int
+) -> None:
+    layout = colocated(stages, dp, chunks=min(chunks, 4 // stages))
+    shapes, assignment = random_cuts(np.random.default_rng(seed), dp, count, most)
+    alone = peak_activations(layout, program_of(layout, shapes, assignment, budget_bytes=1.0)).max()
+    states = MEMORY.lane_state_bytes(layout).max()
+    budget = states + microbatches_of_room * alone
+    program = program_of(layout, shapes, assignment, budget_bytes=budget, search_rounds=seed % 3)
+    check_program(program)
+    place_actions(program, np.ones(program.num_actions), no_delay(program))
+    if microbatches_of_room >= 1.01:
+        assert MEMORY.peak_bytes(program).max() <= budget
+        event("limited")
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds, st.integers(1, 2), st.integers(1, 6))
+def test_memory_is_never_exceeded_where_1f1b_fits(seed: int, dp: int, count: int) -> None:
+    layout = chain_layout(MODEL, 2, 2, count, dp)
+    shapes, _ = random_cuts(np.random.default_rng(seed), dp, count, 1)
+    group = np.arange(len(shapes)) // 2
+    whole = same_microbatches(MODEL, shapes, group % dp, group // dp, group // dp)
+    plain = MEMORY.peak_bytes(chain_program(MODEL, shapes, layout, whole, stages_behind(layout)))
+    # Sizes are rounded up to whole bytes, an action each.
+    budget = float(plain.max()) + 4 * len(shapes)
+    program = program_of(layout, shapes, whole, budget_bytes=budget)
+    assert MEMORY.peak_bytes(program).max() <= budget
+
+
+def test_sub_microbatches_feed_one_llm_microbatch_by_hand() -> None:
+    # Two items of one sample in two cuts on a single lane: both forwards, the LLM, then the last cut's backward first.
+    shapes = samples((10, [400, 400]))
+    assignment = Assignment((labels([0, 0], [0, 1]), labels([0], [0])))
+    program = program_of(colocated(1), shapes, assignment)
+    assert passes(program, 0) == ["vision F0", "vision F1", "llm F0", "llm B0", "vision B1", "vision B0"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(seeds, st.integers(1, 3), st.integers(2, 4), st.integers(1, 2))
+def test_several_chunks_a_rank_stay_above_the_bound(seed: int, stages: int, chunks: int, dp: int) -> None:
+    layout = colocated(stages, dp, chunks=min(chunks, 4 // stages))
+    shapes, assignment = random_cuts(np.random.default_rng(seed), dp, 5, 2)
+    truth = CostTruth(MODEL, tiny_cluster())
+    timeline = Simulator(truth, 1e12).execute(program_of(layout, shapes, assignment))
+    assert timeline.iteration_time_s >= lower_bound_s(truth, layout, shapes) * (1 - 1e-12)
+
+
+def test_chunks_shorten_fill_and_drain() -> None:
+    # Two ranks, eight microbatches of 2 s forward and 4 s backward a rank: filling and draining take (P - 1) x 6 s,
+    # with two chunks a rank half of it at best (arXiv:2104.04473, section 2.2).
+    llm_only = tiny_model(encoder=0, llm=2)
+    shapes, assignment = uniform_batch(llm_only, 8)
+    ends = []
+    for chunks in (1, 2):
+        ranks = np.tile(np.arange(2).reshape(1, 2, 1), (1, chunks, 1))
+        layout = Layout((placed(llm_only.llm, ranks),), 8)
+        profile = profile_of(tiny_job(llm_only, budget_bytes=1e12), shapes)
+        found = segments_of(DipScheduler().schedule(shapes, layout, assignment, profile), assignment, profile)
+        even = replace(found, duration_s=np.where(found.is_backward, 4.0, 2.0) / chunks)
+        ends.append(float(even.schedule(np.arange(8))[1].max()))
+    assert ends == [8 * 6 + 6, 8 * 6 + 3]
+
+
+def test_phases_keep_all_encoder_activations() -> None:
+    shapes, assignment = uniform_batch(MODEL, 12)
+    layout = colocated(2)
+    programs = [program_of(layout, shapes, assignment, order="phases")]
+    one_group = peak_activations(layout, program_of(layout, shapes, assignment, budget_bytes=1.0))
+    room = MEMORY.lane_state_bytes(layout).max() + 3.1 * one_group.max()
+    programs.append(program_of(layout, shapes, assignment, budget_bytes=room))
+    phases, limited = (float(MEMORY.peak_bytes(program).max()) for program in programs)
+    assert limited <= room < phases
+    order = passes(programs[0], 0)
+    assert order[:12] == [f"vision F{m}" for m in range(12)]
+    assert order[-12:] == [f"vision B{m}" for m in range(12)]
+
+
+def test_the_search_never_believes_itself_worse_and_repeats_itself() -> None:
+    layout = colocated(3, dp=2)
+    shapes, assignment = random_cuts(np.random.default_rng(3), 2, 6, 2)
+    profile = profile_of(tiny_job(MODEL), shapes)
+    plain, found, again = (program_of(layout, shapes, assignment, search_rounds=rounds) for rounds in (0, 20, 20))
+    assert believed_s(profile, found) < believed_s(profile, plain)
+    assert np.array_equal(found.lane_actions, again.lane_actions)
+
+
+def test_believed_stage_times_add_up_to_the_estimates_and_recomputation_costs_a_forward() -> None:
+    shapes, assignment = uniform_batch(MODEL, 4)
+    llm = MODEL.llm
+    profile = profile_of(tiny_job(MODEL), shapes)
+    chunks = program_of(colocated(2), shapes, assignment).chunks[-1]
+    for recompute, factor in ((False, 2.0), (True, 3.0)):
+        forward, backward = chunk_s(llm, placed(llm, [[[0], [1]]], recompute=recompute), shapes, chunks, profile)
+        assert forward.sum() == pytest.approx(profile.estimate_units(llm, shapes, 1, 1).sum())
+        assert backward == pytest.approx(factor * forward)
+
+
+def test_stages_on_several_lanes_are_refused() -> None:
+    wide = (placed(MODEL.modules[0], [[[0, 1]]], tp=2), placed(MODEL.modules[1], [[[0], [1]]]))
+    shapes, assignment = uniform_batch(MODEL, 2)
+    with pytest.raises(IncompatibleError, match="one TP x CP"):
+        program_of(Layout(wide, 2), shapes, assignment)

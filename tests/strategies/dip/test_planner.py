@@ -1,0 +1,209 @@
+"""DIP's assigner and planner: sub-microbatches by hand, chunks a rank, recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.program.layout import Layout
+from entrain_bench.simulate import place_actions
+from entrain_bench.specs.job import PLANNING_SHARE, Degrees, LayoutRequest
+from entrain_bench.strategy.interface import Strategy
+from entrain_bench_strategies.dip import DipAssigner, DipPlanner, DipScheduler
+from entrain_bench_strategies.dip.assigner import efficient_items, sub_microbatches
+from entrain_bench_strategies.dip.partitioner import chunks_per_rank, colocate, layer_s
+from support.builders import (
+    no_delay,
+    placed,
+    profile_of,
+    random_samples,
+    samples,
+    tiny_cluster,
+    tiny_job,
+    tiny_model,
+    uniform_batch,
+)
+from support.dip import (
+    MEMORY,
+    MODEL,
+    colocated,
+    peak_activations,
+    program_of,
+    seeds,
+)
+
+# ---- assigner
+
+
+def test_sub_microbatches_by_hand() -> None:
+    # Replica 0: five items of microbatch 0 (three cuts of at most two), one of microbatch 2; replica 1: two items.
+    replica = np.array([0, 0, 0, 0, 0, 1, 1, 0])
+    microbatch = np.array([0, 0, 0, 0, 0, 1, 1, 2])
+    assert sub_microbatches(replica, microbatch, 2).tolist() == [0, 0, 1, 1, 2, 0, 0, 3]
+    assert sub_microbatches(replica, microbatch, 1).tolist() == [0, 1, 2, 3, 4, 0, 1, 5]
+    assert sub_microbatches(replica, microbatch, 9).tolist() == [0, 0, 0, 0, 0, 0, 0, 1]
+    assert sub_microbatches(replica[:0], microbatch[:0], 3).tolist() == []
+
+
+@given(seeds, st.integers(1, 5), st.integers(1, 3))
+def test_sub_microbatches_are_no_larger_than_asked_and_as_few_as_can_be(seed: int, most: int, dp: int) -> None:
+    rng = np.random.default_rng(seed)
+    group = np.sort(rng.integers(0, 9, 30))
+    place = sub_microbatches(group % dp, group // dp, most)
+    for r in range(dp):
+        mine = place[group % dp == r]
+        assert np.unique(mine).tolist() == list(range(len(np.unique(mine)))), "consecutive"
+        assert np.all(np.diff(mine) >= 0), "in arrival order"
+    for g in np.unique(group):
+        sizes = np.unique(place[group == g], return_counts=True)[1]
+        assert sizes.max() <= most
+        assert sizes.max() - sizes.min() <= 1
+        assert len(sizes) == -(-np.sum(group == g) // most)
+    cuts = {(g % dp, p) for g, p in zip(group, place, strict=True)}
+    assert len(cuts) == sum(len(np.unique(place[group == g])) for g in np.unique(group)), "cuts do not cross"
+
+
+@pytest.mark.parametrize("each", [40, 300, 5000])
+@pytest.mark.parametrize("launch_s", [1e-6, 1e-3])
+def test_efficient_items_is_the_smallest_that_reaches_the_share_of_the_peak(each: int, launch_s: float) -> None:
+    job = tiny_job(MODEL, tiny_cluster(launch_s=launch_s))
+    profile = profile_of(job, samples((10, [each])))
+    module = MODEL.encoders[0]
+    found = efficient_items(profile, module, samples((10, [each, each])), 1, 1, 0.95)
+
+    def rate(items: int) -> float:
+        times = profile.measure(module, np.full(items, each), 1, 1)
+        return items / sum(float(times[kind].total_s[0]) for kind in module.layer_kind)
+
+    peak = max(rate(2**i) for i in range(max(1, (131_072 // each).bit_length())))
+    assert rate(found) >= 0.95 * peak
+    if launch_s == 1e-3:
+        assert all(rate(n) < 0.95 * peak for n in range(1, found))
+
+
+def test_items_are_cut_and_the_llm_keeps_whole_microbatches() -> None:
+    profile = profile_of(tiny_job(MODEL, tiny_cluster(launch_s=1e-7), microbatch_size=2), samples((10, [4096])))
+    shapes = samples((10, [4096, 4096]), (10, []), (10, [4096]), (10, [4096]), (10, [4096]), (10, []))
+    assignment = DipAssigner().assign(shapes, colocated(2), profile)
+    assert assignment.modules[1].microbatch.tolist() == [0, 0, 1, 1, 2, 2]
+    assert efficient_items(profile, MODEL.encoders[0], shapes, 1, 1, 0.95) == 1
+    assert assignment.modules[0].microbatch.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_modules_with_a_dp_of_their_own_are_refused() -> None:
+    profile = profile_of(tiny_job(MODEL), samples((10, [40])))
+    modules = (placed(MODEL.modules[0], [[[0]], [[1]]]), placed(MODEL.modules[1], [[[2]]]))
+    with pytest.raises(IncompatibleError, match="one DP"):
+        DipAssigner().assign(samples((10, [40])), Layout(modules, 1), profile)
+
+
+# ---- planner
+
+
+def test_all_modules_share_all_ranks_and_are_split_by_themselves() -> None:
+    shapes = random_samples(np.random.default_rng(0), 16)
+    profile = profile_of(tiny_job(MODEL, request=LayoutRequest(tp=1, cp=1, dp=2)), shapes)
+    layout = Strategy("dip", DipPlanner(), DipAssigner(), DipScheduler()).plan(profile)
+    assert [module.pp for module in layout.modules] == [4, 4]
+    assert np.array_equal(layout.modules[0].ranks, layout.modules[1].ranks)
+    assert layout.num_lanes == 8
+
+
+def test_modules_with_few_layers_leave_lanes_out_but_together_use_all() -> None:
+    job = tiny_job(MODEL)
+    layout = colocate(job, Degrees(1, 1, 6, 1), [(1, 1, 1, 1), (1, 1, 1, 1)], (False, False))
+    assert layout.modules[0].ranks.ravel().tolist() == [0, 1, 2, 3]
+    assert layout.modules[1].ranks.ravel().tolist() == [2, 3, 4, 5]
+    shapes, assignment = uniform_batch(MODEL, 4)
+    program = program_of(layout, shapes, assignment)
+    place_actions(program, np.ones(program.num_actions), no_delay(program))
+
+
+def test_chunks_go_round_the_ranks() -> None:
+    layout = colocate(tiny_job(MODEL), Degrees(1, 1, 2, 2), [(2, 2), (1, 1, 1, 1)], (False, False))
+    assert layout.modules[0].ranks[..., 0].tolist() == [[0, 1], [2, 3]]
+    assert layout.modules[1].ranks[..., 0].tolist() == [[0, 1, 0, 1], [2, 3, 2, 3]]
+    assert (layout.num_lanes, layout.num_ranks) == (4, 4)
+
+
+def test_chunks_per_rank_follow_the_latencies() -> None:
+    model = tiny_model(encoder=6, llm=18)
+    shapes = samples((20, [1600, 1600]), (20, [1600]))
+    profile = profile_of(tiny_job(model, microbatch_size=3), shapes)
+    degrees = Degrees(1, 1, 1, 1)
+    vision, llm = model.modules
+    times = []
+    for module, count, tokens in ((vision, efficient_items(profile, vision, shapes, 1, 1, 0.95), 1600), (llm, 3, None)):
+        each = tokens or round(float(shapes.llm_tokens.mean()))
+        measured = profile.measure(module, np.full(count, each), 1, 1)
+        times.append(sum(float(measured[kind].total_s[0]) for kind in module.layer_kind))
+    ratio = int(times[1] / times[0])
+    assert 1 < ratio < 20
+    assert chunks_per_rank(profile, shapes, degrees, 0.95) == (1, ratio)
+    # Every stage of every chunk has a layer; a module without items does not count.
+    assert chunks_per_rank(profile, shapes, Degrees(1, 1, 8, 1), 0.95) == (1, min(ratio, 2))
+    assert chunks_per_rank(profile, samples((2000, [])), degrees, 0.95) == (1, 1)
+
+
+def test_the_planner_keeps_one_chunk_where_the_order_takes_no_more() -> None:
+    shapes = samples(*[(4000, [40])] * 8)
+    job = tiny_job(tiny_model(encoder=2, llm=14), request=LayoutRequest(tp=1, cp=1, dp=4))
+
+    def stages(chunks: str, order: str) -> list[int]:
+        strategy = Strategy("dip", DipPlanner(chunks=chunks), DipAssigner(), DipScheduler(order, search_rounds=0))
+        return [module.pp for module in strategy.plan(profile_of(job, shapes)).modules]
+
+    assert stages("rule", "interleave") == [2, 16]
+    assert stages("auto", "interleave") == [2, 16]
+    assert stages("one", "interleave") == stages("one", "phases") == stages("auto", "phases") == [2, 2]
+    with pytest.raises(IncompatibleError, match="a rank holds 8 stages of llm"):
+        stages("rule", "phases")
+
+
+def test_a_module_without_items_in_the_profile_is_still_split_by_its_layers() -> None:
+    profile = profile_of(tiny_job(MODEL), samples((10, []), (20, [])))
+    cost = layer_s(profile, MODEL.encoders[0], samples((10, [])), Degrees(1, 1, 2, 1))
+    assert np.all(cost > 0)
+
+
+def test_recomputation_is_taken_where_memory_would_starve_the_pipeline() -> None:
+    shapes = samples(*[(1500, [4000])] * 8)
+    layouts = {}
+    for budget in (16.0, 0.0):
+        job = tiny_job(MODEL, request=LayoutRequest(tp=1, cp=1, dp=2), budget_bytes=1e12)
+        profile = profile_of(job, shapes)
+        strategy = Strategy("dip", DipPlanner(), DipAssigner(), DipScheduler(search_rounds=0))
+        roomy = strategy.plan(profile)
+        if not budget:
+            alone = peak_activations(
+                roomy, program_of(roomy, shapes, DipAssigner().assign(shapes, roomy, profile), 1.0)
+            )
+            need = (MEMORY.lane_state_bytes(roomy).max() + 1.3 * alone.max()) / PLANNING_SHARE
+            job = tiny_job(MODEL, request=LayoutRequest(tp=1, cp=1, dp=2), budget_bytes=float(need))
+            roomy = strategy.plan(profile_of(job, shapes))
+        layouts[budget] = [module.recompute for module in roomy.modules]
+    assert layouts[16.0] == [False, False]
+    assert any(layouts[0.0])
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: DipPlanner(profile_samples=0), "strategy.planner.profile_samples=0"),
+        (lambda: DipPlanner(chunks="two"), "strategy.planner.chunks=two"),
+        (lambda: DipPlanner(efficiency=0.0), "strategy.planner.efficiency=0.0"),
+        (lambda: DipAssigner(efficiency=0.0), "strategy.assigner.efficiency=0.0"),
+        (lambda: DipAssigner(efficiency=1.5), "strategy.assigner.efficiency=1.5"),
+        (lambda: DipScheduler(order="fifo"), "strategy.scheduler.order=fifo"),
+        (lambda: DipScheduler(search_rounds=-1), "strategy.scheduler.search_rounds=-1"),
+        (lambda: DipScheduler(search_seconds=-1.0), "strategy.scheduler.search_seconds=-1.0"),
+    ],
+)
+def test_knobs_out_of_range_are_refused(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build()

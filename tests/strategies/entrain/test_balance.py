@@ -1,0 +1,369 @@
+"""Algorithm 3 of Entrain: every part against brute force, and what deferral must keep."""
+
+from __future__ import annotations
+
+from itertools import chain, combinations, permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.errors import UserError
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.profile import Profile
+from entrain_bench_strategies.entrain.assigner import (
+    EntrainAssigner,
+    defer_pairwise,
+    effective_microbatches,
+    stratified_order,
+)
+from entrain_bench_strategies.entrain.balance import (
+    assign_microbatches,
+    assign_replicas,
+    bottleneck_matching,
+    members_of,
+    nearest_reachable,
+    subset_sums,
+)
+from support.builders import as_ints, chain_layout, profile_of, random_samples, samples, tiny_job, tiny_model
+
+work = st.floats(0.0, 10.0, allow_nan=False).map(lambda value: round(value, 3))
+positive_work = st.floats(0.01, 10.0, allow_nan=False).map(lambda value: round(value, 3))
+
+
+# a. Replicas
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 8), st.data())
+def test_replicas_get_equally_many_samples_by_the_greedy_rule(dp: int, each: int, data: st.DataObject) -> None:
+    llm = np.array(data.draw(st.lists(work, min_size=dp * each, max_size=dp * each)))
+    order = np.array(data.draw(st.permutations(range(dp * each))))
+    replica = assign_replicas(order, llm, dp)
+    assert np.bincount(replica, minlength=dp).tolist() == [each] * dp
+    load, count = [0.0] * dp, [0] * dp
+    for sample in order.tolist():
+        open_replicas = [r for r in range(dp) if count[r] < each]
+        chosen = int(replica[sample])
+        assert chosen in open_replicas
+        assert load[chosen] == min(load[r] for r in open_replicas)
+        load[chosen] += float(llm[sample])
+        count[chosen] += 1
+
+
+# b. Effective microbatches
+
+
+@pytest.mark.parametrize(
+    ("encoder", "limit", "expected"),
+    [
+        ([1.0, 1.0, 1.0, 1.0], 4, 4),  # equal work: as many as asked
+        ([1.0, 1.0, 1.0, 1.0], 2, 2),
+        ([1.0] * 4, 9, 4),  # never more than samples with work
+        ([0.7] * 3, 8, 3),  # 0.7 + 0.7 + 0.7 falls short of 3 x 0.7 in floating point
+        ([0.3] * 10, 10, 10),
+        ([5.0, 1.0, 1.0, 1.0], 4, 1),  # 8 / 5: one sample dominates
+        ([4.0, 3.0, 3.0, 2.0], 4, 3),
+        ([3.0], 8, 1),
+        ([3.0, 0.0, 0.0], 8, 1),  # text-only samples bring no encoder work
+        ([0.0, 0.0, 0.0], 2, 2),  # only text
+        ([0.0, 0.0, 0.0], 8, 3),
+    ],
+)
+def test_effective_microbatches(encoder: list[float], limit: int, expected: int) -> None:
+    assert effective_microbatches(np.array(encoder), limit) == expected
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(work, min_size=1, max_size=12), st.integers(1, 12))
+def test_effective_microbatches_follow_the_formula(encoder: list[float], limit: int) -> None:
+    count = effective_microbatches(np.array(encoder), limit)
+    assert 1 <= count <= min(limit, len(encoder))
+    if max(encoder) > 0:
+        assert count <= sum(encoder) / max(encoder) + 1e-6 or count == 1
+        if count < limit:
+            assert count + 1 > sum(encoder) / max(encoder) - 1e-6
+
+
+# c. Microbatches
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(work, positive_work), min_size=1, max_size=20))
+def test_coarse_samples_come_first_each_stratum_by_falling_encoder_work(rows: list[tuple[float, float]]) -> None:
+    encoder, llm = (np.array(column) for column in zip(*rows, strict=True))
+    order = stratified_order(encoder, llm)
+    assert sorted(order.tolist()) == list(range(len(rows)))
+    coarse = llm[order] > np.median(llm)
+    assert np.all(coarse[:-1] >= coarse[1:]), "coarse, then fine"
+    for stratum in (order[coarse], order[~coarse]):
+        assert np.all(np.diff(encoder[stratum]) <= 0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(positive_work, min_size=1, max_size=25), st.integers(1, 8))
+def test_encoder_loads_stay_within_grahams_bound(encoder: list[float], count: int) -> None:
+    work_s = np.array(encoder)
+    order = stratified_order(work_s, work_s[::-1].copy())
+    microbatch = assign_microbatches(order, work_s, work_s[::-1].copy(), count)
+    load = np.bincount(microbatch, weights=work_s, minlength=count)
+    at_least = max(work_s.sum() / count, work_s.max())
+    assert load.max() <= (2 - 1 / count) * at_least * (1 + 1e-9)
+    assert load.sum() == pytest.approx(work_s.sum())
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(work, positive_work), min_size=1, max_size=20), st.integers(1, 6))
+def test_each_sample_goes_to_the_least_encoder_work_then_the_least_llm_work(
+    rows: list[tuple[float, float]], count: int
+) -> None:
+    encoder, llm = (np.array(column) for column in zip(*rows, strict=True))
+    order = stratified_order(encoder, llm)
+    microbatch = assign_microbatches(order, encoder, llm, count)
+    loads = [(0.0, 0.0)] * count
+    for sample in order.tolist():
+        chosen = int(microbatch[sample])
+        if encoder[sample] > 0:
+            assert loads[chosen] == min(loads)
+        else:
+            assert loads[chosen][1] == min(load for _, load in loads)
+        loads[chosen] = (loads[chosen][0] + float(encoder[sample]), loads[chosen][1] + float(llm[sample]))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(work, positive_work), min_size=1, max_size=20), st.integers(1, 8))
+def test_no_microbatch_is_empty(rows: list[tuple[float, float]], limit: int) -> None:
+    encoder, llm = (np.array(column) for column in zip(*rows, strict=True))
+    count = effective_microbatches(encoder, limit)
+    microbatch = assign_microbatches(stratified_order(encoder, llm), encoder, llm, count)
+    assert np.all(np.bincount(microbatch, minlength=count) > 0)
+
+
+# d. Subsets
+
+
+def all_subsets(count: int) -> list[tuple[int, ...]]:
+    return list(chain.from_iterable(combinations(range(count), size) for size in range(count + 1)))
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=9), st.lists(st.integers(0, 70), min_size=1, max_size=4))
+def test_the_chosen_subset_is_the_nearest_of_all(sizes: list[int], targets: list[int]) -> None:
+    array = as_ints(sizes)
+    weights = np.sqrt(array + 0.5)
+    last, weight = subset_sums(array, weights)
+    sums = {sum(sizes[i] for i in subset) for subset in all_subsets(len(sizes))}
+    assert {total for total in range(len(last)) if last[total] != -1} == sums
+    chosen = nearest_reachable(last, as_ints(targets))
+    for target, total in zip(targets, chosen.tolist(), strict=True):
+        distance = min(abs(target - other) for other in sums)
+        assert abs(target - total) == distance
+        assert total == min(other for other in sums if abs(target - other) == distance)
+        members = members_of(last, array, total).tolist()
+        assert len(set(members)) == len(members)
+        assert sum(sizes[i] for i in members) == total
+        assert weight[total] == pytest.approx(sum(weights[i] for i in members))
+
+
+# e. Matching
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 5), st.data())
+def test_bottleneck_matching_is_the_best_of_all_matchings(size: int, data: st.DataObject) -> None:
+    values = st.integers(0, 9).map(float)
+    pair = np.array(data.draw(st.lists(st.lists(values, min_size=size, max_size=size), min_size=size, max_size=size)))
+    alone = np.array(data.draw(st.lists(values, min_size=size, max_size=size)))
+    matching = bottleneck_matching(pair, alone)
+    best = min(max(min(alone[i], pair[i, partners[i]]) for i in range(size)) for partners in permutations(range(size)))
+    assert matching.bottleneck == best
+    assert sorted(matching.partner.tolist()) == list(range(size))
+    for i in range(size):
+        left = pair[i, matching.partner[i]] if matching.defers[i] else alone[i]
+        assert left <= matching.bottleneck
+
+
+# d to f. Deferral
+
+
+def loads(microbatch: IntArray, llm: FloatArray, count: int) -> FloatArray:
+    return np.bincount(microbatch, weights=llm, minlength=count)
+
+
+def assert_deferral_is_sound(before: IntArray, llm_s: FloatArray, count: int, num_bins: int) -> None:
+    encoder, llm = defer_pairwise(before, llm_s, count, num_bins)
+    assert len(encoder) == len(llm) == len(before)
+    # The encoder's microbatches are the old ones in another order.
+    renamed = {(int(old), int(new)) for old, new in zip(before, encoder, strict=True)}
+    assert len(renamed) == len({old for old, _ in renamed}) == len({new for _, new in renamed})
+    assert set(encoder.tolist()) <= set(range(count))
+    old, own, new = (loads(labels, llm_s, count) for labels in (before, encoder, llm))
+    assert new.sum() == pytest.approx(old.sum())
+    # Samples move only from the first of a pair to the second.
+    moved = encoder != llm
+    assert np.all(encoder[moved] % 2 == 0)
+    assert np.all(llm[moved] == encoder[moved] + 1)
+    if count % 2 and count > 1:
+        assert not np.any(moved & (encoder == count - 1))
+        assert not np.any(moved & (llm == count - 1))
+    # Overloaded first: the heavier half, by falling load; the median unpaired at the end.
+    half = count // 2
+    falling = np.sort(old)[::-1]
+    if half:
+        assert np.allclose(own[0 : 2 * half : 2], falling[:half])
+        assert np.allclose(np.sort(own[1 : 2 * half : 2])[::-1], falling[count - half :])
+    if count % 2 and half:
+        assert own[-1] == pytest.approx(falling[half])
+    assert new.max() <= old.max() * (1 + 1e-9), "the heaviest LLM microbatch got heavier"
+
+
+def spread(values: list[float], count: int, seed: int) -> IntArray:
+    """Every microbatch gets a sample, the rest fall anywhere."""
+    rng = np.random.default_rng(seed)
+    return rng.permutation(np.concatenate([np.arange(count), rng.integers(0, count, len(values) - count)]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(positive_work, min_size=1, max_size=30), st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_deferral_moves_work_to_direct_successors_only_and_never_raises_the_maximum(
+    values: list[float], count: int, seed: int
+) -> None:
+    count = min(count, len(values))
+    assert_deferral_is_sound(spread(values, count, seed), np.array(values), count, num_bins=512)
+
+
+@pytest.mark.parametrize("num_bins", [2, 8, 64, 512])
+def test_deferral_never_raises_the_maximum_however_coarse_the_bins(num_bins: int) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        count = int(rng.integers(2, 7))
+        values = rng.lognormal(0, 1, int(rng.integers(count, 40)))
+        assert_deferral_is_sound(spread(values.tolist(), count, int(rng.integers(0, 2**32))), values, count, num_bins)
+
+
+def test_rounding_to_bins_never_moves_more_than_is_gained() -> None:
+    # 512 bins of 100: a bin is 0.195. A sample of 5.49 bins is rounded to 5, which looks like a gain and is a loss.
+    bin_s = 100.0 / 512
+    sample = 5.49 * bin_s
+    values = np.array([100.0 - sample, sample, 99.0])
+    encoder, llm = defer_pairwise(as_ints([0, 0, 1]), values, 2, 512)
+    assert loads(llm, values, 2).max() <= 100.0, loads(llm, values, 2)
+    assert encoder.tolist() == [0, 0, 1]
+
+
+def test_one_pair_by_hand() -> None:
+    # 10 = 6 + 3 + 1 and 4: half the difference is 3, so the sample of 3 moves and both hold 7.
+    llm_s = np.array([6.0, 3.0, 1.0, 4.0])
+    encoder, llm = defer_pairwise(as_ints([1, 1, 1, 0]), llm_s, 2, 500)
+    assert encoder.tolist() == [0, 0, 0, 1]
+    assert llm.tolist() == [0, 1, 0, 1]
+
+
+def test_pairs_are_matched_for_the_least_bottleneck() -> None:
+    # Loads 12 (one sample of 12), 10 (5 + 5), 4, 0.5. Alone the 12 cannot be cut, so nothing can fall below 12 and the
+    # others stay as they are.
+    llm_s = np.array([12.0, 5.0, 5.0, 4.0, 0.5])
+    encoder, llm = defer_pairwise(as_ints([0, 1, 1, 2, 3]), llm_s, 4, 600)
+    assert np.array_equal(encoder, llm)
+    # Cut into 6 + 6, it needs the emptiest partner: 6 | 6.5 against 8 | 8 or worse; then the 10 is the bottleneck alone
+    # or 5 | 9 with the 4.
+    llm_s = np.array([6.0, 6.0, 5.0, 5.0, 4.0, 0.5])
+    encoder, llm = defer_pairwise(as_ints([0, 0, 1, 1, 2, 3]), llm_s, 4, 600)
+    assert sorted(loads(llm, llm_s, 4).tolist()) == [5.0, 6.0, 6.5, 9.0]
+    assert encoder.tolist() == [0, 0, 2, 2, 3, 1]
+
+
+def test_equal_microbatches_defer_nothing() -> None:
+    for count in (1, 2, 5, 8):
+        before = np.repeat(np.arange(count), 3)
+        encoder, llm = defer_pairwise(before, np.ones(3 * count), count, 512)
+        assert np.array_equal(encoder, llm)
+        assert sorted(np.bincount(encoder).tolist()) == [3] * count
+
+
+def test_one_microbatch_stays_as_it_is() -> None:
+    encoder, llm = defer_pairwise(as_ints([0, 0, 0]), np.array([1.0, 2.0, 3.0]), 1, 512)
+    assert encoder.tolist() == llm.tolist() == [0, 0, 0]
+
+
+@pytest.mark.filterwarnings("error")
+def test_llm_work_that_nobody_estimates_defers_nothing() -> None:
+    encoder, llm = defer_pairwise(as_ints([0, 1, 0, 1]), np.zeros(4), 2, 512)
+    assert np.array_equal(encoder, llm)
+
+
+# The whole assigner
+
+
+MODEL = tiny_model(encoder=4, llm=4)
+
+
+def assigned(
+    shapes: SampleShapes, dp: int, count: int, defer: bool = True
+) -> tuple[IntArray, IntArray, IntArray, Profile]:
+    """Replica, encoder microbatch (-1 without items) and LLM microbatch of every sample, and the profile used."""
+    profile = profile_of(tiny_job(MODEL, global_batch=len(shapes), microbatch_size=1), shapes)
+    assignment = EntrainAssigner(defer=defer).assign(shapes, chain_layout(MODEL, 1, 1, count, dp), profile)
+    vision, llm = assignment.modules
+    encoder = np.full(len(shapes), -1)
+    encoder[shapes.item_sample] = vision.microbatch
+    assert np.array_equal(vision.replica, llm.replica[shapes.item_sample])
+    return llm.replica, encoder, llm.microbatch, profile
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 8), st.integers(1, 6))
+def test_assignments_are_balanced_over_replicas_and_defer_by_one_at_most(
+    seed: int, dp: int, each: int, count: int
+) -> None:
+    shapes = random_samples(np.random.default_rng(seed), dp * each, longest=4000)
+    replica, encoder, llm, _ = assigned(shapes, dp, count)
+    assert np.bincount(replica, minlength=dp).tolist() == [each] * dp
+    assert np.all(llm < count)
+    has_items = encoder >= 0
+    assert np.all((llm - encoder)[has_items] <= 1)
+    assert np.all(llm[has_items] >= encoder[has_items])
+
+
+def test_deferral_evens_out_llm_work_of_a_skewed_batch() -> None:
+    rng = np.random.default_rng(5)
+    rows = [(int(rng.lognormal(6, 1)) + 1, [int(rng.integers(1000, 3000))]) for _ in range(64)]
+    shapes = samples(*rows)
+    spread_of = {}
+    for defer in (False, True):
+        _, _, llm, profile = assigned(shapes, 1, 16, defer)
+        _, llm_s = profile.estimate_samples(shapes, 1, 1)
+        spread_of[defer] = loads(llm, llm_s, llm.max() + 1)
+    assert spread_of[True].max() < spread_of[False].max()
+    assert spread_of[True].std() < spread_of[False].std()
+
+
+def test_a_batch_of_text_alone_is_spread_by_llm_work() -> None:
+    shapes = samples(*[(100 * (1 + i % 3), []) for i in range(24)])
+    replica, encoder, llm, _ = assigned(shapes, 2, 4)
+    assert set(encoder.tolist()) == {-1}
+    assert np.bincount(replica).tolist() == [12, 12]
+    for r in range(2):
+        assert set(llm[replica == r].tolist()) == {0, 1, 2, 3}
+
+
+def test_equal_samples_fill_equal_microbatches() -> None:
+    shapes = samples(*[(100, [400])] * 24)
+    replica, encoder, llm, _ = assigned(shapes, 2, 4)
+    assert np.array_equal(encoder, llm)
+    for r in range(2):
+        assert np.bincount(llm[replica == r]).tolist() == [3] * 4
+
+
+def test_one_microbatch_a_replica() -> None:
+    shapes = random_samples(np.random.default_rng(2), 6)
+    _, encoder, llm, _ = assigned(shapes, 2, 1)
+    assert set(llm.tolist()) == {0}
+    assert set(encoder.tolist()) <= {0, -1}
+
+
+def test_a_resolution_of_one_bin_is_refused() -> None:
+    with pytest.raises(UserError, match=r"strategy\.assigner\.num_bins=1: must be at least 2"):
+        EntrainAssigner(num_bins=1)

@@ -1,0 +1,324 @@
+"""Entrain's schedule: eager warm-up against a replay of memory, and the order of split backwards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from entrain_bench.arrays import IntArray, sum_rows
+from entrain_bench.costs.memory import Memory
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.errors import UserError
+from entrain_bench.program import Program
+from entrain_bench.program.assignment import Assignment, same_microbatches
+from entrain_bench.program.layout import Layout
+from entrain_bench.program.validate import check_program
+from entrain_bench.simulate import Simulator, place_actions
+from entrain_bench.specs.job import PLANNING_SHARE, Job
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.profile import Profile
+from entrain_bench.strategy.schedules import backward_microbatch, chain_chunks, chain_program, stages_behind
+from entrain_bench_strategies.entrain.scheduler import EntrainScheduler, eager_warmup, held_tokens
+from support.builders import (
+    chain_layout,
+    no_delay,
+    passes,
+    placed,
+    profile_of,
+    random_samples,
+    samples,
+    tiny_cluster,
+    tiny_job,
+    tiny_model,
+    uniform_batch,
+)
+
+MODEL = tiny_model(encoder=4, llm=4)
+MEMORY = Memory(MODEL)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def room_job(bytes_to_plan_with: float) -> Job:
+    """A job whose planners may use so many bytes of a rank."""
+    return tiny_job(MODEL, budget_bytes=bytes_to_plan_with / PLANNING_SHARE)
+
+
+def random_deferral(rng: np.random.Generator, dp: int, count: int) -> tuple[SampleShapes, Assignment]:
+    """Samples on random replicas; the LLM takes those of even encoder microbatches now or with the next."""
+    shapes = random_samples(rng, dp * count * 2, longest=2000)
+    replica = np.arange(len(shapes)) % dp
+    encoder = rng.integers(0, count, len(shapes))
+    deferred = (rng.random(len(shapes)) < 0.5) & (encoder % 2 == 0) & (encoder + 1 < count)
+    return shapes, same_microbatches(MODEL, shapes, replica, encoder, encoder + deferred)
+
+
+def chosen_warmup(
+    profile: Profile, shapes: SampleShapes, layout: Layout, assignment: Assignment, split: bool, only_encoders: bool
+) -> list[IntArray]:
+    chunks = chain_chunks(MODEL, shapes, layout, assignment, split)
+    freed = backward_microbatch(MODEL, shapes, assignment, chunks)
+    return eager_warmup(profile, shapes, layout, chunks, freed, only_encoders)
+
+
+def budget_between(
+    rng: np.random.Generator, shapes: SampleShapes, layout: Layout, assignment: Assignment, split: bool
+) -> float:
+    """A budget that plain 1F1B meets on some lane and that does not hold all microbatches there at once."""
+    plain = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout), split)
+    most = [np.full(m.pp, layout.num_microbatches) for m in layout.modules]
+    full = chain_program(MODEL, shapes, layout, assignment, most, split)
+    lane = int(rng.integers(0, layout.num_lanes))
+    low, high = (float(MEMORY.peak_bytes(program)[lane]) for program in (plain, full))
+    return low + float(rng.random()) * (high - low) + 1.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds, st.integers(1, 2), st.integers(1, 3), st.integers(1, 2), st.integers(1, 8), st.booleans(), st.booleans())
+def test_the_chosen_warmup_fits_and_one_more_forward_does_not(
+    seed: int, dp: int, encoder_stages: int, llm_stages: int, count: int, only_encoders: bool, split: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    layout = chain_layout(MODEL, encoder_stages, llm_stages, count, dp)
+    shapes, assignment = random_deferral(rng, dp, count)
+    budget = budget_between(rng, shapes, layout, assignment, split)
+    plain = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout), split)
+    profile = profile_of(room_job(budget), shapes)
+    warmup = chosen_warmup(profile, shapes, layout, assignment, split, only_encoders)
+    program = chain_program(MODEL, shapes, layout, assignment, warmup, split)
+    peaks = MEMORY.peak_bytes(program)
+    # Where plain 1F1B fits, so does the longer warm-up.
+    fits_plainly = MEMORY.peak_bytes(plain) <= budget
+    assert np.all(peaks[fits_plainly] <= budget * (1 + 1e-12))
+
+    chain = np.concatenate(warmup)
+    behind = np.concatenate(stages_behind(layout))
+    assert np.all(chain >= behind)
+    assert np.all(np.diff(chain) <= -1), "every stage is at least one forward ahead of the next"
+    if only_encoders:
+        assert np.array_equal(warmup[-1], stages_behind(layout)[-1])
+    used = 1 + max(int(labels.microbatch.max(initial=0)) for labels in assignment.modules)
+    ahead = used
+    for position in range(encoder_stages if only_encoders else len(chain)):
+        chosen = int(chain[position])
+        most = max(int(behind[position]), min(used - 1, ahead))
+        assert chosen <= most
+        if chosen < most:
+            event("memory stopped the warm-up")
+            # Memory stopped it: with one forward more on this stage some replica exceeds the budget.
+            longer = chain.copy()
+            longer[position] = chosen + 1
+            parts = [longer[:encoder_stages], longer[encoder_stages:]]
+            other = chain_program(MODEL, shapes, layout, assignment, parts, split)
+            lanes = position + np.arange(dp) * len(chain)
+            assert MEMORY.peak_bytes(other)[lanes].max() > budget * (1 - 1e-12)
+        ahead = chosen - 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds, st.booleans(), st.booleans())
+def test_the_chosen_warmup_fits_with_recomputation_and_shared_encoder_stages(
+    seed: int, recompute: bool, split: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    layout = chain_layout(MODEL, 2, 2, 6, 2, recompute)
+    shapes, assignment = random_deferral(rng, 2, 6)
+    budget = budget_between(rng, shapes, layout, assignment, split)
+    plain = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout), split)
+    profile = profile_of(room_job(budget), shapes)
+    warmup = chosen_warmup(profile, shapes, layout, assignment, split, only_encoders=False)
+    program = chain_program(MODEL, shapes, layout, assignment, warmup, split)
+    fits_plainly = MEMORY.peak_bytes(plain) <= budget
+    assert np.all(MEMORY.peak_bytes(program)[fits_plainly] <= budget * (1 + 1e-12))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds, st.integers(1, 3), st.integers(1, 8), st.booleans())
+def test_held_tokens_equal_a_replay_of_the_lane(seed: int, dp: int, count: int, split: bool) -> None:
+    rng = np.random.default_rng(seed)
+    shapes, assignment = random_deferral(rng, dp, count)
+    layout = chain_layout(MODEL, 1, 1, count, dp)
+    chunks = chain_chunks(MODEL, shapes, layout, assignment, split)
+    freed = backward_microbatch(MODEL, shapes, assignment, chunks)
+    for index, (module, rows) in enumerate(zip(MODEL.modules, chunks, strict=True)):
+        tokens = sum_rows(rows.offsets, module.lengths(shapes, rows.members))
+        held = held_tokens(rows, tokens, dp, count, freed[index])
+        for warmup in range(count):
+            ahead = [np.array([warmup]), np.array([warmup])]
+            program = chain_program(MODEL, shapes, layout, assignment, ahead, split)
+            assert held[warmup] == pytest.approx(most_tokens(program, index)), f"warm-up {warmup}"
+
+
+def most_tokens(program: Program, index: int) -> float:
+    """Most tokens that any lane of a one-stage module holds at once."""
+    module = program.model.modules[index]
+    most = 0.0
+    for lane in range(program.layout.num_lanes):
+        held = 0.0
+        for view in program.lane(lane):
+            if view.module != module.name or not view.members:
+                continue
+            tokens = float(module.lengths(program.shapes, np.array(view.members)).sum())
+            held += tokens if view.kind == 0 else -tokens
+            most = max(most, held)
+    return most
+
+
+# By hand
+
+
+def uniform_warmup(extra_microbatches: float, eager: str, count: int = 8) -> list[list[int]]:
+    """Warm-up of 2 encoder and 2 LLM stages when every rank has room for so many microbatches."""
+    layout = chain_layout(MODEL, 2, 2, count)
+    shapes, assignment = uniform_batch(MODEL, count)
+    warmup = []
+    for module, place, tokens in zip(MODEL.modules, layout.modules, (40, 20), strict=True):
+        kept, _ = MEMORY.token_bytes(module, place)
+        state = MEMORY.stage_state_bytes(module, place)
+        for stage in range(place.pp):
+            job = room_job(float(state[stage] + extra_microbatches * tokens * kept[stage]))
+            chosen = chosen_warmup(
+                profile_of(job, shapes), shapes, layout, assignment, split=True, only_encoders=eager == "encoder"
+            )
+            warmup.append([row.tolist() for row in chosen])
+    # Each budget was exact for one stage; report what it chose for that stage.
+    return [[w[0][0], w[0][1], w[1][0], w[1][1]] for w in warmup]
+
+
+def test_room_for_k_microbatches_allows_a_warmup_of_k_minus_1() -> None:
+    assert uniform_warmup(6.5, "encoder")[0][0] == 5
+    assert uniform_warmup(6.001, "encoder")[0][0] == 5
+    assert uniform_warmup(5.999, "encoder")[0][0] == 4
+    # Never less than 1F1B's 3, whatever the room.
+    assert uniform_warmup(1.0, "encoder")[0][0] == 3
+    # Never more than all but one.
+    assert uniform_warmup(100.0, "encoder")[0][0] == 7
+
+
+def roomy_schedule(eager: str, split: bool = True) -> tuple[Program, Profile]:
+    layout = chain_layout(MODEL, 2, 2, 8)
+    shapes, assignment = uniform_batch(MODEL, 8)
+    profile = profile_of(room_job(1e15), shapes)
+    return EntrainScheduler(split_backward=split, eager=eager).schedule(shapes, layout, assignment, profile), profile
+
+
+@pytest.mark.parametrize(
+    ("eager", "expected"), [("none", [3, 2, 1, 0]), ("encoder", [7, 6, 1, 0]), ("all", [7, 6, 5, 4])]
+)
+def test_eager_settings_choose_which_stages_warm_up_longer(eager: str, expected: list[int]) -> None:
+    program, _ = roomy_schedule(eager)
+    check_program(program)
+    leading = []
+    for lane in range(4):
+        order = passes(program, lane)
+        first_backward = next(index for index, text in enumerate(order) if " B" in text)
+        leading.append(first_backward)
+    # Forwards before the first backward: the warm-up and one.
+    assert leading == [warmup + 1 for warmup in expected]
+    place_actions(program, np.ones(program.num_actions), no_delay(program))
+
+
+def test_without_split_backward_the_warmup_counts_chunks_until_their_last_deferred_sample() -> None:
+    # Two samples a microbatch; the second of every even one is deferred, so whole chunks of even microbatches are kept
+    # for one microbatch more. Room for 5 microbatches then allows a warm-up of 3, not of 4.
+    layout = chain_layout(MODEL, 1, 1, 12)
+    shapes = samples(*[(10, [400])] * 24)
+    encoder = np.arange(24) // 2
+    llm = encoder + ((np.arange(24) % 2 == 1) & (encoder % 2 == 0))
+    assignment = same_microbatches(MODEL, shapes, np.zeros(24, np.int64), encoder, llm)
+    kept = MEMORY.token_bytes(MODEL.modules[0], layout.modules[0])[0][0]
+    budget = float(MEMORY.lane_state_bytes(layout)[0] + 5.01 * 800 * kept)
+    simulator = Simulator(CostTruth(MODEL, tiny_cluster()), budget)
+    assert MEMORY.lane_state_bytes(layout)[1] < budget
+    profile = profile_of(room_job(budget), shapes)
+    for eager in ("none", "encoder"):
+        scheduler = EntrainScheduler(split_backward=False, eager=eager)
+        simulator.execute(scheduler.schedule(shapes, layout, assignment, profile))
+
+
+def test_unknown_eager_setting_is_named() -> None:
+    with pytest.raises(UserError, match=r"strategy\.scheduler\.eager=encoders: unknown \(did you mean encoder\?\)"):
+        EntrainScheduler(eager="encoders")
+
+
+# Schedules of random assignments
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds, st.sampled_from(["none", "encoder", "all"]), st.booleans(), st.integers(1, 2), st.integers(1, 7))
+def test_schedules_run_within_the_budget_that_1f1b_meets(
+    seed: int, eager: str, split: bool, dp: int, count: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    layout = chain_layout(MODEL, 2, 1, count, dp)
+    shapes, assignment = random_deferral(rng, dp, count)
+    plain = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout), split)
+    budget = float(MEMORY.peak_bytes(plain).max()) * (1 + 0.5 * float(rng.random()))
+    profile = profile_of(room_job(budget), shapes)
+    program = EntrainScheduler(split_backward=split, eager=eager).schedule(shapes, layout, assignment, profile)
+    Simulator(CostTruth(MODEL, tiny_cluster()), budget).execute(program)
+
+
+def test_eager_forwards_never_delay_a_schedule_whose_forwards_are_late() -> None:
+    # The first encoder microbatch is the heaviest; with eager forwards the encoder keeps ahead of the LLM.
+    rng = np.random.default_rng(0)
+    shapes, assignment = random_deferral(rng, 1, 8)
+    layout = chain_layout(MODEL, 1, 2, 8)
+    profile = profile_of(room_job(1e15), shapes)
+    simulator = Simulator(CostTruth(MODEL, tiny_cluster()), 1e15)
+    seconds = {
+        eager: simulator.execute(
+            EntrainScheduler(eager=eager).schedule(shapes, layout, assignment, profile)
+        ).iteration_time_s
+        for eager in ("none", "encoder")
+    }
+    assert seconds["encoder"] <= seconds["none"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("eager", ["none", "encoder", "all"])
+def test_fewer_microbatches_than_planned_are_fine(eager: str) -> None:
+    # K_eff may be below the layout's K, and differ between replicas.
+    layout = chain_layout(MODEL, 1, 2, 8, dp=2)
+    shapes = samples(*[(10, [400])] * 6)
+    replica, microbatch = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 1, 2, 0, 0, 0])
+    assignment = same_microbatches(MODEL, shapes, replica, microbatch, microbatch)
+    profile = profile_of(tiny_job(MODEL), shapes)
+    program = EntrainScheduler(eager=eager).schedule(shapes, layout, assignment, profile)
+    check_program(program)
+    place_actions(program, np.ones(program.num_actions), no_delay(program))
+
+
+@pytest.mark.parametrize("eager", ["none", "encoder", "all"])
+def test_more_microbatches_than_planned_run_or_are_a_user_error(eager: str) -> None:
+    # Another system's assigner may number its microbatches higher than the layout's count ("gaps are allowed").
+    layout = chain_layout(MODEL, 1, 1, 2)
+    shapes, assignment = uniform_batch(MODEL, 4)
+    profile = profile_of(tiny_job(MODEL), shapes)
+    program = EntrainScheduler(eager=eager).schedule(shapes, layout, assignment, profile)
+    check_program(program)
+    place_actions(program, np.ones(program.num_actions), no_delay(program))
+
+
+def test_an_encoder_on_the_first_llm_stage_is_never_eager_by_itself() -> None:
+    layout = Layout((placed(MODEL.modules[0], [[[0]]]), placed(MODEL.llm, [[[0], [1]]])), 4)
+    shapes, assignment = uniform_batch(MODEL, 4)
+    profile = profile_of(room_job(1e15), shapes)
+    none, encoder = (
+        EntrainScheduler(eager=eager).schedule(shapes, layout, assignment, profile) for eager in ("none", "encoder")
+    )
+    assert np.array_equal(none.lane_actions, encoder.lane_actions)
+    everything = EntrainScheduler(eager="all").schedule(shapes, layout, assignment, profile)
+    place_actions(everything, np.ones(everything.num_actions), no_delay(everything))
+
+
+@pytest.mark.parametrize("eager", ["none", "encoder", "all"])
+def test_a_batch_of_text_alone_is_scheduled(eager: str) -> None:
+    layout = chain_layout(MODEL, 1, 2, 3)
+    shapes = samples((10, []), (20, []), (30, []))
+    zeros, microbatch = np.zeros(3, np.int64), np.arange(3)
+    assignment = same_microbatches(MODEL, shapes, zeros, microbatch, microbatch)
+    profile = profile_of(tiny_job(MODEL), shapes)
+    program = EntrainScheduler(eager=eager).schedule(shapes, layout, assignment, profile)
+    check_program(program)
+    place_actions(program, np.ones(program.num_actions), no_delay(program))

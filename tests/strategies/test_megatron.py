@@ -1,0 +1,252 @@
+"""The Megatron-style baseline: arrival order, 1F1B, and the fastest homogeneous layout by its own estimate."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+
+from entrain_bench.costs.memory import Memory
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.errors import OutOfMemoryError, UserError
+from entrain_bench.program.layout import Layout, check_layout
+from entrain_bench.program.validate import check_program
+from entrain_bench.simulate import Simulator, place_actions
+from entrain_bench.specs.job import Degrees, LayoutRequest
+from entrain_bench.strategy.profile import Profile
+from entrain_bench.strategy.schedules import OneForwardOneBackward
+from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner, average_layer_s
+from support.builders import (
+    GIB,
+    chain_layout,
+    no_delay,
+    passes,
+    placed,
+    plan_with,
+    profile_of,
+    random_samples,
+    samples,
+    tiny_cluster,
+    tiny_job,
+    tiny_model,
+)
+
+MODEL = tiny_model(encoder=3, llm=4)
+ROW = (300, [1000, 200])
+
+
+def profile_for(*rows: tuple[int, list[int]], budget_bytes: float = 16 * GIB, **request: int) -> Profile:
+    job = tiny_job(MODEL, tiny_cluster(1, 8), request=LayoutRequest(**request), budget_bytes=budget_bytes)
+    return profile_of(job, samples(*rows))
+
+
+# Arrival order
+
+
+def test_samples_fill_microbatches_in_order_and_microbatches_go_round_the_replicas() -> None:
+    profile = profile_for(ROW)
+    shapes = samples(*[(10, [40])] * 12)
+    assignment = ArrivalOrder().assign(shapes, chain_layout(MODEL, 1, 1, 3, dp=2), profile)
+    vision, llm = assignment.modules
+    assert llm.replica.tolist() == [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1]
+    assert llm.microbatch.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+    assert np.array_equal(vision.replica, llm.replica)
+    assert np.array_equal(vision.microbatch, llm.microbatch)
+
+
+def test_arrival_order_ignores_what_samples_contain() -> None:
+    profile = profile_for(ROW)
+    layout = chain_layout(MODEL, 1, 1, 8, dp=2)
+    rng = np.random.default_rng(0)
+    first, second = (ArrivalOrder().assign(random_samples(rng, 32), layout, profile).modules[-1] for _ in range(2))
+    assert np.array_equal(first.replica, second.replica)
+    assert np.array_equal(first.microbatch, second.microbatch)
+    sizes = np.bincount(first.replica * 8 + first.microbatch)
+    assert set(sizes.tolist()) == {profile.job.microbatch_size}
+
+
+def test_the_schedule_is_1f1b_over_the_chain() -> None:
+    profile = profile_for(ROW)
+    layout = chain_layout(MODEL, 1, 2, 4)
+    shapes = samples(*[(10, [40])] * 8)
+    program = OneForwardOneBackward().schedule(shapes, layout, ArrivalOrder().assign(shapes, layout, profile), profile)
+    check_program(program)
+    assert passes(program, 0) == [f"vision {p}" for p in ["F0", "F1", "F2", "B0", "F3", "B1", "B2", "B3"]]
+    assert passes(program, 1) == [f"llm {p}" for p in ["F0", "F1", "B0", "F2", "B1", "F3", "B2", "B3"]]
+    assert passes(program, 2) == [f"llm {p}" for p in ["F0", "B0", "F1", "B1", "F2", "B2", "F3", "B3"]]
+
+
+@pytest.mark.parametrize("leading", [False, True])
+def test_batches_with_text_only_samples_run(leading: bool) -> None:
+    profile = profile_for(ROW)
+    vision, llm = MODEL.modules
+    layout = (
+        chain_layout(MODEL, 1, 2, 4)
+        if leading
+        else Layout((placed(vision, [[[0]]]), placed(llm, [[[0], [1]]])), num_microbatches=4)
+    )
+    shapes = samples(*[(10, [40]), (20, []), (30, []), (40, [])] * 2)
+    program = OneForwardOneBackward().schedule(shapes, layout, ArrivalOrder().assign(shapes, layout, profile), profile)
+    check_program(program)
+    place_actions(program, np.ones(program.num_actions), no_delay(program))
+
+
+# Averages
+
+
+def test_the_average_microbatch_by_hand() -> None:
+    # 2 samples a microbatch. Items: 3 over 2 samples, 1.5 a sample, so 3 a microbatch of (900 + 300 + 300) / 3 = 500
+    # tokens. LLM: 2 sequences of ((10 + 225 + 75) + (20 + 75)) / 2 = 202.5, rounded to 202.
+    shapes = samples((10, [900, 300]), (20, [300]))
+    profile = profile_of(tiny_job(MODEL, microbatch_size=2), shapes)
+    vision, llm = average_layer_s(profile, shapes, Degrees(1, 1, 1, 1))
+    for costs, module, lengths in ((vision, MODEL.modules[0], [500] * 3), (llm, MODEL.llm, [202] * 2)):
+        times = profile.measure(module, np.array(lengths), 1, 1)
+        expected = [float(times[kind].total_s[0]) for kind in module.layer_kind]
+        assert costs.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_an_encoder_without_items_costs_nothing() -> None:
+    shapes = samples((10, []), (20, []))
+    vision, _ = average_layer_s(profile_of(tiny_job(MODEL), shapes), shapes, Degrees(1, 1, 1, 1))
+    assert vision.tolist() == [0.0] * len(MODEL.modules[0].layers)
+
+
+# Plans
+
+
+def splits(costs: list[float], stages: int) -> list[list[float]]:
+    """Stage times of every way to cut consecutive layers into stages."""
+    rows = []
+    for cuts in combinations(range(1, len(costs)), stages - 1):
+        rows.append([sum(costs[lo:hi]) for lo, hi in pairwise((0, *cuts, len(costs)))])
+    return rows
+
+
+def best_stages(profile: Profile, degrees: Degrees, placement: str) -> float:
+    """Least 1F1B time of average microbatches over every split and allowed placement, without recomputation."""
+    vision, llm = (c.tolist() for c in average_layer_s(profile, profile.draw(4), degrees))
+    count = profile.job.num_microbatches(degrees.dp)
+    found = []
+    if placement != "leading_stages":
+        rows = [[sum(vision) + first, *rest] for first, *rest in splits(llm, degrees.pp)]
+        found += [sum(row) + (count - 1) * max(row) for row in rows]
+    if placement != "first_stage":
+        for stages in range(1, degrees.pp):
+            for ahead in splits(vision, stages):
+                found += [
+                    sum(ahead) + sum(row) + (count - 1) * max(ahead + row) for row in splits(llm, degrees.pp - stages)
+                ]
+    return min(found, default=float("inf"))
+
+
+@pytest.mark.parametrize("placement", ["auto", "first_stage", "leading_stages"])
+@pytest.mark.parametrize("row", [(300, [1000, 200]), (2000, [64]), (10, [6000])])
+@pytest.mark.parametrize(
+    "asked", [{"tp": 1, "cp": 1, "dp": 2}, {"tp": 2, "cp": 1, "dp": 1}, {"tp": 1, "cp": 1, "dp": 4}]
+)
+def test_the_best_estimate_is_of_every_split_and_placement(
+    placement: str, row: tuple[int, list[int]], asked: dict[str, int]
+) -> None:
+    profile = profile_for(row, **asked)
+    layout = plan_with(MegatronPlanner(placement, profile_samples=4, num_trials=1), profile)
+    vision, llm = layout.modules
+    check_layout(layout, MODEL, profile.job.cluster)
+    leading = int(llm.ranks.min()) > 0
+    assert placement == "auto" or leading == (placement == "leading_stages")
+    degrees = Degrees(llm.tp, llm.cp, llm.pp + vision.pp * leading, llm.dp)
+    costs = [c.tolist() for c in average_layer_s(profile, profile.draw(4), degrees)]
+    times = []
+    for cost, place in zip(costs, (vision, llm), strict=True):
+        bounds = np.cumsum((0, *place.layers_per_stage))
+        times.append([sum(cost[lo:hi]) for lo, hi in pairwise(bounds)])
+    chain = [*times[0], *times[1]] if leading else [times[0][0] + times[1][0], *times[1][1:]]
+    seconds = sum(chain) + (layout.num_microbatches - 1) * max(chain)
+    # The step at the end of the iteration differs between placements; it is small against the tolerance here.
+    steps = profile.step_s(layout)
+    assert seconds <= best_stages(profile, degrees, placement) * (1 + 1e-9) + steps
+    assert [vision.recompute, llm.recompute] == [False, False]
+
+
+def test_all_modules_share_tp_cp_and_dp() -> None:
+    layout = plan_with(MegatronPlanner(profile_samples=8), profile_for(ROW))
+    vision, llm = layout.modules
+    assert (vision.tp, vision.cp, vision.dp) == (llm.tp, llm.cp, llm.dp)
+    assert layout.num_ranks == 8
+
+
+def test_memory_pressure_leads_to_recomputation_and_then_to_an_error() -> None:
+    request = {"tp": 1, "cp": 1, "dp": 2}
+    plain = plan_with(MegatronPlanner(profile_samples=4), profile_for((4000, [4000]), **request))
+    assert [module.recompute for module in plain.modules] == [False, False]
+    outcomes = []
+    too_little = 0.0
+    for budget in 4 * GIB * 0.8 ** np.arange(40):
+        profile = profile_for((4000, [4000]), budget_bytes=float(budget), **request)
+        try:
+            layout = plan_with(MegatronPlanner(profile_samples=4), profile)
+        except OutOfMemoryError:
+            too_little = float(budget)
+            break
+        outcomes.append(any(module.recompute for module in layout.modules))
+        need = Memory(MODEL).lane_state_bytes(layout).max()
+        assert need < budget
+    assert outcomes[0] is False
+    assert outcomes[-1] is True
+    with pytest.raises(OutOfMemoryError, match="GiB more than planners may use of the budget"):
+        plan_with(MegatronPlanner(profile_samples=4), profile_for((4000, [4000]), budget_bytes=too_little, **request))
+
+
+def test_planned_iterations_run_within_the_budget() -> None:
+    shapes = random_samples(np.random.default_rng(1), 128, longest=1000)
+    job = tiny_job(MODEL, tiny_cluster(1, 8))
+    profile = profile_of(job, shapes)
+    layout = plan_with(MegatronPlanner(profile_samples=64), profile)
+    batch = profile._source.batch(0, job.global_batch, 0)
+    assignment = ArrivalOrder().assign(batch, layout, profile)
+    program = OneForwardOneBackward().schedule(batch, layout, assignment, profile)
+    timeline = Simulator(CostTruth(MODEL, job.cluster), job.memory_budget_bytes).execute(program)
+    assert timeline.iteration_time_s > 0.0
+
+
+def test_a_model_without_encoders_is_planned() -> None:
+    model = tiny_model(encoder=0, llm=6)
+    layout = plan_with(MegatronPlanner(profile_samples=4), profile_of(tiny_job(model), samples((500, []))))
+    assert [module.module for module in layout.modules] == ["llm"]
+
+
+def test_two_encoders_are_planned() -> None:
+    model = tiny_model(encoder=2, llm=4, audio=4)
+    layout = plan_with(
+        MegatronPlanner("leading_stages", profile_samples=4), profile_of(tiny_job(model), samples((500, [800])))
+    )
+    vision, audio, llm = layout.modules
+    assert np.array_equal(vision.ranks, audio.ranks)
+    assert not np.intersect1d(vision.ranks, llm.ranks).size
+
+
+@pytest.mark.parametrize(
+    ("planner", "message"),
+    [
+        ({"placement": "first"}, r"strategy\.planner\.placement=first: unknown"),
+        ({"profile_samples": 0}, r"strategy\.planner\.profile_samples=0: must be at least 1"),
+        ({"num_trials": 0}, r"strategy\.planner\.num_trials=0: must be at least 1"),
+    ],
+)
+def test_bad_settings_are_named(planner: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        MegatronPlanner(**planner)  # type: ignore[arg-type]
+
+
+def test_a_request_that_no_placement_meets_is_refused() -> None:
+    # One stage cannot hold leading encoder stages and the LLM.
+    with pytest.raises(UserError):
+        plan_with(MegatronPlanner("leading_stages", profile_samples=4), profile_for(ROW, pp=1))
+    with pytest.raises(UserError):
+        plan_with(MegatronPlanner("first_stage", profile_samples=4), profile_for(ROW, pp=8, tp=1, dp=1))
+
+
+def test_tp_that_does_not_divide_the_heads_is_named() -> None:
+    with pytest.raises(UserError, match=r"layout\.tp=8: must divide the 4"):
+        plan_with(MegatronPlanner(profile_samples=4), profile_for(ROW, tp=8))

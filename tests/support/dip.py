@@ -1,0 +1,111 @@
+"""Cases of DIP: models, layouts and programs for its tests, and what is measured on them."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts
+from entrain_bench.costs.memory import Memory
+from entrain_bench.program import Program, Slots, build_program
+from entrain_bench.program.assignment import Assignment, ModuleAssignment
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import PLANNING_SHARE
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench_strategies.dip import DipScheduler
+from entrain_bench_strategies.dip.assigner import sub_microbatches
+from entrain_bench_strategies.dip.belief import believed_s
+from entrain_bench_strategies.dip.interleaver import interleave
+from entrain_bench_strategies.dip.segments import Segments, segments_of
+from support.builders import (
+    placed,
+    profile_of,
+    random_samples,
+    tiny_job,
+    tiny_model,
+)
+
+MODEL = tiny_model(encoder=2, llm=2)
+MEMORY = Memory(MODEL)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def program_of(
+    layout: Layout, shapes: SampleShapes, assignment: Assignment, budget_bytes: float = 1e12, **knobs: str | int
+) -> Program:
+    job = tiny_job(MODEL, budget_bytes=budget_bytes / PLANNING_SHARE)
+    scheduler = DipScheduler(**knobs)  # type: ignore[arg-type]
+    return scheduler.schedule(shapes, layout, assignment, profile_of(job, shapes))
+
+
+def random_cuts(rng: np.random.Generator, dp: int, count: int, most: int) -> tuple[SampleShapes, Assignment]:
+    """Random samples in arrival order, their items cut into sub-microbatches."""
+    shapes = random_samples(rng, 2 * dp * count, longest=2000)
+    group = np.arange(len(shapes)) // 2
+    owner = group[shapes.item_sample[MODEL.encoders[0].units(shapes)]]
+    cut = ModuleAssignment(owner % dp, sub_microbatches(owner % dp, owner // dp, most))
+    return shapes, Assignment((cut, ModuleAssignment(group % dp, group // dp)))
+
+
+def peak_activations(layout: Layout, program: Program) -> FloatArray:
+    return MEMORY.peak_bytes(program) - MEMORY.lane_state_bytes(layout)
+
+
+def colocated(stages: int, dp: int = 1, num_microbatches: int = 4, chunks: int = 1) -> Layout:
+    """Every module in ``chunks`` stages on each rank."""
+    ranks = np.tile(np.arange(dp * stages).reshape(dp, stages, 1), (1, chunks, 1))
+    return Layout(tuple(placed(module, ranks) for module in MODEL.modules), num_microbatches)
+
+
+def segments(layout: Layout, shapes: SampleShapes, assignment: Assignment) -> Segments:
+    profile = profile_of(tiny_job(MODEL, budget_bytes=1e12), shapes)
+    return segments_of(program_of(layout, shapes, assignment), assignment, profile)
+
+
+def finish(slot: IntArray, layout: Layout, shapes: SampleShapes, assignment: Assignment) -> float:
+    """Believed end of the order that slots state, by the simulator."""
+    draft = program_of(layout, shapes, assignment)
+    slots = [Slots(slot[draft.forward_actions(i)], slot[draft.backward_actions(i)]) for i in range(len(draft.chunks))]
+    program = build_program(MODEL, layout, shapes, draft.chunks, slots)
+    return believed_s(profile_of(tiny_job(MODEL), shapes), program)
+
+
+def sequential_pipeline(
+    stages: int, count: int, forward_s: float, backward_s: float, room: int
+) -> tuple[list[list[str]], float, int]:
+    """The interleaver on one module of uniform microbatches: the order of every lane, makespan and forced forwards.
+
+    Every forward adds one byte.
+    """
+    forward = np.arange(count * stages).reshape(count, stages)
+    backward = forward + forward.size
+    edges = [
+        *zip(forward[:, :-1].ravel(), forward[:, 1:].ravel(), strict=True),
+        *zip(backward[:, 1:].ravel(), backward[:, :-1].ravel(), strict=True),
+        *zip(forward[:, -1], backward[:, -1], strict=True),
+    ]
+    edges.sort()
+    total = 2 * forward.size
+    source, user = np.array(edges, np.int64).T
+    index = np.arange(forward.size)
+    microbatch = np.tile(index // stages, 2)
+    slot, end, forced = interleave(
+        np.tile(index % stages, 2),
+        (np.arange(total) >= forward.size).astype(np.int64),
+        np.where(np.arange(total) < forward.size, forward_s, backward_s),
+        microbatch.astype(np.float64),
+        microbatch,
+        np.ones(total, np.int64),
+        np.bincount(user, minlength=total),
+        offsets_from_counts(np.bincount(source, minlength=total)),
+        user,
+        np.zeros(stages, np.int64),
+        np.full(stages, room, np.int64),
+        count,
+    )
+    lanes = []
+    for stage in range(stages):
+        mine = np.concatenate([forward[:, stage], backward[:, stage]])
+        names = [f"F{m}" for m in range(count)] + [f"B{m}" for m in range(count)]
+        lanes.append([names[i] for i in np.argsort(slot[mine])])
+    return lanes, float(end.max()), int(forced)

@@ -1,0 +1,179 @@
+"""Made-up data for every figure, and what a drawn figure says."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from entrain_bench.figures._style import STYLE
+from entrain_bench.records.tables import Runs
+
+TRACES, MODELS = ["chartqa", "opencqa_ocr", "coco", "mathvision", "sroie"], ["qwen25vl_llama3_1b", "qwen25vl_llama3_3b"]
+ALL_TRACES = [*TRACES, "chartqa_qa", "nextqa", "librispeech"]
+MANY = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "a_longer_name", "theta"]
+GIB = 2**30
+
+
+def table(
+    strategies: Sequence[str], traces: Sequence[str] = TRACES[1:3], status: Callable[[str, str], str] = lambda *_: "ok"
+) -> pd.DataFrame:
+    """Runs of every strategy, trace, model and three seeds."""
+    rows = []
+    for strategy, workload, model, seed in itertools.product(strategies, traces, MODELS, range(3)):
+        state = status(strategy, workload)
+        scale = 30.0 ** (TRACES.index(workload) / 4) * (1 + 0.01 * seed + 0.1 * strategies.index(strategy))
+        numbers = {
+            "iteration_time_s": scale,
+            "samples_per_s": 512 / scale,
+            "tflops_per_gpu": 60 / (1 + strategies.index(strategy)),
+            "bubble_ratio": 0.3 + 0.05 * strategies.index(strategy) + 0.01 * seed,
+            "lower_bound_s": 0.6 * scale,
+            "encoder_forward_std_ms": scale,
+            "llm_forward_std_ms": scale / 3,
+        }
+        labels = {"strategy": strategy, "workload": workload, "model": model, "seed": seed}
+        outcome: dict[str, Any] = numbers if state == "ok" else {"reason": "told so"}
+        rows.append({"reason": ""} | labels | {"status": state} | outcome)
+    return pd.DataFrame(rows)
+
+
+def actions(strategies: Sequence[str], workloads: Sequence[str] = TRACES[1:3]) -> pd.DataFrame:
+    """A made-up timeline: 2 replicas of 2 encoder and 2 LLM stages, 6 microbatches."""
+    rows = []
+    for strategy, workload, model in itertools.product(strategies, workloads, MODELS):
+        for replica, stage, microbatch, backward in itertools.product(range(2), range(4), range(6), range(2)):
+            start = 2.0 * microbatch + backward + 0.1 * stage
+            rows.append(
+                {
+                    "strategy": strategy,
+                    "workload": workload,
+                    "model": model,
+                    "side": "encoder" if stage < 2 else "llm",
+                    "lane": 4 * replica + stage,
+                    "rank": 2 * (4 * replica + stage),
+                    "module": "vision" if stage < 2 else "llm",
+                    "stage": stage % 2,
+                    "replica": replica,
+                    "microbatch": microbatch // 2 if stage < 2 else microbatch,
+                    "part": microbatch % 2 if stage < 2 else 0,
+                    "pass": "backward" if backward else "forward",
+                    "start_s": start,
+                    "end_s": start + 0.5 + 0.1 * replica,
+                    "memory_bytes": (20.0 + microbatch + replica) * GIB,
+                    "memory_after_bytes": (20.0 + microbatch + replica - backward) * GIB,
+                }
+            )
+    frame = pd.DataFrame(rows)
+    step = frame[(frame["microbatch"] == 0) & (frame["part"] == 0) & frame["pass"].eq("forward")]
+    last: dict[str, Any] = {"pass": "optimizer", "start_s": 13.0, "end_s": 14.0}
+    return pd.concat([frame, step.assign(replica=-1, microbatch=-1, part=-1, **last)], ignore_index=True)
+
+
+def views(traces: Sequence[str]) -> Runs:
+    """One strategy simulated, measured and replayed."""
+    timeline = actions(["one"], traces)
+    timeline = timeline[timeline["model"] == MODELS[0]]
+    runs = pd.DataFrame({"harness": ["simulate", "train"], "status": "ok", "reason": ""})
+    return Runs(runs, pd.concat([timeline.assign(view=view) for view in ("simulate", "train", "replay")]))
+
+
+def shares(traces: Sequence[str]) -> pd.DataFrame:
+    rows = itertools.product(traces, [0, 1, 32, 1024], [0.05, 0.25, 0.5, 0.75, 0.95])
+    frame = pd.DataFrame(rows, columns=["workload", "batch_size", "probability"])
+    return frame.assign(num_draws=9, encoder_share=0.5 + (frame["probability"] - 0.5) / (1 + frame["batch_size"]))
+
+
+def tokens(traces: Sequence[str]) -> pd.DataFrame:
+    frame = pd.DataFrame(itertools.product(traces, [0.0, 0.5, 1.0]), columns=["workload", "probability"])
+    # Half of the samples have no encoder tokens.
+    return frame.assign(encoder_tokens=[0, 0, 900] * len(traces), llm_tokens=[10, 300, 70000] * len(traces))
+
+
+def allocated(traces: Sequence[str]) -> pd.DataFrame:
+    rows = itertools.product(MODELS, traces, [1, 4, 16], range(1, 8))
+    frame = pd.DataFrame(rows, columns=["model", "workload", "batch_size", "encoder_stages"])
+    share = np.where(frame["encoder_stages"] == 5, 0.9, np.where(frame["encoder_stages"] == 4, 0.1, 0.0))
+    return frame.assign(
+        llm_stages=8 - frame["encoder_stages"], share=share, num_draws=59, stable_batch=[0, 64] * (len(frame) // 2)
+    )
+
+
+def errors(strategies: Sequence[str], traces: Sequence[str]) -> pd.DataFrame:
+    """Runs that take twice as long with an error of 0.5 as without."""
+    parts = [table(strategies, traces).assign(belief_error=error) for error in (0.0, 0.25, 0.5)]
+    data = pd.concat(parts, ignore_index=True)
+    return data.assign(iteration_time_s=data["iteration_time_s"] * (1 + 2 * data["belief_error"]))
+
+
+def splits(traces: Sequence[str]) -> pd.DataFrame:
+    """Every split of 8 stages, 5 being the best; the planner's own is 4."""
+    parts = []
+    for forced in [None, *range(2, 8)]:
+        stages = forced or 4
+        rows = table(["one"], traces).assign(forced_stages=forced, encoder_stages=stages)
+        parts.append(rows.assign(iteration_time_s=rows["iteration_time_s"] * (1 + 0.1 * abs(stages - 5))))
+    return pd.concat(parts, ignore_index=True)
+
+
+def contexts(strategies: Sequence[str]) -> pd.DataFrame:
+    parts = [
+        table(strategies, TRACES[:1]).assign(sequence_tokens=length, vision_share=share)
+        for length, share in itertools.product([8192, 16384, 32768, 65536], [0.25, 0.5, 0.75])
+    ]
+    data = pd.concat(parts, ignore_index=True)
+    return data[data["model"] == MODELS[0]]
+
+
+def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
+    """Data for any figure."""
+    made: dict[str, Callable[[], Any]] = {
+        "token_distributions": lambda: tokens(traces),
+        "workload_ratio": lambda: shares(traces),
+        "allocations": lambda: allocated(traces[:6]),
+        "iteration_time": lambda: table(strategies, traces[:5]),
+        "forward_variability": lambda: Runs(table(strategies, traces[:5]), actions(strategies, traces[:5])),
+        "schedule_gantt": lambda: Runs(table(strategies, traces[:1]), actions(strategies, traces[:1])),
+        "measured_gantt": lambda: views(traces[:1]),
+        "memory_over_time": lambda: Runs(table(strategies, traces[:1]), actions(strategies, traces[:1])),
+        "throughput": lambda: table(strategies, traces[:5]),
+        "bubble_ratio": lambda: table(strategies, traces[:3]),
+        "misprediction": lambda: errors(strategies, traces[:3]),
+        "sensitivity": lambda: splits(traces[:4]),
+        "context_length": lambda: contexts(strategies[:3]),
+    }
+    return made[name]()
+
+
+def drawn(name: str, data: Any) -> tuple[Figure, pd.DataFrame]:
+    with mpl.rc_context(STYLE):
+        made: tuple[Figure, pd.DataFrame] = importlib.import_module(f"entrain_bench.figures.{name}").draw(data)
+    return made
+
+
+def texts(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+    """Every text that is drawn, with its place in pixels; ticks out of range are not drawn."""
+    seen = []
+    original = Text.draw
+
+    def draw(self: Text, renderer: Any) -> None:
+        if self.get_text().strip() and self.get_visible():
+            seen.append(self)
+        original(self, renderer)
+
+    with monkeypatch.context() as patch, mpl.rc_context(STYLE):
+        patch.setattr(Text, "draw", draw)
+        figure.draw_without_rendering()
+    return {str(id(text)): [text, text.get_window_extent()] for text in seen}
+
+
+def written(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return [text.get_text() for text, _ in texts(figure, monkeypatch).values()]

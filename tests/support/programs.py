@@ -1,0 +1,135 @@
+"""Random programs of any layout, and whether a reported deadlock is one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+
+from entrain_bench.program import Program, Slots, build_program
+from entrain_bench.program.assignment import ModuleAssignment, group_chunks
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.shapes import SampleShapes
+from support.builders import (
+    StuckError,
+    placed,
+    samples,
+    tiny_model,
+)
+
+MODEL = tiny_model(encoder=2, llm=2)
+TWO_ENCODERS = tiny_model(encoder=2, llm=2, audio=2)
+VISION, LLM = MODEL.modules
+
+# Layouts in which modules differ in DP, TP and placement; ranks are [dp, pp, tp * cp].
+LAYOUTS = {
+    "one rank for all": ([[[0]]], [[[0]]]),
+    "disjoint chain": ([[[0], [1]]], [[[2], [3]]]),
+    "disjoint chains": ([[[0], [1]], [[4], [5]]], [[[2], [3]], [[6], [7]]]),
+    "disjoint, encoder dp 3, llm dp 1": ([[[0]], [[1]], [[2]]], [[[3], [4]]]),
+    "disjoint, encoder dp 1, llm dp 2": ([[[0, 1]]], [[[2], [3]], [[4], [5]]]),
+    "colocated, encoder tp 1 dp 4, llm tp 4 dp 1": ([[[r]] for r in range(4)], [[[0, 1, 2, 3]]]),
+    "colocated, encoder tp 2 dp 2, llm tp 4 dp 1": ([[[0, 1]], [[2, 3]]], [[[0, 1, 2, 3]]]),
+    "colocated, encoder tp 1 dp 4, llm tp 2 pp 2": ([[[r]] for r in range(4)], [[[0, 1], [2, 3]]]),
+    "colocated, encoder tp 4, llm tp 2 dp 2": ([[[0, 1, 2, 3]]], [[[0, 1]], [[2, 3]]]),
+    "colocated across, encoder tp 2 dp 2, llm tp 2 dp 2": ([[[0, 1]], [[2, 3]]], [[[0, 2]], [[1, 3]]]),
+    "partly shared ranks": ([[[0, 1]]], [[[1, 2], [3, 4]]]),
+    "reversed chain": ([[[3], [2]]], [[[1], [0]]]),
+}
+
+
+def handmade_layout(name: str) -> Layout:
+    encoder, llm = LAYOUTS[name]
+    return Layout(
+        (placed(VISION, encoder, tp=len(encoder[0][0])), placed(LLM, llm, tp=len(llm[0][0]))), num_microbatches=4
+    )
+
+
+def random_shapes(rng: np.random.Generator) -> SampleShapes:
+    return samples(*[(10, [8] * int(rng.integers(0, 3))) for _ in range(int(rng.integers(1, 9)))])
+
+
+def random_program(rng: np.random.Generator, layout: Layout) -> Program:
+    """Random chunks on random replicas, in a random order that agrees with the dependencies."""
+    shapes = random_shapes(rng)
+    chunks = []
+    for module, place in zip(MODEL.modules, layout.modules, strict=True):
+        units = len(module.units(shapes))
+        assignment = ModuleAssignment(rng.integers(0, place.dp, units), rng.integers(0, 4, units))
+        chunks.append(group_chunks(module, shapes, assignment, rng.integers(0, 2, units)))
+    zeros = [np.zeros((len(rows), place.pp), np.int64) for rows, place in zip(chunks, layout.modules, strict=True)]
+    unordered = build_program(MODEL, layout, shapes, chunks, [Slots(z, z) for z in zeros])
+    position = random_extension(rng, unordered)
+    slots = [
+        Slots(position[unordered.forward_actions(index)], position[unordered.backward_actions(index)])
+        for index in range(len(chunks))
+    ]
+    return build_program(MODEL, layout, shapes, chunks, slots)
+
+
+def random_extension(rng: np.random.Generator, program: Program) -> np.ndarray:
+    """Position of every action in a random order in which nothing precedes what it waits for."""
+    needs = {
+        action: set(program.dep_actions[program.dep_offsets[action] : program.dep_offsets[action + 1]].tolist())
+        for action in range(program.num_actions)
+    }
+    position = np.zeros(program.num_actions, np.int64)
+    for at in range(program.num_actions):
+        ready = [action for action, missing in needs.items() if not missing]
+        chosen = ready[rng.integers(0, len(ready))]
+        position[chosen] = at
+        del needs[chosen]
+        for missing in needs.values():
+            missing.discard(chosen)
+    return position
+
+
+def random_times(rng: np.random.Generator, program: Program) -> tuple[np.ndarray, np.ndarray]:
+    """Whole numbers, so that sums are exact whatever their order; zeros included."""
+    duration = rng.integers(0, 8, program.num_actions).astype(np.float64)
+    return duration, rng.integers(0, 5, len(program.dep_actions)).astype(np.float64)
+
+
+def swap_entries(rng: np.random.Generator, program: Program, swaps: int) -> Program:
+    """Exchange random pairs of entries of lanes."""
+    order = program.lane_actions.copy()
+    for _ in range(swaps):
+        lane = int(rng.integers(0, program.layout.num_lanes))
+        one, other = rng.integers(program.lane_offsets[lane], program.lane_offsets[lane + 1], 2)
+        order[[one, other]] = order[[other, one]]
+    return replace(program, lane_actions=order)
+
+
+def assert_cycle_is_real(program: Program, message: str, stuck: StuckError) -> None:
+    """Every "rank r at A needs B" is true, and each rank named next holds what the one before it waits for.
+
+    True means: r is a rank of a lane whose next action is A; and A waits for the result of B, which has not run; or
+    A = B occupies several lanes, not all of which have come to it.
+    """
+    head, _, rest = message.partition("a cycle of waits: ")
+    assert head == "program: deadlock, "
+    names: dict[str, int] = {}
+    for action in range(program.num_actions):
+        names.setdefault(str(program.view(action)), action)
+    waits = [re.fullmatch(r"rank (\d+) at (.+) needs (.+)", part) for part in rest.split("; ")]
+    assert waits
+    lanes = [set(np.flatnonzero(program.layout.lane_first_rank == int(m[1])).tolist()) for m in waits if m]
+    assert len(lanes) == len(waits), message
+    orders = [
+        program.lane_actions[lo:hi].tolist()
+        for lo, hi in zip(program.lane_offsets[:-1], program.lane_offsets[1:], strict=True)
+    ]
+    for index, match in enumerate(waits):
+        assert match
+        (lane,) = lanes[index]
+        (next_lane,) = lanes[(index + 1) % len(waits)]
+        at, needed = names[match[2]], names[match[3]]
+        assert stuck.heads[lane] == at, match[0]
+        assert needed not in stuck.done, match[0]
+        if at != needed:
+            inputs = program.dep_actions[program.dep_offsets[at] : program.dep_offsets[at + 1]]
+            assert needed in inputs, match[0]
+        else:
+            assert stuck.heads[next_lane] != at, f"{match[0]}: the next rank has come to it"
+        assert needed in orders[next_lane], f"{match[0]}: the next rank does not run it"

@@ -1,0 +1,53 @@
+"""Layouts of two modules on four ranks, and random programs on them."""
+
+import numpy as np
+
+from entrain_bench.program import Program
+from entrain_bench.program.assignment import Assignment
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.schedules import chain_program, stages_behind, three_phase_program
+from support.builders import labels, placed, tiny_model
+
+MODEL = tiny_model(encoder=2, llm=2)
+VISION, LLM = MODEL.modules
+
+
+def layouts() -> dict[str, Layout]:
+    def layout(vision: object, llm: object, **degrees: int) -> Layout:
+        vision_tp, llm_tp = degrees.get("vision_tp", 1), degrees.get("llm_tp", 1)
+        cp = degrees.get("cp", 1)
+        return Layout((placed(VISION, vision, tp=vision_tp), placed(LLM, llm, tp=llm_tp, cp=cp)), 1)
+
+    return {
+        "chain": layout([[[0]], [[2]]], [[[1]], [[3]]]),
+        "fan_in": layout([[[0]], [[1]]], [[[2], [3]]]),
+        "fan_out": layout([[[0], [1]]], [[[2]], [[3]]]),
+        "wider_llm": layout([[[0]]], [[[2, 3]]], llm_tp=2),
+        "context_parallel": layout([[[0]]], [[[2, 3]]], cp=2),
+        "wider_encoder": layout([[[0, 1]]], [[[2]], [[3]]], vision_tp=2),
+        "colocated": layout([[[0]], [[1]], [[2]], [[3]]], [[[0, 1]], [[2, 3]]], llm_tp=2),
+        "colocated_pipeline": layout([[[0]], [[1]], [[2]], [[3]]], [[[0], [1]], [[2], [3]]]),
+    }
+
+
+LAYOUTS = layouts()
+
+
+def programs(shapes: SampleShapes, layout: Layout, rng: np.random.Generator, split: bool) -> Program:
+    """Random replicas and microbatches; an item is encoded in the microbatch of its sample or an earlier one."""
+    colocated = np.intersect1d(layout.modules[0].ranks, layout.modules[1].ranks).size > 0
+    vision_dp, llm_dp = layout.modules[0].dp, layout.modules[1].dp
+    llm_replica = rng.integers(llm_dp, size=len(shapes))
+    llm_microbatch = rng.integers(3, size=len(shapes))
+    owner = shapes.item_sample
+    if colocated:
+        # Every encoder replica works for the LLM replica whose ranks it shares.
+        replica = llm_replica[owner] * (vision_dp // llm_dp) + rng.integers(vision_dp // llm_dp, size=len(owner))
+        zero = np.zeros(len(owner), np.int64)
+        assignment = Assignment((labels(replica, zero), labels(llm_replica, llm_microbatch)))
+        return three_phase_program(MODEL, shapes, layout, assignment)
+    replica = llm_replica[owner] if vision_dp == llm_dp else rng.integers(vision_dp, size=len(owner))
+    microbatch = np.maximum(llm_microbatch[owner] - rng.integers(2, size=len(owner)), 0)
+    assignment = Assignment((labels(replica, microbatch), labels(llm_replica, llm_microbatch)))
+    return chain_program(MODEL, shapes, layout, assignment, stages_behind(layout), split)

@@ -1,0 +1,86 @@
+"""On one GPU: packed attention and stages in bf16, and iterations of the tiny model over NCCL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from entrain_bench.train.modules import StageGroups
+from entrain_bench.train.modules.attention import packed_attention
+from entrain_bench.train.modules.packing import Segments, make_segments
+from entrain_bench.train.platform import prepare_platform
+from support.modules import batch_of, relative_errors, run_module, small_model, stage_of
+from support.parity import configuration
+from support.reference import normal
+from support.training import ONE_RANK, train_here
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+DEVICE = torch.device("cuda", 0)
+
+
+def segments_on(device: str) -> Segments:
+    return make_segments([5, 17, 2], [9, 17, 2], 0, torch.device(device))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_bf16_attention_is_near_fp32_on_the_cpu(causal: bool) -> None:
+    rng = np.random.default_rng(0)
+    rows = [normal(rng, 24, 4, 32), normal(rng, 28, 2, 32), normal(rng, 28, 2, 32)]
+    expected = packed_attention(*rows, segments_on("cpu"), causal=causal)
+    on_gpu = [row.to("cuda", torch.bfloat16) for row in rows]
+    actual = packed_attention(*on_gpu, segments_on("cuda"), causal=causal).float().cpu()
+    error = torch.linalg.vector_norm(actual - expected) / torch.linalg.vector_norm(expected)
+    assert error < 0.02
+
+
+@pytest.fixture
+def alone() -> Iterator[StageGroups]:
+    prepare_platform()
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.new_group([0])
+    yield StageGroups(group, group, group)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["vision", "audio", "llm"])
+def test_stages_in_bf16_are_near_fp32_on_the_cpu(alone: StageGroups, name: str) -> None:
+    model = small_model()
+    exact = run_module(model, model.module(name), alone)
+    errors = relative_errors(
+        run_module(model, model.module(name), alone, dtype=torch.bfloat16, device=DEVICE, recompute=True), exact
+    )
+    assert max(errors.values()) < 0.1, errors
+
+
+@pytest.mark.parametrize("name", ["vision", "audio", "llm"])
+def test_stages_never_stop_the_host(alone: StageGroups, name: str) -> None:
+    model = small_model()
+    stage = stage_of(model, model.module(name), alone, dtype=torch.bfloat16, device=DEVICE, recompute=True)
+    first, pack = batch_of(stage.module)
+    hidden = first.to(DEVICE, torch.bfloat16).requires_grad_()
+    # The first time communicators start and the pool of pinned memory fills.
+    for mode in ("default", "error"):
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            output = stage(hidden, pack)
+            output.backward(torch.ones_like(output))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_tiny_model_trains_in_bf16() -> None:
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=DEVICE)
+    try:
+        config = configuration(*ONE_RANK, "iterations=2", "harness.device=cuda", "harness.dtype=bfloat16")
+        rows = train_here(config, dist.new_group(backend="gloo"))
+    finally:
+        dist.destroy_process_group()
+    # Tokens are uniform over 1,024 words, and weights small: the first loss is near that of guessing.
+    assert rows[0]["loss"] == pytest.approx(math.log(1024), rel=0.05)
+    assert math.isfinite(rows[1]["loss"])
+    assert rows[1]["loss"] != rows[0]["loss"]

@@ -1,0 +1,137 @@
+"""Every workload YAML composes, instantiates and gives valid samples."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from entrain_bench.config.instantiate import instantiate
+from entrain_bench.config.tree import config_tree
+from entrain_bench.errors import UserError
+from entrain_bench.specs.tokens import TokenRules
+
+EXPERIMENTS = config_tree()
+NAMES = sorted(path.stem for path in (EXPERIMENTS / "workload").glob("*.yaml"))
+RULES = TokenRules(14, 2, 4, 2, 2.0, 50.0, 2, 30.0, 4.0)
+
+
+def workload(name: str, *overrides: str) -> Any:
+    with initialize_config_dir(str(EXPERIMENTS), version_base="1.3"):
+        config = compose(overrides=[f"+workload={name}", *overrides])
+    return instantiate(OmegaConf.to_container(config.workload, resolve=True), "workload", "source")
+
+
+def test_the_documented_workloads_exist() -> None:
+    traces = "chartqa chartqa_qa coco librispeech mathvision nextqa opencqa_ocr sroie trace"
+    dflop = "dflop_mixed dflop_multi dflop_single dflop_uniform dflop_video"
+    other = "synthetic synthetic_av laion_packed uniform uniform_mix"
+    assert set(NAMES) == {*traces.split(), *dflop.split(), *other.split()}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "trace"])
+def test_every_workload_gives_samples(name: str) -> None:
+    made = workload(name)
+    assert made.name == name
+    source = made.source(RULES)
+    shapes = source.batch(3, 64, seed=0)
+    assert len(shapes) == 64
+    assert shapes.llm_tokens.min() >= 1
+    assert len(source.draw(10, np.random.default_rng(0))) == 10
+    assert len(made.fingerprint()) == (64 if "path" in type(made).__dataclass_fields__ else 0)
+
+
+def test_trace_of_a_user(tmp_path: Path) -> None:
+    pd.DataFrame({"text_chars": [10, 20]}).to_parquet(tmp_path / "mine.parquet")
+    made = workload("trace", f"workload.path={tmp_path}/mine.parquet")
+    assert made.name == "mine"
+    assert sorted(made.source(RULES).batch(0, 2, 0).text_tokens.tolist()) == [3, 5]
+    assert workload("trace", "workload.path=x.parquet", "workload.name=given").name == "given"
+
+
+def test_trace_without_a_path_is_refused() -> None:
+    with pytest.raises(UserError, match="path"):
+        workload("trace")
+
+
+def test_uniform_is_the_same_sample_again_and_again() -> None:
+    shapes = workload("uniform").source(RULES).batch(5, 100, 0)
+    assert np.all(shapes.text_tokens == 128)
+    assert np.all(shapes.item_llm_tokens == 256)
+    assert np.all(shapes.item_encoder_tokens == 1024)
+    assert np.all(np.diff(shapes.item_offsets) == 1)
+
+
+@pytest.mark.parametrize(("tokens", "share", "images"), [(8192, 0.25, 8), (8192, 0.875, 28), (131072, 0.75, 384)])
+def test_uniform_mix_fills_the_share_with_images(tokens: int, share: float, images: int) -> None:
+    sizes = [f"workload.sequence_tokens={tokens}", f"workload.vision_share={share}"]
+    shapes = workload("uniform_mix", *sizes).source(RULES).batch(2, 10, 0)
+    assert np.all(shapes.llm_tokens == tokens)
+    assert np.all(np.diff(shapes.item_offsets) == images)
+    assert np.all(shapes.item_llm_tokens == 256)
+    assert np.all(shapes.item_encoder_tokens == 1024)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("vision_share=0.49", r"vision_share=0\.49: must be a multiple of image_tokens / sequence_tokens = 0\.03125"),
+        ("vision_share=1.0", r"vision_share=1\.0: must be in \[0, 1\)"),
+        ("sequence_tokens=0", "sequence_tokens=0: must be at least 1"),
+        ("image_tokens=0", "image_tokens=0: must be at least 1"),
+    ],
+)
+def test_uniform_mix_names_what_is_wrong(wrong: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        workload("uniform_mix", f"workload.{wrong}")
+
+
+def test_synthetic_defaults_follow_their_trace() -> None:
+    made, trace = (workload(name).source(RULES) for name in ("synthetic", "opencqa_ocr"))
+    drawn, real = made.batch(0, 8192, 0), trace.shapes
+    for values, reference in ((drawn.text_tokens, real.text_tokens), (drawn.item_llm_tokens, real.item_llm_tokens)):
+        assert np.allclose(np.quantile(values, [0.5, 0.9]), np.quantile(reference, [0.5, 0.9]), rtol=0.06)
+
+
+def test_synthetic_av_has_text_only_samples() -> None:
+    shapes = workload("synthetic_av").source(RULES).batch(0, 8192, 0)
+    assert np.mean(np.diff(shapes.item_offsets) == 0) == pytest.approx(0.28, abs=0.02)
+    assert set(np.unique(shapes.item_modality)) == {0, 1}
+
+
+def test_dflops_mixture_has_its_proportions_and_its_components_tokens() -> None:
+    source = workload("dflop_mixed").source(RULES)
+    shapes = source.batch(0, 8192, 0)
+    assert shapes.modalities == ("image", "video")
+    assert np.all(shapes.item_encoder_tokens == 729)
+    assert np.array_equal(shapes.item_llm_tokens, np.where(shapes.item_modality == 0, 729, 196))
+    video = np.zeros(len(shapes), np.bool_)
+    video[shapes.item_sample[shapes.item_modality == 1]] = True
+    assert video.mean() == pytest.approx(60 / 185, abs=0.02)
+    # A sample comes whole from one component: no sample has both modalities, and none is without items.
+    assert not np.any(video[shapes.item_sample[shapes.item_modality == 0]])
+    assert np.diff(shapes.item_offsets).min() >= 2
+    assert shapes.llm_tokens.max() <= 8192
+    components = [workload(f"dflop_{name}").source(RULES).batch(0, 8192, 0) for name in ("multi", "single")]
+    still = shapes.take(np.flatnonzero(~video))
+    means = [np.diff(one.item_offsets).mean() for one in components]
+    assert np.diff(still.item_offsets).mean() == pytest.approx((60 * means[0] + 65 * means[1]) / 125, rel=0.03)
+
+
+def test_a_mixtures_stream_does_not_depend_on_batch_sizes() -> None:
+    source = workload("dflop_mixed").source(RULES)
+    whole = source.batch(0, 96, 3)
+    parts = [source.batch(index, 32, 3) for index in range(3)]
+    assert np.concatenate([part.llm_tokens for part in parts]).tolist() == whole.llm_tokens.tolist()
+    assert not np.array_equal(source.batch(0, 96, 4).llm_tokens, whole.llm_tokens)
+
+
+@pytest.mark.parametrize(
+    "override", ["workload.weights={single: 1, multi: 1}", "workload.weights.single=0", "workload.name=''"]
+)
+def test_a_wrong_mixture_is_refused(override: str) -> None:
+    with pytest.raises(UserError, match=r"workload\.(weights|name)"):
+        workload("dflop_mixed", f"{override}" if "{" not in override else "~workload.weights.video")

@@ -1,0 +1,296 @@
+"""Traces: published quantiles, the sample stream, and every way a file can be wrong."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entrain_bench.errors import UserError
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.tokens import TokenRules
+from entrain_bench_workloads.trace import PACKAGED_TRACES, TraceSource, TraceWorkload
+
+# Qwen2.5-VL with a Whisper-like audio encoder.
+RULES = TokenRules(14, 2, 4, 2, 2.0, 50.0, 2, 30.0, 4.0)
+TRACES = sorted(path.name for path in PACKAGED_TRACES.glob("*.parquet"))
+PROBABILITIES = [0.01, 0.5, 0.9, 0.99, 1.0]
+ROWS = {
+    "chartqa_test": 2373,
+    "chartqa_test_by_image": 1449,
+    "opencqa_ocr": 7724,
+    "coco_captions_val2017_by_image": 5000,
+    "mathvision": 3040,
+    "sroie_receipts": 626,
+    "librispeech": 13889,
+    "nextqa_oe_by_video": 5440,
+}
+# From the traces' provenance: LLM tokens of all items of a row.
+TOKEN_QUANTILES = {
+    "chartqa_test_by_image": [121, 580, 720, 1372, 1856],
+    "opencqa_ocr": [77, 195, 690, 1472, 7315],
+    "coco_captions_val2017_by_image": [180, 345, 391, 529, 529],
+    "mathvision": [36, 256, 1426, 8280, 16280],
+    "sroie_receipts": [532, 1825, 16264, 16264, 16308],
+    "nextqa_oe_by_video": [2210, 11339, 26611, 43144, 66960],
+}
+SECONDS_QUANTILES = [1.9, 6.5, 15.2, 22.4, 35.2]
+WORD_QUANTILES = {
+    "chartqa_test_by_image": [8, 18, 33, 52, 100],
+    "opencqa_ocr": [21, 78, 134, 202, 379],
+    "coco_captions_val2017_by_image": [42, 51, 60, 70, 90],
+    "mathvision": [12, 51, 139, 290, 548],
+    "sroie_receipts": [61, 109, 168, 204, 240],
+    "nextqa_oe_by_video": [52, 135, 180, 226, 351],
+    "librispeech": [3, 19, 43, 60, 119],
+}
+
+
+def half_up(values: Any) -> list[int]:
+    return [int(value + 0.5) for value in values]
+
+
+def item_tokens(shapes: SampleShapes) -> np.ndarray:
+    return np.bincount(shapes.item_sample, weights=shapes.item_llm_tokens, minlength=len(shapes))
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, TraceSource]:
+    return {Path(name).stem: TraceWorkload(path=name).source(RULES) for name in TRACES}
+
+
+def test_all_traces_are_packaged_with_their_rows(sources: dict[str, TraceSource]) -> None:
+    assert {name: len(source.shapes) for name, source in sources.items()} == ROWS
+
+
+@pytest.mark.parametrize("name", TOKEN_QUANTILES)
+def test_token_quantiles_of_the_provenance(name: str, sources: dict[str, TraceSource]) -> None:
+    assert half_up(np.quantile(item_tokens(sources[name].shapes), PROBABILITIES)) == TOKEN_QUANTILES[name]
+
+
+@pytest.mark.parametrize("name", WORD_QUANTILES)
+def test_word_quantiles_of_the_provenance(name: str) -> None:
+    words = pd.read_parquet(PACKAGED_TRACES / f"{name}.parquet", columns=["text_words"])["text_words"]
+    got = np.quantile(words, PROBABILITIES)
+    assert np.abs(got - WORD_QUANTILES[name]).max() <= 0.6  # the provenance does not say how halves were rounded
+
+
+def test_speech_seconds_of_the_provenance(sources: dict[str, TraceSource]) -> None:
+    shapes = sources["librispeech"].shapes
+    seconds = shapes.encoder_tokens(["audio"]) / RULES.audio_frames_per_s
+    assert np.allclose(np.quantile(seconds, PROBABILITIES), SECONDS_QUANTILES, atol=0.07)
+    assert shapes.num_items > len(shapes)  # utterances above 30 s are cut
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_fingerprint_is_the_hash_that_the_provenance_lists(name: str) -> None:
+    digest = TraceWorkload(path=name).fingerprint()
+    assert digest == hashlib.sha256((PACKAGED_TRACES / name).read_bytes()).hexdigest()
+    assert f"{digest}  {name}" in (PACKAGED_TRACES / "PROVENANCE.md").read_text()
+
+
+def test_constructor_reads_nothing_and_names_itself_after_the_file() -> None:
+    assert TraceWorkload(path="/nowhere/mine.parquet").name == "mine"
+    assert TraceWorkload(path="/nowhere/mine.parquet", name="given").name == "given"
+
+
+# The stream.
+
+
+def test_an_epoch_holds_every_row_once_and_epochs_differ(sources: dict[str, TraceSource]) -> None:
+    source = sources["sroie_receipts"]
+    first, second = (source.batch(epoch, 626, seed=3).sample_ids for epoch in (0, 1))
+    assert sorted(first) == sorted(second) == list(range(626))
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(first, source.batch(0, 626, seed=4).sample_ids)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 700), st.lists(st.integers(0, 8), min_size=1, max_size=6), st.integers(0, 9))
+def test_random_access_equals_reading_in_order(num_samples: int, iterations: list[int], seed: int) -> None:
+    source = TraceWorkload(path="sroie_receipts.parquet").source(RULES)
+    in_order = source.batch(0, 9 * num_samples, seed).sample_ids
+    for iteration in iterations:
+        ids = source.batch(iteration, num_samples, seed).sample_ids
+        assert np.array_equal(ids, in_order[iteration * num_samples : (iteration + 1) * num_samples])
+
+
+def test_stream_is_the_same_on_every_machine(sources: dict[str, TraceSource]) -> None:
+    # Recorded once: a change here changes every stream, and so every result.
+    assert sources["chartqa_test"].batch(0, 5, seed=0).sample_ids.tolist() == [2134, 1913, 747, 2282, 1020]
+
+
+def test_draw_follows_the_given_generator(sources: dict[str, TraceSource]) -> None:
+    source = sources["mathvision"]
+    first, again = (source.draw(5000, np.random.default_rng(1)) for _ in range(2))
+    assert np.array_equal(first.sample_ids, again.sample_ids)
+    assert len(np.unique(first.sample_ids)) < 3040  # with replacement
+
+
+@pytest.mark.parametrize(("iteration", "num_samples", "seed"), [(-1, 4, 0), (0, 0, 0), (0, 4, -1)])
+def test_bad_requests_are_refused(iteration: int, num_samples: int, seed: int, sources: dict[str, TraceSource]) -> None:
+    with pytest.raises(UserError, match="must be"):
+        sources["chartqa_test"].batch(iteration, num_samples, seed)
+
+
+# Files of users.
+
+
+def write(path: Path, **columns: Any) -> TraceWorkload:
+    pq.write_table(pa.table(columns), path / "mine.parquet")
+    return TraceWorkload(path=str(path / "mine.parquet"))
+
+
+def rows(shapes: SampleShapes) -> list[list[tuple[str, int]]]:
+    items = list(zip(shapes.item_modality, shapes.item_llm_tokens, strict=True))
+    named = [(shapes.modalities[modality], int(tokens)) for modality, tokens in items]
+    return [named[lo:hi] for lo, hi in zip(shapes.item_offsets[:-1], shapes.item_offsets[1:], strict=True)]
+
+
+def test_every_column_of_a_mixed_trace(tmp_path: Path) -> None:
+    workload = write(
+        tmp_path,
+        sample_id=[7, 8, 9, 10],
+        n_images=pa.array([2, 1, None, 0]),
+        image_widths=[[56, 84], [56, 640], None, []],
+        image_heights=pa.array([[56, 56], [56, 360], None, []], pa.large_list(pa.float32())),
+        audio_seconds=pa.array([None, None, 31.0, None]),
+        video_seconds=pa.array([None, 2.0, None, None]),
+        text_tokens=[3, 0, 0, 11],
+        text_chars=[999] * 4,
+        unrelated=["a"] * 4,
+    )
+    shapes = workload.source(RULES).shapes
+    assert shapes.sample_ids.tolist() == [7, 8, 9, 10]
+    assert shapes.text_tokens.tolist() == [3, 0, 0, 11]
+    video = [("image", 4), ("video", 299), ("video", 299)]
+    assert rows(shapes) == [[("image", 4), ("image", 6)], video, [("audio", 750), ("audio", 25)], []]
+
+
+def test_text_alone_is_a_trace_and_ids_default_to_rows(tmp_path: Path) -> None:
+    shapes = write(tmp_path, text_chars=[8, 9], audio_seconds=pa.nulls(2)).source(RULES).shapes
+    assert shapes.text_tokens.tolist() == [2, 3]
+    assert shapes.sample_ids.tolist() == [0, 1]
+    assert shapes.num_items == 0
+
+
+def test_list_columns_of_every_arrow_layout(tmp_path: Path) -> None:
+    sides = pa.array([[56, 56], [84, 84]], pa.list_(pa.int16(), 2))
+    shapes = write(tmp_path, text_chars=[1, 1], image_widths=sides, image_heights=sides).source(RULES).shapes
+    assert rows(shapes) == [[("image", 4)] * 2, [("image", 9)] * 2]
+
+
+def test_image_cap_is_a_parameter(tmp_path: Path) -> None:
+    write(tmp_path, text_chars=[1], image_widths=[[560]], image_heights=[[280]])
+    capped = TraceWorkload(path=str(tmp_path / "mine.parquet"), max_image_tokens=100)
+    assert capped.source(RULES).shapes.item_llm_tokens.tolist() == [98]
+
+
+def test_working_directory_and_packaged_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({"text_chars": [4]}), "coco.parquet")
+    pq.write_table(pa.table({"text_chars": [4]}), "mathvision.parquet")
+    assert len(TraceWorkload(path="coco.parquet").source(RULES).shapes) == 1
+    assert len(TraceWorkload(path="mathvision.parquet").source(RULES).shapes) == 3040
+    assert len(TraceWorkload(path="./mathvision.parquet").source(RULES).shapes) == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"text_chars": []}, "has no rows"),
+        ({"image_widths": [[1]], "image_heights": [[1]]}, "needs a column text_tokens or text_chars"),
+        ({"text_chars": pa.nulls(2)}, "needs a column text_tokens or text_chars"),
+        ({"text_chars": [1, -3]}, r"row 1, column text_chars: -3\.0; must be a whole number from 0"),
+        ({"text_chars": [1, None]}, "row 1, column text_chars: nan"),
+        ({"text_chars": [1.5]}, r"row 0, column text_chars: 1\.5; must be a whole number"),
+        ({"text_chars": ["9"]}, "column text_chars: holds string; must be numbers"),
+        ({"text_chars": [1], "image_widths": [[5]]}, "column image_heights is missing"),
+        ({"text_chars": [1], "image_heights": [[5]]}, "column image_widths is missing"),
+        ({"text_chars": [1], "image_widths": [[5]], "image_height": [[5]]}, "column image_height: unknown"),
+        ({"text_chars": [1], "image_widths": [5], "image_heights": [5]}, "column image_widths: has type int64"),
+        ({"text_chars": [1], "image_widths": [["a"]], "image_heights": [["b"]]}, "column image_widths: holds string"),
+        (
+            {"text_chars": [1, 1], "image_widths": [[5], [5, 6]], "image_heights": [[5], [5]]},
+            "row 1, column image_heights: 1; must be as many entries as image_widths",
+        ),
+        (
+            {"text_chars": [1, 1], "image_widths": [[5], [0]], "image_heights": [[5], [5]]},
+            r"row 1, column image_widths: 0\.0; must be a whole number from 1",
+        ),
+        (
+            {"text_chars": [1, 1], "image_widths": [[5, 5], []], "image_heights": [[5, -2], []]},
+            r"row 0, column image_heights: -2\.0",
+        ),
+        (
+            {"text_chars": [1], "image_widths": [[float("nan")]], "image_heights": [[5.0]]},
+            "row 0, column image_widths: nan",
+        ),
+        ({"text_chars": [1], "image_widths": [[None, 4]], "image_heights": [[5, 5]]}, "column image_widths: nan"),
+        ({"text_chars": [1], "image_widths": [[1]], "image_heights": [[201]]}, "1x201 pixels; must have sides within"),
+        ({"text_chars": [1, 1], "audio_seconds": [1.0, 0.0]}, r"row 1, column audio_seconds: 0\.0; must be a number"),
+        ({"text_chars": [1], "audio_seconds": [float("nan")]}, "row 0, column audio_seconds: nan"),
+        ({"text_chars": [1], "audio_seconds": [-1.0]}, r"row 0, column audio_seconds: -1\.0"),
+        ({"text_chars": [1], "audio_seconds": [float("inf")]}, "row 0, column audio_seconds: inf"),
+        ({"text_chars": [1], "audio_seconds": [90_000]}, r"at most 86400 or null"),
+        ({"text_chars": [1], "video_seconds": [1.0]}, "row 0, column image_widths: 0; must be the size of the frames"),
+        (
+            {"text_chars": [1], "n_images": [2], "image_widths": [[9]], "image_heights": [[9]]},
+            r"row 0, column n_images: 2\.0; must be the number of images",
+        ),
+        (
+            {"text_chars": [1], "n_images": [1], "image_widths": [[9]], "image_heights": [[9]], "video_seconds": [1.0]},
+            r"row 0, column n_images: 1\.0",
+        ),
+        ({"text_chars": [4, 0]}, r"row 1, column text_chars: 0\.0; must be positive in a row without images"),
+        ({"text_chars": [4], "sample_id": ["x"]}, "column sample_id: has type string; must be integers"),
+        ({"text_chars": [4, 4], "sample_id": [1, None]}, "row 1, column sample_id: null; must be an integer"),
+        ({"text_chars": [4], "sample_id": pa.array([2**64 - 1], pa.uint64())}, "column sample_id: must fit 64-bit"),
+    ],
+)
+def test_errors_name_file_row_and_column(columns: dict[str, Any], message: str, tmp_path: Path) -> None:
+    workload = write(tmp_path, **columns)
+    with pytest.raises(UserError, match=message) as caught:
+        workload.source(RULES)
+    assert str(caught.value).startswith(f"workload.path={tmp_path}/mine.parquet: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    path = tmp_path / "mine.parquet"
+    workload = TraceWorkload(path=str(path))
+    with pytest.raises(UserError, match=r"does not exist.*chartqa_test\.parquet"):
+        workload.source(RULES)
+    with pytest.raises(UserError, match="does not exist"):
+        workload.fingerprint()
+    with pytest.raises(UserError, match="is not a file"):
+        TraceWorkload(path=str(tmp_path)).source(RULES)
+    whole = (PACKAGED_TRACES / "librispeech.parquet").read_bytes()
+    middle = len(whole) // 2
+    for content in (b"", b"not Parquet at all", whole[:-9], whole[:middle] + bytes(4096) + whole[middle + 4096 :]):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="is not a readable Parquet file") as caught:
+            workload.source(RULES)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["max_image_tokens", "min_video_frame_tokens", "max_video_frame_tokens"])
+def test_bad_limits(key: str) -> None:
+    for value in (0, 2.5, True):
+        with pytest.raises(UserError, match=f"workload.{key}={value}"):
+            TraceWorkload(path="mathvision.parquet", **{key: value})  # type: ignore[arg-type]
+
+
+def test_limits_in_the_wrong_order() -> None:
+    with pytest.raises(UserError, match="max_video_frame_tokens=100: must be at least min_video_frame_tokens=128"):
+        TraceWorkload(path="mathvision.parquet", max_video_frame_tokens=100)
+    with pytest.raises(UserError, match=r"max_image_tokens=3: must be at least model\.tokens\.min_image_tokens=4"):
+        TraceWorkload(path="mathvision.parquet", max_image_tokens=3).source(RULES)
+    with pytest.raises(UserError, match=r"workload\.path=''"):
+        TraceWorkload(path="")
