@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,7 +13,7 @@ from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Program
-from entrain_bench.program.layout import check_layout
+from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import measure
@@ -21,6 +21,7 @@ from entrain_bench.records.outcome import Outcome
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.workload import ShapeSource, Workload
 from entrain_bench.strategy.interface import Strategy
 from entrain_bench.strategy.profile import Profile
@@ -38,10 +39,10 @@ class Executor(Protocol):
 
 
 @runtime_checkable
-class Launcher(Protocol):
-    """A harness that runs the whole experiment elsewhere: on ranks of its own."""
+class Trainer(Protocol):
+    """Runs whole experiments, on ranks of its own."""
 
-    def launch(self, config: RunConfig, progress: Callable[[int], None]) -> Outcome:
+    def train(self, config: RunConfig, progress: Callable[[int], None]) -> Outcome:
         """Run all iterations; ``progress`` is called with the number of finished ones."""
         ...
 
@@ -54,7 +55,7 @@ class Setting:
     truth: CostTruth
     source: ShapeSource
     strategy: Strategy
-    executor: Executor | Launcher
+    executor: Executor | Trainer
     profile: Profile
 
 
@@ -80,11 +81,55 @@ def prepare(config: RunConfig) -> Setting:
         part: instantiate(config.strategy[part], f"strategy.{part}", method)
         for part, method in (("planner", "plan"), ("assigner", "assign"), ("scheduler", "schedule"))
     }
-    executor = instantiate(config.harness, "harness", ("execute", "launch"), truth=truth, memory_budget_bytes=budget)
+    executor = instantiate(config.harness, "harness", ("execute", "train"), truth=truth, memory_budget_bytes=budget)
     workload: Workload = instantiate(config.workload, "workload", "source")
     source = workload.source(model.tokens)
     profile = Profile(job, source, config.seed, config.belief_error, config.belief_bias)
     return Setting(job, truth, source, Strategy(str(config.strategy["name"]), **parts), executor, profile)
+
+
+@dataclass(slots=True)
+class Feed:
+    """Makes the programs of a run, each while the iteration before it is executed.
+
+    Attributes:
+        setting: the run.
+        layout: the planned layout.
+        seed: of the batches.
+        strategy: the strategy, with what it has learnt.
+    """
+
+    setting: Setting
+    layout: Layout
+    seed: int
+    strategy: Strategy = field(init=False)
+    _executed: Timeline | None = None
+
+    def __post_init__(self) -> None:
+        self.strategy = self.setting.strategy
+
+    def batch(self, iteration: int) -> SampleShapes:
+        """The samples of an iteration.
+
+        Raises:
+            UserError: for a sample that the model cannot take.
+        """
+        job = self.setting.job
+        shapes = self.setting.source.batch(iteration, job.global_batch, self.seed)
+        job.model.check_shapes(shapes)
+        return shapes
+
+    def program(self, shapes: SampleShapes) -> tuple[Program, float]:
+        """The program of a batch, and the seconds that observing, assigning and scheduling took."""
+        profile, started = self.setting.profile, perf_counter()
+        if self._executed is not None:
+            self.strategy, self._executed = self.strategy.observe(self._executed, profile), None
+        program = self.strategy.program(shapes, self.layout, profile)
+        return program, perf_counter() - started
+
+    def observe(self, timeline: Timeline) -> None:
+        """Take an executed iteration; the next program made is the first to profit from it."""
+        self._executed = timeline
 
 
 def run_experiment(config: RunConfig, progress: Callable[[int], None] = lambda _: None) -> Outcome:
@@ -95,8 +140,8 @@ def run_experiment(config: RunConfig, progress: Callable[[int], None] = lambda _
         progress: called with the number of finished iterations.
     """
     setting = prepare(config)
-    if isinstance(setting.executor, Launcher):
-        return setting.executor.launch(config, progress)
+    if isinstance(setting.executor, Trainer):
+        return setting.executor.train(config, progress)
     job, strategy, profile = setting.job, setting.strategy, setting.profile
     job.model.check_shapes(setting.source.batch(0, job.global_batch, config.seed))
     started = perf_counter()
@@ -104,21 +149,16 @@ def run_experiment(config: RunConfig, progress: Callable[[int], None] = lambda _
     planning_time_s = perf_counter() - started
     check_layout(layout, job.model, job.cluster)
     # Once unmeasured: the first call compiles what later ones only run.
-    strategy.compose(profile.draw(job.global_batch), layout, profile)
+    strategy.program(profile.draw(job.global_batch), layout, profile)
+    feed = Feed(setting, layout, config.seed)
+    upcoming = feed.program(feed.batch(0))
     measured, frame = [], None
-    # An iteration is assigned while the one before it runs, so what is known is the one before that.
-    running: Timeline | None = None
-    finished: Timeline | None = None
     for iteration in range(config.iterations):
-        shapes = setting.source.batch(iteration, job.global_batch, config.seed)
-        job.model.check_shapes(shapes)
-        started = perf_counter()
-        if finished:
-            strategy = strategy.observe(finished, profile)
-        program = strategy.compose(shapes, layout, profile)
-        assignment_time_s = perf_counter() - started
+        program, assignment_time_s = upcoming
+        if iteration + 1 < config.iterations:
+            upcoming = feed.program(feed.batch(iteration + 1))
         timeline = setting.executor.execute(program)
-        finished, running = running, timeline
+        feed.observe(timeline)
         measured.append(measure(timeline, setting.truth, assignment_time_s))
         if iteration == 0 and program.num_actions <= MAX_KEPT_ACTIONS:
             frame = timeline_frame(timeline)

@@ -21,7 +21,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.interface import Compose
+from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import (
     Candidate,
     Draft,
@@ -64,10 +64,12 @@ class MegatronPlanner:
         require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
         require(self.num_trials >= 1, "strategy.planner.num_trials", self.num_trials, "at least 1")
 
-    def plan(self, profile: Profile, compose: Compose) -> Layout:
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
         samples = profile.draw(self.profile_samples)
-        return fastest_in_trials(profile, rising_candidates(self._drafts(profile, samples)), compose, self.num_trials)
+        return fastest_in_trials(
+            profile, rising_candidates(self._drafts(profile, samples)), make_program, self.num_trials
+        )
 
     def _drafts(self, profile: Profile, samples: SampleShapes) -> Iterator[Draft]:
         job = profile.job

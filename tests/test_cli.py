@@ -348,7 +348,7 @@ def test_a_neighbour_of_a_third_party_strategy_is_part_of_the_key(
 
 def test_compilation_is_not_charged_to_the_first_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     composed: list[tuple[SampleShapes, Layout]] = []
-    whole = Strategy.compose
+    whole = Strategy.program
 
     def compose(self: Strategy, shapes: SampleShapes, layout: Layout, profile: Profile) -> Program:
         composed.append((shapes, layout))
@@ -360,7 +360,7 @@ def test_compilation_is_not_charged_to_the_first_iteration(tmp_path: Path, monke
         return layout
 
     planned = Strategy.plan
-    monkeypatch.setattr(Strategy, "compose", compose)
+    monkeypatch.setattr(Strategy, "program", compose)
     monkeypatch.setattr(Strategy, "plan", plan)
     assert run(tmp_path, "strategy=entrain") == 0
     # What the parts compile, the first call compiles: it sees as many samples, and its time is no iteration's.

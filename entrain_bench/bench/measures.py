@@ -81,7 +81,7 @@ def assignment(overrides: Sequence[str], repeats: int = REPEATS) -> dict[str, fl
     strategy, profile = setting.strategy, setting.profile
     batches = _batches(setting, WARM_UPS + repeats)
     times = wall_times_s(lambda index: strategy.assigner.assign(batches[index], layout, profile), repeats)
-    timeline = _simulator(setting).execute(strategy.compose(batches[0], layout, profile))
+    timeline = _simulator(setting).execute(strategy.program(batches[0], layout, profile))
     return {"assign_s": median(times), "iteration_time_s": timeline.iteration_time_s}
 
 
@@ -149,7 +149,7 @@ def against_torch(overrides: Sequence[str]) -> dict[str, float]:
 
     setting, layout = _setting(overrides)
     (shapes,) = _batches(setting, 1)
-    program = setting.strategy.compose(shapes, layout, setting.profile)
+    program = setting.strategy.program(shapes, layout, setting.profile)
     prices = setting.truth.price(program)
     ours = median_s(lambda: place_actions(program, prices.duration_s, prices.delay_s))
     kinds = {Pass.FORWARD: torch_schedules.F, Pass.BACKWARD: torch_schedules.FULL_BACKWARD}

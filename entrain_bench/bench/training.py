@@ -140,7 +140,7 @@ def take_turns(overrides: Sequence[str], repeats: int, control: dist.ProcessGrou
     turns, differences = Turns(control), list[float]()
     for iteration in range(WARM_UPS + repeats):
         shapes = setting.source.batch(iteration, setting.job.global_batch, 0)
-        program = setting.strategy.compose(shapes, layout, setting.profile)
+        program = setting.strategy.program(shapes, layout, setting.profile)
         losses = turns.take({name: partial(run, program) for name, run in runs.items()})
         if losses["ours"]:
             differences.append(abs(float(sum(losses["ours"]) / sum(losses["megatron"])) - 1.0))

@@ -46,7 +46,7 @@ def load(cells: Sequence[Cell], results: Results) -> Runs:
             setting = prepare(cell.config)
             shapes = setting.source.batch(0, setting.job.global_batch, cell.config.seed)
             layout = setting.strategy.plan(setting.profile)
-            replayed = replay(setting.strategy.compose(shapes, layout, setting.profile), actions)
+            replayed = replay(setting.strategy.program(shapes, layout, setting.profile), actions)
             frames.append(actions.assign(view="replay", **replayed[["start_s", "end_s"]]))
     return Runs(run_table(cells, results), pd.concat(frames, ignore_index=True) if frames else pd.DataFrame())
 

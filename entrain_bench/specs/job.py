@@ -118,7 +118,7 @@ class Job:
     @property
     def max_stages(self) -> int:
         """Stages of a replica at one layer each."""
-        return sum(max(len(self.model.modules[i].layers) for i in unit) for unit in self.model.units)
+        return sum(max(len(self.model.modules[i].layers) for i in unit) for unit in self.model.module_groups)
 
     def _divides(self, dp: int) -> bool:
         return self.global_batch % (dp * self.microbatch_size) == 0

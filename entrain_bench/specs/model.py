@@ -190,7 +190,7 @@ class ModelSpec:
         return self.modules[self.llm_index]
 
     @property
-    def units(self) -> tuple[tuple[int, ...], ...]:
+    def module_groups(self) -> tuple[tuple[int, ...], ...]:
         """Indices of the modules that DistTrain lays out as one: encoders, LLM, generators."""
         roles = [[i for i, module in enumerate(self.modules) if module.role is role] for role in Role]
         return tuple(tuple(unit) for unit in roles if unit)

@@ -15,18 +15,18 @@ from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
 
-type Compose = Callable[[SampleShapes, Layout], Program]
+type MakeProgram = Callable[[SampleShapes, Layout], Program]
 
 
 class Planner(Protocol):
     """Chooses the layout, once, before training."""
 
-    def plan(self, profile: Profile, compose: Compose) -> Layout:
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The layout for ``profile.job``; sees only the samples it draws from the profile.
 
         Args:
             profile: samples and measurements.
-            compose: the program that the strategy's assigner and scheduler make of a batch under a layout.
+            make_program: the program that the strategy's assigner and scheduler make of a batch under a layout.
 
         Raises:
             UserError: if no layout meets the request, fits the layers or fits memory; says what is missing.
@@ -85,7 +85,7 @@ class Strategy:
         """
         self.check_generators(profile.job.model)
         quick = replace(self, assigner=self.assigner.draft()) if isinstance(self.assigner, Drafter) else self
-        return self.planner.plan(profile, lambda shapes, layout: quick.compose(shapes, layout, profile))
+        return self.planner.plan(profile, lambda shapes, layout: quick.program(shapes, layout, profile))
 
     def check_generators(self, model: ModelSpec) -> None:
         """Refuse a model with generators unless every part says ``handles_generators = True``.
@@ -100,7 +100,7 @@ class Strategy:
                     f"{type(part).__name__} has no rule for"
                 )
 
-    def compose(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Program:
+    def program(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Program:
         """Assign and schedule one global batch."""
         assignment = self.assigner.assign(shapes, layout, profile)
         return self.scheduler.schedule(shapes, layout, assignment, profile)

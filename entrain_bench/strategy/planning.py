@@ -17,7 +17,7 @@ from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.model import ModelSpec, Role
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.interface import Compose
+from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.profile import Profile
 
 # Batches profiled to check memory; fewer if they are so large that samples abound.
@@ -182,7 +182,7 @@ def place_islands(
         num_microbatches: LLM microbatches of a replica.
         single_rank_boundary: see ``Layout``.
     """
-    units = [(islands[unit[0]], unit) for unit in job.model.units]
+    units = [(islands[unit[0]], unit) for unit in job.model.module_groups]
     shapes = [(island.dp, len(island.layers_per_stage), island.tp * island.cp) for island, _ in units]
     if len({(island.tp, island.cp, island.dp) for island, _ in units}) == 1:
         dp, _, width = shapes[0]
@@ -215,7 +215,7 @@ def recompute_factor(recompute: bool) -> float:
     return 4 / 3 if recompute else 1.0
 
 
-def check_memory(profile: Profile, layout: Layout, compose: Compose) -> None:
+def check_memory(profile: Profile, layout: Layout, make_program: MakeProgram) -> None:
     """Check a layout by the memory of the programs it leads to on freshly profiled global batches.
 
     The executors charge the true need of every batch; ``Job.planning_budget_bytes`` leaves a margin for batches heavier
@@ -233,7 +233,7 @@ def check_memory(profile: Profile, layout: Layout, compose: Compose) -> None:
     for _ in range(num_batches):
         if need > limit:
             break
-        peak = memory.peak_bytes(compose(profile.draw(job.global_batch), layout))
+        peak = memory.peak_bytes(make_program(profile.draw(job.global_batch), layout))
         if peak.max() > need:
             need, what = float(peak.max()), f"with {states[peak.argmax()] / 2**30:.1f} GiB of states"
         if need > limit:
@@ -291,48 +291,50 @@ def by_estimate(candidates: Iterable[Candidate]) -> list[Candidate]:
     return sorted(candidates, key=lambda c: decisive(c.estimated_s))
 
 
-def fastest_that_fits(profile: Profile, candidates: Iterable[Candidate], compose: Compose) -> Layout:
+def fastest_that_fits(profile: Profile, candidates: Iterable[Candidate], make_program: MakeProgram) -> Layout:
     """The candidate with the least estimated time whose programs fit memory.
 
     Raises:
         UserError: the reason of the last candidate, if none fits.
     """
-    return first_that_fits(profile, by_estimate(candidates), compose)
+    return first_that_fits(profile, by_estimate(candidates), make_program)
 
 
-def first_that_fits(profile: Profile, candidates: Iterable[Candidate], compose: Compose) -> Layout:
+def first_that_fits(profile: Profile, candidates: Iterable[Candidate], make_program: MakeProgram) -> Layout:
     """The first candidate whose programs fit memory.
 
     Raises:
         UserError: the reason of the last candidate, if none fits.
     """
-    return next(_fitting(profile, candidates, compose)).layout
+    return next(_fitting(profile, candidates, make_program)).layout
 
 
-def fastest_in_trials(profile: Profile, candidates: Iterable[Candidate], compose: Compose, num_trials: int) -> Layout:
+def fastest_in_trials(
+    profile: Profile, candidates: Iterable[Candidate], make_program: MakeProgram, num_trials: int
+) -> Layout:
     """Of the first ``num_trials`` candidates that fit memory, the layout that runs one profiled batch fastest.
 
     Args:
         profile: samples and measurements.
         candidates: by rising estimate.
-        compose: see ``Planner.plan``.
+        make_program: see ``Planner.plan``.
         num_trials: layouts tried at most.
 
     Raises:
         UserError: the reason of the last candidate, if none fits.
     """
     batch = profile.draw(profile.job.global_batch)
-    layouts = [c.layout for c in islice(_fitting(profile, candidates, compose), num_trials)]
-    return min(layouts, key=lambda layout: decisive(profile.trial_s(compose(batch, layout))))
+    layouts = [c.layout for c in islice(_fitting(profile, candidates, make_program), num_trials)]
+    return min(layouts, key=lambda layout: decisive(profile.trial_s(make_program(batch, layout))))
 
 
-def _fitting(profile: Profile, candidates: Iterable[Candidate], compose: Compose) -> Iterator[Candidate]:
+def _fitting(profile: Profile, candidates: Iterable[Candidate], make_program: MakeProgram) -> Iterator[Candidate]:
     """The candidates whose programs fit memory; raises the reason of the last one if there is none."""
     problem = UserError(f"layout: model={profile.job.model.name} has too few layers for the stages of a replica")
     fits = False
     for candidate in candidates:
         try:
-            check_memory(profile, candidate.layout, compose)
+            check_memory(profile, candidate.layout, make_program)
         except UserError as error:
             problem = error
         else:

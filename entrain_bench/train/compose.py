@@ -95,7 +95,7 @@ class Composer:
         started = perf_counter()
         if finished:
             self._strategy = self._strategy.observe(finished, self._setting.profile)
-        program = self._strategy.compose(shapes, self._layout, self._setting.profile)
+        program = self._strategy.program(shapes, self._layout, self._setting.profile)
         seconds = perf_counter() - started
         check_program(program)
         return program_to_bytes(program), seconds

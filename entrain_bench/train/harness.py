@@ -91,7 +91,7 @@ class TrainHarness:
             raise UserError(f"harness.num_ranks={self.num_ranks}: {local_ranks} ranks on a machine with {found} GPUs")
         return torch.device("cuda", local)
 
-    def launch(self, config: RunConfig, progress: Callable[[int], None]) -> Outcome:
+    def train(self, config: RunConfig, progress: Callable[[int], None]) -> Outcome:
         """Train as configured: on ranks started here, or as one of torchrun's ranks where there are some.
 
         Of torchrun's ranks only rank 0 returns; the others end, having nothing to record.

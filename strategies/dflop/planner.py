@@ -13,7 +13,7 @@ from entrain_bench.costs.memory import OPTIMIZER_BYTES, WEIGHT_BYTES
 from entrain_bench.errors import OutOfMemoryError, UserError, require, unknown_choice
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.strategy.interface import Compose
+from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import (
     Candidate,
     fastest_that_fits,
@@ -78,13 +78,13 @@ class DflopPlanner:
         if self.microbatches not in MICROBATCHES:
             raise unknown_choice("strategy.planner.microbatches", self.microbatches, MICROBATCHES)
 
-    def plan(self, profile: Profile, compose: Compose) -> Layout:
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The plan with the least T whose programs fit memory."""
         shapes = data_shapes(profile, profile.draw(self.profile_samples))
         problem: UserError | None = None
         for seconds, plan, recompute in self.rank(profile, shapes):
             try:
-                return fastest_that_fits(profile, [self.build(profile, shapes, seconds, plan, recompute)], compose)
+                return fastest_that_fits(profile, [self.build(profile, shapes, seconds, plan, recompute)], make_program)
             except UserError as error:
                 problem = error
         raise problem or OutOfMemoryError(

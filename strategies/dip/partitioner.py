@@ -15,7 +15,7 @@ from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.interface import Compose
+from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import (
     Candidate,
     fastest_that_fits,
@@ -52,14 +52,14 @@ class DipPlanner:
         require(0 < self.efficiency <= 1, "strategy.planner.efficiency", self.efficiency, "in (0, 1]")
         require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
 
-    def plan(self, profile: Profile, compose: Compose) -> Layout:
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The layout with the least believed time of a profiled batch among those whose programs fit memory."""
         samples = profile.draw(self.profile_samples)
         batch = profile.draw(profile.job.global_batch)
-        return fastest_that_fits(profile, self._candidates(profile, samples, batch, compose), compose)
+        return fastest_that_fits(profile, self._candidates(profile, samples, batch, make_program), make_program)
 
     def _candidates(
-        self, profile: Profile, samples: SampleShapes, batch: SampleShapes, compose: Compose
+        self, profile: Profile, samples: SampleShapes, batch: SampleShapes, make_program: MakeProgram
     ) -> Iterator[Candidate]:
         """Every degree, K_i and choice of recomputation, timed by belief on one batch; ``samples`` decide the split.
 
@@ -74,7 +74,7 @@ class DipPlanner:
                 layers = [partition_layers(own, count) for own, count in zip(cost, stages, strict=True)]
                 layout = colocate(profile.job, degrees, layers, recompute)
                 try:
-                    seconds = believed_s(profile, compose(batch, layout))
+                    seconds = believed_s(profile, make_program(batch, layout))
                 except DeadlockError as error:
                     raise IncompatibleError(
                         "strategy.scheduler: cannot order modules that all run on the same ranks, as DIP places them"

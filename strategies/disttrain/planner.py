@@ -18,7 +18,7 @@ from entrain_bench.costs.memory import OPTIMIZER_BYTES, WEIGHT_BYTES
 from entrain_bench.errors import UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.interface import Compose
+from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import (
     Candidate,
     Island,
@@ -59,7 +59,7 @@ class DistTrainPlanner:
         for name in ("profile_samples", "rounded"):
             require(getattr(self, name) >= 1, f"strategy.planner.{name}", getattr(self, name), "at least 1")
 
-    def plan(self, profile: Profile, compose: Compose) -> Layout:
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The candidate with the least estimated time that fits memory."""
         job = profile.job
         job.check_request()
@@ -72,7 +72,7 @@ class DistTrainPlanner:
                 f"{asked or 'layout'}: no stages of encoder and LLM of model={job.model.name} fit the "
                 f"{job.cluster.num_ranks} ranks of cluster={job.cluster.name}"
             )
-        return first_that_fits(profile, chain([first], candidates), compose)
+        return first_that_fits(profile, chain([first], candidates), make_program)
 
     def _draw(self, profile: Profile) -> SampleShapes:
         for _ in range(MAX_DRAWS):
@@ -106,8 +106,8 @@ class Orchestration:
 
     def __post_init__(self) -> None:
         model = self.profile.job.model
-        object.__setattr__(self, "units", model.units)
-        object.__setattr__(self, "backbone", model.units.index((model.llm_index,)))
+        object.__setattr__(self, "units", model.module_groups)
+        object.__setattr__(self, "backbone", model.module_groups.index((model.llm_index,)))
         # Costs are measured and layers split once.
         object.__setattr__(self, "layer_s", cache(self.layer_s))
         object.__setattr__(self, "stage_s", cache(self.stage_s))

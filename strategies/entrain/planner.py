@@ -14,7 +14,7 @@ from entrain_bench.errors import UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.interface import Compose
+from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import (
     Candidate,
     allocate_stages,
@@ -59,7 +59,7 @@ class EntrainPlanner:
             value = getattr(self, name)
             require(1e-4 <= value < 1, f"strategy.planner.{name}", value, "in [0.0001, 1)")
 
-    def plan(self, profile: Profile, compose: Compose) -> Layout:
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The layout with the highest estimated throughput among those that fit memory (Algorithm 2)."""
         stable = {
             degrees: self.profile_samples or self.stable_samples(profile, degrees)
@@ -70,7 +70,7 @@ class EntrainPlanner:
             raise UserError(f"strategy.planner.encoder_stages={self.encoder_stages}: must leave the LLM a stage")
         if not stable:
             raise UserError("layout.pp=1: must be at least 2, a stage for the encoders and one for the LLM")
-        layout = fastest_that_fits(profile, self._candidates(profile, stable), compose)
+        layout = fastest_that_fits(profile, self._candidates(profile, stable), make_program)
         llm = layout.modules[-1]
         needed = next(n for d, n in stable.items() if (d.tp, d.cp, d.dp) == (llm.tp, llm.cp, llm.dp))
         if needed > profile.job.global_batch:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from entrain_bench.errors import require
 from entrain_bench.program.layout import Layout
-from entrain_bench.strategy.interface import Compose
+from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import by_estimate, fastest_in_trials
 from entrain_bench.strategy.profile import Profile
 
@@ -36,12 +36,12 @@ class ColocatedPlanner:
     def __post_init__(self) -> None:
         _check_knobs(self.profile_samples, self.num_trials)
 
-    def plan(self, profile: Profile, compose: Compose) -> Layout:
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
         samples = profile.draw(self.profile_samples)
         pairs = colocated_pairs(profile.job, self.encoder_tp)
         candidates = candidates_of(profile, samples, pairs, colocated=True, offload=self.offload_encoder)
-        return fastest_in_trials(profile, by_estimate(candidates), compose, self.num_trials)
+        return fastest_in_trials(profile, by_estimate(candidates), make_program, self.num_trials)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class NoncolocatedPlanner:
             value = getattr(self, name)
             require(value is None or value >= 1, f"strategy.planner.{name}", value, "null or at least 1")
 
-    def plan(self, profile: Profile, compose: Compose) -> Layout:
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
         if self.encoder_ranks is not None:
             most = profile.job.cluster.num_ranks - 1
@@ -78,7 +78,7 @@ class NoncolocatedPlanner:
         samples = profile.draw(self.profile_samples)
         pairs = noncolocated_pairs(profile.job, self.encoder_ranks, self.max_encoder_pp, self.encoder_tp)
         candidates = candidates_of(profile, samples, pairs, colocated=False)
-        return fastest_in_trials(profile, by_estimate(candidates), compose, self.num_trials)
+        return fastest_in_trials(profile, by_estimate(candidates), make_program, self.num_trials)
 
 
 def _check_knobs(profile_samples: int, num_trials: int) -> None:

@@ -20,7 +20,7 @@ from entrain_bench.experiment import Setting, prepare
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.interface import Compose
+from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import partition_layers
 from entrain_bench.strategy.profile import Profile
 from entrain_bench.train import runtime as runtime_module
@@ -134,7 +134,7 @@ class RecordingStage(TrainedStage):
 class VirtualPlanner(DipPlanner):
     """Two stages of every module on every rank, of the first degrees that meet the request."""
 
-    def plan(self, profile: Profile, compose: Compose) -> Layout:  # noqa: ARG002
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:  # noqa: ARG002
         job = profile.job
         degrees = next(job.degrees())
         layers = [partition_layers(np.ones(len(module.layers)), 2 * degrees.pp) for module in job.model.modules]

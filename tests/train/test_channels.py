@@ -149,7 +149,7 @@ def program_of(*overrides: str) -> Program:
     setting = prepare(cell.config)
     layout = setting.strategy.plan(setting.profile)
     shapes = setting.source.batch(0, setting.job.global_batch, cell.config.seed)
-    return setting.strategy.compose(shapes, layout, setting.profile)
+    return setting.strategy.program(shapes, layout, setting.profile)
 
 
 DEGREES = {"pp2": ("layout.pp=2", "layout.dp=2"), "dp1": ("layout.dp=1",), "free": ()}

@@ -76,7 +76,7 @@ def test_torchrun_must_start_as_many_ranks(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("WORLD_SIZE", "3")
     config = config_from_json(configuration("model=tiny"))
     with pytest.raises(UserError, match=r"harness.num_ranks=4: must be the 3 ranks that torchrun started"):
-        harness("cpu").launch(config, lambda _: None)
+        harness("cpu").train(config, lambda _: None)
 
 
 def test_tensor_parallelism_must_divide_words_and_channels() -> None:
@@ -269,9 +269,9 @@ class Spy:
     def observe(self, timeline: str, _: object) -> Spy:
         return Spy(self.real, (*self.seen, timeline), self.log)
 
-    def compose(self, *args: Any) -> Any:
+    def program(self, *args: Any) -> Any:
         self.log.append(self.seen)
-        return self.real.compose(*args)
+        return self.real.program(*args)
 
 
 def test_a_strategy_observes_what_the_simulator_would_show_it() -> None:

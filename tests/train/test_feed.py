@@ -86,7 +86,7 @@ def test_the_thread_pins_memory_for_the_gpu_of_its_rank() -> None:
 
 def test_a_rank_is_given_the_data_of_its_forwards() -> None:
     setting = prepare(config_from_json(configuration(*FOUR_STAGES)))
-    program = setting.strategy.compose(batch(setting, 0), setting.strategy.plan(setting.profile), setting.profile)
+    program = setting.strategy.program(batch(setting, 0), setting.strategy.plan(setting.profile), setting.profile)
     data, found = SampleData(program.shapes, 0, 1024), set()
     for rank in range(4):
         runtime = Runtime({}, Mock(), Mock(), torch.float32, CPU, 1024, 0, Loader(CPU))
@@ -138,7 +138,7 @@ def composing(*programs: Any) -> Iterator[Composer]:
 
     with patch.multiple(compose_module, **plain):
         yield Composer(
-            Mock(strategy=Mock(compose=compose)),
+            Mock(strategy=Mock(program=compose)),
             Mock(),
             0,
             PlanningGroup(dist.group.WORLD, 60.0),
@@ -212,7 +212,7 @@ def _reads(_: int, config: str) -> int:
     setting = prepare(config_from_json(config))
     layout = setting.strategy.plan(setting.profile)
     runtime = build_runtime(setting.job, layout, setting.executor, CPU, 0, dist.group.WORLD)
-    work = runtime.prepare(setting.strategy.compose(batch(setting, 0), layout, setting.profile))
+    work = runtime.prepare(setting.strategy.program(batch(setting, 0), layout, setting.profile))
     assert sum(step.kind is Pass.FORWARD for step in work.plan.steps) > 1
     # The optimizer counts its steps in tensors on the CPU.
     with patch.object(TrainedStage, "step"), Reads() as reads:

@@ -42,7 +42,7 @@ def composed(harness: str, *overrides: str) -> tuple[Setting, Program]:
     setting = prepare(cell.config)
     layout = setting.strategy.plan(setting.profile)
     shapes = setting.source.batch(0, setting.job.global_batch, cell.config.seed)
-    return setting, setting.strategy.compose(shapes, layout, setting.profile)
+    return setting, setting.strategy.program(shapes, layout, setting.profile)
 
 
 def measure(_: int, job: Job, harness: TrainHarness, program: Program) -> pd.DataFrame:

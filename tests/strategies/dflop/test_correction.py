@@ -110,7 +110,7 @@ def setting(belief_bias: float) -> tuple[Profile, Layout]:
 
 
 def execute(strategy: Strategy, profile: Profile, layout: Layout, iteration: int) -> Timeline:
-    program = strategy.compose(profile._source.batch(iteration, 96, 0), layout, profile)
+    program = strategy.program(profile._source.batch(iteration, 96, 0), layout, profile)
     return Simulator(CostTruth(MODEL, profile.job.cluster), profile.job.memory_budget_bytes).execute(program)
 
 

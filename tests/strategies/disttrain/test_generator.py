@@ -165,7 +165,7 @@ def test_systems_with_generators_run(strategy: Strategy) -> None:
     profile = profile_of(tiny_job(MODEL, cluster), shapes)
     layout = strategy.plan(profile)
     assert layout.num_ranks <= 8
-    program = strategy.compose(shapes, layout, profile)
+    program = strategy.program(shapes, layout, profile)
     truth = CostTruth(MODEL, cluster)
     timeline = Simulator(truth, 16 * 2**30).execute(program)
     assert timeline.iteration_time_s >= lower_bound_s(truth, layout, shapes)

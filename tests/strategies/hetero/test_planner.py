@@ -122,7 +122,7 @@ def test_plans_run_within_the_budget(planner: ColocatedPlanner | NoncolocatedPla
     layout = plan.plan(profile)
     assert (is_colocated if isinstance(planner, ColocatedPlanner) else is_disjoint)(*layout.modules)
     assert layout.num_ranks == 8
-    program = plan.compose(shapes.take(np.arange(job.global_batch)), layout, profile)
+    program = plan.program(shapes.take(np.arange(job.global_batch)), layout, profile)
     timeline = Simulator(CostTruth(MODEL, job.cluster), job.memory_budget_bytes).execute(program)
     assert timeline.iteration_time_s > 0
 
