@@ -1,6 +1,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash -eo pipefail
 PYTHON := .venv/bin/python
+BENCH := .venv/bin/entrain-bench
 STAMP := .venv/.installed
 # A Python that can create the environment without uv.
 BASE_PYTHON = $(shell for p in python3.12 python3 python; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done)
@@ -29,15 +30,14 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	@env -u PYTHONDONTWRITEBYTECODE $(PYTHON) -m compileall -qq -j 0 .venv/lib || true
 	@touch $@
 
-figures: setup ## Run what is missing, draw results/figures/*.{pdf,png,csv}, then claims
-	code=0; $(PYTHON) -m entrain_bench.figures || code=$$?; [ $$code -le 1 ] || exit $$code; \
-	$(PYTHON) -m entrain_bench.documents && exit $$code
+figures: setup ## Run what is missing; draw results/figures/*.{pdf,png,csv}, write claims and results
+	$(BENCH) figures
 
 measured: setup ## Train on 4 ranks of this machine; draws results/figures/measured_gantt.{pdf,png,csv}
-	$(PYTHON) -m entrain_bench.figures measured_gantt
+	$(BENCH) figures measured_gantt
 
-claims: setup ## Run what is missing; write results/claims.csv, docs/claims.md and docs/results.md
-	$(PYTHON) -m entrain_bench.documents
+claims: setup ## Run what is missing; write results/claims.csv, results/claims.md and results/results.md
+	$(BENCH) figures claims results
 
 test: setup ## Run the tests (under 3 minutes on 2 cores)
 	$(PYTHON) -m pytest -n auto -q

@@ -3,6 +3,9 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+# Set to anything, errors come with their traceback.
+TRACEBACK_VARIABLE = "ENTRAIN_BENCH_TRACEBACK"
+
 
 class UserError(ValueError):
     """Bad input: one line that names the field, the value and what is allowed. Ends a run with exit code 2."""
@@ -28,6 +31,11 @@ def require(condition: bool, field: str, value: object, allowed: str) -> None:
     """Raise ``UserError`` "field=value: allowed" unless the condition holds."""
     if not condition:
         raise UserError(f"{field}={value}: must be {allowed}")
+
+
+def internal(error: Exception) -> str:
+    """One line on an error that is nobody's input."""
+    return f"internal error: {type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def unknown_choice(field: str, value: str, choices: Iterable[str]) -> UserError:

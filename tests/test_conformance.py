@@ -9,13 +9,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from entrain_bench.config.command_line import compose_cells
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.experiment import run_experiment
 from entrain_bench.records.outcome import Outcome
 from entrain_bench.records.records import METRICS
+from entrain_bench.run import compose_cells
 
 NEEDS_AUDIO = ("librispeech", "synthetic_av")
 WORKLOADS = [name for name in choices("workload") if name != "trace"]

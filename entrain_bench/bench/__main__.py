@@ -14,7 +14,7 @@ from rich.table import Table
 
 from entrain_bench.bench.cases import CASES
 from entrain_bench.errors import unknown_choice
-from entrain_bench.records.records import write_atomically
+from entrain_bench.files import write_atomically
 from entrain_bench.records.report import make_console
 
 CASE_TIMEOUT_S = 600

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from entrain_bench.arrays import IntArray
 from entrain_bench.bench.ranks import WARM_UPS, Turns
-from entrain_bench.config.command_line import compose_cells
 from entrain_bench.experiment import prepare
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.run import compose_cells
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
 from entrain_bench.strategy.schedules import chain_program, stages_behind, three_phase_program

@@ -12,10 +12,10 @@ import numpy as np
 from hydra.utils import get_method
 
 from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.config.command_line import compose_cells
 from entrain_bench.experiment import Setting, prepare
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout
+from entrain_bench.run import compose_cells
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.shapes import SampleShapes
 

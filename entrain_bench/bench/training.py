@@ -21,10 +21,10 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from entrain_bench.bench.ranks import WARM_UPS, Turns
-from entrain_bench.config.command_line import compose_cells
 from entrain_bench.experiment import prepare
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
+from entrain_bench.run import compose_cells
 from entrain_bench.train.build import build_runtime
 from entrain_bench.train.clock import Clock
 from entrain_bench.train.data import Inputs, SampleData

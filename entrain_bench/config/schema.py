@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,17 +87,17 @@ class RunConfig:
     mlflow: bool
 
     @classmethod
-    def from_hydra(cls, config: DictConfig) -> RunConfig:
-        """Resolve interpolations and check ranges.
+    def from_values(cls, values: Mapping[str, Any]) -> RunConfig:
+        """Check groups and ranges.
+
+        Args:
+            values: by top-level key, groups as mappings.
 
         Raises:
             UserError: naming field, value and allowed range.
         """
-        missing = sorted(OmegaConf.missing_keys(config))
-        if missing:
-            raise UserError(f"{missing[0]}: must be given")
-        values = OmegaConf.to_container(config, resolve=True)
-        assert isinstance(values, dict)
+        for path in _missing(values):
+            raise UserError(f"{path}: must be given")
         for group, keys in GROUP_KEYS.items():
             _check_group(group, values[group], keys)
         require(0 <= values["seed"] < 2**32, "seed", values["seed"], "in 0..2^32-1")
@@ -108,8 +108,9 @@ class RunConfig:
         known = ConfigSchema.__dataclass_fields__
         if unknown := sorted(set(map(str, values)) - set(known) - {"figure"}):
             raise unknown_choice("key", unknown[0], known)
-        layout = LayoutRequest(**values.pop("layout"))
-        return cls(layout=layout, **{str(key): value for key, value in values.items()})
+        given = {str(key): value for key, value in values.items()} | {"layout": LayoutRequest(**values["layout"])}
+        given.pop("figure", None)
+        return cls(**given)
 
     def content(self) -> dict[str, Any]:
         """Everything that decides the result, as plain values; where it is written does not."""
@@ -117,6 +118,24 @@ class RunConfig:
         content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in skipped}
         content["layout"] = {name: getattr(self.layout, name) for name in ("tp", "cp", "pp", "dp")}
         return content
+
+
+def plain_values(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
+    """What Hydra composed, as plain values."""
+    values = OmegaConf.to_container(config, resolve=resolve)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+def _missing(node: Any, prefix: str = "") -> Iterator[str]:
+    """Paths of values that must still be given."""
+    if isinstance(node, Mapping):
+        for key, value in sorted(node.items()):
+            yield from _missing(value, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(node, list):
+        yield from _missing({f"{index}": value for index, value in enumerate(node)}, prefix)
+    elif node == MISSING:
+        yield prefix
 
 
 def _check_group(group: str, values: Any, keys: Sequence[str]) -> None:

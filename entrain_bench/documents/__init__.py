@@ -1,5 +1,7 @@
-"""Documents written from run records: ``python -m entrain_bench.documents``.
+"""Documents written from run records: ``entrain-bench figures claims results``.
 
-- ``claims``: what the papers claim and what comes out here; ``results/claims.csv`` and ``docs/claims.md``;
-- ``results``: iteration times of all strategies; ``docs/results.md``.
+- ``claims``: what the papers claim and what comes out here; ``claims.md`` and ``claims.csv``;
+- ``results``: iteration times of all strategies; ``results.md``.
+
+They go to the folder of the results; ``entrain-bench reference`` takes them over into ``docs/``.
 """

@@ -1,4 +1,4 @@
-"""Figures of papers, drawn from run records and workload analyses: ``python -m entrain_bench.figures``.
+"""Figures of papers, drawn from run records and workload analyses: ``entrain-bench figures``.
 
 Every module here whose name has no leading underscore is a figure and defines:
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pandas as pd
 
-from entrain_bench.config.command_line import Cell
 from entrain_bench.errors import UserError
 from entrain_bench.experiment import prepare
-from entrain_bench.records.keys import identify
+from entrain_bench.files import write_atomically
+from entrain_bench.records.cells import Cell
 from entrain_bench.records.labels import label_columns
-from entrain_bench.records.records import Results, labels_of, write_atomically
+from entrain_bench.records.records import Results, labels_of
 
 
 def analyse(
@@ -33,7 +33,7 @@ def analyse(
     code = inspect.getsource(inspect.getmodule(compute) or compute)
     frames = []
     for cell in cells:
-        text = json.dumps([identify(cell.config)[0], compute.__name__, code, parameters], sort_keys=True)
+        text = json.dumps([cell.key, compute.__name__, code, parameters], sort_keys=True)
         key = hashlib.sha256(text.encode()).hexdigest()[:16]
         path = results.root / "analysis" / f"{figure}-{key}.parquet"
         frame = _read(path.read_bytes()) if path.exists() else None

@@ -1,14 +1,15 @@
-"""Bring figures up to date: run what they miss, load, draw, write."""
+"""Figures as files: found, loaded, drawn, written."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
-import sys
+import pkgutil
 import traceback
 from collections.abc import Callable, Sequence
 from io import BytesIO
-from time import perf_counter
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import matplotlib as mpl
@@ -16,12 +17,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 import entrain_bench.figures as package
-from entrain_bench.cli import EXIT_FAILED, TRACEBACK_VARIABLE
-from entrain_bench.config.command_line import Cell
-from entrain_bench.errors import UserError
+from entrain_bench.errors import TRACEBACK_VARIABLE, UserError, internal
 from entrain_bench.figures._style import STYLE, empty_figure
-from entrain_bench.records.records import Results, write_atomically
-from entrain_bench.sweeps import Sweeps
+from entrain_bench.files import write_atomically
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.records import Results
+from entrain_bench.study import Output, Study
 
 
 class FigureModule(Protocol):
@@ -39,47 +40,42 @@ class FigureModule(Protocol):
         ...
 
 
-def draw_figures(names: Sequence[str], results_dir: str) -> int:
-    """Bring the figures up to date one by one; one without data says so and does not keep others from theirs.
+def discover() -> dict[str, str]:
+    """Every figure and the first line of its docstring, without importing it."""
+    found = {}
+    for info in pkgutil.iter_modules(package.__path__):
+        if not info.name.startswith("_"):
+            source = (Path(package.__path__[0]) / f"{info.name}.py").read_text()
+            found[info.name] = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+    return found
 
-    Returns:
-        0, or 1 if anything is missing.
+
+def figure_output(name: str) -> Output:
+    """The figure of that name."""
+    module = cast(FigureModule, importlib.import_module(f"{package.__name__}.{name}"))
+    sweep = (f"figure={module.EXPERIMENT}",)
+    return Output(name, [sweep] if module.RUNS else [], lambda study: draw_figure(name, module, study))
+
+
+def draw_figure(name: str, module: FigureModule, study: Study) -> str:
+    """Draw and write ``figures/<name>.{pdf,png,csv}``; returns what is missing from it, if anything.
+
+    A figure without data says so, and does not keep others from theirs.
     """
-    sweeps = Sweeps(results_dir)
-    sweeps.results.check_writable()
-    code = 0
-    for place, name in enumerate(names, start=1):
-        started = perf_counter()
-        module = cast(FigureModule, importlib.import_module(f"{package.__name__}.{name}"))
-        problem = draw_figure(name, module, sweeps)
-        code = EXIT_FAILED if problem else code
-        where = sweeps.results.root / "figures" / f"{name}.{{pdf,png,csv}}"
-        note = f"incomplete: {problem}; " if problem else ""
-        print(
-            f"[{place}/{len(names)}] {name}: {note}{where} ({perf_counter() - started:.1f} s)",
-            file=sys.stderr,
-            flush=True,
-        )
-    return code
-
-
-def draw_figure(name: str, module: FigureModule, sweeps: Sweeps) -> str:
-    """Draw and write one figure; returns what is missing from it, if anything."""
-    problem = ""
+    sweep, problem = f"figure={module.EXPERIMENT}", ""
     try:
-        cells = sweeps.cells(f"figure={module.EXPERIMENT}")
         if module.RUNS:
-            problem = sweeps.run(f"figure={module.EXPERIMENT}")
-        data = module.load(cells, sweeps.results)
+            problem = study.problem(sweep)
+        data = module.load(study.cells(sweep), study.results)
         files = render(lambda: module.draw(data))
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exc()
-        internal = "" if isinstance(error, UserError) else f"internal error: {type(error).__name__}: "
-        problem = reason = internal + " ".join(str(error).split())
+        problem = " ".join(str(error).split()) if isinstance(error, UserError) else internal(error)
+        reason = problem
         files = render(lambda: empty_figure(reason))
     for suffix, content in files.items():
-        write_atomically(sweeps.results.root / "figures" / f"{name}.{suffix}", content)
+        write_atomically(study.results.root / "figures" / f"{name}.{suffix}", content)
     return problem
 
 

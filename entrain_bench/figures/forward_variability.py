@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from entrain_bench.config.command_line import Cell
 from entrain_bench.figures._bars import Grid, mark_gap
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
@@ -31,6 +30,7 @@ from entrain_bench.figures._style import (
     split,
     strategy_handles,
 )
+from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 from entrain_bench.records.tables import Runs, run_actions, run_table
 

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from entrain_bench.config.command_line import Cell
 from entrain_bench.figures._lines import draw_lines, line_handles
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, marker_of, palette, panels
+from entrain_bench.records.cells import Cell
 from entrain_bench.records.labels import names
 from entrain_bench.records.records import Results
 from entrain_bench.records.tables import mean_over_seeds, run_table

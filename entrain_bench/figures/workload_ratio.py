@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from entrain_bench.config.command_line import Cell
 from entrain_bench.figures._analysis import analyse
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
@@ -25,6 +24,7 @@ from entrain_bench.figures._style import (
     split,
 )
 from entrain_bench.records.analysis import share_quantiles
+from entrain_bench.records.cells import Cell
 from entrain_bench.records.labels import names
 from entrain_bench.records.records import Results
 

@@ -6,13 +6,14 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from entrain_bench.config.instantiate import COSMETIC, instantiate
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.errors import UserError
+from entrain_bench.specs.workload import Workload
 
 # Keys that say nothing about the result, and what of this package only shows or measures.
 COSMETIC_KEYS = frozenset({"label", "display_order", "source", "sources"})
@@ -25,9 +26,19 @@ def identify(config: RunConfig) -> tuple[str, str]:
     """Key of a run (configuration, workload data, code) and the code version in it."""
     content = config.content()
     version = code_version(frozenset(_targets(content)))
-    workload = instantiate(config.workload, "workload", "source")
-    text = json.dumps([_decisive(content), workload.fingerprint(), version], sort_keys=True)
+    text = json.dumps([_decisive(content), workload_of(config).fingerprint(), version], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16], version
+
+
+def workload_of(config: RunConfig) -> Workload:
+    """The workload of a run; cells that differ elsewhere share it."""
+    return _workload(json.dumps(config.workload, sort_keys=True))
+
+
+@lru_cache(maxsize=64)
+def _workload(node: str) -> Workload:
+    workload: Workload = instantiate(json.loads(node), "workload", "source")
+    return workload
 
 
 def _decisive(node: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,11 +13,12 @@ from typing import Any
 import pandas as pd
 from filelock import FileLock
 
-from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.errors import UserError
+from entrain_bench.files import write_atomically
 from entrain_bench.program.table import chrome_trace
-from entrain_bench.records.keys import COSMETIC_KEYS, identify
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.keys import COSMETIC_KEYS, workload_of
 from entrain_bench.records.outcome import Outcome
 
 logger = logging.getLogger(__name__)
@@ -122,9 +122,8 @@ def parameters_text(node: Mapping[str, Any]) -> str:
     return " ".join(f"{path}={json.dumps(value)}" for path, value in leaves.items() if "_target_" not in path)
 
 
-def new_record(config: RunConfig, status: str, reason: str = "", outcome: Outcome | None = None) -> Record:
+def new_record(cell: Cell, status: str, reason: str = "", outcome: Outcome | None = None) -> Record:
     """The record of a finished, skipped or failed run."""
-    key, version = identify(config)
     result: dict[str, Any] = {}
     if outcome:
         result = {
@@ -132,7 +131,8 @@ def new_record(config: RunConfig, status: str, reason: str = "", outcome: Outcom
             "metrics": dict(outcome.metrics),
             "iterations": outcome.iterations,
         }
-    return Record(key, status, reason, labels_of(config), config.content(), version, **result)
+    content = cell.config.content()
+    return Record(cell.key, status, reason, labels_of(cell.config), content, cell.code_version, **result)
 
 
 def labels_of(config: RunConfig) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def labels_of(config: RunConfig) -> dict[str, Any]:
     parts = {part: str(config.strategy[part].get("_target_", "")) for part in ("planner", "assigner", "scheduler")}
     return {
         "strategy": str(config.strategy["name"]),
-        "workload": instantiate(config.workload, "workload", "source").name,
+        "workload": workload_of(config).name,
         "model": str(config.model["name"]),
         "cluster": str(config.cluster["name"]),
         "harness": str(config.harness["label"]),
@@ -177,6 +177,11 @@ class Results:
         """The record of a key; None if there is none."""
         path = self.record_path(key)
         return _parse_record(path) if path.exists() else None
+
+    def finished(self, key: str) -> bool:
+        """Whether there is a record of a key that a sweep leaves alone."""
+        record = self.read(key)
+        return record is not None and record.finished
 
     def write(self, record: Record, timeline: pd.DataFrame | None) -> None:
         """Store a run: its timeline first, so that a record always finds it.
@@ -217,19 +222,3 @@ def _parse_record(path: Path) -> Record:
         return Record(**{**values, "iterations": tuple(values["iterations"])})
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: not a run record ({error}); delete it to run that cell again") from error
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a crash, never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        temporary = Path(file.name)
-        try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        except BaseException:
-            temporary.unlink()
-            raise
-    temporary.chmod(0o644)
-    temporary.replace(path)

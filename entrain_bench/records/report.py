@@ -32,10 +32,10 @@ def make_console() -> Console:
     return console if console.is_terminal else Console(width=PLAIN_WIDTH)
 
 
-def describe_cell(place: str, record: Record, seconds: float) -> str:
-    """One line on a finished cell of a sweep."""
+def describe_cell(place: str, record: Record) -> str:
+    """One line on a cell of a sweep that was run."""
     if record.status == "ok":
-        return f"{place} {_run_name(record)}: {record.metrics['iteration_time_s']:.3f} s/iteration ({seconds:.1f} s)"
+        return f"{place} {_run_name(record)}: {record.metrics['iteration_time_s']:.3f} s/iteration"
     return f"{place} {_run_name(record)}: {record.status}: {record.reason}"
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from entrain_bench.config.command_line import Cell
-from entrain_bench.records.keys import identify
+from entrain_bench.records.cells import Cell
 from entrain_bench.records.labels import in_order, label_columns
 from entrain_bench.records.records import Results, flatten, labels_of
 
@@ -41,12 +40,14 @@ def run_table(cells: Sequence[Cell], results: Results, settings: Mapping[str, st
     """
     rows = []
     for cell in cells:
-        key, _ = identify(cell.config)
-        record = results.read(key)
-        absent = {**labels_of(cell.config), "status": MISSING, "reason": "not run", "key": key}
+        record = results.read(cell.key)
+        if record is None:
+            row = {**labels_of(cell.config), "status": MISSING, "reason": "not run", "key": cell.key}
+        else:
+            row = record.row()
         leaves = flatten(cell.config.content()) if settings else {}
         swept = {column: leaves.get(path) for column, path in (settings or {}).items()}
-        rows.append({**(record.row() if record else absent), **swept, **label_columns(cell.config)})
+        rows.append({**row, **swept, **label_columns(cell.config)})
     return in_order(pd.DataFrame(rows))
 
 
@@ -63,7 +64,7 @@ def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
         labels = labels_of(cell.config)
         names = ("strategy", "workload", "model")
         case = tuple(labels[name] for name in names)
-        path = results.timeline_path(identify(cell.config)[0])
+        path = results.timeline_path(cell.key)
         if case in seen or not path.exists():
             continue
         seen.add(case)

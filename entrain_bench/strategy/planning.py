@@ -106,9 +106,10 @@ def _partitions(layer_s: FloatArray) -> Iterator[tuple[FloatArray, IntArray]]:
     """For 1, 2, ... stages: F, the slowest stage over the first l layers, and the l' it cuts at ``[layers + 1]``."""
     num_layers = len(layer_s)
     prefix = np.concatenate(([0.0], np.cumsum(layer_s)))
-    best = prefix.copy()
+    best = decisive(prefix)
     best[0] = np.inf
-    span = prefix[None, :] - prefix[:, None]  # [l', l]
+    # Equal layers in another order are as slow: the earliest cut is taken, not the one that rounding favours.
+    span = decisive(prefix[None, :] - prefix[:, None])  # [l', l]
     later = np.arange(num_layers + 1)[:, None] < np.arange(num_layers + 1)[None, :]
     cut = np.zeros(num_layers + 1, np.int64)
     for _ in range(num_layers):

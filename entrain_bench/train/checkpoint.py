@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from entrain_bench.errors import ExecutionError, UserError
-from entrain_bench.records.records import write_atomically
+from entrain_bench.files import write_atomically
 from entrain_bench.train.step import TrainedStage
 
 META = "meta.json"

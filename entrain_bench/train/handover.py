@@ -12,8 +12,8 @@ import pandas as pd
 
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.errors import DeadlockError, ExecutionError, IncompatibleError, OutOfMemoryError, UserError
+from entrain_bench.files import write_atomically
 from entrain_bench.records.outcome import Outcome
-from entrain_bench.records.records import write_atomically
 from entrain_bench.specs.job import LayoutRequest
 from entrain_bench.train.wire import layout_from_json, layout_to_json
 

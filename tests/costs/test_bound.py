@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.config.command_line import compose_cells
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.experiment import Setting, prepare
 from entrain_bench.program import Pass
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.run import compose_cells
 from entrain_bench.specs.shapes import shapes_from_lists
 from entrain_bench.strategy.schedules import chain_program, stages_behind
 

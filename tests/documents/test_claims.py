@@ -8,13 +8,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from entrain_bench.documents import claims, cli
+from entrain_bench.documents import claims
 from entrain_bench.documents.claim import combined, measured, parse_claim, verdict
-from entrain_bench.documents.claims import claim_row, claims_markdown, claims_table, load_claims
+from entrain_bench.documents.claims import claim_row, claims_markdown, claims_table, load_claims, write_claims
 from entrain_bench.documents.markdown import markdown_table
 from entrain_bench.documents.results import results_markdown
 from entrain_bench.errors import UserError
-from entrain_bench.sweeps import Sweeps
+from entrain_bench.records.records import Results
+from entrain_bench.study import Output, Study, bring_up_to_date
 
 TINY = (
     "model=tiny",
@@ -150,41 +151,35 @@ def test_the_verdict_is_the_share_of_the_papers_gain(
     assert verdict(claim_with(value=value, unit=unit), pd.Series([measured_value])) == expected
 
 
-def test_a_claim_is_run_measured_judged_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("entrain_bench.sweeps.parallel_overrides", list)
-    claim = claim_with(common=[*VALUES["common"], "mlflow=false"])
-    sweeps = Sweeps(str(tmp_path))
-    row = claim_row(claim, sweeps)
-    assert len(list((tmp_path / "runs").glob("*.json"))) == 4
-    records = [sweeps.results.read(path.stem) for path in (tmp_path / "runs").glob("*.json")]
-    times = {name: [r.metrics["iteration_time_s"] for r in records if r and r.labels["strategy"] == name] for name in
-             ("megatron", "entrain")}  # fmt: skip
+def test_a_claim_is_run_measured_judged_and_written(tmp_path: Path) -> None:
+    claim, study = claim_with(), Study(Results(tmp_path))
+    output = Output(
+        "claims", [side for pair in claim.pairs for side in pair], lambda study: write_claims([claim], study)
+    )
+    assert [problem for _, problem in bring_up_to_date([output], study, 1, lambda *_: None)] == [""]
+    records = study.results.records()
+    assert len(records) == 4
+    times = {
+        name: [record.metrics["iteration_time_s"] for record in records if record.labels["strategy"] == name]
+        for name in ("megatron", "entrain")
+    }
     ratio = sum(times["megatron"]) / sum(times["entrain"])
+    row = claim_row(claim, study)
     assert row["measured_value"] == f"{ratio:.2f}x"
     assert row["verdict"] == verdict(claim, pd.Series([ratio]))
     assert claims_table([row])["verdict"].tolist() == [row["verdict"]]
-    text = claims_markdown([row])
+    text = (tmp_path / "claims.md").read_text()
+    assert text == claims_markdown([row])
     assert "| [One is faster than the other](#some) | arXiv:2605.27918, Table 3 | 2.00x |" in text
     assert text.count("seed=0,1") == 2
-    # A cell that cannot run leaves a claim unmeasured, and says why.
-    broken = claim_with(common=[*VALUES["common"], "mlflow=false", "layout.pp=100"])
-    assert claim_row(broken, sweeps)["verdict"].startswith(f"{claims.NOT_MEASURED}: 2 of 2 runs have no result: layout")
+    assert (tmp_path / "claims.csv").read_text().startswith("name,claim,paper")
 
 
-def test_the_command_writes_both_documents_and_reports_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    row = dict.fromkeys(claims.COLUMNS, "text") | {"verdict": f"{claims.NOT_MEASURED}: told so", "name": "some"}
-    monkeypatch.setattr(cli, "load_claims", lambda: [None])
-    monkeypatch.setattr(cli, "claim_row", lambda *_: row)
-    monkeypatch.setattr(cli, "results_document", lambda _: ("# Results\n", ""))
-    options = ["--results-dir", str(tmp_path / "results"), "--docs-dir", str(tmp_path / "docs")]
-    assert cli.main(options) == 1
-    assert "incomplete: some: not measured: told so" in capsys.readouterr().err
-    assert (tmp_path / "results" / "claims.csv").read_text().startswith("name,claim,paper")
-    assert (tmp_path / "docs" / "claims.md").read_text().startswith("# Claims")
-    row["verdict"] = "reproduced"
-    assert cli.main(options) == 0
+def test_a_claim_whose_cells_have_no_result_is_not_measured_and_says_why(tmp_path: Path) -> None:
+    broken = claim_with(common=[*VALUES["common"], "layout.pp=100"])
+    problem = write_claims([broken], Study(Results(tmp_path)))
+    assert problem == f"some: {claims.NOT_MEASURED}: 2 of 2 runs have no result: not run"
+    assert problem.partition(": ")[2] in (tmp_path / "claims.md").read_text()
 
 
 def test_markdown_tables_align_and_escape() -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from entrain_bench.config.command_line import compose_cells
+from entrain_bench.cli import run_command
+from entrain_bench.commands import figures
 from entrain_bench.config.tree import config_tree
-from entrain_bench.figures._cli import discover, main
-from entrain_bench.figures._runner import render
+from entrain_bench.figures._runner import discover, render
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FONT_PT, SINGLE_COLUMN_IN
+from entrain_bench.run import compose_cells
 from support.figures import ALL_TRACES, MANY, TRACES, data_of, drawn, texts
 
 EXPERIMENTS = config_tree()
@@ -86,26 +87,27 @@ def test_a_figure_fits_a_page_and_its_texts_are_legible(name: str, monkeypatch: 
 
 
 def test_unknown_names_and_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["iteration_tim"]) == 2
+    assert run_command(["figures", "iteration_tim"]) == 2
     message = capsys.readouterr().err
     assert "did you mean iteration_time?" in message
-    assert all(name in message for name in NAMES)
+    assert all(name in message for name in (*NAMES, "claims", "results"))
     with pytest.raises(SystemExit) as stopped:
-        main(["--help"])
+        run_command(["figures", "--help"])
     assert stopped.value.code == 0
     shown = capsys.readouterr().out
-    assert all(name in shown for name in NAMES)
+    assert all(name in shown for name in (*NAMES, "claims", "results"))
 
 
 def test_a_folder_that_cannot_be_written_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
-    assert main(["allocations", "--results-dir", str(tmp_path / "file")]) == 2
+    assert run_command(["figures", "allocations", "--results-dir", str(tmp_path / "file")]) == 2
     assert "results_dir=" in capsys.readouterr().err
 
 
 def test_what_needs_training_is_drawn_only_when_named(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
-    monkeypatch.setattr("entrain_bench.figures._runner.draw_figures", lambda names, _: asked.append(list(names)) or 0)
-    assert main([]) == main(["measured_gantt"]) == 0
-    assert asked == [[name for name in NAMES if name != "measured_gantt"], ["measured_gantt"]]
-    assert len(asked[0]) == len(NAMES) - 1
+    monkeypatch.setattr(figures, "make", lambda outputs, _: asked.append([output.name for output in outputs]) or 0)
+    assert run_command(["figures"]) == run_command(["figures", "measured_gantt"]) == 0
+    everything = [*(name for name in NAMES if name not in figures.ON_REQUEST), "claims", "results"]
+    assert asked == [everything, ["measured_gantt"]]
+    assert len(everything) > 10

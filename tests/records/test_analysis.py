@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from entrain_bench import sweeps as sweeps_module
-from entrain_bench.config.command_line import Cell, compose_cells
-from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.errors import IncompatibleError
 from entrain_bench.figures import _analysis
 from entrain_bench.figures._analysis import analyse
-from entrain_bench.figures._cli import main
-from entrain_bench.figures._runner import draw_figure, render
-from entrain_bench.figures._style import empty_figure
 from entrain_bench.records.analysis import allocation_shares, encoder_shares, share_quantiles, token_quantiles
-from entrain_bench.records.records import Results, new_record
-from entrain_bench.records.tables import run_table
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.records import Results
+from entrain_bench.run import compose_cells
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.strategy.profile import Profile
-from entrain_bench.sweeps import Sweeps, parallel_overrides
 from support.builders import profile_of, samples, tiny_job, tiny_model
 
 ONE_STAGE_EACH = Degrees(1, 1, 8, 1)
@@ -102,88 +96,6 @@ def test_the_stable_batch_is_where_a_mixture_settles() -> None:
 @pytest.fixture(scope="module")
 def two_cells() -> list[Cell]:
     return compose_cells(["figure=schedule_gantt", "strategy=megatron,entrain"], multirun=True)
-
-
-@pytest.fixture
-def sweeps(two_cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweeps:
-    monkeypatch.setattr(sweeps_module, "compose_cells", lambda *_, **__: two_cells)
-    made = Sweeps(str(tmp_path))
-    made.results.check_writable()
-    return made
-
-
-def fake_sweep(
-    results: Results, cells: Sequence[Cell], statuses: Sequence[str]
-) -> tuple[list[Any], Callable[..., int]]:
-    """A stand-in for the command that leaves records with the given states; and the list of its calls."""
-    calls: list[Any] = []
-
-    def run(arguments: Sequence[str]) -> int:
-        calls.append(arguments)
-        for cell, status in zip(cells, statuses, strict=True):
-            if status != "missing":
-                results.write(new_record(cell.config, status, "" if status == "ok" else "told so"), None)
-        return 1 if "failed" in statuses else 0
-
-    return calls, run
-
-
-@pytest.mark.parametrize(
-    ("statuses", "problem"),
-    [
-        (["ok", "ok"], ""),
-        (["ok", "skipped"], ""),
-        (["ok", "failed"], "1 of 2 runs have no result: told so"),
-        (["missing", "missing"], "2 of 2 runs have no result: not run"),
-    ],
-)
-def test_a_sweep_runs_once_and_only_if_cells_are_missing(
-    sweeps: Sweeps, two_cells: list[Cell], monkeypatch: pytest.MonkeyPatch, statuses: list[str], problem: str
-) -> None:
-    calls, run = fake_sweep(sweeps.results, two_cells, statuses)
-    monkeypatch.setattr(sweeps_module, "run_command", run)
-    assert [sweeps.run("figure=any"), sweeps.run("figure=any")] == [problem, problem]
-    folder = f"results_dir='{sweeps.results.root}'"
-    assert calls == [["--multirun", "figure=any", folder, *parallel_overrides()]]
-    if not problem:
-        assert Sweeps(str(sweeps.results.root)).run("figure=any") == ""
-        assert len(calls) == 1
-    assert run_table(two_cells, sweeps.results)["status"].tolist() == statuses
-
-
-@pytest.mark.parametrize("error", [UserError("no data at all"), KeyError("no data at all")])
-def test_missing_data_replaces_an_old_figure_by_its_reason(sweeps: Sweeps, error: Exception) -> None:
-    folder = sweeps.results.root / "figures"
-    folder.mkdir()
-    for suffix in ("pdf", "png", "csv"):
-        (folder / f"stub.{suffix}").write_text("old numbers")
-
-    def load(*_: object) -> None:
-        raise error
-
-    stub: Any = SimpleNamespace(EXPERIMENT="any", RUNS=False, load=load, draw=None)
-    problem = draw_figure("stub", stub, sweeps)
-    assert "no data at all" in problem
-    assert (folder / "stub.csv").read_text() == f"reason\n{problem}\n"
-    expected = render(lambda: empty_figure(problem))
-    assert (folder / "stub.png").read_bytes() == expected["png"]
-    assert (folder / "stub.pdf").read_bytes() == expected["pdf"]
-    assert not list(folder.glob(".*"))
-
-
-def test_the_command_reports_missing_data_with_exit_code_1(
-    sweeps: Sweeps, two_cells: list[Cell], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, run = fake_sweep(sweeps.results, two_cells, ["missing", "failed"])
-    monkeypatch.setattr(sweeps_module, "run_command", run)
-    root = sweeps.results.root
-    assert main(["iteration_time", "schedule_gantt", "--results-dir", str(root)]) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("[1/2] iteration_time: incomplete: 2 of 2 runs have no result: not run")
-    assert lines[1].startswith("[2/2] schedule_gantt: incomplete: no run of the sweep has a timeline")
-    assert sorted(path.name for path in (root / "figures").iterdir()) == [
-        f"{name}.{suffix}" for name in ("iteration_time", "schedule_gantt") for suffix in ("csv", "pdf", "png")
-    ]
 
 
 def test_analyses_are_kept_and_made_again_for_other_parameters(

@@ -8,11 +8,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from entrain_bench.config.command_line import compose_cells
 from entrain_bench.config.schema import RunConfig
+from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import identify
 from entrain_bench.records.records import METRICS, Record, Results, new_record
 from entrain_bench.records.report import print_table
+from entrain_bench.run import compose_cells
 
 WORKLOAD = '''
 
@@ -37,7 +38,7 @@ def config() -> RunConfig:
 
 def made_up(config: RunConfig) -> Record:
     """A record that says ok and that every metric is 1."""
-    return replace(new_record(config, "ok"), metrics=dict.fromkeys(METRICS, 1.0))
+    return replace(new_record(Cell.of((), config), "ok"), metrics=dict.fromkeys(METRICS, 1.0))
 
 
 def test_a_record_older_than_a_setting_keeps_its_row(config: RunConfig, tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from entrain_bench.config.command_line import compose_cells
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.experiment import Setting, prepare
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
+from entrain_bench.run import compose_cells
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import partition_layers

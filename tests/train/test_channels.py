@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from entrain_bench.config.command_line import compose_cells
 from entrain_bench.config.tree import choices
 from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.experiment import prepare
 from entrain_bench.program import Program
+from entrain_bench.run import compose_cells
 from entrain_bench.train import channels as channels_module
 from entrain_bench.train import transfers as transfers_module
 from entrain_bench.train.channels import Channel, Channels, channels_of

@@ -15,10 +15,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from entrain_bench.config.command_line import compose_cells
 from entrain_bench.errors import ExecutionError, IncompatibleError, OutOfMemoryError, UserError
 from entrain_bench.experiment import prepare
 from entrain_bench.program.layout import check_tensor_parallel
+from entrain_bench.run import compose_cells
 from entrain_bench.train import loop
 from entrain_bench.train.build import build_runtime
 from entrain_bench.train.clock import Clock

@@ -20,10 +20,10 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.cli import run_command
-from entrain_bench.config.command_line import compose_cells
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.errors import ExecutionError, UserError
 from entrain_bench.experiment import run_experiment
+from entrain_bench.run import compose_cells
 from entrain_bench.train.control import named_wait
 from entrain_bench.train.handover import config_to_json, output_path, write_failure
 from entrain_bench.train.launch import first_cause

@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from entrain_bench.bench.cases import TRAINED
 from entrain_bench.bench.training import take_turns
-from entrain_bench.config.command_line import compose_cells
 from entrain_bench.errors import UserError
 from entrain_bench.experiment import Setting, prepare
 from entrain_bench.program import Program
 from entrain_bench.program.table import timeline_frame
+from entrain_bench.run import compose_cells
 from entrain_bench.simulate import Simulator
 from entrain_bench.simulate.replay import LABELS, replay
 from entrain_bench.specs.job import Job

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from entrain_bench.config.command_line import compose_cells
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import UserError
 from entrain_bench.experiment import prepare, run_experiment
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
+from entrain_bench.run import compose_cells
 from entrain_bench.simulate.executor import Simulator
 from entrain_bench.strategy.interface import Observer, Strategy
 from entrain_bench.strategy.profile import Profile

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.config.command_line import compose_cells
 from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.experiment import run_experiment
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
+from entrain_bench.run import compose_cells
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.job import LayoutRequest
 from entrain_bench.strategy.interface import Strategy

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.config.command_line import compose_cells
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import IncompatibleError, UserError
@@ -18,6 +17,7 @@ from entrain_bench.program import Pass
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
+from entrain_bench.run import compose_cells
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.layer import Gemm
 from entrain_bench.specs.model import ModelSpec

@@ -1,0 +1,150 @@
+"""``entrain-bench key=value ...``: one run, or with ``--multirun`` a sweep that skips what is finished."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.progress import Progress
+
+from entrain_bench.commands.publish import publish
+from entrain_bench.commands.watch import Watch, say
+from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, parse_arguments
+from entrain_bench.config.compose import Composer, Sweep
+from entrain_bench.config.schema import RunConfig, plain_values, register_schema
+from entrain_bench.config.tree import CONFIG_MODULE
+from entrain_bench.errors import UserError
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.records import Record, Results
+from entrain_bench.run import attempt, run_cells, run_one
+
+EXIT_FAILED = 1
+# Hydra's launchers whose cells run on this machine: by ourselves, so that cells are composed once and cannot take
+# each other down.
+BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what the arguments say.
+
+    Returns:
+        0, or 1 if a run failed.
+
+    Raises:
+        UserError: for bad input.
+    """
+    parsed = parse_arguments(arguments)
+    if any((parsed.help, parsed.hydra_help, parsed.cfg, parsed.info, parsed.shell_completion)):
+        add_config_dir(parsed.config_dir)
+        _hand_to_hydra(arguments, parsed)
+        return 0
+    _reject_unsupported(parsed)
+    composer = Composer(parsed.config_dir)
+    first = composer.run(parsed.overrides) if not parsed.multirun else None
+    if first:
+        records, config = [_single(Cell.of(parsed.overrides, first))], first
+    else:
+        records, config = _sweep(composer, arguments, parsed)
+    composer.save()
+    publish(Results(Path(config.results_dir)), records, " ".join(parsed.overrides) or "defaults", config.mlflow)
+    return EXIT_FAILED if any(record.status == "failed" for record in records) else 0
+
+
+def _reject_unsupported(parsed: Namespace) -> None:
+    if parsed.config_name or parsed.config_path:
+        raise UserError("--config-name, --config-path: not supported; --config-dir adds a folder of yours")
+    if not parsed.multirun and any(text.lstrip("+").startswith("figure=") for text in parsed.overrides):
+        raise UserError("figure: names a sweep; add --multirun")
+    if parsed.multirun and "TORCHELASTIC_RUN_ID" in os.environ:
+        raise UserError("--multirun: not under torchrun, whose ranks train one run; start the sweep without it")
+
+
+def _single(cell: Cell) -> Record:
+    """Run one cell, or read its finished record; bad input raises and leaves nothing behind."""
+    results = Results(Path(cell.config.results_dir))
+    record = results.read(cell.key)
+    if record and record.status == "ok":
+        say(f"finished earlier: {results.record_path(cell.key)}")
+        return record
+    results.check_writable()
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(f"{cell.config.strategy['name']} iterations", total=cell.config.iterations)
+        return run_one(cell, results, lambda done: progress.update(task, completed=done))
+
+
+def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> tuple[list[Record], RunConfig]:
+    """Run the cells of a sweep; every one leaves a record, whatever happens to it.
+
+    Returns:
+        The records, and the configuration of the first cell.
+
+    Raises:
+        UserError: for a cell that cannot be composed, data that cannot be read, a damaged record or an unwritable
+            folder, as soon as it is known; and at the end if a cell left no record.
+    """
+    sweep = composer.sweep(parsed.overrides)
+    folders = {text.partition("=")[2] for cell in sweep.cells for text in cell if text.startswith("results_dir=")}
+    if len(folders) > 1:
+        raise UserError(f"results_dir={','.join(sorted(folders))}: must be one folder for the whole sweep")
+    first = composer.run(sweep.cells[0])
+    results, watch, keys = Results(Path(first.results_dir)), Watch(len(sweep.cells)), dict[str, None]()
+    results.check_writable()
+
+    def unfinished() -> Iterator[Cell]:
+        for overrides in sweep.cells:
+            cell = Cell.of(overrides, composer.run(overrides))
+            if cell.key in keys or results.finished(cell.key):
+                watch.skip()
+            else:
+                yield cell
+            keys[cell.key] = None
+
+    if sweep.launcher in (BASIC, JOBLIB):
+        for done in run_cells(unfinished(), results, _num_processes(sweep)):
+            watch(done)
+    elif [*unfinished()]:
+        _hand_to_hydra(arguments, parsed)
+    records = [results.read(key) for key in keys]
+    if lost := sum(record is None for record in records):
+        raise UserError(f"results_dir={results.root}: {lost} of {len(records)} cells left no record")
+    return [record for record in records if record], first
+
+
+def _num_processes(sweep: Sweep) -> int:
+    if sweep.launcher == BASIC:
+        return 1
+    return sweep.num_processes if sweep.num_processes > 0 else os.cpu_count() or 1
+
+
+def _hand_to_hydra(arguments: Sequence[str], parsed: Namespace) -> None:
+    """Let Hydra do it: help, and sweeps whose launcher runs cells on other machines."""
+    register_schema()
+    before = sys.argv
+    # Hydra wants options before overrides.
+    sys.argv = ["entrain-bench", *(text for text in arguments if text not in parsed.overrides), *parsed.overrides]
+    try:
+        _run_cell()
+    finally:
+        sys.argv = before
+
+
+@hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)
+def _run_cell(hydra_config: DictConfig) -> None:
+    """One cell of a sweep under one of Hydra's launchers. Never raises."""
+    overrides = HydraConfig.get().overrides.task
+    config = RunConfig.from_values(plain_values(hydra_config))
+    try:
+        cell, results = Cell.of(overrides, config), Results(Path(config.results_dir))
+        if not results.finished(cell.key):
+            Watch(1)(attempt(cell, results))
+    except UserError as error:
+        say(f"not recorded: {error}")

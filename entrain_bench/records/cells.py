@@ -1,0 +1,39 @@
+"""Cells: the runs of a sweep, with what they are known by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from entrain_bench.config.schema import RunConfig
+from entrain_bench.errors import UserError
+from entrain_bench.records.keys import identify
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of a sweep.
+
+    Attributes:
+        overrides: what makes it.
+        config: its configuration.
+        key: what it is known by: hash of configuration, data and code.
+        code_version: hash of the code alone.
+    """
+
+    overrides: tuple[str, ...]
+    config: RunConfig
+    key: str
+    code_version: str
+
+    @classmethod
+    def of(cls, overrides: Sequence[str], config: RunConfig) -> Cell:
+        """The cell of a configuration.
+
+        Raises:
+            UserError: for data that cannot be read.
+        """
+        try:
+            return cls(tuple(overrides), config, *identify(config))
+        except UserError as error:
+            raise UserError(f"{error} (in {' '.join(overrides) or 'defaults'})") from error
