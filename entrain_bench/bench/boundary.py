@@ -26,11 +26,11 @@ from entrain_bench.run import compose_cells
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
 from entrain_bench.strategy.schedules import chain_program, stages_behind, three_phase_program
-from entrain_bench.train.channels import Channels
+from entrain_bench.train.messages.channels import Channels
+from entrain_bench.train.messages.rank_plan import RankPlan, Step, items_of_samples, plan_rank
+from entrain_bench.train.messages.rows import cut_rows, gather_rows
+from entrain_bench.train.messages.transfers import Transfers
 from entrain_bench.train.platform import MODULES, prepare_platform
-from entrain_bench.train.routes import RankPlan, Step, items_of_samples, plan_rank
-from entrain_bench.train.runtime import cut_rows, gather_rows
-from entrain_bench.train.transfers import Transfers
 
 BRIDGE_MODULES = (
     "megatron.core.pipeline_parallel.bridge_communicator",

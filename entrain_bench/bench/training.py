@@ -25,13 +25,13 @@ from entrain_bench.experiment import prepare
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.run import compose_cells
-from entrain_bench.train.build import build_runtime
-from entrain_bench.train.clock import Clock
-from entrain_bench.train.data import Inputs, SampleData
-from entrain_bench.train.harness import TrainHarness
+from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.platform import MODULES, prepare_platform
-from entrain_bench.train.runtime import Runtime
-from entrain_bench.train.step import TrainedStage, global_norm
+from entrain_bench.train.running.build import build_runtime
+from entrain_bench.train.running.data import Inputs, SampleData
+from entrain_bench.train.running.runtime import Runtime
+from entrain_bench.train.running.step import TrainedStage, global_norm
+from entrain_bench.train.settings import TrainSettings
 
 SCHEDULE_MODULES = (
     "megatron.core.pipeline_parallel.schedules",
@@ -128,10 +128,10 @@ def take_turns(overrides: Sequence[str], repeats: int, control: dist.ProcessGrou
     """
     prepare_platform((*MODULES, *SCHEDULE_MODULES))
     setting = prepare(compose_cells(overrides)[0].config)
-    harness = setting.executor
-    assert isinstance(harness, TrainHarness)
+    settings = setting.executor
+    assert isinstance(settings, TrainSettings)
     layout = setting.strategy.plan(setting.profile)
-    ours, other = (build_runtime(setting.job, layout, harness, CPU, 0, control) for _ in range(2))
+    ours, other = (build_runtime(setting.job, layout, settings, CPU, 0, control) for _ in range(2))
     megatron, clock = MegatronSchedule(other, layout), Clock(CPU)
     runs: dict[str, Callable[[Program], list[Tensor]]] = {
         "ours": lambda program: [row.loss for row in ours.run(ours.prepare(program), clock).losses],

@@ -1,9 +1,31 @@
-"""Tensors from the host to the device that computes."""
+"""Where a rank computes, and tensors brought there from the host."""
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor
+
+from entrain_bench.errors import UserError
+from entrain_bench.train.settings import TrainSettings
+
+
+def device_of(settings: TrainSettings) -> torch.device:
+    """Where this process computes.
+
+    Raises:
+        UserError: if a GPU is asked for and there is none for this process.
+    """
+    if settings.device == "cpu" or (settings.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError("harness.device=cuda: this machine has no CUDA device; cpu runs the same over gloo")
+    local, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", settings.num_ranks))
+    if local_ranks > found:
+        raise UserError(f"harness.num_ranks={settings.num_ranks}: {local_ranks} ranks on a machine with {found} GPUs")
+    return torch.device("cuda", local)
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:

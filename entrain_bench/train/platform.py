@@ -12,7 +12,7 @@ And with or without one: ``megatron.core.optimizer`` aligns the parameter groups
 every optimizer it makes, in case its own checkpoints want it. Ranks here hold different numbers of stages, so that
 would hang: each rank keeps to its own groups, which those with the same stage have alike.
 
-``tests/test_train_platform.py`` holds the list of call sites these redirections were written for.
+``tests/train/test_platform.py`` holds the list of call sites these redirections were written for.
 """
 
 from __future__ import annotations

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.experiment import prepare
 from entrain_bench.program import Pass, Slots, build_program
-from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.program.layout import Layout, ModuleLayout, check_layout, check_tensor_parallel
 from entrain_bench.program.validate import check_program
+from entrain_bench.run import compose_cells
 from entrain_bench.simulate import Simulator
 from entrain_bench.strategy.schedules import chain_chunks, stages_behind, three_phase_program
 from support.builders import chain_layout, placed, tiny_cluster, tiny_model, uniform_batch
@@ -224,3 +226,13 @@ def test_a_negative_rank_is_refused() -> None:
         check_layout(
             Layout((layout.modules[0], replace(layout.modules[1], ranks=np.array([[[-1]]]))), 1), MODEL, tiny_cluster()
         )
+
+
+def test_tensor_parallelism_must_divide_words_and_channels() -> None:
+    (cell,) = compose_cells(["model=tiny_av", "model.modules.llm.vocab_size=1022"])
+    model = prepare(cell.config).job.model
+    check_tensor_parallel(model.llm, 2)
+    with pytest.raises(UserError, match=r"layout.tp=4: must divide the 1022 words of module llm"):
+        check_tensor_parallel(model.llm, 4)
+    audio = model.module("audio")
+    assert audio.sharded_sizes["channels of embed_gemms[0]"] == audio.layers[0].gemms[0].n

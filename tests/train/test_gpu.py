@@ -14,10 +14,9 @@ from entrain_bench.train.modules import StageGroups
 from entrain_bench.train.modules.attention import packed_attention
 from entrain_bench.train.modules.packing import Segments, make_segments
 from entrain_bench.train.platform import prepare_platform
-from support.modules import batch_of, relative_errors, run_module, small_model, stage_of
-from support.parity import configuration
-from support.reference import normal
-from support.training import ONE_RANK, train_here
+from support.train.modules import batch_of, relative_errors, run_module, small_model, stage_of
+from support.train.reference import normal
+from support.train.runs import ONE_RANK, configuration, train_here
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICE = torch.device("cuda", 0)

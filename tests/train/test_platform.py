@@ -17,7 +17,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from entrain_bench.train.modules.blocks import transformer_config
 from entrain_bench.train.platform import MODULES, prepare_platform
 from support.builders import tiny_model
-from support.ranks import run_ranks
+from support.train.ranks import run_ranks
 
 REDIRECTED = {"torch.cuda.current_device", "torch.cuda.current_stream"}
 

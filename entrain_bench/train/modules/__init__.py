@@ -1,9 +1,10 @@
 """Stages of encoders and the LLM, built from megatron-core's parts, on packed sequences."""
 
+from entrain_bench.train.modules.build import build_stage
 from entrain_bench.train.modules.ends import input_width
 from entrain_bench.train.modules.packing import Pack, StageGroups
 from entrain_bench.train.modules.parameters import NamedParameter, initialise, named_parameters
-from entrain_bench.train.modules.stage import Stage, build_stage
+from entrain_bench.train.modules.stage import Stage
 
 __all__ = [
     "NamedParameter",

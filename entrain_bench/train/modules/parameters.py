@@ -5,14 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-if TYPE_CHECKING:
-    from entrain_bench.train.modules.stage import Stage
+from entrain_bench.train.modules.stage import Stage
 
 _WEIGHT_STD = 0.02  # GPT-2's, and megatron-core's default init_method_std
 

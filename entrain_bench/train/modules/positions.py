@@ -7,9 +7,16 @@ import math
 import torch
 from torch import Tensor
 
+from entrain_bench.specs.model import ModuleSpec
+
 _LLM_THETA = 500_000.0  # Llama 3, arXiv:2407.21783, Sec. 3.2
 _VISION_THETA = 10_000.0  # Qwen2.5-VL, Hugging Face modeling_qwen2_5_vl.py, read 2026-11
 _SINUSOID_TIMESCALE = 10_000.0  # arXiv:1706.03762, Sec. 3.5
+
+
+def on_grid(module: ModuleSpec) -> bool:
+    """Whether rotary positions are two-dimensional: in encoders of pictures."""
+    return module.is_encoder and "audio" not in module.config.modalities
 
 
 def rotary_angles(positions: Tensor, head_dim: int) -> Tensor:

@@ -8,11 +8,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.checkpoint import checkpoint
 
-from entrain_bench.errors import IncompatibleError
-from entrain_bench.program.layout import check_tensor_parallel
-from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.device import to_device
-from entrain_bench.train.modules.attention import FLASH_HEAD_DIMS, uses_flash
 from entrain_bench.train.modules.blocks import transformer_block, transformer_config
 from entrain_bench.train.modules.ends import EncoderEmbedding, LanguageHead, Projector, TokenEmbedding, merge_tokens
 from entrain_bench.train.modules.packing import (
@@ -25,8 +22,7 @@ from entrain_bench.train.modules.packing import (
     sequence_lengths_of,
     share_of,
 )
-from entrain_bench.train.modules.parameters import initialise
-from entrain_bench.train.modules.positions import grid_places, grid_rotary_angles, rotary_angles, sinusoids
+from entrain_bench.train.modules.positions import grid_places, grid_rotary_angles, on_grid, rotary_angles, sinusoids
 
 
 class Stage(torch.nn.Module):
@@ -132,7 +128,7 @@ class Stage(torch.nn.Module):
         if not config.rotary:
             return None
         positions = positions_of(pack.lengths, share)
-        if not _on_grid(self.module):
+        if not on_grid(self.module):
             return rotary_angles(to_device(positions, device), config.head_dim)
         places = grid_places(positions, sequence_lengths_of(pack.lengths, share), merge_tokens(self.module))
         rows, columns = to_device(torch.stack(places), device)
@@ -141,61 +137,6 @@ class Stage(torch.nn.Module):
     def _sinusoids(self, pack: Pack, share: Share, hidden: Tensor) -> Tensor:
         positions = to_device(positions_of(pack.lengths, share), hidden.device)
         return sinusoids(positions, hidden.shape[1]).to(hidden.dtype)
-
-
-def build_stage(
-    model: ModelSpec,
-    module: ModuleSpec,
-    layers: range,
-    groups: StageGroups,
-    *,
-    dtype: torch.dtype,
-    seed: int,
-    device: torch.device,
-    recompute: bool,
-) -> Stage:
-    """Build and initialise a stage; call ``prepare_platform`` before.
-
-    Args:
-        model: the model.
-        module: one of its modules.
-        layers: indices into the module's layers: the embedding, the blocks, the head.
-        groups: process groups of this rank.
-        dtype: of parameters and activations: float32 or bfloat16.
-        seed: of the initial weights, which do not depend on the layout.
-        device: of the parameters.
-        recompute: whether each block keeps its input only and runs again in backward.
-
-    Raises:
-        IncompatibleError: for an architecture that cannot be built, or whose heads the GPU's attention cannot take.
-        UserError: if tensor parallelism does not divide a width.
-    """
-    _check(model, module, groups.tp.size())
-    if uses_flash(dtype, device) and module.config.head_dim not in FLASH_HEAD_DIMS:
-        raise IncompatibleError(
-            f"model.modules.{module.name}.head_dim={module.config.head_dim}: flash attention in bfloat16 needs a "
-            f"multiple of {FLASH_HEAD_DIMS.step}, at most {FLASH_HEAD_DIMS[-1]}"
-        )
-    with torch.device(device):
-        stage = Stage(module, layers, groups, dtype=dtype, recompute=recompute)
-    initialise(stage, seed)
-    return stage
-
-
-def _check(model: ModelSpec, module: ModuleSpec, tp: int) -> None:
-    check_tensor_parallel(module, tp)
-    config, where = module.config, f"model.modules.{module.name}"
-    llm_size = model.llm.config.hidden_size
-    if module.is_encoder and module.layers[-1].gemms[-1].n != llm_size:
-        raise IncompatibleError(f"{where}.head_gemms: the last must give the LLM's hidden_size={llm_size}")
-    unit = 4 if _on_grid(module) else 2
-    if config.rotary and config.head_dim % unit:
-        raise IncompatibleError(f"{where}.head_dim={config.head_dim}: rotary positions need a multiple of {unit}")
-
-
-def _on_grid(module: ModuleSpec) -> bool:
-    """Whether rotary positions are two-dimensional: in encoders of pictures."""
-    return module.is_encoder and "audio" not in module.config.modalities
 
 
 def _run_block(block: TransformerLayer, hidden: Tensor, segments: Segments, rotary: Tensor | None) -> Tensor:

@@ -59,7 +59,7 @@ MODEL = generating()
 
 def test_generators_come_last_and_work_on_items_of_one_length() -> None:
     assert [module.name for module in MODEL.modules] == ["vision", "llm", "image_out"]
-    assert (MODEL.llm.name, MODEL.llm_index, MODEL.units) == ("llm", 1, ((0,), (1,), (2,)))
+    assert (MODEL.llm.name, MODEL.llm_index, MODEL.module_groups) == ("llm", 1, ((0,), (1,), (2,)))
     shapes = samples((10, [40, 80]), (10, []), (10, [8]))
     generator = MODEL.generators[0]
     assert generator.units(shapes).tolist() == [0, 1, 2]

@@ -1,0 +1,99 @@
+"""What ends a rank: left in a folder by the rank, turned into one line by the process that started it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrain_bench.errors import DeadlockError, ExecutionError, IncompatibleError, OutOfMemoryError, UserError
+from entrain_bench.files import write_atomically
+
+# A crash prints a stack of every thread, and the names of all extension modules.
+OUTPUT_CHARS = 20_000
+# Errors that say everything in their line; others are of the rank they happened on.
+_KNOWN = {
+    kind.__name__: kind for kind in (UserError, IncompatibleError, DeadlockError, OutOfMemoryError, ExecutionError)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception that ended a rank.
+
+    Attributes:
+        rank: the rank.
+        time_s: when, seconds since the epoch.
+        kind: name of the exception's class; empty if it was none of this package's.
+        text: one line.
+        trace: the traceback.
+    """
+
+    rank: int
+    time_s: float
+    kind: str
+    text: str
+    trace: str
+
+    def as_error(self) -> Exception:
+        """The exception for whoever started the ranks."""
+        error = _KNOWN[self.kind](self.text) if self.kind else ExecutionError(f"rank {self.rank}: {self.text}")
+        error.__cause__ = ExecutionError(f"traceback of rank {self.rank}:\n{self.trace}")
+        return error
+
+
+def write_failure(work: Path, rank: int, error: Exception) -> None:
+    """Leave the exception that ends this rank."""
+    kind = type(error).__name__ if type(error) in _KNOWN.values() else ""
+    line = " ".join(str(error).split())
+    text = line if kind else f"{type(error).__name__}: {line}"
+    values = {"rank": rank, "time_s": time.time(), "kind": kind, "text": text, "trace": traceback.format_exc()}
+    write_atomically(work / f"failure{rank}.json", json.dumps(values).encode())
+
+
+def read_failures(work: Path) -> list[Failure]:
+    """What ranks left before they ended, in the order of time."""
+    failures = [Failure(**json.loads(path.read_text())) for path in work.glob("failure*.json")]
+    return sorted(failures, key=lambda failure: failure.time_s)
+
+
+def output_path(work: Path, rank: int) -> Path:
+    """Where a rank's standard output and error go."""
+    return work / f"output{rank}.log"
+
+
+def read_output(work: Path, rank: int) -> str:
+    """The end of what a rank has printed."""
+    path = output_path(work, rank)
+    return path.read_text(errors="replace")[-OUTPUT_CHARS:] if path.exists() else ""
+
+
+def first_cause(work: Path, exit_codes: Mapping[int, int | None], nccl_timeout_s: float | None) -> Exception:
+    """The failure that came first; later ones only follow from it.
+
+    Args:
+        work: the folder in which ranks leave their failures.
+        exit_codes: of every rank, by rank; the number of a signal is negative, None is a rank that still ran.
+        nccl_timeout_s: after which NCCL aborts a rank that waits; None if ranks do not use it.
+    """
+    failures = read_failures(work)
+    explained = {failure.rank for failure in failures}
+    for rank, code in exit_codes.items():
+        # Dead without a word: what the others say is that they lost it.
+        if code and rank not in explained:
+            error = ExecutionError(f"rank {rank}: {_how_it_ended(code, nccl_timeout_s)}")
+            error.__cause__ = ExecutionError(f"last output of rank {rank}:\n{read_output(work, rank)}")
+            return error
+    return failures[0].as_error()
+
+
+def _how_it_ended(code: int, nccl_timeout_s: float | None) -> str:
+    if code > 0:
+        return f"exited with code {code}"
+    if code == -signal.SIGABRT and nccl_timeout_s is not None:
+        return f"aborted (SIGABRT); NCCL does so when it waited longer than harness.timeout_s={nccl_timeout_s:g}"
+    return f"was killed by {signal.Signals(-code).name}"

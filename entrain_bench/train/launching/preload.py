@@ -1,0 +1,15 @@
+"""What ranks import, imported once by the server they fork from; without the warnings about what is not installed."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+_stderr, _nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+os.dup2(_nowhere, 2)
+# What goes wrong here goes wrong on the ranks again, which report it.
+with suppress(Exception):
+    import entrain_bench.train.running.loop  # noqa: F401
+os.dup2(_stderr, 2)
+os.close(_stderr)
+os.close(_nowhere)

@@ -1,0 +1,101 @@
+"""The processes of ranks: their environment, and how they come into being."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from multiprocessing import forkserver, get_context, get_start_method, resource_tracker, set_start_method
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from entrain_bench.config.schema import RunConfig
+from entrain_bench.train.launching.worker import run_rank
+
+LOCALHOST = "127.0.0.1"
+
+
+@contextmanager
+def environment_of_ranks(device: str) -> Iterator[None]:
+    """What ranks inherit: the same modules; unless told otherwise one thread each, gloo on the loopback interface.
+
+    Ranks that compute on the CPU see no GPU, for megatron-core takes one where it can.
+    """
+    wanted = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    if device == "cpu":
+        wanted["CUDA_VISIBLE_DEVICES"] = ""
+    defaults = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    wanted |= {name: value for name, value in defaults.items() if name not in os.environ}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def prepare_server(config: RunConfig) -> None:
+    """See to a server that imports what takes seconds, for ranks to fork from; a sweep's next run finds it ready.
+
+    It ends with this process. Only for ranks on a CPU: what is imported asks for GPUs (``torch.utils.cpp_extension``),
+    and a fork of a process that did so cannot use one.
+    """
+    parts = (config.workload, *config.strategy.values())
+    modules = [
+        part["_target_"].rpartition(".")[0] for part in parts if isinstance(part, Mapping) and "_target_" in part
+    ]
+    forkserver.set_forkserver_preload(["entrain_bench.train.launching.preload", *modules])
+    with _uninterrupted():
+        forkserver.ensure_running()
+
+
+def start_processes(
+    ranks: list[BaseProcess], device: str, num_ranks: int, port: int, arguments: tuple[Path, float]
+) -> None:
+    """Start the ranks' processes, appending each."""
+    shared = {
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": LOCALHOST,
+        "MASTER_PORT": str(port),
+        # Else rank 0 would make a store of its own.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    context = get_context("forkserver") if device == "cpu" else get_context("spawn")
+    with _start_method(context.get_start_method()):
+        for rank in range(num_ranks):
+            # All of it: a server has the environment of its own start.
+            environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            process = context.Process(target=run_rank, args=(environment, *arguments), daemon=True)
+            with nullcontext() if device == "cpu" else _uninterrupted():
+                process.start()
+            ranks.append(process)
+
+
+@contextmanager
+def _start_method(method: str) -> Iterator[None]:
+    """Hand a method of Python's own to processes as their default: they do not know that of a joblib worker, loky."""
+    before = get_start_method(allow_none=True)
+    set_start_method(method, force=True)
+    try:
+        yield
+    finally:
+        set_start_method(before, force=True)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C reaches every process of the terminal: those started here inherit that they do not see it."""
+    # Started later, it would unblock the signal.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

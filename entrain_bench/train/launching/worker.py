@@ -1,0 +1,104 @@
+"""One rank: started on this machine by ``launch``, or by torchrun."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing import parent_process
+from pathlib import Path
+
+from entrain_bench.config.schema import RunConfig
+from entrain_bench.records.outcome import Outcome
+from entrain_bench.train.launching.failures import output_path, write_failure
+from entrain_bench.train.launching.handover import config_from_json, write_outcome
+
+
+def run_rank(environment: Mapping[str, str], work: Path, timeout_s: float) -> None:
+    """Train as a process of ``launch``; rank 0 leaves the outcome in the folder, a byte an iteration in ``progress``.
+
+    Args:
+        environment: of the process that starts the ranks, and what torch.distributed reads.
+        work: the folder shared with that process.
+        timeout_s: longest time a rank waits for another.
+    """
+    os.environ.update(environment)
+    rank = int(environment["RANK"])
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        output = output_path(work, rank).open("w")
+    except FileNotFoundError:
+        # Interrupted while it started the ranks, that process is done with them.
+        os._exit(1)
+    with output:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(output.fileno(), stream.fileno())
+    faulthandler.enable()
+
+    def report(_: int) -> None:
+        if rank == 0:
+            with (work / "progress").open("ab") as file:
+                file.write(b".")
+
+    try:
+        # What importing goes wrong with is a failure of the rank, too.
+        import torch
+
+        # A process that was forked has the number of its server.
+        torch.set_num_threads(int(environment["OMP_NUM_THREADS"].split(",")[0]))
+        outcome = _train(config_from_json((work / "config.json").read_text()), timeout_s, report)
+        if outcome is not None:
+            write_outcome(work, outcome)
+    except Exception as error:
+        write_failure(work, rank, error)
+        traceback.print_exc()
+        _end_at_once()
+
+
+def run_torchrun_rank(config: RunConfig, timeout_s: float, progress: Callable[[int], None]) -> Outcome:
+    """Train as one of torchrun's ranks; only rank 0 returns, the others end, having nothing to record.
+
+    Args:
+        config: the run.
+        timeout_s: longest time a rank waits for another.
+        progress: called with the number of finished iterations.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    try:
+        # Recorded, the first failure is the one that torchrun names.
+        outcome = record(_train)(config, timeout_s, progress)
+    except Exception:
+        # Once the command has printed its line.
+        atexit.register(_end_at_once)
+        raise
+    if outcome is None:
+        raise SystemExit(0)
+    return outcome
+
+
+def _train(config: RunConfig, timeout_s: float, progress: Callable[[int], None]) -> Outcome | None:
+    from entrain_bench.train.messages.control import named_wait
+    from entrain_bench.train.running.loop import train
+
+    with named_wait("harness.timeout_s", timeout_s):
+        return train(config, progress)
+
+
+def _end_at_once() -> None:
+    """End this process; an orderly end would wait for communication that no one takes part in any more."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _end_with_parent() -> None:
+    """End this rank when the process that started it is gone."""
+    parent = parent_process()
+    assert parent
+    parent.join()
+    os._exit(1)

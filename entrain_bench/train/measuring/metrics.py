@@ -1,0 +1,55 @@
+"""Metrics of an iteration out of what all ranks saw, and of a run out of those of its iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+
+import numpy as np
+import torch
+
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.program import Program
+from entrain_bench.program.timeline import Timeline
+from entrain_bench.records.metrics import measure
+from entrain_bench.train.measuring.losses import total_loss
+from entrain_bench.train.measuring.merge import merge_timeline
+from entrain_bench.train.measuring.seen import Seen
+
+# What the simulator's constants of the cluster say nothing about when ranks compute on a CPU.
+OF_THE_CLUSTER = ("mfu", "lower_bound_s", "gap_to_lower_bound")
+
+
+def metrics_of(
+    program: Program, everyone: Sequence[Seen], truth: CostTruth, assignment_time_s: float, device: torch.device
+) -> tuple[dict[str, float], Timeline]:
+    """Metrics of an iteration and its timeline, out of what all ranks saw.
+
+    Args:
+        program: what ran.
+        everyone: what ranks saw, by rank.
+        truth: of the job.
+        assignment_time_s: what the program took to make.
+        device: where ranks compute.
+    """
+    grad_norm = everyone[0].grad_norm
+    timeline = merge_timeline(program, [seen.rows for seen in everyone], [seen.peak_bytes for seen in everyone])
+    row = measure(timeline, truth, assignment_time_s)
+    if device.type == "cpu":
+        row = {name: value for name, value in row.items() if name not in OF_THE_CLUSTER}
+    row |= {
+        "loss": total_loss(program, [seen.losses for seen in everyone]),
+        "grad_norm": grad_norm,
+        "skipped_updates": float(not isfinite(grad_norm)),
+    }
+    return row, timeline
+
+
+def mean_metrics(history: list[dict[str, float]]) -> dict[str, float]:
+    """Means over iterations; the first, which warms up, counts only if it is the only one.
+
+    A skipped update has no loss to count.
+    """
+    rows = history[1:] or history
+    values = {name: [row[name] for row in rows if isfinite(row[name])] for name in history[0]}
+    return {name: float(np.mean(finite)) for name, finite in values.items() if finite}

@@ -1,0 +1,50 @@
+"""Where a rank stands in a layout: the stages it holds, and the lane it acts with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from entrain_bench.program.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a rank holds of one module: a stage of a replica, at a place in its block (TP innermost)."""
+
+    module: int
+    replica: int
+    stage: int
+    position: int
+
+
+def places_of(layout: Layout, rank: int) -> list[Place]:
+    """Everything the rank holds, by module and stage."""
+    return [
+        Place(index, int(replica), int(stage), int(position))
+        for index, module in enumerate(layout.modules)
+        for replica, stage, position in np.argwhere(module.ranks == rank)
+    ]
+
+
+def lane_of_rank(layout: Layout, rank: int) -> int | None:
+    """The lane the rank acts with; None for a rank the layout does not use."""
+    candidates: set[int] | None = None
+    held = {
+        (place.module, place.replica * layout.modules[place.module].pp + place.stage)
+        for place in places_of(layout, rank)
+    }
+    for module, blocks in enumerate(layout.blocks):
+        for block in range(len(blocks.offsets) - 1):
+            lanes = set(blocks.lanes[blocks.offsets[block] : blocks.offsets[block + 1]].tolist())
+            if (module, block) in held:
+                candidates = lanes if candidates is None else candidates & lanes
+    if candidates is None:
+        return None
+    for module, blocks in enumerate(layout.blocks):
+        for block in range(len(blocks.offsets) - 1):
+            if (module, block) not in held:
+                candidates -= set(blocks.lanes[blocks.offsets[block] : blocks.offsets[block + 1]].tolist())
+    (lane,) = candidates
+    return lane

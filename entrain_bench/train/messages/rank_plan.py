@@ -1,0 +1,217 @@
+"""What one rank does in an iteration: its actions in order, what each receives, and what it sends to whom.
+
+Everything is derived from the program, so both ends of a message know its size and its place in the sender's order, and
+nothing is negotiated. Chunks may feed any number of chunks on any ranks (deferral, different DP per module), which
+megatron-core's bridge communicators cannot express: they pair one contiguous batch with one contiguous batch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from entrain_bench.arrays import IntArray, rows_of, take_rows
+from entrain_bench.program import Pass, Program
+from entrain_bench.train.messages.channels import Channel, channels_of, sending_ranks
+from entrain_bench.train.messages.places import Place, lane_of_rank, places_of
+
+# Rows of a tensor: consecutive ones, any, or all of them in order. Slices are cut and filled without an index.
+Rows = slice | IntArray | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Message:
+    """A tensor that one action hands to another, on one pair of ranks.
+
+    Attributes:
+        source, target: the actions.
+        sender, receiver: the ranks; equal if the tensor stays where it is.
+        num_rows: tokens in it.
+        source_rows, target_rows: which rows of the producer's output and of the consumer's input they are.
+    """
+
+    source: int
+    target: int
+    sender: int
+    receiver: int
+    num_rows: int
+    source_rows: Rows = None
+    target_rows: Rows = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Identifies the message at its receiver."""
+        return self.source, self.target
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One action of a rank, with its messages."""
+
+    action: int
+    place: Place
+    kind: Pass
+    chunk: int
+    receives: tuple[Message, ...]
+    sends: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """What one rank does and needs.
+
+    Attributes:
+        rank: the rank.
+        steps: its actions in order.
+        queues: the messages that reach it from each sender, in the order they are sent.
+        channels: of the whole program, all ranks'.
+    """
+
+    rank: int
+    steps: tuple[Step, ...]
+    queues: dict[int, tuple[Message, ...]]
+    channels: tuple[Channel, ...]
+
+
+def plan_rank(program: Program, rank: int) -> RankPlan:
+    """The rank's actions in the program's order, with all messages that leave or reach it."""
+    messages = _RankMessages(program, rank)
+    return RankPlan(rank, messages.steps(), messages.queues(), channels_of(program))
+
+
+class _RankMessages:
+    """Derives the messages of one rank's actions."""
+
+    def __init__(self, program: Program, rank: int) -> None:
+        self.program, self.rank = program, rank
+        self.places = {(p.module, p.replica, p.stage): p for p in places_of(program.layout, rank)}
+        lane = lane_of_rank(program.layout, rank)
+        self.actions = [] if lane is None else self._lane_actions(lane)
+        self.incoming: dict[int, list[Message]] = defaultdict(list)
+        self.outgoing: dict[int, list[Message]] = defaultdict(list)
+        self._rows: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+        self._derive()
+
+    def steps(self) -> tuple[Step, ...]:
+        program = self.program
+        return tuple(
+            Step(
+                action,
+                self._place(action),
+                Pass(int(program.kind[action])),
+                int(program.chunk[action]),
+                tuple(self.incoming[action]),
+                tuple(self.outgoing[action]),
+            )
+            for action in self.actions
+        )
+
+    def queues(self) -> dict[int, tuple[Message, ...]]:
+        """Messages from other ranks by sender, in the order in which that sender sends them."""
+        found: dict[int, list[Message]] = defaultdict(list)
+        for message in (m for messages in self.incoming.values() for m in messages if m.sender != self.rank):
+            found[message.sender].append(message)
+        ordered = {}
+        for sender, messages in found.items():
+            lane = lane_of_rank(self.program.layout, sender)
+            assert lane is not None
+            order = {action: place for place, action in enumerate(self._lane_actions(lane))}
+            ordered[sender] = tuple(sorted(messages, key=lambda m: (order[m.source], m.target)))
+        return ordered
+
+    def _lane_actions(self, lane: int) -> list[int]:
+        program = self.program
+        actions: list[int] = program.lane_actions[program.lane_offsets[lane] : program.lane_offsets[lane + 1]].tolist()
+        return actions
+
+    def _place(self, action: int) -> Place:
+        program = self.program
+        module, stage, replica = (int(column[action]) for column in (program.module, program.stage, program.replica))
+        if replica >= 0:
+            return self.places[module, replica, stage]
+        return next(place for place in self.places.values() if (place.module, place.stage) == (module, stage))
+
+    def _derive(self) -> None:
+        program = self.program
+        mine = np.zeros(program.num_actions, bool)
+        mine[self.actions] = True
+        mine &= program.chunk >= 0
+        source, target = program.dep_actions, rows_of(program.dep_offsets)
+        edges = np.flatnonzero((program.dep_bytes > 0) & (mine[source] | mine[target]))
+        for a, b in zip(source[edges].tolist(), target[edges].tolist(), strict=True):
+            for message in self._messages(a, b):
+                if message.receiver == self.rank:
+                    self.incoming[b].append(message)
+                if message.sender == self.rank:
+                    self.outgoing[a].append(message)
+        for messages in self.outgoing.values():
+            messages.sort(key=lambda m: (m.target, m.receiver))
+
+    def _messages(self, source: int, target: int) -> Iterable[Message]:
+        """The messages of one dependency: one for each receiving rank."""
+        from_ranks, to_ranks = self._block(source), self._block(target)
+        if self.program.module[source] == self.program.module[target]:
+            rows = self._local_tokens(target)
+            for sender, receiver in zip(from_ranks, to_ranks, strict=True):
+                yield Message(source, target, sender, receiver, rows)
+            return
+        num_rows, source_rows, target_rows = self._common_rows(source, target)
+        for sender, receiver in zip(sending_ranks(from_ranks, to_ranks), to_ranks, strict=True):
+            yield Message(source, target, sender, receiver, num_rows, source_rows, target_rows)
+
+    def _block(self, action: int) -> list[int]:
+        program = self.program
+        placed = program.layout.modules[int(program.module[action])]
+        ranks: list[int] = placed.ranks[int(program.replica[action]), int(program.stage[action])].tolist()
+        return ranks
+
+    def _local_tokens(self, action: int) -> int:
+        """Tokens of the action's chunk on each rank of its block; CP cuts the padded pack into equal slices."""
+        program = self.program
+        module = int(program.module[action])
+        tokens = int(program.model.modules[module].lengths(program.shapes, self._members(action)).sum())
+        return -(-tokens // program.layout.modules[module].cp)
+
+    def _members(self, action: int) -> IntArray:
+        chunks, chunk = self.program.chunks[int(self.program.module[action])], int(self.program.chunk[action])
+        return chunks.members[chunks.offsets[chunk] : chunks.offsets[chunk + 1]]
+
+    def _common_rows(self, source: int, target: int) -> tuple[int, Rows, Rows]:
+        """Rows of the items that both chunks have in common: how many, and where in either tensor."""
+        source_items, target_items = self._item_rows(source), self._item_rows(target)
+        common = [item for item in source_items if item in target_items]
+        rows = []
+        for items in (source_items, target_items):
+            places = np.concatenate([np.arange(*items[item]) for item in common])
+            rows.append(_named(places, max(end for _, end in items.values())))
+        return len(places), rows[0], rows[1]
+
+    def _item_rows(self, action: int) -> dict[int, tuple[int, int]]:
+        """First and last row of every item's projected tokens at the module boundary of a chunk."""
+        program = self.program
+        module, chunk = int(program.module[action]), int(program.chunk[action])
+        if (module, chunk) not in self._rows:
+            members = self._members(action)
+            items = members if program.model.modules[module].is_encoder else items_of_samples(program, members)
+            ends = np.cumsum(program.shapes.item_llm_tokens[items])
+            starts = ends - program.shapes.item_llm_tokens[items]
+            spans = zip(starts.tolist(), ends.tolist(), strict=True)
+            self._rows[module, chunk] = dict(zip(items.tolist(), spans, strict=True))
+        return self._rows[module, chunk]
+
+
+def _named(places: IntArray, total: int) -> Rows:
+    """Places among ``total`` rows, as a slice if they are consecutive."""
+    first, count = int(places[0]), len(places)
+    if not np.array_equal(places, np.arange(first, first + count)):
+        return places
+    return None if count == total else slice(first, first + count)
+
+
+def items_of_samples(program: Program, samples: IntArray) -> IntArray:
+    """Items of the given samples, sample by sample, in order."""
+    _, items = take_rows(program.shapes.item_offsets, samples)
+    return items

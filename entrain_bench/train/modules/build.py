@@ -1,0 +1,64 @@
+"""Stages built, checked and with their first weights."""
+
+from __future__ import annotations
+
+import torch
+
+from entrain_bench.errors import IncompatibleError
+from entrain_bench.program.layout import check_tensor_parallel
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.train.modules.attention import FLASH_HEAD_DIMS, uses_flash
+from entrain_bench.train.modules.packing import StageGroups
+from entrain_bench.train.modules.parameters import initialise
+from entrain_bench.train.modules.positions import on_grid
+from entrain_bench.train.modules.stage import Stage
+
+
+def build_stage(
+    model: ModelSpec,
+    module: ModuleSpec,
+    layers: range,
+    groups: StageGroups,
+    *,
+    dtype: torch.dtype,
+    seed: int,
+    device: torch.device,
+    recompute: bool,
+) -> Stage:
+    """Build and initialise a stage; call ``prepare_platform`` before.
+
+    Args:
+        model: the model.
+        module: one of its modules.
+        layers: indices into the module's layers: the embedding, the blocks, the head.
+        groups: process groups of this rank.
+        dtype: of parameters and activations: float32 or bfloat16.
+        seed: of the initial weights, which do not depend on the layout.
+        device: of the parameters.
+        recompute: whether each block keeps its input only and runs again in backward.
+
+    Raises:
+        IncompatibleError: for an architecture that cannot be built, or whose heads the GPU's attention cannot take.
+        UserError: if tensor parallelism does not divide a width.
+    """
+    _check(model, module, groups.tp.size())
+    if uses_flash(dtype, device) and module.config.head_dim not in FLASH_HEAD_DIMS:
+        raise IncompatibleError(
+            f"model.modules.{module.name}.head_dim={module.config.head_dim}: flash attention in bfloat16 needs a "
+            f"multiple of {FLASH_HEAD_DIMS.step}, at most {FLASH_HEAD_DIMS[-1]}"
+        )
+    with torch.device(device):
+        stage = Stage(module, layers, groups, dtype=dtype, recompute=recompute)
+    initialise(stage, seed)
+    return stage
+
+
+def _check(model: ModelSpec, module: ModuleSpec, tp: int) -> None:
+    check_tensor_parallel(module, tp)
+    config, where = module.config, f"model.modules.{module.name}"
+    llm_size = model.llm.config.hidden_size
+    if module.is_encoder and module.layers[-1].gemms[-1].n != llm_size:
+        raise IncompatibleError(f"{where}.head_gemms: the last must give the LLM's hidden_size={llm_size}")
+    unit = 4 if on_grid(module) else 2
+    if config.rotary and config.head_dim % unit:
+        raise IncompatibleError(f"{where}.head_dim={config.head_dim}: rotary positions need a multiple of {unit}")

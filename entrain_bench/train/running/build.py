@@ -1,0 +1,53 @@
+"""Build what a rank holds under a layout: its stages, their optimizers, its process groups."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from entrain_bench.errors import IncompatibleError
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import Job
+from entrain_bench.train.messages.places import places_of
+from entrain_bench.train.modules import build_stage
+from entrain_bench.train.running.groups import make_groups
+from entrain_bench.train.running.loader import Loader
+from entrain_bench.train.running.runtime import Runtime
+from entrain_bench.train.running.step import OptimizerSettings, train_stage
+from entrain_bench.train.settings import TrainSettings
+
+
+def build_runtime(
+    job: Job, layout: Layout, settings: TrainSettings, device: torch.device, seed: int, control: dist.ProcessGroup
+) -> Runtime:
+    """The runtime of this rank; collective over all ranks.
+
+    Weights follow from seed, module and layer alone, so every layout starts from the same model.
+
+    Raises:
+        IncompatibleError: for a layout that only the simulator runs.
+    """
+    for given in layout.modules:
+        if given.offload:
+            raise IncompatibleError(
+                f"layout.{given.module}.offload: harness=train keeps weights on the device; harness=simulate prices it"
+            )
+    rank, model = dist.get_rank(), job.model
+    places = places_of(layout, rank)
+    tied = {index for index, module in enumerate(model.modules) if module.config.tied_embeddings}
+    groups = make_groups(layout, places, tied, control, settings.timeout_s, device)
+    dtype: torch.dtype = getattr(torch, settings.dtype)
+    adam = OptimizerSettings(
+        settings.learning_rate, settings.weight_decay, settings.epsilon, settings.clip_grad, job.distributed_optimizer
+    )
+    stages = {}
+    for place in sorted(places, key=lambda place: (place.module, place.stage)):
+        placed, own = layout.modules[place.module], groups.stages[place.module, place.stage]
+        first = sum(placed.layers_per_stage[: place.stage])
+        layers = range(first, first + placed.layers_per_stage[place.stage])
+        module = model.modules[place.module]
+        stage = build_stage(
+            model, module, layers, own, dtype=dtype, seed=seed, device=device, recompute=placed.recompute
+        )
+        stages[place.module, place.stage] = train_stage(stage, own, groups.alone, adam)
+    return Runtime(stages, groups, adam, dtype, device, model.llm.config.vocab_size, seed, Loader(device))

@@ -1,0 +1,105 @@
+"""The next iteration's program: made on rank 0 and made ready on every rank while the present one runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from threading import Thread
+from time import perf_counter
+
+import torch.distributed as dist
+
+from entrain_bench.experiment import Feed
+from entrain_bench.program import Program
+from entrain_bench.program.timeline import Timeline
+from entrain_bench.program.validate import check_program
+from entrain_bench.train.messages.control import PlanningGroup
+from entrain_bench.train.messages.wire import program_from_bytes, program_to_bytes
+from entrain_bench.train.running.runtime import Work
+
+
+@dataclass(frozen=True, slots=True)
+class NextWork:
+    """A rank's work for one iteration.
+
+    Attributes:
+        work: the work.
+        assignment_time_s: what its program took to make; 0 on other ranks than 0.
+        exposed_s: how long this rank had nothing else to do than to wait for it.
+    """
+
+    work: Work
+    assignment_time_s: float
+    exposed_s: float
+
+
+class WorkFeed:
+    """Makes programs one iteration ahead, in a thread of each rank: rank 0 makes them, all of them prepare."""
+
+    def __init__(self, feed: Feed, planning: PlanningGroup, prepare: Callable[[Program], Work]) -> None:
+        """Begin nothing yet.
+
+        Args:
+            feed: of the run; from now on of this object alone.
+            planning: from now on of these threads alone: the order of calls in a group must be the same on all ranks.
+            prepare: makes this rank's work of a program.
+        """
+        self._feed, self._planning, self._prepare = feed, planning, prepare
+        self._next: Future[tuple[Work, float]] | None = None
+        self._executed: Timeline | None = None
+
+    def take(self, iteration: int, last: bool) -> NextWork:
+        """The work of an iteration; unless it is the last, the one after it is begun. Collective.
+
+        Raises:
+            Exception: what making the program raised, on rank 0.
+            RuntimeError: on the others, once rank 0 is gone.
+            ExecutionError: once they have waited too long.
+        """
+        started = perf_counter()
+        future = self._next or self._begin(iteration)
+        work, assignment_time_s = future.result()
+        exposed_s = perf_counter() - started
+        self._next = None if last else self._begin(iteration + 1)
+        return NextWork(work, assignment_time_s, exposed_s)
+
+    def observe(self, timeline: Timeline) -> None:
+        """Show rank 0's strategy an executed iteration: making the next but one, it knows what this one took."""
+        self._executed = timeline
+
+    def _begin(self, iteration: int) -> Future[tuple[Work, float]]:
+        # Now, when no thread is at work: the one that runs beside an iteration must not see how it ends.
+        if self._executed is not None:
+            self._feed.observe(self._executed)
+            self._executed = None
+        return _in_thread(partial(self._make, iteration))
+
+    def _make(self, iteration: int) -> tuple[Work, float]:
+        feed, content, assignment_time_s = self._feed, None, 0.0
+        shapes = feed.batch(iteration)
+        if dist.get_rank() == 0:
+            program, assignment_time_s = feed.program(shapes)
+            check_program(program)
+            content = program_to_bytes(program)
+        content = self._planning.broadcast(content)
+        program = program_from_bytes(content, feed.setting.job.model, feed.layout, shapes)
+        return self._prepare(program), assignment_time_s
+
+
+def _in_thread[T](call: Callable[[], T]) -> Future[T]:
+    """What a call will return or raise.
+
+    Its thread is a daemon: those of a pool would keep a rank that failed from ending, while they wait for other ranks.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, name="feed", daemon=True).start()
+    return future

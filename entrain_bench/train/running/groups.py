@@ -1,0 +1,115 @@
+"""Process groups of a layout: made by every rank in the same order, as torch.distributed demands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.train.messages.channels import Channels
+from entrain_bench.train.messages.places import Place
+from entrain_bench.train.modules import StageGroups
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The process groups of one rank.
+
+    Attributes:
+        stages: tensor, context and data parallel groups of each stage the rank holds, by module and stage.
+        tied: the ranks that hold the two copies of a tied embedding, by module; only where they are different ranks.
+        channels: of messages between ranks; none is open yet.
+        world: all ranks.
+        control: all ranks over gloo, for small host data.
+        alone: this rank only.
+    """
+
+    stages: dict[tuple[int, int], StageGroups]
+    tied: dict[int, dist.ProcessGroup]
+    channels: Channels
+    world: dist.ProcessGroup
+    control: dist.ProcessGroup
+    alone: dist.ProcessGroup
+
+
+class _Maker:
+    """Makes every distinct group once, on all ranks."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        self.timeout = timeout
+        self.known: dict[tuple[int, ...], dist.ProcessGroup] = {}
+
+    def make(self, ranks: tuple[int, ...]) -> None:
+        if ranks not in self.known:
+            self.known[ranks] = self.new(ranks)
+
+    def new(self, ranks: Iterable[int]) -> dist.ProcessGroup:
+        # A new group does not inherit the timeout of the default group: it would wait for half an hour.
+        group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=self.timeout)
+        return group
+
+
+def make_groups(
+    layout: Layout,
+    places: list[Place],
+    tied_modules: set[int],
+    control: dist.ProcessGroup,
+    timeout_s: float,
+    device: torch.device,
+) -> Groups:
+    """Create all groups of a layout; collective over all ranks.
+
+    Args:
+        layout: the layout.
+        places: what this rank holds.
+        tied_modules: modules whose first and last stage share an embedding.
+        control: a gloo group of all ranks.
+        timeout_s: longest time a rank waits for another.
+        device: of messages.
+    """
+    maker = _Maker(timedelta(seconds=timeout_s))
+    for other in range(control.size()):
+        maker.make((other,))
+    for index, module in enumerate(layout.modules):
+        for members in _all_groups(module, index in tied_modules):
+            maker.make(members)
+    stages, tied = {}, {}
+    for place in places:
+        module = layout.modules[place.module]
+        tp, cp, dp_cp = _members(module, place)
+        stages[place.module, place.stage] = StageGroups(maker.known[tp], maker.known[cp], maker.known[dp_cp])
+        if place.module in tied_modules and place.stage in (0, module.pp - 1):
+            pair = _tied_pair(module, place.replica, place.position)
+            if len(pair) == 2:
+                tied[place.module] = maker.known[pair]
+    everyone = range(control.size())
+    channels = Channels(lambda: maker.new(everyone), device)
+    return Groups(stages, tied, channels, maker.new(everyone), control, maker.known[dist.get_rank(),])
+
+
+def _members(module: ModuleLayout, place: Place) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Ranks of the tensor, the context, and the data and context parallel group of a place."""
+    block = module.ranks[place.replica, place.stage]
+    lane, row = place.position % module.tp, place.position // module.tp
+    tp = block[row * module.tp : (row + 1) * module.tp]
+    cp = block[lane :: module.tp]
+    dp_cp = module.ranks[:, place.stage, lane :: module.tp].ravel()
+    return tuple(tp.tolist()), tuple(cp.tolist()), tuple(dp_cp.tolist())
+
+
+def _tied_pair(module: ModuleLayout, replica: int, position: int) -> tuple[int, ...]:
+    first, last = int(module.ranks[replica, 0, position]), int(module.ranks[replica, -1, position])
+    return tuple(dict.fromkeys((first, last)))
+
+
+def _all_groups(module: ModuleLayout, tied: bool) -> Iterator[tuple[int, ...]]:
+    for replica in range(module.dp):
+        for position in range(module.ranks_per_block):
+            for stage in range(module.pp):
+                yield from _members(module, Place(-1, replica, stage, position))
+            if tied:
+                yield _tied_pair(module, replica, position)

@@ -1,0 +1,131 @@
+"""Training, start to end, on every rank: plan, build, and for each iteration take its program, run, measure, keep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import torch.distributed as dist
+
+from entrain_bench.config.schema import RunConfig
+from entrain_bench.errors import IncompatibleError, UserError, require
+from entrain_bench.experiment import MAX_KEPT_ACTIONS, Feed, Setting, prepare
+from entrain_bench.program.layout import Layout, check_layout
+from entrain_bench.program.table import timeline_frame
+from entrain_bench.records.outcome import Outcome
+from entrain_bench.train.device import device_of
+from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.measuring.metrics import mean_metrics, metrics_of
+from entrain_bench.train.measuring.profiling import profiler
+from entrain_bench.train.measuring.seen import check_finite, gather_seen, see
+from entrain_bench.train.messages.control import PlanningGroup, planning_group, process_group
+from entrain_bench.train.messages.wire import layout_from_json, layout_to_json
+from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.running.build import build_runtime
+from entrain_bench.train.running.checkpoint import Checkpoints
+from entrain_bench.train.running.feed import WorkFeed
+from entrain_bench.train.running.runtime import Runtime
+from entrain_bench.train.settings import TrainSettings
+
+
+def train(config: RunConfig, progress: Callable[[int], None]) -> Outcome | None:
+    """Run the configuration's iterations on all ranks together; the outcome on rank 0, None on the others.
+
+    Raises:
+        UserError: for what does not fit, or another run's checkpoint.
+        ExecutionError: for a loss that is not finite, unless such updates are skipped.
+    """
+    setting = prepare(config)
+    settings = setting.executor
+    assert isinstance(settings, TrainSettings)
+    device = device_of(settings)
+    prepare_platform()
+    with process_group(device, settings.timeout_s) as control:
+        planning = planning_group(settings.planning_timeout_s)
+        layout, planning_time_s = plan(setting, planning)
+        runtime = build_runtime(setting.job, layout, settings, device, config.seed, control)
+        checkpoints = _checkpoints(settings, config, layout)
+        history = resume(checkpoints, runtime, config.iterations)
+        clock, frame = Clock(device), None
+        feed = WorkFeed(Feed(setting, layout, config.seed), planning, runtime.prepare)
+        for iteration in range(len(history), config.iterations):
+            taken = feed.take(iteration, last=iteration + 1 == config.iterations)
+            with profiler(settings.profile_dir, iteration):
+                seen = see(runtime.run(taken.work, clock), clock)
+            if settings.on_non_finite == "stop":
+                check_finite(taken.work.program, iteration, seen, control)
+            if everyone := gather_seen(seen, control):
+                program, seconds = taken.work.program, taken.assignment_time_s
+                row, timeline = metrics_of(program, everyone, setting.truth, seconds, device)
+                history.append(row | {"exposed_assignment_time_s": taken.exposed_s})
+                feed.observe(timeline)
+                if frame is None and timeline.program.num_actions <= MAX_KEPT_ACTIONS:
+                    frame = timeline_frame(timeline)
+            done = iteration + 1
+            if checkpoints and (done % settings.checkpoint_every == 0 or done == config.iterations):
+                checkpoints.save(done, runtime.stages, history)
+            progress(done)
+        if control.rank():
+            return None
+    return Outcome(layout, {**mean_metrics(history), "planning_time_s": planning_time_s}, tuple(history), frame)
+
+
+def plan(setting: Setting, planning: PlanningGroup) -> tuple[Layout, float]:
+    """Rank 0's layout on every rank, and how long planning took there.
+
+    Raises:
+        UserError: on every rank, if there is no layout.
+    """
+    answer: dict[str, str] = {}
+    seconds = 0.0
+    if dist.get_rank() == 0:
+        started = perf_counter()
+        try:
+            layout = setting.strategy.plan(setting.profile)
+            check_layout(layout, setting.job.model, setting.job.cluster)
+            answer = {"layout": layout_to_json(layout)}
+        except IncompatibleError as error:
+            answer = {"incompatible": str(error)}
+        except UserError as error:
+            answer = {"error": str(error)}
+        seconds = perf_counter() - started
+    answer = json.loads(planning.broadcast(json.dumps(answer).encode() if answer else None))
+    if "incompatible" in answer:
+        raise IncompatibleError(answer["incompatible"])
+    if "error" in answer:
+        raise UserError(answer["error"])
+    return layout_from_json(answer["layout"]), seconds
+
+
+def resume(checkpoints: Checkpoints | None, runtime: Runtime, iterations: int) -> list[dict[str, float]]:
+    """Load the newest checkpoint, if there is one; returns the metrics of the iterations it has behind it.
+
+    Raises:
+        UserError: if it is of another run, damaged, or beyond the run's iterations.
+    """
+    found = checkpoints.latest() if checkpoints else None
+    if checkpoints is None or found is None:
+        return []
+    path, history = found
+    require(iterations >= len(history), "iterations", iterations, f"at least the {len(history)} of the checkpoint")
+    checkpoints.load(path, runtime.stages)
+    return history
+
+
+def _checkpoints(settings: TrainSettings, config: RunConfig, layout: Layout) -> Checkpoints | None:
+    if settings.checkpoint_dir is None:
+        return None
+    content = config.content()
+    identity = {
+        "model": str(content["model"]),
+        "layout": layout_to_json(layout),
+        "strategy": str(content["strategy"]),
+        "workload": str(content["workload"]),
+        "seed": str(config.seed),
+        "global batch": str(config.global_batch),
+        "dtype": settings.dtype,
+        "distributed optimizer": str(config.distributed_optimizer),
+    }
+    return Checkpoints(Path(settings.checkpoint_dir), identity)

@@ -1,0 +1,244 @@
+"""The interpreter: runs one rank's actions, one autograd graph a chunk and stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from math import isfinite
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from entrain_bench.arrays import IntArray
+from entrain_bench.costs.memory import Memory
+from entrain_bench.errors import OutOfMemoryError
+from entrain_bench.program import Pass, Program
+from entrain_bench.train.device import to_device
+from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.measuring.seen import ChunkLoss, RankResult
+from entrain_bench.train.messages.places import lane_of_rank
+from entrain_bench.train.messages.rank_plan import Message, RankPlan, Step, plan_rank
+from entrain_bench.train.messages.rows import cut_rows, gather_rows
+from entrain_bench.train.messages.transfers import Transfers
+from entrain_bench.train.modules import Pack
+from entrain_bench.train.running.data import Inputs, SampleData
+from entrain_bench.train.running.groups import Groups
+from entrain_bench.train.running.loader import Loader
+from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, global_norm
+
+
+@dataclass(slots=True)
+class Graph:
+    """What a forward leaves for its backward: the input that wants a gradient, and the output."""
+
+    leaf: Tensor | None
+    output: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a rank does in an iteration.
+
+    Attributes:
+        program: of all ranks.
+        plan: this rank's part of it.
+        num_loss_tokens: predicted tokens of the whole batch.
+        inputs: of this rank's forwards, in order.
+    """
+
+    program: Program
+    plan: RankPlan
+    num_loss_tokens: int
+    inputs: Iterator[Inputs]
+
+
+@dataclass(slots=True)
+class Runtime:
+    """Executes programs on this rank.
+
+    Attributes:
+        stages: stages this rank holds, by module and stage.
+        groups: process groups of the layout.
+        settings: optimizer settings.
+        dtype, device: of activations.
+        vocab_size: of the LLM.
+        seed: of the data.
+        loader: makes inputs ahead.
+    """
+
+    stages: Mapping[tuple[int, int], TrainedStage]
+    groups: Groups
+    settings: OptimizerSettings
+    dtype: torch.dtype
+    device: torch.device
+    vocab_size: int
+    seed: int
+    loader: Loader
+
+    def prepare(self, program: Program) -> Work:
+        """This rank's work for a program, whose inputs are made from now on.
+
+        Works are run in the order in which they were prepared. A thread may prepare one while another runs.
+        """
+        plan = plan_rank(program, dist.get_rank())
+        data = SampleData(program.shapes, self.seed, self.vocab_size, pinned=self.device.type == "cuda")
+        makers = [
+            partial(data.inputs, program.model.modules[step.place.module], step.place.stage, _members(program, step))
+            for step in plan.steps
+            if step.kind is Pass.FORWARD
+        ]
+        return Work(program, plan, data.num_loss_tokens, self.loader.load(makers))
+
+    def run(self, work: Work, clock: Clock) -> RankResult:
+        """One iteration: every action of this rank in the program's order; collective over all ranks.
+
+        Args:
+            work: what ``prepare`` made of the same program on every rank.
+            clock: told when each action starts and ends.
+
+        Raises:
+            OutOfMemoryError: naming the action and the bytes it was predicted to need.
+        """
+        self.groups.channels.open(work.plan.channels)
+        iteration = _Iteration(self, work)
+        for stage in self.stages.values():
+            stage.zero_grad()
+        dist.barrier(group=self.groups.control)
+        clock.start()
+        for index, step in enumerate(work.plan.steps):
+            try:
+                iteration.transfers.post_receives(index)
+                iteration.execute(step, clock)
+            except torch.OutOfMemoryError as error:
+                raise self._out_of_memory(work, index) from error
+        iteration.transfers.finish()
+        return RankResult(tuple(iteration.losses), iteration.norm())
+
+    def _out_of_memory(self, work: Work, index: int) -> OutOfMemoryError:
+        program, plan = work.program, work.plan
+        lane = lane_of_rank(program.layout, plan.rank)
+        assert lane is not None
+        action = plan.steps[index].action
+        during, _ = Memory(program.model, self.settings.distributed).over_program(program)
+        predicted = during[program.lane_offsets[lane] + index]
+        return OutOfMemoryError(
+            f"memory: rank {plan.rank} ran out at {program.view(action)} (action {action}), predicted to need "
+            f"{predicted / 2**30:.2f} GiB; lower memory_fraction plans with less"
+        )
+
+
+@dataclass(slots=True)
+class _Iteration:
+    """The state of one iteration on one rank."""
+
+    runtime: Runtime
+    work: Work
+    transfers: Transfers = field(init=False)
+    graphs: dict[tuple[int, int, int], Graph] = field(default_factory=dict)
+    losses: list[ChunkLoss] = field(default_factory=list)
+    _norm: float | None = None
+
+    def __post_init__(self) -> None:
+        runtime = self.runtime
+        self.transfers = Transfers(
+            self.work.plan, runtime.groups.channels, self._row_width, runtime.dtype, runtime.device
+        )
+
+    def execute(self, step: Step, clock: Clock) -> None:
+        """Run one action."""
+        if step.kind is Pass.GRAD_SYNC:
+            with clock.action(step.action):
+                self._join_copies(step)
+                self._stage(step).sync_gradients(self._tied(step))
+        elif step.kind is Pass.OPTIMIZER:
+            with clock.action(step.action):
+                norm = self.norm()
+                if isfinite(norm):
+                    self._stage(step).step(self.runtime.settings.clip_grad, norm)
+        else:
+            received = {message.key: self.transfers.receive(message) for message in step.receives}
+            inputs = next(self.work.inputs) if step.kind is Pass.FORWARD else None
+            with clock.action(step.action):
+                output = self._forward(step, received, inputs) if inputs else self._backward(step, received)
+            if output is not None:
+                self.transfers.send(step, lambda message: cut_rows(output, message))
+
+    def norm(self) -> float:
+        """Norm of all gradients, not a number if a loss is not finite; computed once, by all ranks together."""
+        if self._norm is None:
+            # 0, or not a number if a loss is not finite; found out without asking the device for each.
+            spoilt = sum(row.loss * 0.0 for row in self.losses)
+            self._norm = global_norm(self.runtime.stages, self.runtime.groups.world, self.runtime.device, spoilt)
+        return self._norm
+
+    def _forward(self, step: Step, received: Mapping[tuple[int, int], Tensor], inputs: Inputs) -> Tensor | None:
+        leaf = self._start(step, received, inputs)
+        output = self._stage(step).buffers(leaf, inputs.pack)
+        if self._is_loss(step):
+            output = output / self.work.num_loss_tokens
+            self.losses.append(ChunkLoss(step.action, output.detach()))
+        wants_gradient = leaf is not None and leaf.requires_grad
+        self.graphs[step.place.module, step.place.stage, step.chunk] = Graph(leaf if wants_gradient else None, output)
+        return None if self._is_loss(step) else output.detach()
+
+    def _backward(self, step: Step, received: Mapping[tuple[int, int], Tensor]) -> Tensor | None:
+        graph = self.graphs.pop((step.place.module, step.place.stage, step.chunk))
+        output = graph.output
+        gradient = None if self._is_loss(step) else gather_rows(step, received, lambda: torch.zeros_like(output))
+        torch.autograd.backward(output, gradient)
+        return None if graph.leaf is None else graph.leaf.grad
+
+    def _start(self, step: Step, received: Mapping[tuple[int, int], Tensor], inputs: Inputs) -> Tensor | None:
+        """What a forward starts from: features, received hidden states, or projected tokens from several encoders."""
+        if inputs.features is not None:
+            return to_device(inputs.features, self.runtime.device)
+        if step.place.stage:
+            return received[step.receives[0].key].requires_grad_()
+        num_rows = _num_projected(inputs.pack)
+        if not num_rows:
+            return None
+        shape, dtype, device = (num_rows, self._hidden_size()), self.runtime.dtype, self.runtime.device
+        return gather_rows(step, received, lambda: torch.zeros(shape, dtype=dtype, device=device)).requires_grad_()
+
+    def _stage(self, step: Step) -> TrainedStage:
+        return self.runtime.stages[step.place.module, step.place.stage]
+
+    def _join_copies(self, step: Step) -> None:
+        """Add up the gradients of a tied embedding's two copies, if virtual stages have both on this rank."""
+        last = self.work.program.layout.modules[step.place.module].pp - 1
+        own = self.runtime.stages.get((step.place.module, last)) if last and step.place.stage == 0 else None
+        first, copy = (stage.stage.tied_embedding() if stage else None for stage in (self._stage(step), own))
+        if first is not None and copy is not None:
+            # Stages synchronise in their order, so the last one has not yet.
+            first.main_grad += copy.main_grad  # type: ignore[attr-defined]
+            copy.main_grad.copy_(first.main_grad)  # type: ignore[attr-defined]
+
+    def _tied(self, step: Step) -> dist.ProcessGroup | None:
+        last = self.work.program.layout.modules[step.place.module].pp - 1
+        return self.runtime.groups.tied.get(step.place.module) if step.place.stage in (0, last) else None
+
+    def _is_loss(self, step: Step) -> bool:
+        module = self.work.program.model.modules[step.place.module]
+        return not module.is_encoder and step.place.stage == self.work.program.layout.modules[step.place.module].pp - 1
+
+    def _hidden_size(self) -> int:
+        return self.work.program.model.llm.config.hidden_size
+
+    def _row_width(self, message: Message) -> int:
+        """Elements of a row: hidden states inside a module, the LLM's embeddings between modules."""
+        source, target = (int(self.work.program.module[action]) for action in message.key)
+        return self.work.program.model.modules[source].config.hidden_size if source == target else self._hidden_size()
+
+
+def _members(program: Program, step: Step) -> IntArray:
+    """Items (encoder) or samples (LLM) of the step's chunk."""
+    chunks = program.chunks[step.place.module]
+    return chunks.members[chunks.offsets[step.chunk] : chunks.offsets[step.chunk + 1]]
+
+
+def _num_projected(pack: Pack) -> int:
+    """Tokens of an LLM's chunk that encoders hand over; counted on the CPU, where the ids are."""
+    assert pack.token_ids is not None
+    return int((pack.token_ids < 0).sum())

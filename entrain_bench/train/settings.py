@@ -1,0 +1,69 @@
+"""The settings of ``harness=train``, checked before anything starts and without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.errors import IncompatibleError, UserError, require, unknown_choice
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("float32", "bfloat16")  # by torch's names
+NON_FINITE = ("stop", "skip")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """How ``num_ranks`` ranks train.
+
+    Attributes:
+        truth: cost truth of the job, for predictions beside the measurements.
+        memory_budget_bytes: memory of a rank that programs may use.
+        num_ranks: ranks; must be those of the cluster.
+        device: ``cpu`` (gloo), ``cuda`` (NCCL), or ``auto`` for a GPU where there is one.
+        dtype: of parameters and activations; gradients are fp32.
+        learning_rate, weight_decay, epsilon, clip_grad: of Adam; ``clip_grad`` 0 does not clip.
+        timeout_s: longest time a rank waits for another while it trains.
+        planning_timeout_s: longest time ranks wait for rank 0 to plan, or to assign an iteration.
+        on_non_finite: what a loss that is not finite does: ``stop`` the run, or ``skip`` the optimizer step.
+        checkpoint_dir: where checkpoints are written and resumed from; None for none.
+        checkpoint_every: iterations between checkpoints.
+        profile_dir: where ``torch.profiler`` leaves a trace of each rank; None for none.
+    """
+
+    truth: CostTruth
+    memory_budget_bytes: float
+    num_ranks: int = 4
+    device: str = "auto"
+    dtype: str = "float32"
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    epsilon: float = 1e-8
+    clip_grad: float = 1.0
+    timeout_s: float = 120.0
+    planning_timeout_s: float = 1800.0
+    on_non_finite: str = "stop"
+    checkpoint_dir: str | None = None
+    checkpoint_every: int = 10
+    profile_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, choices in (("device", DEVICES), ("dtype", DTYPES), ("on_non_finite", NON_FINITE)):
+            if getattr(self, name) not in choices:
+                raise unknown_choice(f"harness.{name}", getattr(self, name), choices)
+        require(self.num_ranks >= 1, "harness.num_ranks", self.num_ranks, "at least 1")
+        for name in ("timeout_s", "planning_timeout_s"):
+            require(getattr(self, name) > 0, f"harness.{name}", getattr(self, name), "positive")
+        require(self.checkpoint_every >= 1, "harness.checkpoint_every", self.checkpoint_every, "at least 1")
+        require(self.learning_rate >= 0, "harness.learning_rate", self.learning_rate, "at least 0")
+        require(self.clip_grad >= 0, "harness.clip_grad", self.clip_grad, "at least 0 (0: no clipping)")
+        if generators := self.truth.model.generators:
+            raise IncompatibleError(
+                f"model={self.truth.model.name}: has a generator ({generators[0].name}), which harness=train cannot "
+                f"train; harness=simulate can"
+            )
+        cluster = self.truth.cluster
+        if cluster.num_ranks != self.num_ranks:
+            raise UserError(
+                f"harness.num_ranks={self.num_ranks}: must be the {cluster.num_ranks} ranks of cluster={cluster.name}"
+            )

@@ -1,0 +1,38 @@
+"""``harness=train``: the same programs with real tensors, on ranks of this machine or under torchrun."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from entrain_bench.config.schema import RunConfig
+from entrain_bench.errors import UserError
+from entrain_bench.records.outcome import Outcome
+from entrain_bench.train.settings import TrainSettings
+
+
+@dataclass(frozen=True, slots=True)
+class DistributedTrainer(TrainSettings):
+    """Trains on ranks that torch.distributed joins."""
+
+    def train(self, config: RunConfig, progress: Callable[[int], None]) -> Outcome:
+        """Train as configured: on ranks started here, or as one of torchrun's ranks where there are some.
+
+        Of torchrun's ranks only rank 0 returns; the others end, having nothing to record.
+
+        Raises:
+            UserError: for too few GPUs, another number of torchrun's ranks, or what a rank finds wrong with the input.
+            ExecutionError: if a rank fails otherwise or dies.
+        """
+        # Imported where needed: torch takes seconds, and checking settings does without.
+        from entrain_bench.train.device import device_of
+        from entrain_bench.train.launching.launch import start_ranks
+        from entrain_bench.train.launching.worker import run_torchrun_rank
+
+        _ = device_of(self)
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            return start_ranks(config, self, progress)
+        if (world := int(os.environ["WORLD_SIZE"])) != self.num_ranks:
+            raise UserError(f"harness.num_ranks={self.num_ranks}: must be the {world} ranks that torchrun started")
+        return run_torchrun_rank(config, self.timeout_s, progress)

@@ -1,0 +1,1 @@
+"""What tests of training share: ranks, programs on four of them, references, and planted trouble."""

@@ -1,0 +1,142 @@
+"""Small modules, their inputs, and what a module cut into stages gives; used by the tests of stages."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from entrain_bench.config.tree import config_tree
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.train.modules import (
+    NamedParameter,
+    Pack,
+    Stage,
+    StageGroups,
+    build_stage,
+    input_width,
+    named_parameters,
+)
+from support.builders import TOKENS
+from support.train.reference import normal
+
+MODULES = config_tree() / "model" / "module"
+CPU = torch.device("cpu")
+# Items with fewer tokens than their outputs merge, with more, and with as many.
+ITEMS = Pack((23, 8, 5, 40), (6, 2, 2, 9))
+SAMPLES = (9, 30, 14)
+Grads = dict[str, Tensor]
+
+
+def module_config(name: str, llm_width: int = 128, **changes: Any) -> dict[str, Any]:
+    config = OmegaConf.create({"model": {"modules": {"llm": {"hidden_size": llm_width}, name: {}}}})
+    config.model.modules[name] = OmegaConf.load(MODULES / f"{name}.yaml")
+    return OmegaConf.to_container(config.model.modules[name], resolve=True) | changes
+
+
+def small_model(**llm_changes: Any) -> ModelSpec:
+    """The tiny modules with two blocks each (three in vision, the second with full attention)."""
+    modules = {
+        "vision": module_config("tiny_vision", num_layers=3, window_tokens=8, full_attention_layers=[1]),
+        "audio": module_config("tiny_audio", num_layers=2),
+        "llm": module_config("tiny_llm", num_layers=2, vocab_size=96, **llm_changes),
+    }
+    return ModelSpec.from_config({"name": "small", "modules": modules, "tokens": TOKENS})
+
+
+def stage_of(
+    model: ModelSpec, module: ModuleSpec, groups: StageGroups, layers: range | None = None, **options: Any
+) -> Stage:
+    given = {"dtype": torch.float32, "seed": 0, "device": CPU, "recompute": False} | options
+    held = range(len(module.layers)) if layers is None else layers
+    stage = build_stage(model, module, held, groups, **given)
+    for named in named_parameters(stage):
+        with torch.no_grad():
+            named.parameter.copy_(named.shard(values_of(named)))
+    return stage
+
+
+def values_of(named: NamedParameter) -> Tensor:
+    """Values that exercise every parameter, norms and biases included."""
+    rng = np.random.default_rng(zlib.crc32(named.key.encode()))
+    offset = 1.0 if named.key.endswith("norm.weight") else 0.0
+    return torch.from_numpy(rng.normal(offset, 0.1, named.full_shape).astype(np.float32))
+
+
+def batch_of(module: ModuleSpec, short: bool = False) -> tuple[Tensor, Pack]:
+    """Input and pack of a first stage; a short one has five tokens."""
+    rng = np.random.default_rng(5)
+    if module.is_encoder:
+        pack = Pack((3, 2), (1, 1)) if short else ITEMS
+        return normal(rng, sum(pack.lengths), input_width(module)), pack
+    lengths = (3, 2) if short else SAMPLES
+    ids = rng.integers(module.config.vocab_size, size=sum(lengths))
+    ids[[0, 3] if short else [0, 1, 2, 15, 16, 40]] = -1
+    labels = np.where(rng.random(len(ids)) < 0.7, rng.integers(module.config.vocab_size, size=len(ids)), -1)
+    projected = normal(rng, int((ids < 0).sum()), module.config.hidden_size)
+    return projected, Pack(lengths, (), torch.from_numpy(ids), torch.from_numpy(labels))
+
+
+def run_module(
+    model: ModelSpec,
+    module: ModuleSpec,
+    groups: StageGroups,
+    cuts: Sequence[int] = (),
+    short: bool = False,
+    **options: Any,
+) -> Grads:
+    """Output, gradient of the input and full gradients of a module cut into stages, put together over all ranks."""
+    ends = [0, *cuts, len(module.layers)]
+    stages = [stage_of(model, module, groups, range(lo, hi), **options) for lo, hi in pairwise(ends)]
+    first, pack = batch_of(module, short)
+    device = options.get("device", CPU)
+    inputs, outputs = [], [first.to(device)]
+    for stage in stages:
+        inputs.append(outputs[-1].detach().requires_grad_())
+        outputs.append(stage(inputs[-1], pack))
+    output = outputs[-1]
+    gradient = normal(np.random.default_rng(6), *output.shape).to(device) if module.is_encoder else None
+    for received, sent in zip(reversed(inputs), reversed(outputs[1:]), strict=True):
+        sent.backward(gradient)
+        gradient = received.grad
+    output = output.detach().clone()
+    if not module.is_encoder:
+        dist.all_reduce(output, group=groups.cp)
+    result = {"output": output}
+    if not module.is_encoder:
+        result["input"] = inputs[0].grad
+    for stage in stages:
+        for named in named_parameters(stage):
+            grad = named.parameter.grad
+            assert grad is not None, named.key
+            dist.all_reduce(grad, group=groups.dp_cp)
+            shards = [torch.empty_like(grad) for _ in range(named.tp)]
+            dist.all_gather(shards, grad, group=groups.tp)
+            full = named.assemble(shards)
+            result[named.key] = result[named.key] + full if named.key in result else full
+    return result
+
+
+def relative_errors(actual: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> dict[str, float]:
+    """Norm of each tensor's error over its norm."""
+    assert actual.keys() == exact.keys()
+    norm = torch.linalg.vector_norm
+    return {key: float(norm(actual[key].float().cpu() - value) / norm(value)) for key, value in exact.items()}
+
+
+def differences(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float) -> list[str]:
+    """Tensors that are further apart than ``tolerance`` of the largest expected entry."""
+    assert actual.keys() == expected.keys()
+    found = []
+    for key, value in expected.items():
+        error, largest = float((actual[key] - value).abs().max()), float(value.abs().max())
+        if not error <= tolerance * largest:
+            found.append(f"{key}: {error:.3g} of {largest:.3g}")
+    return found

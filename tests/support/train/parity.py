@@ -1,0 +1,176 @@
+"""Runs programs on gloo ranks and compares gradients, weights and losses with a single process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from entrain_bench.config.schema import RunConfig
+from entrain_bench.errors import IncompatibleError
+from entrain_bench.experiment import Feed, prepare
+from entrain_bench.program.layout import Layout
+from entrain_bench.strategy.interface import MakeProgram
+from entrain_bench.strategy.planning import partition_layers
+from entrain_bench.strategy.profile import Profile
+from entrain_bench.train.launching.handover import config_from_json
+from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.measuring.losses import total_loss
+from entrain_bench.train.messages.control import gather_json, planning_group
+from entrain_bench.train.modules import NamedParameter, StageGroups, build_stage, named_parameters
+from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.running import runtime as runtime_module
+from entrain_bench.train.running.build import build_runtime
+from entrain_bench.train.running.data import SampleData
+from entrain_bench.train.running.feed import WorkFeed
+from entrain_bench.train.running.loop import plan
+from entrain_bench.train.running.step import TrainedStage
+from entrain_bench_strategies.dip.partitioner import DipPlanner, colocate
+from support.train.faults import drop_sample, reverse_rows
+from support.train.runs import CPU, batch
+
+NUM_STEPS = 3
+
+
+def train_reference(_: int, config: str, path: Path, num_steps: int = NUM_STEPS) -> None:
+    """One process, sample by sample, whole modules and torch's own AdamW; leaves what parity needs at ``path``."""
+    prepare_platform()
+    setting = prepare(config_from_json(config))
+    settings, model = setting.executor, setting.job.model
+    alone = StageGroups(dist.group.WORLD, dist.group.WORLD, dist.group.WORLD)
+    stages = {
+        module.name: build_stage(
+            model, module, range(len(module.layers)), alone, dtype=torch.float32, seed=0, device=CPU, recompute=False
+        )
+        for module in model.modules
+    }
+    parameters = {named.key: named.parameter for stage in stages.values() for named in named_parameters(stage)}
+    adam = torch.optim.AdamW(parameters.values(), lr=settings.learning_rate, eps=settings.epsilon, weight_decay=0.0)
+    losses, norms, gradients = [], [], {}
+    for iteration in range(num_steps):
+        data = SampleData(batch(setting, iteration), 0, model.llm.config.vocab_size)
+        adam.zero_grad()
+        loss = sum(sample_loss(data, stages, model, sample) for sample in range(len(data.shapes)))
+        loss = loss / data.num_loss_tokens
+        loss.backward()
+        if not iteration:
+            gradients = {f"gradient {key}": p.grad.numpy().copy() for key, p in parameters.items()}
+        norms.append(float(torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip_grad)))
+        adam.step()
+        losses.append(float(loss.detach()))
+    weights = {f"weight {key}": parameter.detach().numpy() for key, parameter in parameters.items()}
+    np.savez(path, losses=losses, norms=norms, **gradients, **weights)
+
+
+def sample_loss(data: SampleData, stages: dict[str, torch.nn.Module], model: object, sample: int) -> torch.Tensor:
+    """Summed loss of one sample, its items encoded one by one."""
+    shapes, projected = data.shapes, []
+    for item in range(int(shapes.item_offsets[sample]), int(shapes.item_offsets[sample + 1])):
+        name = shapes.modalities[int(shapes.item_modality[item])]
+        module = next(m for m in model.encoders if name in m.config.modalities)
+        items = np.array([item])
+        projected.append(stages[module.name](data.features(module, items), data.encoder_pack(items)))
+    pack = data.llm_pack(np.array([sample]))
+    return stages[model.llm.name](torch.cat(projected) if projected else None, pack)
+
+
+class RecordingStage(TrainedStage):
+    """Keeps the summed gradients, before clipping changes them; may plant a fault."""
+
+    kept: ClassVar[dict[str, tuple[NamedParameter, torch.Tensor]]] = {}
+    scale: ClassVar[float] = 1.0
+
+    def sync_gradients(self, tied: dist.ProcessGroup | None) -> None:
+        for named in named_parameters(self.stage):
+            named.parameter.main_grad.mul_(self.scale)
+        super().sync_gradients(tied)
+        for named in named_parameters(self.stage):
+            self.kept[named.key] = named, named.parameter.main_grad.clone()
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualPlanner(DipPlanner):
+    """Two stages of every module on every rank, of the first degrees that meet the request."""
+
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:  # noqa: ARG002
+        job = profile.job
+        degrees = next(job.degrees())
+        layers = [partition_layers(np.ones(len(module.layers)), 2 * degrees.pp) for module in job.model.modules]
+        return colocate(job, degrees, layers, [False] * len(layers))
+
+
+def compare(_: int, cases: list[tuple[str, str]], reference: Path) -> list[dict[str, float] | str]:
+    """Train every configuration like the reference, a fault planted; see ``compare_one``.
+
+    A reason stands for parts that do not fit. With a fault only the first step runs.
+    """
+    prepare_platform()
+    found: list[dict[str, float] | str] = []
+    for config, fault in cases:
+        try:
+            with planted(fault):
+                found.append(compare_one(config_from_json(config), reference, 1 if fault else None))
+        except IncompatibleError as error:
+            found.append(str(error))
+    return found
+
+
+def compare_one(config: RunConfig, reference: Path, most_steps: int | None = None) -> dict[str, float]:
+    """Worst relative errors of losses and norms, and worst errors of gradients and weights in units of tolerance."""
+    setting = prepare(config)
+    control = dist.group.WORLD
+    planning = planning_group(60.0)
+    layout, _ = plan(setting, planning)
+    runtime = build_runtime(setting.job, layout, setting.executor, CPU, 0, control)
+    runtime.stages = {
+        key: RecordingStage(t.stage, t.buffers, t.optimizer, t.groups) for key, t in runtime.stages.items()
+    }
+    # A distributed optimizer leaves each rank a shard of the summed gradients only; weights tell of the rest.
+    whole = not setting.job.distributed_optimizer
+    with np.load(reference) as arrays:
+        wanted = dict(arrays)
+    worst = {"gradient": 0.0, "weight": 0.0, "loss": 0.0, "norm": 0.0}
+    feed = WorkFeed(Feed(setting, layout, 0), planning, runtime.prepare)
+    num_steps = most_steps or len(wanted["losses"])
+    for iteration in range(num_steps):
+        work = feed.take(iteration, last=iteration + 1 == num_steps).work
+        RecordingStage.kept.clear()
+        result = runtime.run(work, Clock(CPU))
+        seen = gather_json([(row.action, float(row.loss)) for row in result.losses], control)
+        worst["loss"] = max(
+            worst["loss"], abs(total_loss(work.program, seen) / float(wanted["losses"][iteration]) - 1.0)
+        )
+        worst["norm"] = max(worst["norm"], abs(result.grad_norm / float(wanted["norms"][iteration]) - 1.0))
+        for named, value in RecordingStage.kept.values() if not iteration and whole else ():
+            worst["gradient"] = max(worst["gradient"], excess(value, named, wanted[f"gradient {named.key}"]))
+    for trained in runtime.stages.values():
+        for named in named_parameters(trained.stage):
+            value = named.parameter.detach()
+            worst["weight"] = max(worst["weight"], excess(value, named, wanted[f"weight {named.key}"]))
+    return worst
+
+
+@contextmanager
+def planted(fault: str) -> Iterator[None]:
+    """Make the runtime wrong on purpose: ``reversed_rows``, ``doubled_scale`` or ``dropped_sample``."""
+    with ExitStack() as stack:
+        if fault == "reversed_rows":
+            stack.enter_context(patch.object(runtime_module, "plan_rank", reverse_rows))
+        elif fault == "doubled_scale":
+            stack.enter_context(patch.object(RecordingStage, "scale", 2.0))
+        elif fault == "dropped_sample":
+            stack.enter_context(patch.object(SampleData, "llm_pack", drop_sample))
+        yield
+
+
+def excess(value, named, full) -> float:
+    """Largest error in units of the tolerance: rtol 1e-4, atol 1e-6."""
+    wanted = named.shard(torch.from_numpy(full))
+    return float(((value - wanted).abs() / (1e-6 + 1e-4 * wanted.abs())).max())

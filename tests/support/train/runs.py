@@ -1,0 +1,64 @@
+"""Runs in a test: small settings, their text for ranks, and the loop without a launcher."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from entrain_bench.experiment import Setting
+from entrain_bench.run import compose_cells
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.train.launching.handover import config_from_json, config_to_json
+from entrain_bench.train.running import loop
+
+CPU = torch.device("cpu")
+# Small samples of different sizes. Where a gradient is zero but for rounding, Adam would divide noise by noise: a large
+# epsilon keeps such parameters still.
+SETTING = (
+    "cluster=tiny",
+    "harness=train",
+    "harness.device=cpu",
+    "harness.epsilon=1e-3",
+    "harness.clip_grad=0.5",
+    "global_batch=8",
+    "microbatch_size=2",
+    "layout.tp=null",
+    "layout.dp=null",
+    "distributed_optimizer=false",
+    "workload=synthetic",
+    "workload.text.median=20",
+    "workload.modalities.image.llm_tokens.median=8",
+    "workload.modalities.image.llm_tokens.max=40",
+    "workload.modalities.image.probability=0.8",
+)
+AUDIO = (
+    "+workload.modalities.audio={llm_tokens: {kind: lognormal, median: 8, sigma: 0.5, min: 4, max: 30}, "
+    "items_per_sample: 1, probability: 0.6, encoder_tokens_per_llm_token: null}"
+)
+DISJOINT = ("model=tiny", "strategy=megatron", "layout.tp=1", "layout.pp=2", "layout.dp=2")
+ONE_RANK = (
+    "model=tiny",
+    "strategy=hetero_colocated",
+    "harness.num_ranks=1",
+    "cluster.gpus_per_node=1",
+    "cluster.tiers=[{name: network, bandwidth_bytes_per_s: 6.0e9, latency_s: 14.0e-6}]",
+)
+
+
+def configuration(*overrides: str) -> str:
+    """A run's configuration as text for the ranks."""
+    return config_to_json(compose_cells([*SETTING, *overrides])[0].config)
+
+
+def batch(setting: Setting, iteration: int) -> SampleShapes:
+    return setting.source.batch(iteration, setting.job.global_batch, 0)
+
+
+def train_here(config: str, control: dist.ProcessGroup | None = None) -> list[dict[str, float]]:
+    """The metrics of every iteration, on rank 0; to be called on all ranks, without a launcher."""
+    with patch.object(loop, "process_group", lambda *_: nullcontext(control or dist.group.WORLD)):
+        outcome = loop.train(config_from_json(config), lambda _: None)
+    return [dict(row) for row in outcome.iterations] if outcome else []

@@ -1,0 +1,246 @@
+"""What ends ranks, started for real: the first cause in one line, nothing left behind; and the next run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing import active_children, get_start_method, set_start_method
+from pathlib import Path
+
+import pytest
+
+from entrain_bench.cli import run_command
+from entrain_bench.config.schema import RunConfig
+from entrain_bench.errors import ExecutionError
+from entrain_bench.experiment import run_experiment
+from entrain_bench.run import compose_cells
+from entrain_bench.train.launching.handover import config_to_json
+from support.train.ranks import run_ranks, start_server
+from support.train.runs import DISJOINT, SETTING, train_here
+
+TWO_RANKS = (
+    *SETTING,
+    "model=tiny",
+    "strategy=megatron",
+    "harness.num_ranks=2",
+    "cluster.gpus_per_node=2",
+    "cluster.tiers=[{name: network, bandwidth_bytes_per_s: 6.0e9, latency_s: 14.0e-6}]",
+)
+
+
+def troubled(what: str, *overrides: str) -> RunConfig:
+    """Two ranks of which the first gets into trouble while the other waits."""
+    config = compose_cells([*TWO_RANKS, *overrides])[0].config
+    planner = {"_target_": "support.train.trouble.Troubled", "what": what}
+    return replace(config, strategy={**config.strategy, "planner": planner})
+
+
+def nothing_left(folder: Path) -> bool:
+    return not active_children() and not list(folder.glob("entrain-bench-*"))
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where launchers make their temporary folders; ranks fork from the tests' server."""
+    start_server()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("raise", "^rank 0: KeyError: 'x'$"),
+        ("exit", "^rank 0: exited with code 3$"),
+        ("abort", "^rank 0: was killed by SIGABRT$"),
+        ("sleep", r"^rank \d: waited longer than harness.planning_timeout_s=3 for another \("),
+    ],
+)
+def test_a_rank_in_trouble_ends_all(temporary: Path, what: str, message: str) -> None:
+    with pytest.raises(ExecutionError, match=message):
+        run_experiment(troubled(what, "harness.planning_timeout_s=3"))
+    assert nothing_left(temporary)
+
+
+def test_ranks_start_from_a_joblib_worker(temporary: Path) -> None:
+    # What joblib's workers do; ranks know nothing of it.
+    import joblib.externals.loky.backend.context  # noqa: F401
+
+    before = get_start_method(allow_none=True)
+    set_start_method("loky", force=True)
+    try:
+        with pytest.raises(ExecutionError, match=r"^rank 0: KeyError: 'x'$"):
+            run_experiment(troubled("raise"))
+        assert get_start_method() == "loky"
+    finally:
+        set_start_method(before, force=True)
+    assert nothing_left(temporary)
+
+
+def test_a_signal_ends_all(temporary: Path) -> None:
+    assert threading.current_thread() is threading.main_thread()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    for number, kind in ((signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)):
+        with interrupted(number, temporary), pytest.raises(kind) as ended:
+            run_experiment(troubled("sleep"))
+        assert nothing_left(temporary)
+        if kind is SystemExit:
+            assert ended.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@contextmanager
+def interrupted(number: signal.Signals, folder: Path) -> Iterator[None]:
+    """Send this process a signal once all ranks run, if they come to that."""
+    over = threading.Event()
+
+    def send() -> None:
+        while not over.wait(0.01):
+            if len(list(folder.glob("entrain-bench-*/output*.log"))) == 2:
+                os.kill(os.getpid(), number)
+                return
+
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    try:
+        yield
+    finally:
+        over.set()
+        sender.join()
+
+
+# --- In processes of their own: each imports torch and megatron-core.
+
+SLEEPING = (
+    "strategy.planner._target_=support.train.trouble.Troubled",
+    "+strategy.planner.what=sleep",
+    *(f"~strategy.planner.{name}" for name in ("placement", "profile_samples", "num_trials")),
+)
+
+
+def start(*command: str) -> subprocess.Popen[str]:
+    """Python with the arguments, in a session of its own."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.Popen(
+        [sys.executable, *command], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def processes_of_session(leader: int) -> int:
+    """How many processes of a session are left."""
+    found = 0
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            found += (entry / "stat").read_text().rsplit(")", 1)[1].split()[3] == str(leader)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("number", "to_all", "num_processes", "exit_code", "printed"),
+    [
+        # The command, the server its ranks fork from, the tracker of both; and the ranks.
+        (signal.SIGINT, True, 3, 130, "interrupted; finished runs are kept\n"),
+        (signal.SIGINT, True, 5, 130, "interrupted; finished runs are kept\n"),
+        (signal.SIGTERM, True, 5, 143, ""),
+        (signal.SIGKILL, False, 5, -signal.SIGKILL, ""),
+    ],
+)
+def test_a_signal_to_the_command_leaves_nothing(
+    tmp_path: Path, number: signal.Signals, to_all: bool, num_processes: int, exit_code: int, printed: str
+) -> None:
+    command = start("-m", "entrain_bench.cli", *TWO_RANKS, *SLEEPING, f"results_dir={tmp_path}", "mlflow=false")
+    while processes_of_session(command.pid) < num_processes:
+        assert command.poll() is None
+        time.sleep(0.1)
+    # Until the server imports, or ranks wait for each other.
+    time.sleep(2)
+    (os.killpg if to_all else os.kill)(command.pid, number)
+    assert command.communicate()[1] == printed
+    assert command.returncode == exit_code
+    # A server ends once it has imported.
+    deadline = time.monotonic() + 60
+    while processes_of_session(command.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert processes_of_session(command.pid) == 0
+
+
+def torchrun(folder: Path, num_nodes: int, num_local: int, port: int, *overrides: str) -> subprocess.Popen[str]:
+    """One of ``num_nodes`` agents, all on this machine."""
+    agents = [f"--nnodes={num_nodes}", f"--nproc-per-node={num_local}", "--rdzv-backend=c10d", "--rdzv-id=test"]
+    run = ("-m", "entrain_bench.cli", *TWO_RANKS, *overrides, "iterations=1", f"results_dir={folder}", "mlflow=false")
+    return start("-m", "torch.distributed.run", *agents, f"--rdzv-endpoint=127.0.0.1:{port}", *run)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_torchrun_starts_ranks_here_and_on_several_machines(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    agents = [torchrun(tmp_path, 2, 1, port) for _ in range(2)]
+    said = [agent.communicate()[1] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    (record,) = (tmp_path / "runs").glob("*.json")
+    assert json.loads(record.read_text())["status"] == "ok"
+    waiting = torchrun(tmp_path, 1, 2, port, *SLEEPING, "harness.planning_timeout_s=5")
+    lines = [line for line in waiting.communicate()[1].splitlines() if line.startswith("entrain-bench:")]
+    assert waiting.returncode == 1
+    assert "waited longer than harness.planning_timeout_s=5 for another" in lines[0]
+    assert processes_of_session(waiting.pid) == 0
+
+
+def kill_after_checkpoint(folder: Path) -> None:
+    while not list(folder.glob("iteration_*/meta.json")):
+        time.sleep(0.01)
+    # Ranks are forked in turn.
+    os.kill(sorted(process.pid for process in active_children() if process.pid)[2], signal.SIGKILL)
+
+
+def _losses(_: int, config: str) -> list[float]:
+    return [row["loss"] for row in train_here(config)]
+
+
+def run_killed(command: list[str], checkpoints: Path) -> int:
+    """The exit code of a run whose third rank is killed once there is a checkpoint."""
+    killer = threading.Thread(target=kill_after_checkpoint, args=(checkpoints,), daemon=True)
+    killer.start()
+    return run_command(command)
+
+
+# Two starts of four ranks, each of which imports torch and megatron-core.
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_killed_rank_ends_the_run_and_the_next_one_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Enough iterations that one is running when the signal arrives.
+    overrides = [*SETTING, *DISJOINT, "distributed_optimizer=true", "iterations=8"]
+    checkpoints = tmp_path / "checkpoints"
+    stored = [f"harness.checkpoint_dir={checkpoints}", "harness.checkpoint_every=2"]
+    command = [*overrides, *stored, f"results_dir={tmp_path}/results", "mlflow=false"]
+    before = signal.getsignal(signal.SIGTERM)
+    assert run_killed(command, checkpoints) == 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("entrain-bench:")]
+    assert lines == ["entrain-bench: rank 2: was killed by SIGKILL"]
+    assert not active_children()
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert 2 <= len(json.loads(next(checkpoints.glob("*/meta.json")).read_text())["history"]) < 8
+    assert run_command(command) == 0
+    (record,) = (tmp_path / "results" / "runs").glob("*.json")
+    resumed = [row["loss"] for row in json.loads(record.read_text())["iterations"]]
+    whole = config_to_json(compose_cells(overrides)[0].config)
+    assert resumed == run_ranks(_losses, 4, whole)[0]

@@ -1,0 +1,67 @@
+"""Losses, timelines and metrics of an iteration, by hand."""
+
+from __future__ import annotations
+
+from math import nan
+
+import numpy as np
+import pytest
+
+from entrain_bench.program import Pass, Program
+from entrain_bench.train.measuring.losses import name_non_finite, total_loss
+from entrain_bench.train.measuring.merge import merge_timeline
+from entrain_bench.train.measuring.metrics import mean_metrics
+from support.builders import random_samples
+from support.train.four_ranks import LAYOUTS, programs
+
+
+def program_on(name: str) -> Program:
+    rng = np.random.default_rng(0)
+    return programs(random_samples(rng, 10, longest=40), LAYOUTS[name], rng, split=False)
+
+
+def test_the_first_iteration_and_skipped_updates_do_not_count() -> None:
+    history = [{"loss": 9.0, "time_s": 5.0}, {"loss": nan, "time_s": 1.0}, {"loss": 2.0, "time_s": 3.0}]
+    assert mean_metrics(history) == {"loss": 2.0, "time_s": 2.0}
+    assert mean_metrics(history[:1]) == history[0]
+    assert mean_metrics(history[:2]) == {"time_s": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("layout", "total"),
+    [
+        ("wider_llm", 3.0),  # ranks 2 and 3 hold copies of 3
+        ("context_parallel", 3.0 + 4.0),  # and parts
+        ("fan_out", 3.0 + 4.0),  # and replicas
+    ],
+)
+def test_losses_of_copies_count_once(layout: str, total: float) -> None:
+    assert total_loss(program_on(layout), [[], [], [(0, 3.0)], [(0, 4.0)]]) == total
+
+
+def test_a_loss_that_is_not_finite_is_named() -> None:
+    program = program_on("chain")
+    action = int(np.flatnonzero((program.module == 1) & (program.kind == Pass.FORWARD) & (program.chunk >= 0))[0])
+    view = program.view(action)
+    line = name_non_finite(program, 7, [[(0, 1.0)], [(action, nan)]])
+    named = f"loss=nan in iteration 7, microbatch {view.microbatch} of replica {view.replica} (samples "
+    assert line.startswith(named)
+    assert "gradient norm is not finite in iteration 7" in name_non_finite(program, 7, [[(0, 1.0)]])
+
+
+def test_an_action_of_several_ranks_starts_with_the_last_of_them() -> None:
+    program = program_on("wider_llm")
+    lane = {rank: index for index, rank in enumerate(program.layout.lane_first_rank.tolist())}
+    own = [program.lane_actions[program.lane_offsets[i] : program.lane_offsets[i + 1]] for i in range(len(lane))]
+    encoder, llm = own[lane[0]], own[lane[2]]
+
+    def rows(actions: np.ndarray, late_s: float) -> np.ndarray:
+        start = 10.0 * np.arange(len(actions)) + late_s
+        return np.column_stack([actions, start, start + 4.0])
+
+    measured = [rows(encoder, 0.0), np.zeros((0, 3)), rows(llm, 1.0), rows(llm, 2.0)]
+    timeline = merge_timeline(program, measured, [5.0, 9.0, 6.0, 7.0])
+    np.testing.assert_array_equal(timeline.start_s[llm], 10.0 * np.arange(len(llm)) + 2.0)
+    np.testing.assert_array_equal(timeline.end_s[llm], 10.0 * np.arange(len(llm)) + 6.0)
+    assert timeline.peak_memory_bytes[lane[0]] == 5.0
+    assert timeline.peak_memory_bytes[lane[2]] == 7.0

@@ -1,0 +1,107 @@
+"""Messages between ranks: every row arrives where it belongs, in an order that cannot block."""
+
+from collections import deque
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entrain_bench.program import Program
+from entrain_bench.train.messages.places import lane_of_rank, places_of
+from entrain_bench.train.messages.rank_plan import Message, RankPlan, items_of_samples, plan_rank
+from support.builders import random_samples
+from support.train.four_ranks import LAYOUTS, programs
+
+
+def deliver(program: Program, plans: list[RankPlan]) -> int:
+    """Run all ranks with rows that carry (item, row); a rank blocks on its next receive. Returns messages delivered."""
+    channels: dict[tuple[int, int], deque[tuple[Message, np.ndarray]]] = {}
+    kept: dict[tuple[int, int, int], np.ndarray] = {}
+    taken: dict[tuple[int, int], dict[tuple[int, int], np.ndarray]] = {}
+    position, delivered = [0] * len(plans), 0
+
+    def receive(plan: RankPlan, message: Message) -> np.ndarray | None:
+        if message.sender == plan.rank:
+            return kept.get((plan.rank, *message.key))
+        key = message.sender, plan.rank
+        queue, got = plan.queues[message.sender], taken.setdefault(key, {})
+        while message.key not in got and channels.get(key):
+            sent, rows = channels[key].popleft()
+            assert sent.key == queue[len(got)].key, "receives are posted in the sender's order"
+            got[sent.key] = rows
+        return got.get(message.key)
+
+    moved = True
+    while moved:
+        moved = False
+        for plan in plans:
+            while position[plan.rank] < len(plan.steps):
+                step = plan.steps[position[plan.rank]]
+                inputs = {message.key: receive(plan, message) for message in step.receives}
+                if any(rows is None for rows in inputs.values()):
+                    break
+                rows = boundary_rows(program, step.action) if step.chunk >= 0 else np.zeros((0, 2))
+                if any(program.module[m.source] != program.module[m.target] for m in step.receives):
+                    filled = np.full_like(rows, -1)
+                    for message in step.receives:
+                        filled[... if message.target_rows is None else message.target_rows] = inputs[message.key]
+                        delivered += 1
+                    np.testing.assert_array_equal(filled, rows, err_msg=str(program.view(step.action)))
+                for message in step.sends:
+                    content = rows if message.source_rows is None else rows[message.source_rows]
+                    if message.receiver == plan.rank:
+                        kept[(plan.rank, *message.key)] = content
+                    else:
+                        channels.setdefault((plan.rank, message.receiver), deque()).append((message, content))
+                position[plan.rank] += 1
+                moved = True
+    assert position == [len(plan.steps) for plan in plans], "every rank comes to its end"
+    assert not any(channels.values()), "every message is received"
+    return delivered
+
+
+def boundary_rows(program: Program, action: int) -> np.ndarray:
+    """(item, row) of everything an action has at the boundary between modules ``[rows, 2]``."""
+    view = program.view(action)
+    members = np.array(view.members)
+    items = members if view.module == "vision" else items_of_samples(program, members)
+    sizes = program.shapes.item_llm_tokens[items]
+    return np.array([(item, row) for item, size in zip(items, sizes, strict=True) for row in range(size)]).reshape(
+        -1, 2
+    )
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), split=st.booleans())
+def test_every_row_arrives_where_it_belongs(name: str, seed: int, split: bool) -> None:
+    rng = np.random.default_rng(seed)
+    shapes = random_samples(rng, 10, longest=40)
+    program = programs(shapes, LAYOUTS[name], rng, split)
+    plans = [plan_rank(program, rank) for rank in range(4)]
+    delivered = deliver(program, plans)
+    assert delivered > 0 or not shapes.num_items
+
+
+def test_rows_in_reverse_are_noticed() -> None:
+    rng = np.random.default_rng(0)
+    program = programs(random_samples(rng, 10, longest=40), LAYOUTS["chain"], rng, split=True)
+    plans = [plan_rank(program, rank) for rank in range(4)]
+    steps = list(plans[0].steps)
+    index = next(i for i, step in enumerate(steps) if step.sends and step.sends[0].num_rows > 1)
+    first, *rest = steps[index].sends
+    places = np.arange(len(boundary_rows(program, steps[index].action)))
+    backwards = places[... if first.source_rows is None else first.source_rows][::-1]
+    steps[index] = replace(steps[index], sends=(replace(first, source_rows=backwards), *rest))
+    plans[0] = replace(plans[0], steps=tuple(steps))
+    with pytest.raises(AssertionError):
+        deliver(program, plans)
+
+
+def test_a_rank_knows_its_lane_and_places() -> None:
+    layout = LAYOUTS["colocated"]
+    assert [lane_of_rank(layout, rank) for rank in range(4)] == [0, 1, 2, 3]
+    assert [(p.module, p.replica, p.stage, p.position) for p in places_of(layout, 3)] == [(0, 3, 0, 0), (1, 1, 0, 1)]
+    assert lane_of_rank(LAYOUTS["context_parallel"], 1) is None, "rank 1 holds nothing"

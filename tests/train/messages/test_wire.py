@@ -1,0 +1,18 @@
+"""Programs and layouts as bytes."""
+
+import numpy as np
+
+from entrain_bench.train.messages.wire import layout_from_json, layout_to_json, program_from_bytes, program_to_bytes
+from support.builders import random_samples
+from support.train.four_ranks import LAYOUTS, MODEL, programs
+
+
+def test_programs_and_layouts_travel_whole() -> None:
+    rng = np.random.default_rng(1)
+    layout = layout_from_json(layout_to_json(LAYOUTS["fan_in"]))
+    assert layout_to_json(layout) == layout_to_json(LAYOUTS["fan_in"])
+    program = programs(random_samples(rng, 10), layout, rng, split=False)
+    again = program_from_bytes(program_to_bytes(program), MODEL, layout, program.shapes)
+    assert program_to_bytes(again) == program_to_bytes(program)
+    np.testing.assert_array_equal(again.lane_actions, program.lane_actions)
+    assert [len(c) for c in again.chunks] == [len(c) for c in program.chunks]

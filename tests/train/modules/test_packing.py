@@ -1,0 +1,123 @@
+"""Who attends to whom, places on a grid, and shards of parameters: against definitions."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from unittest import mock
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from entrain_bench.train.modules import NamedParameter, attention
+from entrain_bench.train.modules.attention import packed_attention
+from entrain_bench.train.modules.packing import Segments, Share, make_segments, segments_of
+from entrain_bench.train.modules.positions import grid_places
+from support.train.reference import normal
+
+CPU = torch.device("cpu")
+
+
+def dense_mask(segments: Segments, num_rows: int, total: int, causal: bool) -> Tensor:
+    mask = torch.zeros(num_rows, total, dtype=torch.bool)
+    row, key = 0, segments.first_key
+    for queries, keys in zip(segments.query_lengths, segments.key_lengths, strict=True):
+        for i in range(queries):
+            mask[row + i, key : key + (keys - queries + i + 1 if causal else keys)] = True
+        row, key = row + queries, key + keys
+    assert row == num_rows
+    return mask
+
+
+packs = st.lists(st.integers(1, 9), min_size=1, max_size=5).map(tuple)
+
+
+@given(lengths=packs, cp=st.integers(1, 4), causal=st.booleans(), window=st.integers(0, 4))
+@settings(max_examples=60, deadline=None)
+def test_segments_of_all_ranks_are_the_block_diagonal_mask(
+    lengths: tuple[int, ...], cp: int, causal: bool, window: int
+) -> None:
+    total = sum(lengths)
+    size = -(-total // cp)
+    label = [(i, at // window if window else 0) for i, length in enumerate(lengths) for at in range(length)]
+    label += [(-1, 0)] * (size * cp - total)
+    expected = [[label[q] == label[k] and (k <= q or not causal) for k in range(len(label))] for q in range(len(label))]
+    rows = []
+    for rank in range(cp):
+        share = Share(total, rank * size, (rank + 1) * size, size * cp)
+        segments = segments_of(lengths, share, causal=causal, device=CPU, window_tokens=window)
+        rows.append(dense_mask(segments, size, size * cp, causal))
+    assert torch.cat(rows).tolist() == expected
+
+
+def varlen_in_plain_torch(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_offsets: Tensor,
+    key_offsets: Tensor,
+    max_queries: int,
+    max_keys: int,
+    *,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> Tensor:
+    """What torch.nn.attention.varlen documents; a causal segment's last query sees its last key."""
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    assert window_size in ((-1, 0), (-1, -1))
+    assert max_queries == query_offsets.diff().max()
+    assert max_keys == key_offsets.diff().max()
+    rows = []
+    for (start, stop), (first, end) in zip(
+        pairwise(query_offsets.tolist()), pairwise(key_offsets.tolist()), strict=True
+    ):
+        queries, keys = stop - start, end - first
+        mask = torch.ones(queries, keys, dtype=torch.bool)
+        q, k, v = (part.transpose(0, 1) for part in (query[start:stop], key[first:end], value[first:end]))
+        mask = mask.tril(keys - queries) if window_size == (-1, 0) else mask
+        rows.append(scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True).transpose(0, 1))
+    return torch.cat(rows)
+
+
+@given(
+    segments=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), min_size=1, max_size=6),
+    causal=st.booleans(),
+    flash=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_packed_attention_is_masked_attention(segments: list[tuple[int, int]], causal: bool, flash: bool) -> None:
+    lengths = make_segments([q for q, _ in segments], [q + more for q, more in segments], 0, CPU)
+    rng = np.random.default_rng(len(segments))
+    query = normal(rng, sum(lengths.query_lengths), 4, 8)
+    key, value = (normal(rng, sum(lengths.key_lengths), 2, 8) for _ in range(2))
+    mask = dense_mask(lengths, len(query), len(key), causal)
+    scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(2, 1)) / 8**0.5
+    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+    expected = torch.einsum("hqk,khd->qhd", weights, value.repeat_interleave(2, 1))
+    with (
+        mock.patch.object(attention, "uses_flash", return_value=flash),
+        mock.patch.object(attention, "varlen_attn", varlen_in_plain_torch),
+    ):
+        torch.testing.assert_close(packed_attention(query, key, value, lengths, causal=causal), expected)
+
+
+@given(dim=st.integers(-1, 1), stride=st.integers(1, 3), tp=st.integers(1, 4))
+def test_shards_assemble_to_the_full_parameter(dim: int, stride: int, tp: int) -> None:
+    shape = [4 * stride, 4 * stride]
+    full = torch.randn([n * tp if i == dim else n for i, n in enumerate(shape)])
+    named = [NamedParameter("k", torch.nn.Parameter(torch.empty(shape)), dim, stride, tp, rank) for rank in range(tp)]
+    assert named[0].full_shape == tuple(full.shape)
+    shards = [part.shard(full) for part in named]
+    assert all(list(shard.shape) == shape for shard in shards)
+    assert torch.equal(named[0].assemble(shards), full)
+
+
+def test_grid_of_an_item_by_hand() -> None:
+    # 5 blocks of 2 x 2 patches: a row of 3 blocks and a row of 2.
+    positions, lengths = torch.arange(20), torch.full((20,), 20)
+    rows, columns = grid_places(positions, lengths, 4)
+    assert rows.tolist() == [0, 0, 1, 1] * 3 + [2, 2, 3, 3] * 2
+    assert columns.tolist() == [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 0, 1, 0, 1, 2, 3, 2, 3]

@@ -1,0 +1,161 @@
+"""Stages never stop the host nor mix devices, on a GPU played by the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from entrain_bench.errors import IncompatibleError
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.train.modules import Pack, Stage, StageGroups, attention, ends, input_width, packing, products, stage
+from entrain_bench.train.modules.positions import rotary_angles
+from entrain_bench.train.platform import prepare_platform
+from support.builders import TOKENS
+from support.train.modules import module_config, small_model, stage_of
+from support.train.played_gpu import GPU, played_gpu
+
+# Heads of 80 (rotary on a grid, windows and full attention), 64 (convolutions, sinusoids) and 128 (tied embedding).
+MODEL = ModelSpec.from_config(
+    {
+        "name": "m",
+        "modules": {
+            "vision": module_config("qwen25vl_vision", llm_width=3072, num_layers=3, full_attention_layers=[1]),
+            "audio": module_config("whisper_large_encoder", llm_width=3072, num_layers=2),
+            "llm": module_config("llama32_3b", num_layers=2),
+        },
+        "tokens": TOKENS,
+    }
+)
+ENCODER_PACK = Pack((4000, 1, 3999, 13), (1000, 1, 1000, 3))
+
+
+@contextmanager
+def ranks(tp: int, cp: int) -> Iterator[StageGroups]:
+    """Groups of the last of ``tp * cp`` ranks, whose collectives send nothing."""
+    prepare_platform()
+    size = tp * cp
+    dist.init_process_group("fake", store=FakeStore(), rank=size - 1, world_size=size)
+    try:
+        alone, every = dist.new_group([size - 1]), dist.new_group(list(range(size)))
+        yield StageGroups(every if tp > 1 else alone, every if cp > 1 else alone, every)
+    finally:
+        dist.destroy_process_group()
+
+
+def llm_pack(*, text_only: bool = False) -> Pack:
+    ids = torch.arange(8191)
+    if not text_only:
+        ids[100:700] = -1
+        ids[5000:7000] = -1
+    return Pack((5000, 3190, 1), (), ids, ids.roll(-1))
+
+
+def run_stages(
+    module: ModuleSpec, groups: StageGroups, *cuts: int, recompute: bool = False, text_only: bool = False
+) -> None:
+    """Forward and backward of a module cut into stages."""
+    ends_of_stages = pairwise([0, *cuts, len(module.layers)])
+    with torch.device(GPU):
+        stages = [
+            Stage(module, range(lo, hi), groups, dtype=torch.bfloat16, recompute=recompute) for lo, hi in ends_of_stages
+        ]
+    pack = ENCODER_PACK if module.is_encoder else llm_pack(text_only=text_only)
+    first: Tensor | None = None
+    if module.is_encoder:
+        first = torch.empty(sum(pack.lengths), input_width(module), device=GPU)
+    elif not text_only:
+        first = torch.empty(2600, module.config.hidden_size, dtype=torch.bfloat16, device=GPU, requires_grad=True)
+    with played_gpu():
+        leaf, graphs = first, []
+        for part in stages:
+            output = part(leaf, pack)
+            graphs.append((leaf, output))
+            leaf = output.detach().requires_grad_()
+        gradient = torch.empty_like(output)
+        for leaf, output in reversed(graphs):
+            output.backward(gradient)
+            gradient = None if leaf is None else leaf.grad
+    if first is not None and first.requires_grad:
+        assert first.grad is not None
+    for part in stages:
+        for name, parameter in part.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(("tp", "cp"), [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_stages_never_stop_the_host(tp: int, cp: int, recompute: bool) -> None:
+    with ranks(tp, cp) as groups:
+        for module in MODEL.modules:
+            run_stages(module, groups, 2, len(module.layers) - 1, recompute=recompute)
+
+
+def test_a_whole_llm_on_text_alone_never_stops_the_host() -> None:
+    with ranks(1, 1) as groups:
+        run_stages(MODEL.llm, groups, text_only=True)
+
+
+@pytest.mark.parametrize("head_dim", [20, 264])
+def test_heads_that_flash_attention_cannot_take_are_refused(head_dim: int) -> None:
+    model = small_model(head_dim=head_dim)
+    with ranks(1, 1) as groups, pytest.raises(IncompatibleError, match=f"head_dim={head_dim}: flash attention"):
+        stage_of(model, model.llm, groups, dtype=torch.bfloat16, device=GPU)
+
+
+def left_on_the_cpu(host: Tensor, _: torch.device) -> Tensor:
+    return host
+
+
+def copied_from_pageable_memory(host: Tensor, device: torch.device) -> Tensor:
+    return host.to(device, non_blocking=True)
+
+
+def made_from_a_list(host: Tensor, device: torch.device) -> Tensor:
+    return torch.tensor(host.tolist(), device=device)
+
+
+def counted(query: Tensor, *_: Any, **__: Any) -> Tensor:
+    return query[: int((query > 0).sum())]
+
+
+def chosen_by_mask(positions: Tensor, head_dim: int) -> Tensor:
+    return rotary_angles(positions[positions >= 0], head_dim)
+
+
+def scattered_by_mask(hidden: Tensor, _: int, rows: Tensor, values: Tensor) -> Tensor:
+    mask = torch.zeros(len(hidden), 1, dtype=torch.bool, device=hidden.device).index_fill(0, rows, True)
+    return hidden.masked_scatter(mask, values)
+
+
+@pytest.mark.parametrize(
+    ("name", "owner", "attribute", "fault", "message"),
+    [
+        ("llm", ends, "to_device", left_on_the_cpu, "CPU and GPU"),
+        ("vision", ends, "to_device", left_on_the_cpu, "CPU and GPU"),
+        ("llm", packing, "to_device", left_on_the_cpu, "CPU and GPU"),
+        ("audio", products, "to_device", left_on_the_cpu, "CPU and GPU"),
+        ("audio", stage, "to_device", left_on_the_cpu, "CPU and GPU"),
+        ("llm", ends, "to_device", copied_from_pageable_memory, "waits for it"),
+        ("llm", ends, "to_device", made_from_a_list, "numbers of the host"),
+        ("llm", attention, "packed_attention", counted, "item"),
+        ("llm", stage, "rotary_angles", chosen_by_mask, "nonzero"),
+        ("llm", Tensor, "index_copy", scattered_by_mask, "masked_scatter_backward"),
+    ],
+)
+def test_planted_stops_show(name: str, owner: Any, attribute: str, fault: Callable[..., Tensor], message: str) -> None:
+    with (
+        ranks(1, 1) as groups,
+        mock.patch.object(owner, attribute, fault),
+        pytest.raises(RuntimeError, match=message),
+    ):
+        run_stages(MODEL.module(name), groups)

@@ -1,0 +1,235 @@
+"""Stages against plain torch, one sequence at a time, on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, initialise, named_parameters
+from entrain_bench.train.platform import prepare_platform
+from support.builders import TOKENS
+from support.train.modules import (
+    CPU,
+    SAMPLES,
+    Grads,
+    batch_of,
+    differences,
+    module_config,
+    relative_errors,
+    run_module,
+    small_model,
+    stage_of,
+)
+from support.train.reference import Reference, normal
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[StageGroups]:
+    prepare_platform()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.new_group([0])
+    yield StageGroups(group, group, group)
+    dist.destroy_process_group()
+
+
+def reference_of(module: ModuleSpec, stage: Stage) -> Grads:
+    weights = {n.key: n.parameter.detach().clone().requires_grad_() for n in named_parameters(stage)}
+    reference = Reference(module.config, module.name, weights)
+    first, pack = batch_of(module)
+    first.requires_grad_()
+    if module.is_encoder:
+        encode = reference.vision if module.name == "vision" else reference.audio
+        outputs = [encode(x, n) for x, n in zip(first.split(pack.lengths), pack.outputs, strict=True)]
+        output = torch.cat(outputs)
+        output.backward(normal(np.random.default_rng(6), *output.shape))
+    else:
+        assert pack.token_ids is not None
+        assert pack.labels is not None
+        ids, labels = (tensor.split(pack.lengths) for tensor in (pack.token_ids, pack.labels))
+        projected = first.split([int((row < 0).sum()) for row in ids])
+        output = torch.stack([reference.llm(*row) for row in zip(ids, labels, projected, strict=True)]).sum()
+        output.backward()
+    grads = {key: weight.grad for key, weight in weights.items()}
+    result = {"output": output.detach()} | grads
+    return result if module.is_encoder else result | {"input": first.grad}
+
+
+@pytest.mark.parametrize("name", ["vision", "audio", "llm"])
+def test_a_stage_equals_plain_torch(alone: StageGroups, name: str) -> None:
+    model = small_model()
+    module = model.module(name)
+    expected = reference_of(module, stage_of(model, module, alone))
+    assert not differences(run_module(model, module, alone), expected, tolerance=1e-5)
+
+
+def test_untied_embeddings_equal_plain_torch(alone: StageGroups) -> None:
+    model = small_model(tied_embeddings=False)
+    expected = reference_of(model.llm, stage_of(model, model.llm, alone))
+    assert "llm.3.logits.weight" in expected
+    assert not differences(run_module(model, model.llm, alone), expected, tolerance=1e-5)
+
+
+@pytest.mark.parametrize(("name", "cuts"), [("vision", (1, 4)), ("audio", (2,)), ("llm", (1, 2, 3))])
+def test_stages_equal_the_whole(alone: StageGroups, name: str, cuts: tuple[int, ...]) -> None:
+    model = small_model()
+    module = model.module(name)
+    expected = run_module(model, module, alone)
+    assert not differences(run_module(model, module, alone, cuts), expected, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("name", ["vision", "audio", "llm"])
+def test_recomputation_changes_nothing(alone: StageGroups, name: str) -> None:
+    model = small_model()
+    kept, again = (run_module(model, model.module(name), alone, recompute=value) for value in (False, True))
+    assert not differences(again, kept, tolerance=0)
+
+
+def test_recomputation_keeps_block_inputs_only(alone: StageGroups) -> None:
+    model = small_model()
+    kept = {}
+    for recompute in (False, True):
+        stage = stage_of(model, model.llm, alone, range(1, 3), recompute=recompute)
+        size = 0
+
+        def count(tensor: Tensor) -> Tensor:
+            nonlocal size
+            size += tensor.numel() * tensor.element_size()
+            return tensor
+
+        hidden = torch.zeros(sum(SAMPLES), 128, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            stage(hidden, Pack(SAMPLES))
+        kept[recompute] = size
+    assert kept[True] < kept[False] / 5
+
+
+def test_llm_takes_text_alone(alone: StageGroups) -> None:
+    model = small_model()
+    stage = stage_of(model, model.llm, alone)
+    ids = torch.arange(20)
+    empty = torch.zeros(0, model.llm.config.hidden_size)
+    pack = Pack((20,), (), ids, ids.roll(-1))
+    torch.testing.assert_close(stage(None, pack), stage(empty, pack))
+
+
+def test_windows_and_items_do_not_see_each_other(alone: StageGroups) -> None:
+    """Between blocks 2 and 3 (one windowed block) a token depends on its own window of 8 alone."""
+    model = small_model()
+    stage = stage_of(model, model.module("vision"), alone, range(3, 4))
+    hidden = torch.randn(24, 64, requires_grad=True)
+    (stage(hidden, Pack((19, 5)))[9].sum()).backward()
+    assert hidden.grad is not None
+    depends = hidden.grad.abs().sum(1) > 0
+    assert depends.nonzero().flatten().tolist() == list(range(8, 16))
+    full = stage_of(model, model.module("vision"), alone, range(2, 3))
+    hidden.grad = None
+    (full(hidden, Pack((19, 5)))[9].sum()).backward()
+    assert (hidden.grad.abs().sum(1) > 0).nonzero().flatten().tolist() == list(range(19))
+
+
+def test_bf16_is_near_fp32(alone: StageGroups) -> None:
+    model = small_model()
+    for module in model.modules:
+        exact = run_module(model, module, alone)
+        rounded = run_module(model, module, alone, dtype=torch.bfloat16)
+        assert rounded["output"].dtype == (torch.bfloat16 if module.is_encoder else torch.float32)
+        errors = relative_errors(rounded, exact)
+        assert max(errors.values()) < 0.1, errors
+
+
+def test_initial_weights_do_not_depend_on_the_stages(alone: StageGroups) -> None:
+    model = small_model()
+    whole = stage_of(model, model.llm, alone)
+    initialise(whole, 3)
+    values = {named.key: named.parameter for named in named_parameters(whole)}
+    for layers in (range(2), range(2, 4)):
+        part = build_stage(model, model.llm, layers, alone, dtype=torch.float32, seed=3, device=CPU, recompute=False)
+        for named in named_parameters(part):
+            assert torch.equal(named.parameter, values[named.key]), named.key
+    initialise(whole, 4)
+    assert not torch.equal(values["llm.1.mlp.linear_fc1.weight"], named_weight(part, "llm.2.mlp.linear_fc1.weight"))
+
+
+def named_weight(stage: Stage, key: str) -> Tensor:
+    return next(named.parameter for named in named_parameters(stage) if named.key == key)
+
+
+def test_first_and_last_stage_hold_a_copy_each_of_a_tied_embedding(alone: StageGroups) -> None:
+    model = small_model()
+    first, middle, last = (
+        build_stage(model, model.llm, layers, alone, dtype=torch.float32, seed=0, device=CPU, recompute=False)
+        for layers in (range(1), range(1, 3), range(3, 4))
+    )
+    ours, copy = first.tied_embedding(), last.tied_embedding()
+    assert ours is not None
+    assert copy is not None
+    assert torch.equal(ours, copy)
+    assert getattr(copy, "shared", False)
+    assert not getattr(ours, "shared", False)
+    assert middle.tied_embedding() is None
+    untied = small_model(tied_embeddings=False)
+    assert stage_of(untied, untied.llm, alone).tied_embedding() is None
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny_vision", "tiny_audio", "tiny_llm", "qwen25vl_vision", "whisper_large_encoder", "llama32_1b"]
+)
+def test_parameters_are_as_many_as_specified(alone: StageGroups, name: str) -> None:
+    llm = {"llm": module_config("tiny_llm")} if module_config(name)["role"] == "encoder" else {}
+    model = ModelSpec.from_config({"name": "m", "modules": {name: module_config(name)} | llm, "tokens": TOKENS})
+    module = model.module(name)
+    with torch.device("meta"):
+        stage = Stage(module, range(len(module.layers)), alone, dtype=torch.bfloat16, recompute=False)
+    assert sum(named.parameter.numel() for named in named_parameters(stage)) == module.parameters
+
+
+@dataclass(frozen=True)
+class GroupSize:
+    """A group of that many ranks, for errors raised before anything is sent."""
+
+    ranks: int
+
+    def size(self) -> int:
+        return self.ranks
+
+    def rank(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "tp", "message"),
+    [
+        ("llm", {"vocab_size": 97}, 2, r"layout.tp=2: must divide the 97 words of module llm"),
+        (
+            "audio",
+            {"embed_gemms": [{"k": 9, "n": 33}, {"k": 33, "n": 64}]},
+            2,
+            "layout.tp=2: must divide the 33 channels",
+        ),
+        ("vision", {"embed_gemms": [{"k": 12, "n": 63}]}, 1, "embed_gemms: the last must give one row"),
+        ("vision", {"head_dim": 18}, 1, "head_dim=18"),
+        ("vision", {"qkv_bias": False}, 1, "linear_bias needs qkv_bias"),
+        ("vision", {"head_gemms": [{"k": 64, "n": 127}]}, 1, "hidden_size=128"),
+        ("vision", {"head_gemms": [{"k": 64, "n": 128, "rows_per_token": 0.3}]}, 1, r"rows_per_token=0.3"),
+        ("vision", {"head_gemms": [{"k": 128, "n": 128}]}, 1, "cannot overlap"),
+        ("vision", {"head_gemms": [{"k": 96, "n": 128, "rows_per_token": 0.25}]}, 1, "k=96"),
+        ("audio", {"embed_gemms": [{"k": 384, "n": 64, "rows_per_token": 2.0}, {"k": 100, "n": 64}]}, 1, "k=100"),
+    ],
+)
+def test_unbuildable_modules_are_refused(name: str, changes: dict[str, Any], tp: int, message: str) -> None:
+    model = small_model()
+    configs = {m.name: module_config(f"tiny_{m.name}") for m in model.modules}
+    configs[name] |= changes
+    group: Any = GroupSize(tp)
+    changed = ModelSpec.from_config({"name": "m", "modules": configs, "tokens": TOKENS})
+    with pytest.raises((UserError, IncompatibleError), match=message):
+        stage_of(changed, changed.module(name), StageGroups(group, group, group))

@@ -1,0 +1,33 @@
+"""What a rank cannot hold is refused while it builds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch.distributed as dist
+
+from entrain_bench.experiment import prepare
+from entrain_bench.train.launching.handover import config_from_json
+from entrain_bench.train.running.build import build_runtime
+from support.train.ranks import RankError, run_ranks
+from support.train.runs import CPU, DISJOINT, configuration
+
+
+def test_offloaded_modules_are_refused() -> None:
+    with pytest.raises(RankError, match=r"layout.vision.offload: harness=train keeps weights on the device"):
+        run_ranks(_offloaded, 1, configuration(*DISJOINT))
+
+
+def _offloaded(_: int, config: str) -> None:
+    setting = prepare(config_from_json(config))
+    layout = setting.strategy.plan(setting.profile)
+    vision, llm = layout.modules
+    build_runtime(
+        setting.job,
+        replace(layout, modules=(replace(vision, offload=True), llm)),
+        setting.executor,
+        CPU,
+        0,
+        dist.group.WORLD,
+    )

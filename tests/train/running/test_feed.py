@@ -1,0 +1,120 @@
+"""The next iteration's program, made ready on every rank while another runs; and what its strategy has seen by then."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+from unittest.mock import Mock, patch
+
+import torch.distributed as dist
+
+from entrain_bench.experiment import Feed, prepare
+from entrain_bench.train.launching.handover import config_from_json
+from entrain_bench.train.messages.control import PlanningGroup
+from entrain_bench.train.running import feed as feed_module
+from entrain_bench.train.running.feed import WorkFeed
+from support.train.ranks import PRELOADED, run_ranks
+from support.train.runs import DISJOINT, configuration
+
+TIMEOUT_S = 60.0
+
+
+@contextmanager
+def feeding(*programs: Any) -> Iterator[WorkFeed]:
+    """A feed whose programs are bytes, or what making them raises or does."""
+    plain = {"check_program": Mock(), "program_to_bytes": bytes, "program_from_bytes": lambda content, *_: content}
+    made = iter(programs)
+
+    def make(*_: Any) -> bytes:
+        program = next(made)
+        return program() if callable(program) else program
+
+    with patch.multiple(feed_module, **plain):
+        setting: Any = Mock(strategy=Mock(program=make))
+        planning = PlanningGroup(dist.group.WORLD, 60.0)
+        yield WorkFeed(Feed(setting, Mock(), 0), planning, lambda program: (program, "work"))
+
+
+def fail() -> bytes:
+    raise ValueError("planted")
+
+
+def _works(rank: int) -> list[Any]:
+    with feeding(b"first", b"second", fail) as feed:
+        taken = [feed.take(iteration, last=False) for iteration in range(2)]
+        assert all((given.assignment_time_s > 0) == (rank == 0) for given in taken)
+        assert all(given.exposed_s > 0 for given in taken)
+        try:
+            feed.take(2, last=True)
+        except Exception as error:
+            return [*(given.work for given in taken), type(error).__name__]
+    return []
+
+
+def test_every_rank_prepares_the_program_of_rank_0_which_hears_why_there_is_none() -> None:
+    first, second = run_ranks(_works, 2)
+    assert first == [(b"first", "work"), (b"second", "work"), "ValueError"]
+    # Nothing comes from rank 0 any more: its connection is gone.
+    assert second == [*first[:2], "RuntimeError"]
+
+
+def _ends(rank: int, store: Path) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(str(store), 2), rank=rank, world_size=2)
+    with feeding(b"first", Event().wait) as feed:
+        feed.take(0, last=False)
+        if rank:
+            sys.exit(3)
+        Event().wait()
+
+
+def test_a_rank_that_fails_ends_while_its_thread_waits_for_a_program(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    ranks = [context.Process(target=_ends, args=(rank, tmp_path / "store"), daemon=True) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    try:
+        ranks[1].join(TIMEOUT_S / 2)
+        assert ranks[1].exitcode == 3
+        assert ranks[0].is_alive()
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+
+
+class Spy:
+    """A strategy that notes what programs it made after which observations."""
+
+    def __init__(self, real: Any, seen: tuple[str, ...], log: list[tuple[str, ...]]) -> None:
+        self.real, self.seen, self.log = real, seen, log
+
+    def observe(self, timeline: str, _: object) -> Spy:
+        return Spy(self.real, (*self.seen, timeline), self.log)
+
+    def program(self, *args: Any) -> Any:
+        self.log.append(self.seen)
+        return self.real.program(*args)
+
+
+def test_a_strategy_observes_what_the_simulator_would_show_it() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        setting = prepare(config_from_json(configuration(*DISJOINT)))
+        layout = setting.strategy.plan(setting.profile)
+        log: list[tuple[str, ...]] = []
+        spied: Any = replace(setting, strategy=Spy(setting.strategy, (), log))
+        feed = WorkFeed(Feed(spied, layout, 0), PlanningGroup(dist.group.WORLD, 60.0), Mock())
+        for iteration in range(5):
+            feed.take(iteration, last=iteration == 4)
+            observed: Any = f"t{iteration}"
+            feed.observe(observed)
+    finally:
+        dist.destroy_process_group()
+    assert log == [(), (), ("t0",), ("t0", "t1"), ("t0", "t1", "t2")]

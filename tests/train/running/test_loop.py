@@ -1,0 +1,96 @@
+"""What can go wrong in an iteration: one line each, weights left alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import isfinite
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from entrain_bench.errors import ExecutionError, OutOfMemoryError
+from entrain_bench.experiment import Feed, prepare
+from entrain_bench.train.launching.handover import config_from_json
+from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.messages.control import planning_group
+from entrain_bench.train.modules import Stage
+from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.running import loop
+from entrain_bench.train.running.build import build_runtime
+from entrain_bench.train.running.data import SampleData
+from entrain_bench.train.running.feed import WorkFeed
+from support.train.ranks import run_ranks
+from support.train.runs import CPU, DISJOINT, ONE_RANK, batch, configuration, train_here
+
+
+@contextmanager
+def poisoned(bad: Callable[[SampleData], bool]) -> Iterator[None]:
+    """Features of some batches are not numbers."""
+    features = SampleData.features
+
+    def spoil(data: SampleData, *args: Any) -> torch.Tensor:
+        return features(data, *args) * (float("nan") if bad(data) else 1.0)
+
+    with patch.object(SampleData, "features", spoil):
+        yield
+
+
+def _non_finite(rank: int, config: str) -> str:
+    prepare_platform()
+    setting, control = prepare(config_from_json(config)), dist.group.WORLD
+    planning = planning_group(60.0)
+    layout, _seconds = loop.plan(setting, planning)
+    runtime = build_runtime(setting.job, layout, setting.executor, CPU, 0, control)
+    second = batch(setting, 1).sample_ids.tolist()
+    with poisoned(lambda data: data.shapes.sample_ids.tolist() == second):
+        feed = WorkFeed(Feed(setting, layout, 0), planning, runtime.prepare)
+        works = [feed.take(iteration, last=iteration == 2).work for iteration in range(3)]
+        weights = [p for trained in runtime.stages.values() for p in trained.stage.parameters()]
+        runtime.run(works[0], Clock(CPU))
+        before = [p.detach().clone() for p in weights]
+        assert not isfinite(runtime.run(works[1], Clock(CPU)).grad_norm)
+        assert all(torch.equal(p, old) for p, old in zip(weights, before, strict=True)), "weights changed"
+        assert runtime.run(works[2], Clock(CPU)).grad_norm > 0
+        assert not any(torch.equal(p, old) for p, old in zip(weights, before, strict=True) if p.dim() > 1)
+        skipping = json.loads(config)
+        skipping["harness"]["on_non_finite"] = "skip"
+        rows = train_here(json.dumps(skipping))
+        assert rank or [row["skipped_updates"] for row in rows] == [0.0, 1.0, 0.0]
+        try:
+            train_here(config)
+        except ExecutionError as error:
+            return str(error)
+    return "went on"
+
+
+def test_a_loss_that_is_not_finite_stops_or_skips_the_update() -> None:
+    config = configuration(*DISJOINT, "iterations=3", "distributed_optimizer=true")
+    for line in run_ranks(_non_finite, 4, config):
+        assert line.startswith("loss=nan in iteration 1, microbatch ")
+        assert "(samples " in line
+
+
+def _out_of_memory(_: int, config: str) -> str:
+    forward = Stage.forward
+
+    def fail(stage: Stage, *args: Any) -> torch.Tensor:
+        if not stage.module.is_encoder:
+            raise torch.OutOfMemoryError("planted")
+        return forward(stage, *args)
+
+    try:
+        with patch.object(Stage, "forward", fail):
+            train_here(config)
+    except OutOfMemoryError as error:
+        return str(error)
+    return "went on"
+
+
+def test_out_of_memory_names_the_action_and_its_bytes() -> None:
+    (line,) = run_ranks(_out_of_memory, 1, configuration(*ONE_RANK))
+    assert line.startswith("memory: rank 0 ran out at forward of llm microbatch 0 on stage 0 of replica 0 (action ")
+    assert "predicted to need 0." in line

@@ -1,0 +1,106 @@
+"""Training on ranks equals training in one process: gradients, weights after three steps, losses."""
+
+from pathlib import Path
+
+import pytest
+
+from entrain_bench.config.tree import choices
+from support.train.parity import compare, train_reference
+from support.train.ranks import run_ranks
+from support.train.runs import AUDIO, configuration
+
+RANKS = 4
+# Degrees that four ranks allow; strategies whose parts do not fit one of them say so.
+DEGREES = {
+    "free": (),
+    "tp2": ("layout.tp=2",),
+    "pp2_dp2": ("layout.tp=1", "layout.pp=2", "layout.dp=2"),
+    "dp1": ("layout.tp=1", "layout.dp=1"),
+    "cp2": ("layout.tp=1", "layout.cp=2"),
+    "sharded_optimizer": ("layout.dp=2", "distributed_optimizer=true"),
+}
+# Two stages of every module on each rank; with one block a replica, both copies of the tied embedding, too.
+VIRTUAL = {
+    "virtual": ("strategy.planner._target_=support.train.parity.VirtualPlanner", *DEGREES["pp2_dp2"]),
+    "virtual_closed": ("strategy.planner._target_=support.train.parity.VirtualPlanner", "layout.tp=1", "layout.dp=4"),
+}
+MODELS = {"one_encoder": ("model=tiny",), "two_encoders": ("model=tiny_av", AUDIO)}
+# Whose combination is in every run of the tests; the rest is for make test-slow.
+QUICK = {
+    "one_encoder": [
+        ("entrain", "pp2_dp2"),
+        ("megatron", "tp2"),
+        ("dip", "virtual"),
+        ("dip", "virtual_closed"),
+        ("hetero_colocated", "sharded_optimizer"),
+    ],
+    "two_encoders": [("entrain", "pp2_dp2"), ("dflop", "free")],
+}
+FAULTS = ["reversed_rows", "doubled_scale", "dropped_sample"]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def reference(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("parity") / f"{model}.npz"
+    run_ranks(train_reference, 1, configuration(*MODELS[model]), path)
+    return path
+
+
+def run_cases(
+    cases: list[tuple[str, str]], model: str, reference: Path, faults: list[str]
+) -> tuple[dict[tuple[str, str], list[object]], dict[str, list[object]]]:
+    """What every rank found, by case, and by fault planted into the first case."""
+    layouts = DEGREES | VIRTUAL
+    configs = [configuration(*MODELS[model], f"strategy={name}", *layouts[degrees]) for name, degrees in cases]
+    given = [(config, "") for config in configs] + [(configs[0], fault) for fault in faults]
+    found = [list(by_case) for by_case in zip(*run_ranks(compare, RANKS, given, reference), strict=True)]
+    return dict(zip(cases, found, strict=False)), dict(zip(faults, found[len(cases) :], strict=True))
+
+
+def check(found: dict[tuple[str, str], list[object]]) -> int:
+    """Assert parity of everything that ran; returns how many cases did."""
+    ran = 0
+    for case, results in found.items():
+        if isinstance(results[0], str):
+            continue
+        ran += 1
+        for result in results:
+            assert isinstance(result, dict)
+            assert result["gradient"] <= 1, case
+            assert result["weight"] <= 1, case
+            assert result["loss"] <= 1e-5, case
+            assert result["norm"] <= 1e-4, case
+    return ran
+
+
+def test_strategies_train_like_one_process(model: str, reference: Path) -> None:
+    faults = FAULTS if model == "one_encoder" else []
+    found, planted = run_cases(QUICK[model], model, reference, faults)
+    assert check(found) == len(found)
+    for results in planted.values():
+        assert max(result["gradient"] for result in results) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("strategy", choices("strategy"))
+def test_every_strategy_and_degree_trains_like_one_process(strategy: str, model: str, reference: Path) -> None:
+    cases = [(strategy, degrees) for degrees in DEGREES]
+    assert check(run_cases(cases, model, reference, [])[0]) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_losses_of_all_strategies_agree_over_twenty_iterations(tmp_path: Path) -> None:
+    path = tmp_path / "reference.npz"
+    run_ranks(train_reference, 1, configuration("model=tiny"), path, 20)
+    cases = [(configuration("model=tiny", f"strategy={name}"), "") for name in choices("strategy")]
+    for found in run_ranks(compare, RANKS, cases, path):
+        for name, result in zip(choices("strategy"), found, strict=True):
+            assert isinstance(result, dict), result
+            assert result["loss"] <= 1e-4, name

@@ -1,0 +1,103 @@
+"""Trained schedules beside the simulator's and beside megatron-core's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.distributed as dist
+
+from entrain_bench.bench.cases import TRAINED
+from entrain_bench.bench.training import take_turns
+from entrain_bench.errors import UserError
+from entrain_bench.experiment import Setting, prepare
+from entrain_bench.program import Program
+from entrain_bench.program.table import timeline_frame
+from entrain_bench.run import compose_cells
+from entrain_bench.simulate import Simulator
+from entrain_bench.simulate.replay import LABELS, replay
+from entrain_bench.specs.job import Job
+from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.measuring.merge import merge_timeline
+from entrain_bench.train.messages.control import gather_json
+from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.running.build import build_runtime
+from entrain_bench.train.settings import TrainSettings
+from support.train.ranks import run_ranks
+
+RANKS = 4
+FEW_TOKENS = ("workload=synthetic", "workload.modalities.image.llm_tokens.median=12", "workload.text.median=8")
+
+
+def turns(_: int) -> dict[str, float]:
+    few = ("global_batch=4", "microbatch_size=1", "workload.text=8")
+    return take_turns([*TRAINED, *few], 1, dist.group.WORLD)
+
+
+def made(harness: str, *overrides: str) -> tuple[Setting, Program]:
+    """The setting of the figure with less to compute, and the first iteration's program."""
+    only = [f"harness={harness}", "harness.device=cpu"] if harness == "train" else [f"harness={harness}"]
+    (cell,) = compose_cells(["figure=measured_gantt", *only, *FEW_TOKENS, *overrides], multirun=True)
+    setting = prepare(cell.config)
+    layout = setting.strategy.plan(setting.profile)
+    shapes = setting.source.batch(0, setting.job.global_batch, cell.config.seed)
+    return setting, setting.strategy.program(shapes, layout, setting.profile)
+
+
+def measure(_: int, job: Job, settings: TrainSettings, program: Program) -> pd.DataFrame:
+    prepare_platform()
+    device, control = torch.device("cpu"), dist.group.WORLD
+    clock = Clock(device)
+    runtime = build_runtime(job, program.layout, settings, device, 0, control)
+    runtime.run(runtime.prepare(program), clock)
+    rows = [np.array(rank) for rank in gather_json(clock.rows().tolist(), control)]
+    return timeline_frame(merge_timeline(program, rows, [0.0] * RANKS))
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return made("simulate")[1]
+
+
+@pytest.fixture(scope="module")
+def simulated(program: Program) -> pd.DataFrame:
+    setting, _ = made("simulate")
+    assert isinstance(setting.executor, Simulator)
+    return timeline_frame(setting.executor.execute(program))
+
+
+def started(frame: pd.DataFrame) -> pd.DataFrame:
+    """What every lane does, in the order in which it starts."""
+    return frame.sort_values(["lane", "start_s"], kind="stable")[LABELS].reset_index(drop=True)
+
+
+def test_ranks_act_in_the_order_of_the_simulation(program: Program, simulated: pd.DataFrame) -> None:
+    encoder = program.chunks[0]
+    assert len(encoder) > len(np.unique(encoder.microbatch)), "no sample is deferred"
+    setting, trained = made("train")
+    measured = run_ranks(measure, RANKS, setting.job, setting.executor, trained)[0]
+    pd.testing.assert_frame_equal(started(measured), started(simulated))
+    assert (measured.groupby("lane")["start_s"].diff().dropna() > 0).all()
+    assert replay(program, measured)[LABELS].equals(measured[LABELS])
+
+
+def test_a_replay_keeps_durations_and_order_and_hands_over_at_once(program: Program, simulated: pd.DataFrame) -> None:
+    replayed = replay(program, simulated)
+    duration, kept = (frame["end_s"] - frame["start_s"] for frame in (simulated, replayed))
+    np.testing.assert_allclose(kept, duration, atol=1e-12)
+    assert (replayed["start_s"] <= simulated["start_s"] + 1e-12).all()
+    assert replayed["end_s"].max() < simulated["end_s"].max()
+    assert replay(program, replayed).equals(replayed)
+
+
+def test_a_replay_refuses_the_timeline_of_another_program(simulated: pd.DataFrame) -> None:
+    _, other = made("simulate", "seed=1")
+    with pytest.raises(UserError, match="of another program"):
+        replay(other, simulated)
+
+
+def test_the_same_losses_as_under_the_schedule_of_megatron() -> None:
+    first, last = run_ranks(turns, 2)
+    assert "loss_difference" not in first
+    assert last["loss_difference"] <= 1e-5

@@ -1,0 +1,108 @@
+"""Imports point one way: no circle among modules of the package, and rooms of training that know only earlier ones."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import entrain_bench
+
+PACKAGE = Path(str(entrain_bench.__file__)).parent
+# Rooms of entrain_bench.train; each imports those before it only.
+ROOMS = (
+    ("settings", "platform"),
+    ("device",),
+    ("modules", "messages"),
+    ("measuring",),
+    ("running",),
+    ("launching",),
+    ("trainer",),
+)
+
+
+def imports_of_package(folder: Path) -> dict[str, set[str]]:
+    """Modules of a package that each of its modules imports anywhere in it, but for types only."""
+    files = {}
+    for file in sorted(folder.rglob("*.py")):
+        parts = (folder.name, *file.relative_to(folder).with_suffix("").parts)
+        files[".".join(parts).removesuffix(".__init__")] = file
+    return {
+        module: {name for name in _imports(ast.parse(file.read_text()), files) if name in files}
+        for module, file in files.items()
+    }
+
+
+def _imports(node: ast.AST, files: Mapping[str, Path]) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert not child.level, "imports are absolute"
+            names = [f"{child.module}.{alias.name}" for alias in child.names]
+            yield from (name if name in files else str(child.module) for name in names)
+        elif not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
+            yield from _imports(child, files)
+
+
+def circle_of(folder: Path) -> list[str]:
+    """Modules of a package that import each other in a circle; empty if none do."""
+    try:
+        TopologicalSorter(imports_of_package(folder)).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_modules_import_each_other() -> None:
+    assert circle_of(PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "in_circle"),
+    [
+        ("import pack.first", {"pack.first", "pack.second"}),
+        ("from pack import first", {"pack.first", "pack.second"}),
+        ("from pack.first import one", {"pack.first", "pack.second"}),
+        ("def late():\n    from pack.first import one", {"pack.first", "pack.second"}),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pack.first import one", set()),
+        ("from pack.third import one", set()),
+        ("import pack.second", {"pack.second"}),
+    ],
+)
+def test_a_circle_is_found(tmp_path: Path, text: str, in_circle: set[str]) -> None:
+    package = tmp_path / "pack"
+    package.mkdir()
+    files = {"__init__": "", "first": "from pack.second import two", "second": text, "third": "one = 1"}
+    for name, content in files.items():
+        (package / f"{name}.py").write_text(content)
+    assert set(circle_of(package)) == in_circle
+
+
+def test_rooms_of_training_know_only_earlier_ones() -> None:
+    place = {name: index for index, names in enumerate(ROOMS) for name in names}
+    imports = imports_of_package(PACKAGE)
+    rooms = {name.split(".")[2] for name in imports if name.startswith("entrain_bench.train.")}
+    assert rooms == set(place)
+    wrong = [
+        (module, other)
+        for module, others in imports.items()
+        for other in others
+        if (a := _room(module)) and (b := _room(other)) and a != b and place[a] <= place[b]
+    ]
+    assert wrong == []
+
+
+def _room(module: str) -> str | None:
+    _, *inner = module.split(".")
+    return inner[1] if inner[:1] == ["train"] and len(inner) > 1 else None
+
+
+def test_settings_are_checked_without_torch() -> None:
+    check = "import sys, entrain_bench.train.trainer; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)

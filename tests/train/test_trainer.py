@@ -1,0 +1,57 @@
+"""What is refused before any rank starts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.experiment import prepare
+from entrain_bench.run import compose_cells
+from entrain_bench.train.device import device_of
+from entrain_bench.train.launching.handover import config_from_json
+from entrain_bench.train.trainer import DistributedTrainer
+from support.train.runs import configuration
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind", "message"),
+    [
+        (["harness.num_ranks=2"], UserError, "harness.num_ranks=2: must be the 4 ranks of cluster=tiny"),
+        (["cluster=a40x64"], UserError, "harness.num_ranks=4: must be the 64 ranks of cluster=a40x64"),
+        (["model=mllm_9b"], IncompatibleError, "model=mllm_9b: has a generator .*harness=train cannot"),
+        (["harness.dtype=float16"], UserError, "harness.dtype=float16: unknown"),
+        (["harness.on_non_finite=ignore"], UserError, "harness.on_non_finite=ignore: unknown"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(overrides: list[str], kind: type[UserError], message: str) -> None:
+    (cell,) = compose_cells(["harness=train", "model=tiny", "cluster=tiny", *overrides])
+    with pytest.raises(kind, match=message):
+        prepare(cell.config)
+
+
+def trainer(device: str) -> DistributedTrainer:
+    executor = prepare(config_from_json(configuration("model=tiny", f"harness.device={device}"))).executor
+    assert isinstance(executor, DistributedTrainer)
+    return executor
+
+
+def test_a_gpu_for_every_rank_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"harness.device=cuda: this machine has no CUDA device"):
+        device_of(trainer("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UserError, match=r"harness.num_ranks=4: 4 ranks on a machine with 2 GPUs"):
+        device_of(trainer("cuda"))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert device_of(trainer("auto")) == torch.device("cuda", 1)
+
+
+def test_torchrun_must_start_as_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    config = config_from_json(configuration("model=tiny"))
+    with pytest.raises(UserError, match=r"harness.num_ranks=4: must be the 3 ranks that torchrun started"):
+        trainer("cpu").train(config, lambda _: None)
