@@ -21,9 +21,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, first_line, in_tree, one_line_errors
 from entrain_bench.config.schema import ConfigSchema, LayoutConfig, RunConfig, plain_values, register_schema
-from entrain_bench.config.store import Store
 from entrain_bench.config.tree import config_tree
 from entrain_bench.errors import UserError
+from entrain_bench.store import Store
 
 # Keys that no choice of a group depends on: cells that differ in them alone share one composition.
 PLAIN_KEYS = frozenset(
@@ -61,7 +61,7 @@ class Composer:
     def __init__(self, config_dir: str | None = None) -> None:
         register_schema()
         self._search = add_config_dir(config_dir)
-        self._store = Store(_tree_hash(config_dir))
+        self._store = Store("compositions", _tree_hash(config_dir))
 
     def run(self, overrides: Sequence[str]) -> RunConfig:
         """The run that the overrides describe.

@@ -1,4 +1,4 @@
-"""A small store between processes, in the user's cache folder: plain values by what they were made of."""
+"""Small stores between processes, in the user's cache folder: plain values by what they were made of."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from entrain_bench.files import write_atomically
 
-# Versions of the tree whose values are kept.
-MAX_FILES = 8
+# Versions of a store that are kept.
+MAX_VERSIONS = 8
 
 
 def cache_folder() -> Path:
@@ -22,14 +22,16 @@ def cache_folder() -> Path:
 
 
 class Store:
-    """Values of one version of the tree; a store that cannot be read or written only costs time.
+    """Values by key; a store that cannot be read or written only costs time.
 
     Args:
+        name: what it holds.
         version: hash of what the values depend on, besides their keys.
     """
 
-    def __init__(self, version: str) -> None:
-        self._path = cache_folder() / f"compositions-{version}.json"
+    def __init__(self, name: str, version: str) -> None:
+        self._name = name
+        self._path = cache_folder() / f"{name}-{version}.json"
         self._values: dict[str, Any] = {}
         self._changed = False
         with suppress(OSError, ValueError):
@@ -51,7 +53,7 @@ class Store:
         with suppress(OSError, ValueError):
             others = dict(json.loads(self._path.read_text())) if self._path.exists() else {}
             write_atomically(self._path, json.dumps(others | self._values).encode())
-            files = sorted(self._path.parent.glob("compositions-*.json"), key=lambda file: file.stat().st_mtime)
-            for old in files[:-MAX_FILES]:
+            files = sorted(self._path.parent.glob(f"{self._name}-*.json"), key=lambda file: file.stat().st_mtime)
+            for old in files[:-MAX_VERSIONS]:
                 old.unlink(missing_ok=True)
         self._changed = False

@@ -1,0 +1,147 @@
+"""What code a run uses: the modules that its targets import, and theirs, comments and docstrings left out."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from entrain_bench.errors import UserError
+from entrain_bench.store import Store
+
+# What runs every run, whatever it is made of.
+DRIVER = "entrain_bench.experiment"
+INIT = "__init__.py"
+OWN_PACKAGES = ("entrain_bench", "entrain_bench_strategies", "entrain_bench_workloads")
+
+
+@cache
+def code_version(targets: frozenset[str]) -> str:
+    """Hash of all modules that a run with these ``_target_``s uses, of this suite and of who wrote a target.
+
+    Raises:
+        UserError: for a target whose module does not exist, and a file that is not Python.
+    """
+    modules = {target.rpartition(".")[0] for target in targets} | {DRIVER}
+    roots = {name: root for name in OWN_PACKAGES if (root := _root_of(name))}
+    for module in sorted(modules):
+        top = module.partition(".")[0]
+        root = roots.get(top) or _root_of(top)
+        if root is None:
+            raise UserError(f"_target_: no module named {top or module!r}")
+        # A lone module may import its neighbours; a package holds all it needs.
+        roots |= {top: root} if root.is_dir() else {place.stem: place for place in root.parent.iterdir()}
+    store = Store("code", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    version = closure_hash(modules, roots, store)
+    store.save()
+    return version
+
+
+def closure_hash(modules: Iterable[str], roots: Mapping[str, Path], store: Store) -> str:
+    """Hash of the modules, of what they import, and so on.
+
+    Args:
+        modules: names to begin with.
+        roots: the top-level modules that count, by name: a package's folder, or a file; others are not followed.
+        store: remembers what files mean by what is in them.
+
+    Raises:
+        UserError: for a file that is not Python.
+    """
+    found: dict[str, str] = {}
+    waiting = sorted(modules)
+    while waiting:
+        module = waiting.pop()
+        path = _path_of(module, roots)
+        if module in found or path is None:
+            continue
+        try:
+            meaning, imported = _read(path.read_bytes(), store)
+        except SyntaxError as error:
+            raise UserError(f"{path}: line {error.lineno}: {error.msg}") from error
+        found[module] = meaning
+        package = module if path.name == INIT else module.rpartition(".")[0]
+        waiting += {name for one in imported for name in _with_parents(_absolute(one, package))} - found.keys()
+    text = "\n".join(f"{module} {found[module]}" for module in sorted(found))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _path_of(module: str, roots: Mapping[str, Path]) -> Path | None:
+    """The file of a module; None if it does not count, or there is none."""
+    top, *inner = module.split(".")
+    root = roots.get(top)
+    if root is None or (inner and not root.is_dir()):
+        return None
+    if not root.is_dir():
+        return root if root.suffix == ".py" else None
+    place = root.joinpath(*inner)
+    return next((file for file in (place / INIT, place.with_suffix(".py")) if file.is_file()), None)
+
+
+def _read(content: bytes, store: Store) -> tuple[str, list[str]]:
+    """Hash of what a file does, and the modules that it may import; relative ones begin with dots."""
+    key = [hashlib.sha256(content).hexdigest()]
+    known = store.get(key)
+    if known is None:
+        tree = ast.parse(content)
+        imported = sorted(set(_imports(tree)))
+        for node in ast.walk(tree):
+            _drop_docstring(node)
+        known = [hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16], imported]
+        store.put(key, known)
+    return known[0], known[1]
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
+    """Names of modules, and of what may be modules, imported anywhere but for type checkers alone."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield base
+            yield from (f"{base}{'' if base.endswith('.') else '.'}{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            yield from _imports(ast.Module(node.orelse, []))
+        else:
+            yield from _imports(node)
+
+
+def _drop_docstring(node: ast.AST) -> None:
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        first = node.body[0] if node.body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            node.body = node.body[1:]
+
+
+def _absolute(name: str, package: str) -> str:
+    """The absolute name of what a module of a package imports."""
+    rest = name.lstrip(".")
+    up = len(name) - len(rest)
+    if not up:
+        return name
+    parents = package.split(".")[: len(package.split(".")) - up + 1]
+    return ".".join([*parents, *([rest] if rest else [])])
+
+
+def _with_parents(module: str) -> list[str]:
+    """A module and the packages it is in, all of which an import runs."""
+    parts = module.split(".")
+    return [".".join(parts[: end + 1]) for end in range(len(parts))]
+
+
+def _root_of(top: str) -> Path | None:
+    """The folder of a package, or the file of a lone module."""
+    try:
+        spec = importlib.util.find_spec(top) if top else None
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        return Path(spec.submodule_search_locations[0])
+    return Path(spec.origin) if spec.origin else None
