@@ -32,7 +32,7 @@ def code_version(targets: frozenset[str]) -> str:
         top = module.partition(".")[0]
         root = roots.get(top) or _root_of(top)
         if root is None:
-            raise UserError(f"_target_: no module named {top or module!r}")
+            raise UserError(f"_target_: no module named {top or repr(module)}")
         # A lone module may import its neighbours; a package holds all it needs.
         roots |= {top: root} if root.is_dir() else {place.stem: place for place in root.parent.iterdir()}
     store = Store("code", f"python{sys.version_info.major}.{sys.version_info.minor}")
