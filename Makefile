@@ -26,6 +26,8 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	else \
 	  echo "setup: needs uv or a Python >= 3.12 on PATH" >&2; exit 1; \
 	fi
+	@# Compiled loops remember the names that their modules had.
+	@find entrain_bench strategies workloads -name '*.nb[ic]' -delete
 	@# Where Python may not write byte code (containers), every start would compile torch and megatron-core anew.
 	@env -u PYTHONDONTWRITEBYTECODE $(PYTHON) -m compileall -qq -j 0 .venv/lib || true
 	@touch $@
@@ -51,10 +53,11 @@ bench: setup ## Measure the harness itself; writes results/bench.json
 ui: setup ## Browse the runs in MLflow on 127.0.0.1:5000
 	.venv/bin/mlflow ui --host 127.0.0.1 --port 5000 --backend-store-uri sqlite:///results/mlflow.db
 
-lint: setup ## Check style and types
+lint: setup ## Check style, types and what may import what
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
+	.venv/bin/lint-imports --no-logo
 
 clean: ## Remove the environment, caches and generated results (results/reference stays)
 	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

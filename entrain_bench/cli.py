@@ -8,11 +8,11 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from entrain_bench.errors import TRACEBACK_VARIABLE, ExecutionError, UserError, internal
+from entrain_bench.errors import TRACEBACK_VARIABLE, ExecutionError, UserError, explain
 
 EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 # A first word of these is a command; anything else is a run or a sweep. Modules are imported when they are wanted.
-COMMANDS = ("figures",)
+COMMANDS = ("check", "figures")
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def run_command(arguments: Sequence[str]) -> int:
         print("interrupted; finished runs are kept", file=sys.stderr)
         return EXIT_INTERRUPTED
     except Exception as error:
-        _show_error(error, f"{internal(error)} (set {TRACEBACK_VARIABLE}=1 for more)")
+        _show_error(error, f"{explain(error)} (set {TRACEBACK_VARIABLE}=1 for more)")
         return EXIT_FAILED
 
 

@@ -1,10 +1,16 @@
 """Errors: those that are the user's to fix, and how to phrase them; and runs that failed by themselves."""
 
+import sysconfig
 from collections.abc import Iterable
 from difflib import get_close_matches
+from traceback import walk_tb
 
 # Set to anything, errors come with their traceback.
 TRACEBACK_VARIABLE = "ENTRAIN_BENCH_TRACEBACK"
+# All modules of this suite are in these.
+OWN_PACKAGES = frozenset({"entrain_bench", "entrain_bench_strategies", "entrain_bench_workloads"})
+# Python's own modules.
+BASE_FOLDER = sysconfig.get_paths()["stdlib"]
 
 
 class UserError(ValueError):
@@ -33,9 +39,24 @@ def require(condition: bool, field: str, value: object, allowed: str) -> None:
         raise UserError(f"{field}={value}: must be {allowed}")
 
 
-def internal(error: Exception) -> str:
-    """One line on an error that is nobody's input."""
-    return f"internal error: {type(error).__name__}: {' '.join(str(error).split())}"
+def explain(error: Exception) -> str:
+    """One line on an error that is nobody's input; one in an outside part names its file and line."""
+    what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    place = _outside_place(error)
+    return f"{place}: {what}" if place else f"internal error: {what}"
+
+
+def _outside_place(error: Exception) -> str:
+    """File, line and function of the innermost call that this suite made to code neither its own nor installed."""
+    place, ours = "", False
+    for frame, line in walk_tb(error.__traceback__):
+        top = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        code = frame.f_code
+        ours = ours or top in OWN_PACKAGES
+        installed = "site-packages" in code.co_filename or code.co_filename.startswith(("<", BASE_FOLDER))
+        if ours and top not in OWN_PACKAGES and not installed:
+            place = f"{code.co_filename}:{line} in {code.co_name}"
+    return place
 
 
 def unknown_choice(field: str, value: str, choices: Iterable[str]) -> UserError:

@@ -84,7 +84,7 @@ def prepare(config: RunConfig) -> Setting:
     executor = instantiate(config.harness, "harness", ("execute", "train"), truth=truth, memory_budget_bytes=budget)
     workload: Workload = instantiate(config.workload, "workload", "source")
     source = workload.source(model.tokens)
-    profile = Profile(job, source, config.seed, config.belief_error, config.belief_bias)
+    profile = Profile(job, truth, source, config.seed, config.belief_error, config.belief_bias)
     return Setting(job, truth, source, Strategy(str(config.strategy["name"]), **parts), executor, profile)
 
 

@@ -14,7 +14,7 @@ from time import perf_counter
 import pandas as pd
 
 from entrain_bench.config.compose import Composer
-from entrain_bench.errors import TRACEBACK_VARIABLE, ExecutionError, IncompatibleError, UserError, internal
+from entrain_bench.errors import TRACEBACK_VARIABLE, ExecutionError, IncompatibleError, UserError, explain
 from entrain_bench.experiment import run_experiment
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Record, Results, new_record
@@ -98,7 +98,7 @@ def attempt(cell: Cell, results: Results) -> Done:
     except UserError as error:
         return Done(cell, None, str(error), perf_counter() - started)
     except Exception as error:
-        return Done(cell, None, internal(error), perf_counter() - started)
+        return Done(cell, None, explain(error), perf_counter() - started)
 
 
 def _run_or_explain(cell: Cell) -> tuple[Record, pd.DataFrame | None]:
@@ -112,7 +112,7 @@ def _run_or_explain(cell: Cell) -> tuple[Record, pd.DataFrame | None]:
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exc()
-        return make("failed", internal(error)), None
+        return make("failed", explain(error)), None
     return make("ok", outcome=outcome), outcome.timeline
 
 

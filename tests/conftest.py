@@ -1,6 +1,9 @@
 """Settings every test shares."""
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+# Compositions and what modules import, known to later runs of the tests as to a user's later commands.
+os.environ.setdefault("XDG_CACHE_HOME", str(Path(__file__).parents[1] / ".pytest_cache" / "cache"))

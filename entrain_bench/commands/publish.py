@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 from entrain_bench.commands.watch import say
-from entrain_bench.errors import TRACEBACK_VARIABLE, internal
+from entrain_bench.errors import TRACEBACK_VARIABLE, explain
 from entrain_bench.records.records import Record, Results
 from entrain_bench.records.report import print_table
 from entrain_bench.records.tracking import log_records
@@ -28,7 +28,7 @@ def log_to_mlflow(results: Results, records: Sequence[Record], name: str) -> Non
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exception(error)
-        say(f"entrain-bench: runs are recorded, but could not be logged to MLflow: {internal(error)}")
+        say(f"entrain-bench: runs are recorded, but could not be logged to MLflow: {explain(error)}")
         return
     if logged:
         say(f"logged {logged} runs to {results.root / 'mlflow.db'} (make ui shows them)")

@@ -39,6 +39,10 @@ class Memory:
     model: ModelSpec
     distributed_optimizer: bool = True
 
+    def parameter_bytes(self, copies: IntArray | int) -> FloatArray:
+        """Weight, gradient and optimizer states of a parameter on a rank, of which ``copies`` ranks hold the same."""
+        return np.asarray(WEIGHT_BYTES + OPTIMIZER_BYTES / np.asarray(copies if self.distributed_optimizer else 1))
+
     def stage_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Parameters of each stage before tensor parallelism ``[stages]``; a tied embedding is held by both its stages.
 
@@ -53,8 +57,7 @@ class Memory:
     def stage_state_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Weights, gradients and optimizer states on one rank of each stage ``[stages]``."""
         shards, copies = module.weight_shards(placed.tp), module.weight_copies(placed.tp, placed.dp * placed.cp)
-        parameters = self.stage_parameters(module, placed) / shards
-        return parameters * (WEIGHT_BYTES + OPTIMIZER_BYTES / (copies if self.distributed_optimizer else 1))
+        return np.asarray(self.stage_parameters(module, placed) / shards * self.parameter_bytes(copies))
 
     def token_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
         """Bytes a token adds on one rank of each stage ``[stages]``.

@@ -17,7 +17,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 import entrain_bench.figures as package
-from entrain_bench.errors import TRACEBACK_VARIABLE, UserError, internal
+from entrain_bench.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.figures._style import STYLE, empty_figure
 from entrain_bench.files import write_atomically
 from entrain_bench.records.cells import Cell
@@ -71,7 +71,7 @@ def draw_figure(name: str, module: FigureModule, study: Study) -> str:
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exc()
-        problem = " ".join(str(error).split()) if isinstance(error, UserError) else internal(error)
+        problem = " ".join(str(error).split()) if isinstance(error, UserError) else explain(error)
         reason = problem
         files = render(lambda: empty_figure(reason))
     for suffix, content in files.items():

@@ -6,17 +6,25 @@ import ast
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from entrain_bench.errors import UserError
+from entrain_bench.errors import OWN_PACKAGES, UserError
 from entrain_bench.store import Store
 
 # What runs every run, whatever it is made of.
 DRIVER = "entrain_bench.experiment"
 INIT = "__init__.py"
-OWN_PACKAGES = ("entrain_bench", "entrain_bench_strategies", "entrain_bench_workloads")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A module's file, and a hash of what it does."""
+
+    path: Path
+    meaning: str
 
 
 @cache
@@ -26,7 +34,15 @@ def code_version(targets: frozenset[str]) -> str:
     Raises:
         UserError: for a target whose module does not exist, and a file that is not Python.
     """
-    modules = {target.rpartition(".")[0] for target in targets} | {DRIVER}
+    return hash_of(sources_of({target.rpartition(".")[0] for target in targets} | {DRIVER}))
+
+
+def sources_of(modules: Collection[str]) -> dict[str, Source]:
+    """The modules that these import, and those import: of this suite, and of whoever wrote the first.
+
+    Raises:
+        UserError: for a module that does not exist, and a file that is not Python.
+    """
     roots = {name: root for name in OWN_PACKAGES if (root := _root_of(name))}
     for module in sorted(modules):
         top = module.partition(".")[0]
@@ -36,13 +52,19 @@ def code_version(targets: frozenset[str]) -> str:
         # A lone module may import its neighbours; a package holds all it needs.
         roots |= {top: root} if root.is_dir() else {place.stem: place for place in root.parent.iterdir()}
     store = Store("code", f"python{sys.version_info.major}.{sys.version_info.minor}")
-    version = closure_hash(modules, roots, store)
+    found = import_closure(modules, roots, store)
     store.save()
-    return version
+    return found
 
 
-def closure_hash(modules: Iterable[str], roots: Mapping[str, Path], store: Store) -> str:
-    """Hash of the modules, of what they import, and so on.
+def hash_of(sources: Mapping[str, Source]) -> str:
+    """One hash for what all the modules do."""
+    text = "\n".join(f"{module} {sources[module].meaning}" for module in sorted(sources))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def import_closure(modules: Iterable[str], roots: Mapping[str, Path], store: Store) -> dict[str, Source]:
+    """The modules, what they import, and so on.
 
     Args:
         modules: names to begin with.
@@ -52,7 +74,7 @@ def closure_hash(modules: Iterable[str], roots: Mapping[str, Path], store: Store
     Raises:
         UserError: for a file that is not Python.
     """
-    found: dict[str, str] = {}
+    found: dict[str, Source] = {}
     waiting = sorted(modules)
     while waiting:
         module = waiting.pop()
@@ -63,11 +85,10 @@ def closure_hash(modules: Iterable[str], roots: Mapping[str, Path], store: Store
             meaning, imported = _read(path.read_bytes(), store)
         except SyntaxError as error:
             raise UserError(f"{path}: line {error.lineno}: {error.msg}") from error
-        found[module] = meaning
+        found[module] = Source(path, meaning)
         package = module if path.name == INIT else module.rpartition(".")[0]
-        waiting += {name for one in imported for name in _with_parents(_absolute(one, package))} - found.keys()
-    text = "\n".join(f"{module} {found[module]}" for module in sorted(found))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+        waiting += {name for one in imported for name in _with_parents(absolute(one, package))} - found.keys()
+    return found
 
 
 def _path_of(module: str, roots: Mapping[str, Path]) -> Path | None:
@@ -83,12 +104,12 @@ def _path_of(module: str, roots: Mapping[str, Path]) -> Path | None:
 
 
 def _read(content: bytes, store: Store) -> tuple[str, list[str]]:
-    """Hash of what a file does, and the modules that it may import; relative ones begin with dots."""
+    """Hash of what a file does, and ``imported_names`` of it."""
     key = [hashlib.sha256(content).hexdigest()]
     known = store.get(key)
     if known is None:
         tree = ast.parse(content)
-        imported = sorted(set(_imports(tree)))
+        imported = sorted({name for node in import_statements(tree) for name in imported_names(node)})
         for node in ast.walk(tree):
             _drop_docstring(node)
         known = [hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16], imported]
@@ -96,19 +117,23 @@ def _read(content: bytes, store: Store) -> tuple[str, list[str]]:
     return known[0], known[1]
 
 
-def _imports(tree: ast.AST) -> Iterator[str]:
-    """Names of modules, and of what may be modules, imported anywhere but for type checkers alone."""
+def import_statements(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """What is imported anywhere but for type checkers alone."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = "." * node.level + (node.module or "")
-            yield base
-            yield from (f"{base}{'' if base.endswith('.') else '.'}{alias.name}" for alias in node.names)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
         elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            yield from _imports(ast.Module(node.orelse, []))
+            yield from import_statements(ast.Module(node.orelse, []))
         else:
-            yield from _imports(node)
+            yield from import_statements(node)
+
+
+def imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """Names of modules, and of what may be modules, that a statement imports; relative ones begin with dots."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    base = "." * node.level + (node.module or "")
+    return [base, *(f"{base}{'' if base.endswith('.') else '.'}{alias.name}" for alias in node.names)]
 
 
 def _drop_docstring(node: ast.AST) -> None:
@@ -118,7 +143,7 @@ def _drop_docstring(node: ast.AST) -> None:
             node.body = node.body[1:]
 
 
-def _absolute(name: str, package: str) -> str:
+def absolute(name: str, package: str) -> str:
     """The absolute name of what a module of a package imports."""
     rest = name.lstrip(".")
     up = len(name) - len(rest)

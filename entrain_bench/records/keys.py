@@ -20,7 +20,7 @@ COSMETIC_KEYS = frozenset({"label", "display_order", "source", "sources"})
 def identify(config: RunConfig) -> tuple[str, str]:
     """Key of a run (configuration, workload data, code) and the code version in it."""
     content = config.content()
-    version = code_version(frozenset(_targets(content)))
+    version = code_version(frozenset(targets_of(content)))
     text = json.dumps([_decisive(content), workload_of(config).fingerprint(), version], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16], version
 
@@ -44,13 +44,14 @@ def _decisive(node: Any) -> Any:
     return [_decisive(value) for value in node] if isinstance(node, list) else node
 
 
-def _targets(node: Any) -> Iterable[str]:
+def targets_of(node: Any) -> Iterable[str]:
+    """Every ``_target_`` in a configuration."""
     if isinstance(node, Mapping):
         for key, value in node.items():
             if key == "_target_":
                 yield str(value)
             else:
-                yield from _targets(value)
+                yield from targets_of(value)
     elif isinstance(node, list):
         for value in node:
-            yield from _targets(value)
+            yield from targets_of(value)

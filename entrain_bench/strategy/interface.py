@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-from entrain_bench.errors import IncompatibleError
+from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
@@ -85,7 +86,8 @@ class Strategy:
         """
         self.check_generators(profile.job.model)
         quick = replace(self, assigner=self.assigner.draft()) if isinstance(self.assigner, Drafter) else self
-        return self.planner.plan(profile, lambda shapes, layout: quick.program(shapes, layout, profile))
+        layout = self.planner.plan(profile, lambda shapes, layout: quick.program(shapes, layout, profile))
+        return _expect(Layout, layout, self.planner.plan)
 
     def check_generators(self, model: ModelSpec) -> None:
         """Refuse a model with generators unless every part says ``handles_generators = True``.
@@ -102,11 +104,20 @@ class Strategy:
 
     def program(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Program:
         """Assign and schedule one global batch."""
-        assignment = self.assigner.assign(shapes, layout, profile)
-        return self.scheduler.schedule(shapes, layout, assignment, profile)
+        assignment = _expect(Assignment, self.assigner.assign(shapes, layout, profile), self.assigner.assign)
+        program = self.scheduler.schedule(shapes, layout, assignment, profile)
+        return _expect(Program, program, self.scheduler.schedule)
 
     def observe(self, timeline: Timeline, profile: Profile) -> Strategy:
         """This strategy after it has seen an executed iteration."""
         if not isinstance(self.assigner, Observer):
             return self
         return replace(self, assigner=self.assigner.observe(timeline, profile))
+
+
+def _expect[T](kind: type[T], value: object, hook: Callable[..., object]) -> T:
+    """What a hook returned, if it is what it must return."""
+    if not isinstance(value, kind):
+        where = f"{inspect.getsourcefile(hook)}:{inspect.getsourcelines(hook)[1]}"
+        raise UserError(f"{where}: {hook.__qualname__} returned {value!r}: must be an object of class {kind.__name__}")
+    return value

@@ -11,7 +11,6 @@ import numpy as np
 
 from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.costs.memory import Memory
 from entrain_bench.errors import OutOfMemoryError, UserError
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job
@@ -226,7 +225,7 @@ def check_memory(profile: Profile, layout: Layout, make_program: MakeProgram) ->
         OutOfMemoryError: saying where how much is missing.
     """
     job = profile.job
-    memory = Memory(job.model, job.distributed_optimizer)
+    memory = profile.memory
     limit = job.planning_budget_bytes
     states = memory.lane_state_bytes(layout)
     need, what = float(states.max()), "weights, gradients and optimizer states alone"

@@ -9,6 +9,7 @@ import numpy as np
 
 from entrain_bench.arithmetic import fit_polynomial, log2, matmul, sine_of_turns
 from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.roofline import PassTimes, loads_of
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
@@ -35,17 +36,15 @@ class Profile:
     """
 
     job: Job
+    _truth: CostTruth
     _source: ShapeSource
     _seed: int
     belief_error: float = 0.0
     belief_bias: float = 0.0
-    _truth: CostTruth = field(init=False)
     _rng: np.random.Generator = field(init=False)
     _fits: dict[tuple[str, int, int], FloatArray] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        truth = CostTruth(self.job.model, self.job.cluster, self.job.distributed_optimizer)
-        object.__setattr__(self, "_truth", truth)
         object.__setattr__(self, "_rng", np.random.default_rng([self._seed, 0x70726F66]))
 
     def draw(self, num_samples: int) -> SampleShapes:
@@ -56,6 +55,24 @@ class Profile:
         """Measured times of one layer of each kind on one packed microbatch of sequences of the given lengths."""
         loads = loads_of(module, np.asarray(lengths), np.array([0, len(lengths)]))
         return [self._truth.roofline.layer_s(kind, loads, tp, cp) for kind in module.kinds]
+
+    @property
+    def memory(self) -> Memory:
+        """What layouts and programs need, as far as anyone can tell beforehand."""
+        return self._truth.memory
+
+    def simulate(self, program: Program, duration_s: FloatArray) -> FloatArray:
+        """End of every action of a program whose actions take as long as believed; transfers are free ``[actions]``.
+
+        Args:
+            program: the program.
+            duration_s: believed seconds of each action ``[actions]``.
+
+        Raises:
+            DeadlockError: if its order contradicts its dependencies.
+        """
+        _, end, _ = place_actions(program, duration_s, np.zeros(len(program.dep_actions)))
+        return end
 
     def step_s(self, layout: Layout) -> float:
         """Measured time of gradient synchronisation and optimizer step on the slowest ranks.

@@ -9,7 +9,6 @@ import numpy as np
 
 from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.costs.memory import OPTIMIZER_BYTES, WEIGHT_BYTES
 from entrain_bench.errors import OutOfMemoryError, UserError, require, unknown_choice
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModuleSpec
@@ -145,7 +144,7 @@ class DflopPlanner:
         """Rows of ``degrees``, microbatch numbers and estimates, in blocks with one TP a module."""
         job = profile.job
         batch = job.global_batch
-        sharded = job.distributed_optimizer
+        parameter_bytes = profile.memory.parameter_bytes
         *encoders, llm = job.model.modules
         means = [np.full(1, tokens) for tokens in (*shapes.item_tokens, shapes.sequence_tokens)]
         for encoder_tp, llm_tp in np.unique(degrees[:, [0, 3]], axis=0).tolist():
@@ -178,7 +177,7 @@ class DflopPlanner:
                     flops = float(module.forward_flops(np.array([tokens]))[0])
                     encoder_s += table.seconds(flops * whole, whole, encoder_pp) * factor[encoder_pp - 1]
                     encoder_act += activation_bytes(module, whole * tokens, encoder_tp * encoder_pp)
-                    encoder_state += state_bytes(module, encoder_tp * encoder_pp, encoder_dp if sharded else 1)
+                    encoder_state += module.parameters / (encoder_tp * encoder_pp) * parameter_bytes(encoder_dp)
                 each = np.array([shapes.sequence_tokens])
                 llm_s = llm_table.seconds(each, packed, llm_pp) * sequences * uneven[-1][llm_pp - 1]
                 yield (
@@ -190,7 +189,7 @@ class DflopPlanner:
                         encoder_act,
                         activation_bytes(llm, packed, llm_tp * llm_pp),
                         encoder_state,
-                        state_bytes(llm, llm_tp * llm_pp, llm_dp if sharded else 1),
+                        llm.parameters / (llm_tp * llm_pp) * parameter_bytes(llm_dp),
                         within,
                     ),
                 )
@@ -245,11 +244,6 @@ def released_order(
             accepted.append(index)
     others = np.lexsort((row, choices, seconds))
     return np.concatenate([np.array(accepted[::-1], np.int64), others[~np.isin(others, accepted)]])
-
-
-def state_bytes(module: ModuleSpec, shards: IntArray, optimizer_shards: IntArray | int) -> FloatArray:
-    """Weights, gradients and optimizer states of a rank if parameters spread evenly over TP x PP ``shards``."""
-    return np.asarray(module.parameters / shards * (WEIGHT_BYTES + OPTIMIZER_BYTES / np.asarray(optimizer_shards)))
 
 
 def activation_bytes(module: ModuleSpec, tokens: FloatArray, shards: IntArray) -> FloatArray:

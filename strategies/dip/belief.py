@@ -9,7 +9,6 @@ from entrain_bench.arrays import FloatArray, IntArray, sum_rows
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.simulate import place_actions
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.planning import recompute_factor
@@ -47,8 +46,7 @@ def believed_s(profile: Profile, program: Program) -> float:
     """Believed time of a program up to its last backward, without transfers, seconds."""
     duration = np.zeros(program.num_actions)
     duration[: program.first_action[-1]] = believed_durations(program, profile)
-    _, end, _ = place_actions(program, duration, np.zeros(len(program.dep_actions)))
-    return float(end.max())
+    return float(profile.simulate(program, duration).max())
 
 
 def lanes_of_actions(program: Program) -> IntArray:

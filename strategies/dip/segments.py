@@ -9,7 +9,6 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
-from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.strategy.profile import Profile
@@ -95,7 +94,7 @@ class Segments:
 
 def segments_of(draft: Program, assignment: Assignment, profile: Profile) -> Segments:
     """The segments of a program, whatever its own order."""
-    memory = Memory(profile.job.model, profile.job.distributed_optimizer)
+    memory = profile.memory
     count = int(draft.first_action[-1])
     lane = lanes_of_actions(draft)
     change, working = (values[:count] for values in memory.action_bytes(draft))

@@ -14,7 +14,6 @@ import numpy as np
 
 from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import FloatArray
-from entrain_bench.costs.memory import OPTIMIZER_BYTES, WEIGHT_BYTES
 from entrain_bench.errors import UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
@@ -297,8 +296,7 @@ class Orchestration:
         total = 0.0
         for spec in (self.profile.job.model.modules[m] for m in self.units[unit]):
             copies = spec.weight_copies(tp, dp * self.cp)
-            sets = 1 if self.profile.job.distributed_optimizer else copies
-            total += spec.parameters * (WEIGHT_BYTES * copies + OPTIMIZER_BYTES * sets)
+            total += spec.parameters * copies * float(self.profile.memory.parameter_bytes(copies))
         return total
 
     def _fewest(self, problem: SubProblem, unit: int, dp: int, activations: bool) -> float:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray, sum_rows
-from entrain_bench.costs.memory import Memory
 from entrain_bench.errors import unknown_choice
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, Chunks
@@ -60,7 +59,7 @@ def eager_warmup(
     the stage before holds back.
     """
     job = profile.job
-    memory = Memory(job.model, job.distributed_optimizer)
+    memory = profile.memory
     room = job.planning_budget_bytes - memory.lane_state_bytes(layout)
     num_microbatches = 1 + max(int(last.max(initial=0)) for last in freed)
     need = np.zeros((layout.num_lanes, num_microbatches))

@@ -13,18 +13,13 @@ import entrain_bench_workloads
 from entrain_bench.config.tree import choices
 from entrain_bench.errors import UserError
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.code import DRIVER, closure_hash, code_version
-from entrain_bench.records.keys import _targets
+from entrain_bench.records.code import DRIVER, code_version, hash_of, import_closure
+from entrain_bench.records.keys import targets_of
 from entrain_bench.run import compose_cells
 from entrain_bench.store import Store
 
 PACKAGES = {module.__name__: Path(module.__path__[0]) for module in
             (entrain_bench, entrain_bench_strategies, entrain_bench_workloads)}  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +40,18 @@ class Tree:
 
     def versions(self, cells: dict[str, Cell]) -> dict[str, str]:
         store = Store("test", "x")
-        return {
-            name: closure_hash(
-                {DRIVER, *(target.rpartition(".")[0] for target in _targets(cell.config.content()))}, self.roots, store
+        found = {
+            name: hash_of(
+                import_closure(
+                    {DRIVER, *(target.rpartition(".")[0] for target in targets_of(cell.config.content()))},
+                    self.roots,
+                    store,
+                )
             )
             for name, cell in cells.items()
         }
+        store.save()
+        return found
 
     def change(self, file: str, old: str, new: str) -> None:
         package, _, inner = file.partition("/")
@@ -113,7 +114,7 @@ def version_of(folder: Path, **files: str) -> str:
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text(text)
     roots = {path.stem: path for path in folder.iterdir()}
-    return closure_hash({"mine"}, roots, Store("test", "x"))
+    return hash_of(import_closure({"mine"}, roots, Store("test", "x")))
 
 
 @pytest.mark.parametrize(

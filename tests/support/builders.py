@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import ActionView, Pass, Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment, group_chunks, same_microbatches
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -146,7 +147,8 @@ class ListSource:
 def profile_of(
     job: Job, shapes: SampleShapes, seed: int = 0, belief_error: float = 0.0, belief_bias: float = 0.0
 ) -> Profile:
-    return Profile(job, ListSource(shapes), seed, belief_error, belief_bias)
+    truth = CostTruth(job.model, job.cluster, job.distributed_optimizer)
+    return Profile(job, truth, ListSource(shapes), seed, belief_error, belief_bias)
 
 
 def even(layers: int, stages: int) -> tuple[int, ...]:

@@ -1,0 +1,60 @@
+"""``entrain-bench check strategy=mine``: the conformance suite on one strategy, its own or anybody's."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from entrain_bench.commands.watch import say
+from entrain_bench.config.compose import Composer
+from entrain_bench.conformance.suite import VALID, Verdict, cases, examine
+
+EXIT_FAILED = 1
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check the strategy that the arguments choose.
+
+    Returns:
+        0, or 1 if a check failed or no run was possible at all.
+
+    Raises:
+        UserError: for a strategy that cannot be composed.
+    """
+    parser = argparse.ArgumentParser(
+        prog="entrain-bench check",
+        description="Run the conformance suite on a strategy and print a report; ends with 1 if a check fails.",
+        epilog="example: entrain-bench check --config-dir my_folder strategy=mine",
+    )
+    parser.add_argument("overrides", nargs="+", metavar="key=value", help="strategy=NAME, and what else is to hold")
+    parser.add_argument("--config-dir", help="a folder of yours with further strategies, workloads, models")
+    options = parser.parse_intermixed_args(arguments)
+    composer = Composer(options.config_dir)
+    found = cases(composer, options.overrides)
+    composer.save()
+    verdicts = []
+    for number, verdict in enumerate(examine(found), start=1):
+        verdicts.append(verdict)
+        say(f"[{number}/{len(found)}] {verdict.case.check}: {verdict.case.name}: {verdict.outcome}")
+    print_report(verdicts)
+    failed = any(verdict.outcome == "failed" for verdict in verdicts)
+    runs = any(verdict.outcome == "ok" for verdict in verdicts if verdict.case.check == VALID)
+    return 0 if runs and not failed else EXIT_FAILED
+
+
+def print_report(verdicts: Sequence[Verdict]) -> None:
+    """A row for every check, then whatever failed or was skipped, and why."""
+    table = Table("check", "ok", "skipped", "failed", "seconds")
+    for check in dict.fromkeys(verdict.case.check for verdict in verdicts):
+        rows = [verdict for verdict in verdicts if verdict.case.check == check]
+        counts = [sum(row.outcome == outcome for row in rows) for outcome in ("ok", "skipped", "failed")]
+        table.add_row(check, *(str(count or "") for count in counts), f"{sum(row.seconds for row in rows):.1f}")
+    console = Console(soft_wrap=True)
+    console.print(table)
+    for verdict in verdicts:
+        if verdict.detail:
+            line = f"{verdict.outcome}: {verdict.case.check}: {verdict.case.name}: {verdict.detail}"
+            console.print(line, markup=False, highlight=False)

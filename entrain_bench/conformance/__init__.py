@@ -1,0 +1,1 @@
+"""What every strategy must do, whoever wrote it, and how that is checked."""

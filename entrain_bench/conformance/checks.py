@@ -1,0 +1,148 @@
+"""Checks of one run: what has to come out, whatever the strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from math import isfinite
+
+import numpy as np
+
+from entrain_bench.config.schema import RunConfig
+from entrain_bench.conformance.walls import trespasses
+from entrain_bench.experiment import Feed, Trainer, prepare, run_experiment
+from entrain_bench.program import Program
+from entrain_bench.program.layout import Layout
+from entrain_bench.records.outcome import Outcome
+from entrain_bench.records.records import METRICS
+from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.strategy.profile import Profile
+
+# How wrong estimates are when a strategy has to cope with wrong ones.
+WRONG_BELIEF = 0.2
+# Iterations over which decisions must not see the truth: an observer has learnt by then.
+WATCHED_ITERATIONS = 3
+# Constants of the truth times these; sizes, memory, the datasheet's peak and the host link are what everybody knows.
+OTHER_TRUTH = {
+    "gemm_efficiency": 0.6,
+    "attention_forward_efficiency": 0.9,
+    "attention_backward_efficiency": 0.4,
+    "memory_bandwidth_bytes_per_s": 0.5,
+    "memory_efficiency": 0.7,
+    "kernel_launch_s": 7.0,
+}
+OTHER_LINKS = {"bandwidth_bytes_per_s": 0.3, "latency_s": 5.0}
+
+
+class ViolationError(Exception):
+    """A strategy does what none may; says what."""
+
+
+def require_walls(config: RunConfig) -> None:
+    """Its modules import nothing that is closed to strategies.
+
+    Raises:
+        ViolationError: naming files and lines.
+    """
+    strategy = prepare(config).strategy
+    modules = {type(part).__module__ for part in (strategy.planner, strategy.assigner, strategy.scheduler)}
+    if found := trespasses(modules):
+        raise ViolationError("; ".join(found))
+
+
+def require_valid(config: RunConfig) -> Outcome:
+    """A run ends with a valid program within memory, all metrics, and no time below the lower bound.
+
+    Raises:
+        UserError: for an invalid program, or one that does not fit memory.
+        ViolationError: for a metric that cannot be.
+    """
+    outcome = run_experiment(config)
+    metrics = outcome.metrics
+    wrong = [name for name in METRICS if name not in metrics or not isfinite(metrics[name])]
+    for name, least, most in (("gap_to_lower_bound", 0.0, np.inf), ("bubble_ratio", 0.0, 1.0)):
+        wrong += [f"{name}={metrics[name]}"] if name not in wrong and not least <= metrics[name] < most else []
+    if wrong:
+        raise ViolationError(f"metrics that cannot be: {', '.join(wrong)}")
+    return outcome
+
+
+def require_repeatable(config: RunConfig) -> None:
+    """Two runs of one seed give one timeline, and wrong estimates still a valid program.
+
+    Raises:
+        UserError, ViolationError: as ``require_valid``, and for timelines that differ.
+    """
+    first, again = require_valid(config), require_valid(config)
+    # Throughput may hold the wall time of an assignment slower than these tiny iterations; the timeline may not.
+    if first.timeline is None or again.timeline is None or not first.timeline.equals(again.timeline):
+        raise ViolationError("two runs of one seed have different timelines")
+    require_valid(replace(config, belief_error=WRONG_BELIEF))
+
+
+def require_blind(config: RunConfig) -> None:
+    """With beliefs held and the truth changed behind them, layout, assignments and programs stay the same.
+
+    Raises:
+        ViolationError: naming what changed.
+    """
+    config = replace(config, belief_error=WRONG_BELIEF)
+    names = ["layout", *(f"program of iteration {i}" for i in range(WATCHED_ITERATIONS))]
+    for name, here, there in zip(names, decisions(config), decisions(config, elsewhere), strict=True):
+        if changed := difference(here, there):
+            raise ViolationError(f"the {name} changes with a truth that no strategy may know ({changed})")
+
+
+def decisions(
+    config: RunConfig, seen: Callable[[ClusterSpec], ClusterSpec] = lambda cluster: cluster
+) -> list[Layout | Program]:
+    """Layout and programs of the first iterations, each executed before the next is made.
+
+    Args:
+        config: the run.
+        seen: the cluster that the strategy is shown; what it measures is measured on the real one.
+    """
+    setting = prepare(config)
+    assert not isinstance(setting.executor, Trainer)
+    job = replace(setting.job, cluster=seen(setting.job.cluster))
+    profile = Profile(job, setting.truth, setting.source, config.seed, config.belief_error, config.belief_bias)
+    layout = setting.strategy.plan(profile)
+    feed, made = Feed(replace(setting, job=job, profile=profile), layout, config.seed), list[Layout | Program]([layout])
+    for iteration in range(WATCHED_ITERATIONS):
+        program, _ = feed.program(feed.batch(iteration))
+        feed.observe(setting.executor.execute(program))
+        made.append(program)
+    return made
+
+
+def elsewhere(cluster: ClusterSpec) -> ClusterSpec:
+    """A cluster that looks the same and is another."""
+    device = replace(cluster.device, **{name: getattr(cluster.device, name) * by for name, by in OTHER_TRUTH.items()})
+    tiers = [
+        replace(tier, **{name: getattr(tier, name) * by for name, by in OTHER_LINKS.items()}) for tier in cluster.tiers
+    ]
+    return replace(cluster, device=device, tiers=tuple(tiers))
+
+
+def difference(one: object, other: object, path: str = "") -> str:
+    """Where two values made of dataclasses, tuples and arrays differ first; empty if they do not."""
+    if type(one) is not type(other):
+        return path or type(one).__name__
+    if isinstance(one, np.ndarray):
+        return "" if np.array_equal(one, np.asarray(other)) else path
+    parts, others = _parts(one), _parts(other)
+    if not parts and not others:
+        return "" if one == other else path
+    if parts.keys() != others.keys():
+        return path
+    found = (difference(part, others[name], f"{path}.{name}".lstrip(".")) for name, part in parts.items())
+    return next(filter(None, found), "")
+
+
+def _parts(value: object) -> dict[str, object]:
+    """What a value is made of, by name; nothing if it is plain."""
+    if isinstance(value, tuple | list):
+        return {str(index): part for index, part in enumerate(value)}
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in fields(value) if not field.name.startswith("_")}
+    return {}

@@ -1,0 +1,83 @@
+"""Walls: what the modules of a strategy may import, read out of their source."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Collection, Iterator
+from dataclasses import fields
+
+from entrain_bench.errors import OWN_PACKAGES
+from entrain_bench.records.code import absolute, import_statements, sources_of
+from entrain_bench.strategy.profile import Profile
+
+SUITE = "entrain_bench"
+STRATEGIES = "entrain_bench_strategies"
+# Rooms of the suite that a strategy may import from. The others hold the truth, the simulator and results.
+OPEN_ROOMS = frozenset({"arithmetic", "arrays", "errors", "program", "specs", "strategy"})
+# What a profile keeps to itself.
+HIDDEN = frozenset(field.name for field in fields(Profile) if field.name.startswith("_"))
+
+
+def trespasses(modules: Collection[str]) -> list[str]:
+    """Where these modules, and those of the same author that they import, reach for what is closed to strategies.
+
+    Raises:
+        UserError: for a module that does not exist, and a file that is not Python.
+    """
+    found = []
+    for module, source in sorted(sources_of(modules).items()):
+        if module.partition(".")[0] in OWN_PACKAGES - {STRATEGIES}:
+            continue
+        package = module if source.path.name == "__init__.py" else module.rpartition(".")[0]
+        tree = ast.parse(source.path.read_bytes())
+        found += [f"{source.path}:{line}: {what}" for line, what in sorted(_in_tree(tree, package))]
+    return found
+
+
+def _in_tree(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
+    for node in import_statements(tree):
+        for name in _closed(node, package):
+            yield node.lineno, f"imports {name}"
+    for attribute in ast.walk(tree):
+        if isinstance(attribute, ast.Attribute) and attribute.attr in HIDDEN and not _is_self(attribute.value):
+            yield attribute.lineno, f"reads {ast.unparse(attribute)}"
+
+
+def _closed(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[str]:
+    """What a statement imports of this suite that is closed to strategies, by where it is defined."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if _is_ours(alias.name) and not _is_open(alias.name))
+        return
+    base = absolute("." * node.level + (node.module or ""), package)
+    if not _is_ours(base):
+        return
+    for alias in node.names:
+        home = _home(base, alias.name)
+        if not _is_open(home):
+            yield f"{home}.{alias.name}" if home == base else home
+
+
+def _home(module: str, name: str) -> str:
+    """The module in which what is imported from a module is defined."""
+    try:
+        value = getattr(importlib.import_module(module), name, None)
+        if value is None:
+            return importlib.import_module(f"{module}.{name}").__name__
+    except ImportError:
+        return module
+    home = getattr(value, "__module__", None) or getattr(value, "__name__", None)
+    return home if isinstance(home, str) and _is_ours(home) else module
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] in OWN_PACKAGES - {STRATEGIES}
+
+
+def _is_open(module: str) -> bool:
+    top, _, rest = module.partition(".")
+    return top == SUITE and rest.partition(".")[0] in OPEN_ROOMS
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
