@@ -8,7 +8,7 @@ BASE_PYTHON = $(shell for p in python3.12 python3 python; do $$p -c 'import sys;
 export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help setup figures measured claims test test-slow bench ui lint clean
+.PHONY: help setup figures measured claims verify reference test test-slow bench ui lint clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -40,6 +40,12 @@ measured: setup ## Train on 4 ranks of this machine; draws results/figures/measu
 
 claims: setup ## Run what is missing; write results/claims.csv, results/claims.md and results/results.md
 	$(BENCH) figures claims results
+
+verify: setup ## Compute every reference cell anew and name what is not the same to the last digit
+	$(BENCH) verify
+
+reference: setup ## Bring results/reference and docs up to date; says what changed
+	$(BENCH) reference
 
 test: setup ## Run the tests (under 3 minutes on 2 cores)
 	$(PYTHON) -m pytest -n auto -q
