@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.lib.stride_tricks import sliding_window_view
 
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import IncompatibleError, UserError
@@ -109,11 +110,21 @@ def first_stage_idle(forward: FloatArray, backward: FloatArray, prefix: list[int
     return end["B", 1, number] - end["B", 0, number - 1]
 
 
+def least_miss(rising: FloatArray, number: int, target: float) -> float:
+    """Distance from the target to the best sum of ``number`` neighbours with one of them swapped at most."""
+    runs = sliding_window_view(rising, number).sum(axis=1) if number else np.zeros(1)
+    first = int(np.abs(runs - target).argmin())
+    swaps = np.delete(rising, slice(first, first + number)) - rising[first : first + number, None]
+    return float(np.abs(runs[first] + np.append(swaps, 0.0) - target).min())
+
+
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(2, 5), st.integers(1, 24))
-def test_every_later_pick_fits_the_interval_best(seed: int, stages: int, count: int) -> None:
+@given(st.integers(0, 2**32 - 1), st.integers(2, 5), st.integers(1, 24), st.sampled_from([1.0, 3.0]))
+def test_every_pick_fits_its_interval_best(seed: int, stages: int, count: int, first: float) -> None:
     rng = np.random.default_rng(seed)
     forward, backward = rng.uniform(0.1, 5, (count, stages)), rng.uniform(0.1, 9, (count, stages))
+    # With a slow first stage, its forwards of the warm-up hold backwards up.
+    forward[:, 0] *= first
     order = interval_order(forward, backward)
     assert sorted(order) == list(range(count))
     rising = np.argsort(forward.sum(axis=1))
@@ -121,6 +132,9 @@ def test_every_later_pick_fits_the_interval_best(seed: int, stages: int, count: 
     assert order[0] == rising[0]
     assert order[count - rear :].tolist() == rising[1 : 1 + rear].tolist()
     middle = count - rear
+    interval, number = forward[order[0], 1:].sum() + backward[order[0], 1:].sum(), min(stages, middle) - 1
+    miss = abs(forward[order[1 : 1 + number], 0].sum() - interval)
+    assert miss == pytest.approx(least_miss(np.sort(forward[order[1:middle], 0]), number, interval))
     for at in range(stages, middle):
         idle = first_stage_idle(forward, backward, order[:at].tolist(), at - stages + 1)
         left = order[at:middle]
@@ -136,6 +150,21 @@ def test_interval_filling_by_hand() -> None:
     # Stage 0: F 0-1, F 1-4, B(1) arrives at 4, 4-6. Stage 1: B(1) 2-4, F(3) 4-5, B(3) 5-7 -> idle 7 - 6 = 1 -> the 4.
     # Then the 6 alone is left.
     assert interval_order(forward, backward).tolist() == [1, 4, 0, 2, 3]
+    # B(3) 5-11 -> idle 11 - 6 = 5, between the 4 and the 6 -> the smaller.
+    backward[4, 1] = 6.0
+    assert interval_order(forward, backward).tolist() == [1, 4, 0, 2, 3]
+    forward[0, 0] = 3.9
+    assert interval_order(forward, backward).tolist() == [1, 4, 2, 0, 3]
+
+
+def test_a_warm_up_with_a_slow_first_stage_by_hand() -> None:
+    forward = np.array([[1.0, 4, 1], [9, 3, 2], [5, 3, 2], [7, 2, 3], [4, 3, 4], [6, 2, 4], [2, 3, 3]])
+    backward = np.tile([1.0, 3, 4], (7, 1))
+    # First: 0. Rear: 6 and 2. Interval 1: 4 + 1 forward, 3 + 4 backward = 12; of 4, 6, 7 and 9 the 6 and the 7.
+    # Stage 0: F0 0-1, F5 1-7, F3 7-14, then B0, which arrives at 13, 14-15.
+    # Stage 1: F0 1-5, F5 7-9, B0 10-13, F3 14-16, B5 18-21. Stage 2: F0 5-6, B0 6-10, F5 10-14, B5 14-18.
+    # Idle 21 - 15 = 6 -> the 4, then the 9 that is left.
+    assert interval_order(forward, backward).tolist() == [0, 5, 3, 4, 1, 6, 2]
 
 
 def test_one_stage_keeps_the_order() -> None:
