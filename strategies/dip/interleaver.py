@@ -96,7 +96,7 @@ class Groups(NamedTuple):
     Attributes:
         need_bytes: what its forwards hold and will hold ``[lanes, groups]``.
         num_left: actions to come ``[lanes, groups]``.
-        first_open: first group with actions to come when the lane last ran one, at first group 0 ``[lanes]``.
+        first_open: first group with actions to come ``[lanes]``.
     """
 
     need_bytes: IntArray
@@ -144,7 +144,7 @@ def _nothing_run(actions: Actions, room_bytes: IntArray) -> tuple[Queues, Lanes,
         choice=np.full(num_lanes, -1),
         begin_s=np.full(num_lanes, np.inf),
     )
-    return queues, lanes, Groups(need_bytes, num_left, np.zeros(num_lanes, np.int64))
+    return queues, lanes, Groups(need_bytes, num_left, (num_left > 0).argmax(axis=1))
 
 
 @njit(cache=True)

@@ -57,7 +57,7 @@ def sequential_pipeline(
 
 
 def random_actions(rng: np.random.Generator) -> tuple[Actions, IntArray, IntArray]:
-    """Groups of chunks on all lanes of their set, with the set of each lane and often too little room.
+    """Groups of chunks on lanes of their set, with the set of each lane and often too little room.
 
     Every chunk's backward waits for its forward; chunks of a group wait for each other, backwards the other way round.
     """
@@ -66,8 +66,8 @@ def random_actions(rng: np.random.Generator) -> tuple[Actions, IntArray, IntArra
     for one in range(3):
         lanes = np.flatnonzero(lane_set == one)
         for group in range(int(rng.integers(1, 5))):
-            first, more = len(rows), int(rng.integers(0, 4))
-            places = rng.permutation(np.append(lanes, rng.choice(lanes, more)))
+            first = len(rows)
+            places = rng.choice(lanes, int(rng.integers(1, len(lanes) + 4)))
             chunks, sizes = len(places), rng.integers(0, 4, len(places))
             for kind in (FORWARD, BACKWARD):
                 rows += [(lane, kind, group, size) for lane, size in zip(places, sizes, strict=True)]
