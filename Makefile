@@ -53,7 +53,7 @@ test: setup ## Run the tests (under 3 minutes on 2 cores)
 test-slow: setup ## Run the tests that take longer
 	$(PYTHON) -m pytest -q -m slow
 
-bench: setup ## Measure the harness itself; writes results/bench.json
+bench: setup ## Measure the suite itself; writes results/bench.json
 	$(PYTHON) -m entrain_bench.bench
 
 ui: setup ## Browse the runs in MLflow on 127.0.0.1:5000

@@ -23,7 +23,7 @@ from entrain_bench.strategy.planning import Island, place_islands
 from entrain_bench.strategy.profile import Profile
 from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainPlanner, DistTrainScheduler
 from entrain_bench_strategies.disttrain.assigner import position_within, stage_shares, unit_replicas
-from entrain_bench_strategies.disttrain.orchestration import Options, UnitLoad, best_integers, iteration_s, solve
+from entrain_bench_strategies.disttrain.orchestration import GroupLoad, Options, best_integers, iteration_s, solve
 from entrain_bench_strategies.disttrain.planner import Orchestration
 from entrain_bench_strategies.disttrain.reordering import balanced_groups, interval_order
 from support.builders import no_delay, placed, profile_of, random_samples, samples, tiny_cluster, tiny_job, tiny_model
@@ -306,9 +306,11 @@ def test_modules_that_share_ranks_with_different_dp_are_incompatible() -> None:
     st.integers(1, 200),
 )
 def test_the_convex_solution_is_as_good_as_a_fine_grid(
-    units: list[tuple[float, int, int]], num_gpus: int, num_steps: int
+    groups: list[tuple[float, int, int]], num_gpus: int, num_steps: int
 ) -> None:
-    loads = [UnitLoad(work, least, least + extra, fills=index == 0) for index, (work, least, extra) in enumerate(units)]
+    loads = [
+        GroupLoad(work, least, least + extra, fills=index == 0) for index, (work, least, extra) in enumerate(groups)
+    ]
     gpus = solve(loads, num_gpus, num_steps)
     assert gpus is not None
     assert gpus.sum() <= num_gpus * (1 + 1e-15)
@@ -324,26 +326,26 @@ def test_the_convex_solution_is_as_good_as_a_fine_grid(
 
 
 def test_a_problem_that_a_general_solver_misses() -> None:
-    # SLSQP ended 5% off. The backbone is slow whatever it gets: all but one GPU go to the only unit that warms up.
-    gpus = solve([UnitLoad(0.5, 1, 145, fills=False), UnitLoad(25.0, 1, 145)], 145, 1)
+    # SLSQP ended 5% off. The backbone is slow whatever it gets: all but one GPU go to the only group that warms up.
+    gpus = solve([GroupLoad(0.5, 1, 145, fills=False), GroupLoad(25.0, 1, 145)], 145, 1)
     assert gpus is not None
     assert gpus.tolist() == pytest.approx([1.0, 144.0], rel=1e-14)
 
 
 def test_units_without_work_and_too_few_gpus() -> None:
-    idle = [UnitLoad(0.0, 2, 8), UnitLoad(0.0, 3, 8, fills=False)]
+    idle = [GroupLoad(0.0, 2, 8), GroupLoad(0.0, 3, 8, fills=False)]
     gpus = solve(idle, 8, 4)
     assert gpus is not None
     assert all(load.fewest <= x <= load.most for x, load in zip(gpus, idle, strict=True))
     assert solve(idle, 4, 4) is None
-    assert solve([UnitLoad(1.0, 3, 2)], 8, 4) is None
-    only = solve([UnitLoad(1.0, 1, 6)], 8, 4)
+    assert solve([GroupLoad(1.0, 3, 2)], 8, 4) is None
+    only = solve([GroupLoad(1.0, 1, 6)], 8, 4)
     assert only is not None
     assert only.tolist() == [6.0]
 
 
 def test_three_units_are_solved_like_two() -> None:
-    loads = [UnitLoad(3.0, 1, 60), UnitLoad(6.0, 2, 60, fills=False), UnitLoad(1.0, 1, 60)]
+    loads = [GroupLoad(3.0, 1, 60), GroupLoad(6.0, 2, 60, fills=False), GroupLoad(1.0, 1, 60)]
     gpus = solve(loads, 60, 20)
     assert gpus is not None
     best = min(
@@ -355,7 +357,7 @@ def test_three_units_are_solved_like_two() -> None:
 
 
 def test_bounds_are_kept_and_too_little_is_refused() -> None:
-    loads = [UnitLoad(1.0, 10, 64), UnitLoad(50.0, 1, 20, fills=False)]
+    loads = [GroupLoad(1.0, 10, 64), GroupLoad(50.0, 1, 20, fills=False)]
     gpus = solve(loads, 64, 32)
     assert gpus is not None
     assert gpus[0] >= 10
@@ -367,22 +369,22 @@ def test_bounds_are_kept_and_too_little_is_refused() -> None:
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 20), st.booleans())
 def test_the_best_integers_are_those_of_brute_force(seed: int, num_units: int, num_steps: int, asked: bool) -> None:
     rng = np.random.default_rng(seed)
-    units = []
+    groups = []
     for _ in range(num_units):
         dp, pp = rng.integers(1, 4, (2, 6))
         fill = rng.integers(1, 9, 6).astype(float)
-        units.append(Options(dp, pp, dp * pp, fill, fill / rng.integers(1, 4, 6)))
+        groups.append(Options(dp, pp, dp * pp, fill, fill / rng.integers(1, 4, 6)))
     total = int(rng.integers(num_units, 4 * num_units)) if asked else None
     expected = []
     for at in product(range(6), repeat=num_units):
-        chosen = [unit.take(np.array([i])) for unit, i in zip(units, at, strict=True)]
+        chosen = [group.take(np.array([i])) for group, i in zip(groups, at, strict=True)]
         if sum(int(c.ranks[0]) for c in chosen) <= 12 and total in (None, sum(int(c.pp[0]) for c in chosen)):
             slowest = max(float(c.slowest_s[0]) for c in chosen)
             expected.append(sum(float(c.fill_s[0]) for c in chosen) + (num_steps - 1) * slowest)
-    found = best_integers(units, 12, num_steps, 3, total)
+    found = best_integers(groups, 12, num_steps, 3, total)
     assert [seconds for seconds, _ in found] == pytest.approx(sorted(expected)[:3])
     if not asked and found:
-        few = best_integers([unit.undominated() for unit in units], 12, num_steps, 1)
+        few = best_integers([group.undominated() for group in groups], 12, num_steps, 1)
         assert few[0][0] == pytest.approx(found[0][0])
 
 
