@@ -96,7 +96,7 @@ class Record:
             **{name: self.metrics.get(name) for name in METRICS},
             **settings,
             **degrees,
-            "layout": "; ".join(f"{name} {text}" for name, text in self.layout.items()),
+            "layout": "; ".join(f"{name} {text}" for name, text in sorted(self.layout.items())),
             **{part: self.labels[part] for part in ("planner", "assigner", "scheduler")},
             "strategy_parameters": parameters_text(self.config["strategy"]),
             "workload_parameters": parameters_text(self.config["workload"]),
@@ -118,9 +118,9 @@ def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def parameters_text(node: Mapping[str, Any]) -> str:
-    """The parameters of a group as one text."""
+    """The parameters of a group as one text, by their paths."""
     leaves = {path: value for path, value in flatten(node).items() if path != "name" and path not in COSMETIC_KEYS}
-    return " ".join(f"{path}={json.dumps(value)}" for path, value in leaves.items() if "_target_" not in path)
+    return " ".join(f"{path}={json.dumps(value)}" for path, value in sorted(leaves.items()) if "_target_" not in path)
 
 
 def new_record(cell: Cell, status: str, reason: str = "", outcome: Outcome | None = None) -> Record:
