@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import product
 
+from entrain_bench.bench import everyday
 from entrain_bench.bench.measures import (
     against_megatron,
     against_torch,
@@ -70,10 +71,26 @@ WIDE = (
     "model.modules.llm.ffn_hidden_size=1024",
 )
 
+# Cells that take next to no time.
+TINY = (
+    "strategy=megatron",
+    "model=tiny",
+    "cluster=tiny",
+    "global_batch=16",
+    "microbatch_size=2",
+    "layout.tp=1",
+    "layout.dp=2",
+    "iterations=1",
+)
+
 type Case = tuple[str, Callable[[], dict[str, float]]]
 
 
 CASES: dict[str, Case] = {
+    "quick": ("from_nothing_s <= 60", partial(everyday.figures, ["quick"])),
+    "figures": ("from_nothing_s <= 540, nothing_to_do_s <= 30", everyday.figures),
+    "sweep_200_cells": ("first_result_s <= 5, overhead_s <= 0.050", partial(everyday.sweep, 200, TINY)),
+    "memory_1000_cells": ("growth <= 0.02", partial(everyday.memory, 1000, TINY)),
     **{
         f"iteration_64_gpus_{name}": ("iteration_s <= 0.010", partial(simulated_iteration, [f"strategy={name}"]))
         for name in ("megatron", "entrain")

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from entrain_bench.bench import everyday
 from entrain_bench.bench.__main__ import main
-from entrain_bench.bench.cases import ASSIGNMENT_TARGETS, CASES, GLOBAL_BATCHES, LPT
+from entrain_bench.bench.cases import ASSIGNMENT_TARGETS, CASES, GLOBAL_BATCHES, LPT, TINY
 from entrain_bench.bench.measures import WARM_UPS, assignment, bucket_filling, bucket_gap, wall_times_s
 from entrain_bench.config.tree import choices
 
@@ -86,3 +87,20 @@ def test_a_case_that_fails_is_named_and_the_others_are_written(
     cases = json.loads((tmp_path / "results" / "bench.json").read_text())["cases"]
     assert set(cases) == set(CASES) - {"lpt_synthetic"}
     assert cases["assignment_entrain_512"] == {"target": "assign_s <= 0.020", "assign_s": 0.5}
+
+
+def test_a_sweep_is_timed_to_its_first_result_and_to_its_end() -> None:
+    measured = everyday.sweep(3, TINY)
+    assert 0 < measured["first_result_s"] < measured["total_s"]
+    assert 0 < measured["experiment_s"] < measured["total_s"]
+
+
+def test_a_command_that_fails_is_no_measurement() -> None:
+    with pytest.raises(RuntimeError, match="figures no_such_figure .* ended with 2"):
+        everyday.figures(["no_such_figure"])
+
+
+def test_memory_is_read_after_a_fifth_of_the_cells_and_after_all() -> None:
+    measured = everyday.memory(5, TINY)
+    assert 0 < measured["after_a_fifth_mb"] <= measured["after_all_mb"]
+    assert measured["growth"] == pytest.approx(measured["after_all_mb"] / measured["after_a_fifth_mb"] - 1)
