@@ -1,1 +1,64 @@
-"""One suite for load-balancing strategies of multimodal-LLM training: plan, schedule, simulate, measure, compare."""
+"""One suite for load-balancing strategies of multimodal-LLM training: plan, schedule, simulate, measure, compare.
+
+The names here are for scripts and notebooks; each is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from entrain_bench.config.compose import compose
+    from entrain_bench.errors import UserError
+    from entrain_bench.experiment import prepare, run_experiment
+    from entrain_bench.program import Program
+    from entrain_bench.program.assignment import Assignment
+    from entrain_bench.program.layout import Layout
+    from entrain_bench.program.timeline import Timeline
+    from entrain_bench.records.metrics import measure
+    from entrain_bench.specs.items import Items, shapes_of
+    from entrain_bench.specs.stream import ListedShapes
+    from entrain_bench.strategy.profile import Profile
+
+_HOMES = {
+    "Assignment": "program.assignment",
+    "Items": "specs.items",
+    "Layout": "program.layout",
+    "ListedShapes": "specs.stream",
+    "Profile": "strategy.profile",
+    "Program": "program",
+    "Timeline": "program.timeline",
+    "UserError": "errors",
+    "compose": "config.compose",
+    "measure": "records.metrics",
+    "prepare": "experiment",
+    "run_experiment": "experiment",
+    "shapes_of": "specs.items",
+}
+
+__all__ = [
+    "Assignment",
+    "Items",
+    "Layout",
+    "ListedShapes",
+    "Profile",
+    "Program",
+    "Timeline",
+    "UserError",
+    "compose",
+    "measure",
+    "prepare",
+    "run_experiment",
+    "shapes_of",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,6 +12,7 @@ import numpy as np
 from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.costs.truth import CostTruth
+from entrain_bench.errors import UserError
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.table import timeline_frame
@@ -59,8 +60,12 @@ class Setting:
     profile: Profile
 
 
-def prepare(config: RunConfig) -> Setting:
+def prepare(config: RunConfig, source: ShapeSource | None = None) -> Setting:
     """Build the objects a configuration describes.
+
+    Args:
+        config: the run.
+        source: samples instead of the configured workload's.
 
     Raises:
         UserError: naming what is wrong in the configuration or the data.
@@ -82,8 +87,9 @@ def prepare(config: RunConfig) -> Setting:
         for part, method in (("planner", "plan"), ("assigner", "assign"), ("scheduler", "schedule"))
     }
     executor = instantiate(config.harness, "harness", ("execute", "train"), truth=truth, memory_budget_bytes=budget)
-    workload: Workload = instantiate(config.workload, "workload", "source")
-    source = workload.source(model.tokens)
+    if source is None:
+        workload: Workload = instantiate(config.workload, "workload", "source")
+        source = workload.source(model.tokens)
     profile = Profile(job, truth, source, config.seed, config.belief_error, config.belief_bias)
     return Setting(job, truth, source, Strategy(str(config.strategy["name"]), **parts), executor, profile)
 
@@ -132,15 +138,24 @@ class Feed:
         self._executed = timeline
 
 
-def run_experiment(config: RunConfig, progress: Callable[[int], None] = lambda _: None) -> Outcome:
+def run_experiment(
+    config: RunConfig, progress: Callable[[int], None] = lambda _: None, source: ShapeSource | None = None
+) -> Outcome:
     """Plan once, then assign, schedule, execute and measure every iteration.
 
     Args:
         config: the run.
         progress: called with the number of finished iterations.
+        source: samples instead of the configured workload's; only where the harness simulates.
+
+    Raises:
+        UserError: naming what is wrong in the configuration, the data, or what parts made of them.
+        ExecutionError: for a run that broke though its input was good.
     """
-    setting = prepare(config)
+    setting = prepare(config, source)
     if isinstance(setting.executor, Trainer):
+        if source is not None:
+            raise UserError(f"harness={config.harness['label']}: takes its samples from the configured workload")
         return setting.executor.train(config, progress)
     job, strategy, profile = setting.job, setting.strategy, setting.profile
     job.model.check_shapes(setting.source.batch(0, job.global_batch, config.seed))

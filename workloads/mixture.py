@@ -10,12 +10,11 @@ import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import require
+from entrain_bench.specs.items import concatenate
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.stream import stable_rng
 from entrain_bench.specs.tokens import TokenRules
 from entrain_bench.specs.workload import ShapeSource, Workload
-
-from .items import concatenate
-from .stream import stable_rng
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

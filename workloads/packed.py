@@ -9,12 +9,12 @@ import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import require
+from entrain_bench.specs.items import Items, concatenate, shapes_of
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.stream import stable_rng, stream_blocks
 from entrain_bench.specs.tokens import TokenRules
 
-from .items import Items, concatenate, merge
 from .marginals import Marginal, parse_marginal
-from .stream import stable_rng, stream_blocks
 
 # The unit of random access.
 BLOCK_SAMPLES = 256
@@ -105,7 +105,7 @@ class PackedSource:
         projected, offsets = self._projected(patches), np.array(bounds)
         text = self.sequence_tokens - np.add.reduceat(projected, offsets[:-1])
         items = Items(np.diff(offsets), patches, projected)
-        return merge(np.arange(first_id, first_id + num_samples), text, {"image": items})
+        return shapes_of(text, {"image": items}, np.arange(first_id, first_id + num_samples))
 
     def _projected(self, patches: IntArray) -> IntArray:
         return -(-patches // self.merged_patches)

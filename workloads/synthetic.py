@@ -10,14 +10,14 @@ from scipy import special
 
 from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, sum_rows, take_rows
 from entrain_bench.errors import UserError, require
+from entrain_bench.specs.items import Items, concatenate, shapes_of
 from entrain_bench.specs.parse import parse
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.stream import stable_rng, stream_blocks
 from entrain_bench.specs.tokens import TokenRules
 
 from .copula import RankCorrelation, draw_latents, latent_root, match_ranks
-from .items import Items, concatenate, merge
 from .marginals import Marginal, parse_marginal
-from .stream import stable_rng, stream_blocks
 
 # Sizes are matched to latent ranks within a block; pooled over blocks that costs a correlation 2 / BLOCK_SAMPLES of
 # its value. A block is also the unit of random access.
@@ -167,7 +167,7 @@ class SyntheticSource:
             name: _draw_items(modality, latents[:, 1 + index], rng)
             for index, (name, modality) in enumerate(self.modalities.items())
         }
-        return merge(np.arange(first_id, first_id + BLOCK_SAMPLES), text, items)
+        return shapes_of(text, items, np.arange(first_id, first_id + BLOCK_SAMPLES))
 
 
 def _parse_modality(config: object, where: str, rate: float | None) -> _Modality:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.specs.items import Items
 from entrain_bench.specs.tokens import TokenRules
-
-from .items import Items
 
 # Beyond this ratio of its sides Qwen2.5-VL's image processor refuses an image.
 MAX_ASPECT_RATIO = 200.0

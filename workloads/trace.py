@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray
 from entrain_bench.errors import UserError, require
+from entrain_bench.specs.items import shapes_of
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.stream import ListedShapes
 from entrain_bench.specs.tokens import TokenRules
 
 from .columns import TraceColumns, read_columns
-from .items import merge
-from .stream import stable_rng, stream_blocks
 from .tokens import audio_items, image_items, text_tokens, video_items
 
 PACKAGED_TRACES = Path(__file__).parent / "traces"
@@ -66,7 +65,7 @@ class TraceWorkload:
         except OSError as error:
             raise UserError(f"workload.path={path}: cannot be read ({error.strerror})") from error
 
-    def source(self, rules: TokenRules) -> TraceSource:
+    def source(self, rules: TokenRules) -> ListedShapes:
         """Read the trace and convert all of it once.
 
         Raises:
@@ -76,7 +75,7 @@ class TraceWorkload:
         allowed = f"at least model.tokens.min_image_tokens={rules.min_image_tokens}"
         valid = self.max_image_tokens >= rules.min_image_tokens
         require(valid, "workload.max_image_tokens", self.max_image_tokens, allowed)
-        return TraceSource(self.name, self._shapes(read_columns(self._file()), rules))
+        return ListedShapes(self.name, self._shapes(read_columns(self._file()), rules))
 
     def _shapes(self, columns: TraceColumns, rules: TokenRules) -> SampleShapes:
         text = columns.text.astype(np.int64) if columns.text_in_tokens else text_tokens(columns.text, rules)
@@ -92,7 +91,7 @@ class TraceWorkload:
             self.max_video_frame_tokens,
         )
         audio = audio_items(columns.audio_seconds, rules)
-        return merge(columns.sample_ids, text, {"image": images, "video": frames, "audio": audio})
+        return shapes_of(text, {"image": images, "video": frames, "audio": audio}, columns.sample_ids)
 
     def _file(self) -> Path:
         packaged = PACKAGED_TRACES / self.path
@@ -104,34 +103,3 @@ class TraceWorkload:
             what = "is not a file" if path.exists() else "does not exist"
             raise UserError(f"workload.path={self.path}: {what}; must be a Parquet file or one of {names}")
         return path
-
-
-@dataclass(frozen=True, slots=True)
-class TraceSource:
-    """A converted trace. The stream passes over all samples in one random order after another.
-
-    Attributes:
-        name: of the workload.
-        shapes: all samples, in the file's order.
-    """
-
-    name: str
-    shapes: SampleShapes
-    _epochs: dict[tuple[int, int], IntArray] = field(default_factory=dict, repr=False, compare=False)
-
-    def batch(self, iteration: int, num_samples: int, seed: int) -> SampleShapes:
-        """Samples ``iteration * num_samples`` and following of the stream that belongs to the seed."""
-        blocks = stream_blocks(iteration, num_samples, seed, len(self.shapes))
-        return self.shapes.take(np.concatenate([self._epoch(seed, epoch)[lo:hi] for epoch, lo, hi in blocks]))
-
-    def draw(self, num_samples: int, rng: np.random.Generator) -> SampleShapes:
-        """Independent, uniform draws of rows."""
-        require(num_samples >= 1, "num_samples", num_samples, "at least 1")
-        return self.shapes.take(rng.integers(len(self.shapes), size=num_samples))
-
-    def _epoch(self, seed: int, epoch: int) -> IntArray:
-        if (seed, epoch) not in self._epochs:
-            while len(self._epochs) > 1:  # the stream moves on: the last two are enough
-                del self._epochs[next(iter(self._epochs))]
-            self._epochs[seed, epoch] = stable_rng(self.name, seed, epoch).permutation(len(self.shapes))
-        return self._epochs[seed, epoch]

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from hydra import compose
+import hydra
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -102,7 +102,7 @@ class Composer:
         values: dict[str, Any] | None = self._store.get(key)
         if values is None:
             with in_tree():
-                config = compose(CONFIG_NAME, overrides=[*self._search, *overrides])
+                config = hydra.compose(CONFIG_NAME, overrides=[*self._search, *overrides])
             values = plain_values(config, resolve=False)
             self._store.put(key, values)
         return values
@@ -112,7 +112,7 @@ class Composer:
         parser = OverridesParser.create(GlobalHydra.instance().config_loader())
         parsed = parser.parse_overrides(list(overrides))
         fixed = [text for text, one in zip(overrides, parsed, strict=True) if not one.is_sweep_override()]
-        base: DictConfig = compose(CONFIG_NAME, overrides=[*self._search, *fixed], return_hydra_config=True)
+        base: DictConfig = hydra.compose(CONFIG_NAME, overrides=[*self._search, *fixed], return_hydra_config=True)
         swept = [f"{key}={value}" for key, value in (base.hydra.sweeper.params or {}).items()]
         batches = BasicSweeper.split_arguments(parser.parse_overrides([*swept, *overrides]), None)
         return {
@@ -120,6 +120,22 @@ class Composer:
             "launcher": str(base.hydra.launcher["_target_"]),
             "num_processes": int(base.hydra.launcher.get("n_jobs") or 1),
         }
+
+
+def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
+    """The run that overrides describe, as on the command line; without any the default one.
+
+    Args:
+        *overrides: ``key=value``.
+        config_dir: a folder of the user's with further choices.
+
+    Raises:
+        UserError: for unknown keys, unknown choices, wrong types and values out of range.
+    """
+    composer = Composer(config_dir)
+    config = composer.run(overrides)
+    composer.save()
+    return config
 
 
 @cache

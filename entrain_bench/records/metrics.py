@@ -57,7 +57,7 @@ def rank_seconds(timeline: Timeline, seconds: FloatArray) -> float:
     return float((seconds[program.lane_actions] * width).sum())
 
 
-def measure(timeline: Timeline, truth: CostTruth, assignment_time_s: float) -> dict[str, float]:
+def measure(timeline: Timeline, truth: CostTruth, assignment_time_s: float = 0.0) -> dict[str, float]:
     """The metrics of one iteration, by the column names of ``results/table.csv``."""
     program, cluster = timeline.program, truth.cluster
     encoders = [index for index, module in enumerate(truth.model.modules) if module.is_encoder]

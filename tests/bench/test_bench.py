@@ -96,7 +96,7 @@ def test_a_sweep_is_timed_to_its_first_result_and_to_its_end() -> None:
 
 
 def test_a_command_that_fails_is_no_measurement() -> None:
-    with pytest.raises(RuntimeError, match="figures no_such_figure .* ended with 2"):
+    with pytest.raises(RuntimeError, match=r"figures no_such_figure .* ended with 2"):
         everyday.figures(["no_such_figure"])
 
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from entrain_bench.errors import UserError
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.stream import ListedShapes
 from entrain_bench.specs.tokens import TokenRules
-from entrain_bench_workloads.trace import PACKAGED_TRACES, TraceSource, TraceWorkload
+from entrain_bench_workloads.trace import PACKAGED_TRACES, TraceWorkload
 
 # Qwen2.5-VL with a Whisper-like audio encoder.
 RULES = TokenRules(14, 2, 4, 2, 2.0, 50.0, 2, 30.0, 4.0)
@@ -61,16 +62,16 @@ def item_tokens(shapes: SampleShapes) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def sources() -> dict[str, TraceSource]:
+def sources() -> dict[str, ListedShapes]:
     return {Path(name).stem: TraceWorkload(path=name).source(RULES) for name in TRACES}
 
 
-def test_all_traces_are_packaged_with_their_rows(sources: dict[str, TraceSource]) -> None:
+def test_all_traces_are_packaged_with_their_rows(sources: dict[str, ListedShapes]) -> None:
     assert {name: len(source.shapes) for name, source in sources.items()} == ROWS
 
 
 @pytest.mark.parametrize("name", TOKEN_QUANTILES)
-def test_token_quantiles_of_the_provenance(name: str, sources: dict[str, TraceSource]) -> None:
+def test_token_quantiles_of_the_provenance(name: str, sources: dict[str, ListedShapes]) -> None:
     assert half_up(np.quantile(item_tokens(sources[name].shapes), PROBABILITIES)) == TOKEN_QUANTILES[name]
 
 
@@ -81,7 +82,7 @@ def test_word_quantiles_of_the_provenance(name: str) -> None:
     assert np.abs(got - WORD_QUANTILES[name]).max() <= 0.6  # the provenance does not say how halves were rounded
 
 
-def test_speech_seconds_of_the_provenance(sources: dict[str, TraceSource]) -> None:
+def test_speech_seconds_of_the_provenance(sources: dict[str, ListedShapes]) -> None:
     shapes = sources["librispeech"].shapes
     seconds = shapes.encoder_tokens(["audio"]) / RULES.audio_frames_per_s
     assert np.allclose(np.quantile(seconds, PROBABILITIES), SECONDS_QUANTILES, atol=0.07)
@@ -103,7 +104,7 @@ def test_constructor_reads_nothing_and_names_itself_after_the_file() -> None:
 # The stream.
 
 
-def test_an_epoch_holds_every_row_once_and_epochs_differ(sources: dict[str, TraceSource]) -> None:
+def test_an_epoch_holds_every_row_once_and_epochs_differ(sources: dict[str, ListedShapes]) -> None:
     source = sources["sroie_receipts"]
     first, second = (source.batch(epoch, 626, seed=3).sample_ids for epoch in (0, 1))
     assert sorted(first) == sorted(second) == list(range(626))
@@ -121,12 +122,12 @@ def test_random_access_equals_reading_in_order(num_samples: int, iterations: lis
         assert np.array_equal(ids, in_order[iteration * num_samples : (iteration + 1) * num_samples])
 
 
-def test_stream_is_the_same_on_every_machine(sources: dict[str, TraceSource]) -> None:
+def test_stream_is_the_same_on_every_machine(sources: dict[str, ListedShapes]) -> None:
     # Recorded once: a change here changes every stream, and so every result.
     assert sources["chartqa_test"].batch(0, 5, seed=0).sample_ids.tolist() == [2134, 1913, 747, 2282, 1020]
 
 
-def test_draw_follows_the_given_generator(sources: dict[str, TraceSource]) -> None:
+def test_draw_follows_the_given_generator(sources: dict[str, ListedShapes]) -> None:
     source = sources["mathvision"]
     first, again = (source.draw(5000, np.random.default_rng(1)) for _ in range(2))
     assert np.array_equal(first.sample_ids, again.sample_ids)
@@ -134,7 +135,9 @@ def test_draw_follows_the_given_generator(sources: dict[str, TraceSource]) -> No
 
 
 @pytest.mark.parametrize(("iteration", "num_samples", "seed"), [(-1, 4, 0), (0, 0, 0), (0, 4, -1)])
-def test_bad_requests_are_refused(iteration: int, num_samples: int, seed: int, sources: dict[str, TraceSource]) -> None:
+def test_bad_requests_are_refused(
+    iteration: int, num_samples: int, seed: int, sources: dict[str, ListedShapes]
+) -> None:
     with pytest.raises(UserError, match="must be"):
         sources["chartqa_test"].batch(iteration, num_samples, seed)
 

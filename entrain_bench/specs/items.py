@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.arrays import IntArray, offsets_from_counts
+from entrain_bench.errors import require
 from entrain_bench.specs.shapes import SampleShapes
 
 
@@ -26,19 +27,35 @@ class Items:
     llm_tokens: IntArray
 
 
-def merge(sample_ids: IntArray, text_tokens: IntArray, modalities: Mapping[str, Items]) -> SampleShapes:
-    """Shapes of samples that own items of several modalities; within a sample the mapping's order holds."""
-    parts = list(modalities.values())
-    counts = np.zeros(len(sample_ids), np.int64)
+def shapes_of(
+    text_tokens: IntArray, modalities: Mapping[str, Items], sample_ids: IntArray | None = None
+) -> SampleShapes:
+    """Shapes of samples that own items of several modalities; within a sample the mapping's order holds.
+
+    Args:
+        text_tokens: of each sample ``[samples]``.
+        modalities: the items of each modality, by its name.
+        sample_ids: what tells samples apart ``[samples]``; their numbers by default.
+
+    Raises:
+        UserError: for columns whose lengths do not fit together, and sizes that are not positive.
+    """
+    text, parts = np.asarray(text_tokens, np.int64), list(modalities.values())
+    for name, part in modalities.items():
+        owned = int(np.sum(part.counts))
+        require(len(part.counts) == len(text), f"{name}: counts", len(part.counts), f"of all {len(text)} samples")
+        for tokens in (part.encoder_tokens, part.llm_tokens):
+            require(len(tokens) == owned, f"{name}: items", len(tokens), f"{owned}, the sum of counts")
+    counts = np.zeros(len(text), np.int64)
     for part in parts:
         counts += part.counts
-    owners = [np.repeat(np.arange(len(sample_ids)), part.counts) for part in parts]
+    owners = [np.repeat(np.arange(len(text)), part.counts) for part in parts]
     order = np.argsort(_joined(owners), kind="stable")
     kinds = [np.full(len(part.llm_tokens), index) for index, part in enumerate(parts)]
     return SampleShapes(
         tuple(modalities),
-        sample_ids,
-        text_tokens,
+        np.arange(len(text)) if sample_ids is None else sample_ids,
+        text,
         offsets_from_counts(counts),
         _joined(kinds)[order],
         _joined([part.encoder_tokens for part in parts])[order],

@@ -1,0 +1,67 @@
+"""Random access into an endless stream of samples that is made block by block; and such a stream of listed samples."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from entrain_bench.arrays import IntArray
+from entrain_bench.errors import require
+from entrain_bench.specs.shapes import SampleShapes
+
+
+def stable_rng(name: str, *key: int) -> np.random.Generator:
+    """A generator that depends on the name and the key only, on every machine and in every process."""
+    return np.random.default_rng([zlib.crc32(name.encode()), *key])
+
+
+def stream_blocks(iteration: int, num_samples: int, seed: int, block_samples: int) -> Iterator[tuple[int, int, int]]:
+    """Where iteration ``iteration`` of a stream of batches lies.
+
+    Yields:
+        ``(block, start, stop)``: samples ``start`` to ``stop`` within a block, blocks in order.
+
+    Raises:
+        UserError: for a negative iteration or seed, or an empty batch.
+    """
+    require(iteration >= 0, "iteration", iteration, "0 or more")
+    require(seed >= 0, "seed", seed, "0 or more")
+    require(num_samples >= 1, "num_samples", num_samples, "at least 1")
+    first, last = iteration * num_samples, (iteration + 1) * num_samples
+    for block in range(first // block_samples, (last - 1) // block_samples + 1):
+        base = block * block_samples
+        yield block, max(first - base, 0), min(last - base, block_samples)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedShapes:
+    """A source of listed samples. The stream passes over all of them in one random order after another.
+
+    Attributes:
+        name: seeds the orders.
+        shapes: all samples.
+    """
+
+    name: str
+    shapes: SampleShapes
+    _epochs: dict[tuple[int, int], IntArray] = field(default_factory=dict, repr=False, compare=False)
+
+    def batch(self, iteration: int, num_samples: int, seed: int) -> SampleShapes:
+        """Samples ``iteration * num_samples`` and following of the stream that belongs to the seed."""
+        blocks = stream_blocks(iteration, num_samples, seed, len(self.shapes))
+        return self.shapes.take(np.concatenate([self._epoch(seed, epoch)[lo:hi] for epoch, lo, hi in blocks]))
+
+    def draw(self, num_samples: int, rng: np.random.Generator) -> SampleShapes:
+        """Independent, uniform draws."""
+        require(num_samples >= 1, "num_samples", num_samples, "at least 1")
+        return self.shapes.take(rng.integers(len(self.shapes), size=num_samples))
+
+    def _epoch(self, seed: int, epoch: int) -> IntArray:
+        if (seed, epoch) not in self._epochs:
+            while len(self._epochs) > 1:  # the stream moves on: the last two are enough
+                del self._epochs[next(iter(self._epochs))]
+            self._epochs[seed, epoch] = stable_rng(self.name, seed, epoch).permutation(len(self.shapes))
+        return self._epochs[seed, epoch]

@@ -1,0 +1,69 @@
+"""The names for scripts and notebooks, and the examples of the README as they are written."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import entrain_bench
+from entrain_bench.config.command_line import parse_arguments
+from entrain_bench.config.compose import Composer
+from entrain_bench.errors import UserError
+from entrain_bench.records.records import METRICS
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+COMMANDS = re.findall(r"^    entrain-bench ((?!check|figures|reference|verify|--help).*?)(?:  +#.*)?$", README, re.M)
+HEAVY = ("torch", "hydra", "pandas", "numpy", "numba", "mlflow", "matplotlib")
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = f"import sys, entrain_bench; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("name", entrain_bench.__all__)
+def test_every_public_name_is_there_and_documented(name: str) -> None:
+    value = getattr(entrain_bench, name)
+    assert value.__doc__
+    assert value.__module__.startswith("entrain_bench.")
+    assert name in dir(entrain_bench)
+
+
+def test_other_names_are_not() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = entrain_bench.nothing
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_an_example_of_the_readme_runs_as_written(example: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(example, "README.md", "exec"), {})  # noqa: S102
+    shown = capsys.readouterr().out
+    assert all(metric in shown for metric in METRICS if metric != "planning_time_s")
+
+
+def test_there_are_two_examples_of_ten_lines() -> None:
+    assert [len(example.strip().splitlines()) <= 14 for example in EXAMPLES] == [True, True]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_readme_is_a_run_or_a_sweep(command: str) -> None:
+    arguments = [text.strip("'") for text in command.split() if "path=" not in text and text != "workload=trace"]
+    parsed = parse_arguments(arguments)
+    composer = Composer(parsed.config_dir)
+    cells = composer.sweep(parsed.overrides).cells if parsed.multirun else (tuple(parsed.overrides),)
+    for cell in cells:
+        composer.run(cell)
+
+
+def test_training_takes_no_samples_from_a_script() -> None:
+    config = entrain_bench.compose("harness=train", "model=tiny", "cluster=tiny")
+    shapes = entrain_bench.shapes_of(np.array([8]), {})
+    with pytest.raises(UserError, match="harness=train: takes its samples from the configured workload"):
+        entrain_bench.run_experiment(config, source=entrain_bench.ListedShapes("mine", shapes))
