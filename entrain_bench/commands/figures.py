@@ -24,8 +24,8 @@ EXIT_FAILED = 1
 # a part of the whole one.
 ON_REQUEST = frozenset({"measured_gantt", "quick"})
 DOCUMENTS = {
-    "claims": (claims_output, "What the papers claim, and what comes out here; claims.md and claims.csv."),
-    "results": (results_output, "Iteration times of every strategy; results.md."),
+    "claims": "What the papers claim, and what comes out here; claims.md and claims.csv.",
+    "results": "Iteration times of every strategy; results.md.",
 }
 # Every process compiles the timed loops anew and holds about half a GiB.
 MAX_PROCESSES = 8
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         UserError: for unknown names, and a folder that cannot be written.
     """
     figures = discover()
-    summaries = figures | {name: summary for name, (_, summary) in DOCUMENTS.items()}
+    summaries = figures | DOCUMENTS
     parser = argparse.ArgumentParser(
         prog="entrain-bench figures",
         description="Run what is missing; draw <results-dir>/figures/<name>.{pdf,png,csv} and write documents.",
@@ -50,16 +50,18 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("names", nargs="*", metavar="name", help="what to make; default: all that needs no training")
     parser.add_argument("--results-dir", default="results", help="where runs are and files go (default: results)")
-    parser.add_argument("--config-dir", help="a folder of yours with further strategies, workloads, figures")
+    parser.add_argument("--config-dir", help="a folder of yours with further strategies, workloads, claims")
     options = parser.parse_args(arguments)
     for name in options.names:
         if name not in summaries:
             raise unknown_choice("figure", name, summaries)
     names = list(dict.fromkeys(options.names)) or [name for name in summaries if name not in ON_REQUEST]
-    makers: Mapping[str, Callable[[], Output]] = {name: maker for name, (maker, _) in DOCUMENTS.items()} | {
-        name: partial(figure_output, name) for name in figures
+    study = Study(Results(Path(options.results_dir)), options.config_dir)
+    makers: Mapping[str, Callable[[], Output]] = {name: partial(figure_output, name) for name in figures} | {
+        "claims": partial(claims_output, options.config_dir),
+        "results": results_output,
     }
-    return make([makers[name]() for name in names], Study(Results(Path(options.results_dir)), options.config_dir))
+    return make([makers[name]() for name in names], study)
 
 
 def make(outputs: Sequence[Output], study: Study) -> int:
