@@ -5,6 +5,8 @@ BENCH := .venv/bin/entrain-bench
 STAMP := .venv/.installed
 # A Python that can create the environment without uv.
 BASE_PYTHON = $(shell for p in python3.12 python3 python; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done)
+# A folder of yours, for figures and claims: make figures CONFIG_DIR=my_folder.
+FOLDER = $(if $(CONFIG_DIR), --config-dir "$(CONFIG_DIR)")
 export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
@@ -33,13 +35,13 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	@touch $@
 
 figures: setup ## Run what is missing; draw results/figures/*.{pdf,png,csv}, write claims and results
-	$(BENCH) figures
+	$(BENCH) figures$(FOLDER)
 
 measured: setup ## Train on 4 ranks of this machine; draws results/figures/measured_gantt.{pdf,png,csv}
 	$(BENCH) figures measured_gantt
 
 claims: setup ## Run what is missing; write results/claims.csv, results/claims.md and results/results.md
-	$(BENCH) figures claims results
+	$(BENCH) figures$(FOLDER) claims results
 
 test: setup ## Run the tests (under 3 minutes on 2 cores)
 	$(PYTHON) -m pytest -n auto -q
