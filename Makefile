@@ -10,7 +10,7 @@ FOLDER = $(if $(CONFIG_DIR), --config-dir "$(CONFIG_DIR)")
 export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help setup figures measured claims test test-slow bench ui lint clean
+.PHONY: help setup figures measured claims verify reference test test-slow bench ui lint clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -43,13 +43,19 @@ measured: setup ## Train on 4 ranks of this machine; draws results/figures/measu
 claims: setup ## Run what is missing; write results/claims.csv, results/claims.md and results/results.md
 	$(BENCH) figures$(FOLDER) claims results
 
+verify: setup ## Compute every reference cell anew and name what is not the same to the last digit
+	$(BENCH) verify
+
+reference: setup ## Bring results/reference and docs up to date; says what changed
+	$(BENCH) reference
+
 test: setup ## Run the tests (under 3 minutes on 2 cores)
 	$(PYTHON) -m pytest -n auto -q
 
 test-slow: setup ## Run the tests that take longer
 	$(PYTHON) -m pytest -q -m slow
 
-bench: setup ## Measure the harness itself; writes results/bench.json
+bench: setup ## Measure the suite itself; writes results/bench.json
 	$(PYTHON) -m entrain_bench.bench
 
 ui: setup ## Browse the runs in MLflow on 127.0.0.1:5000

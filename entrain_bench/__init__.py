@@ -1,1 +1,1 @@
-"""One harness for load-balancing strategies of multimodal-LLM training: plan, schedule, simulate, measure, compare."""
+"""One suite for load-balancing strategies of multimodal-LLM training: plan, schedule, simulate, measure, compare."""

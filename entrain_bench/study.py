@@ -53,11 +53,13 @@ class Output:
         name: what it is called.
         sweeps: those whose cells must have run.
         write: brings its files up to date and returns what is missing from it, if anything.
+        committed: of its files those that are kept with the code, by their paths in the folder of results.
     """
 
     name: str
     sweeps: Sequence[SweepOverrides]
     write: Callable[[Study], str]
+    committed: Sequence[str] = ()
 
 
 def bring_up_to_date(

@@ -347,24 +347,24 @@ def test_a_neighbour_of_a_third_party_strategy_is_part_of_the_key(
 
 
 def test_compilation_is_not_charged_to_the_first_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    composed: list[tuple[SampleShapes, Layout]] = []
+    made: list[tuple[SampleShapes, Layout]] = []
     whole = Strategy.program
 
-    def compose(self: Strategy, shapes: SampleShapes, layout: Layout, profile: Profile) -> Program:
-        composed.append((shapes, layout))
+    def make(self: Strategy, shapes: SampleShapes, layout: Layout, profile: Profile) -> Program:
+        made.append((shapes, layout))
         return whole(self, shapes, layout, profile)
 
     def plan(self: Strategy, profile: Profile) -> Layout:
         layout = planned(self, profile)
-        composed.clear()
+        made.clear()
         return layout
 
     planned = Strategy.plan
-    monkeypatch.setattr(Strategy, "program", compose)
+    monkeypatch.setattr(Strategy, "program", make)
     monkeypatch.setattr(Strategy, "plan", plan)
     assert run(tmp_path, "strategy=entrain") == 0
     # What the parts compile, the first call compiles: it sees as many samples, and its time is no iteration's.
-    (unmeasured, first_layout), (measured, second_layout) = composed
+    (unmeasured, first_layout), (measured, second_layout) = made
     assert len(unmeasured) == len(measured) == 32
     assert first_layout is second_layout
     (record,) = records(tmp_path)

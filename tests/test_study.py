@@ -107,7 +107,7 @@ def test_the_command_reports_missing_data_with_exit_code_1(
             yield Done(cell, record, "", 0.0)
 
     monkeypatch.setattr(study_module, "run_cells", fail)
-    monkeypatch.setattr("entrain_bench.commands.figures.log_to_mlflow", lambda *_: None)
+    monkeypatch.setattr("entrain_bench.commands.outputs.log_to_mlflow", lambda *_: None)
     root = study.results.root
     assert run_command(["figures", "iteration_time", "schedule_gantt", "--results-dir", str(root)]) == 1
     lines = capsys.readouterr().err.splitlines()

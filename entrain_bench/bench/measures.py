@@ -193,7 +193,7 @@ def boundary_against_bridge(encoder_dp: int, llm_dp: int, repeats: int = REPEATS
         llm_dp: replicas of the LLM.
         repeats: how many iterations of each are timed.
     """
-    from entrain_bench.bench.boundary import compare_boundary
+    from entrain_bench.bench.bridge import compare_boundary
     from entrain_bench.bench.ranks import on_ranks
 
     by_rank = on_ranks(compare_boundary, encoder_dp + llm_dp, encoder_dp, llm_dp, repeats)

@@ -1,4 +1,4 @@
-"""The user's configuration: the schema Hydra checks, and the plain values the harness works with."""
+"""The user's configuration: the schema Hydra checks, and the plain values the suite works with."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ its runs are in the table of runs like all others. The verdict follows one rule,
 from 1, a change, or a share itself): *reproduced*: at least 80% of the paper's gain, or beyond; *partly*: at least a
 third of it; *not*: less, or the other direction. Of a range the end nearer to no gain counts. Where a paper gives an
 order and no number ("> 1"), *reproduced* means that it holds by more than 2% for every workload and model measured,
-*partly* for at least a third of them. Hardware, data and cost model differ from the papers' ([costs.md](costs.md)), so
-agreement is not expected to the digit.
+*partly* for at least a third of them. Hardware, data and cost model differ from the papers'
+([costs.md](../docs/costs.md)), so agreement is not expected to the digit.
 """
 
 
@@ -53,7 +53,7 @@ def claims_output(config_dir: str | None = None) -> Output:
     """The document; its claims are read once."""
     claims = load_claims(config_dir)
     sweeps = [tuple(side) for claim in claims for pair in claim.pairs for side in pair]
-    return Output("claims", sweeps, lambda study: write_claims(claims, study))
+    return Output("claims", sweeps, lambda study: write_claims(claims, study), ["claims.md"])
 
 
 def write_claims(claims: Sequence[Claim], study: Study) -> str:

@@ -18,16 +18,18 @@ TABLES = {
 }
 INTRODUCTION = """# Results
 
-Generated from the runs of the figures: seconds an iteration, mean over seeds; in brackets the gap to
-the lower bound of the layout that the strategy chose ([metrics.md](metrics.md)), so gaps compare schedules and times
-compare strategies. The best time of a row is bold. 64 simulated A40, global batch 512, microbatches of 4; every sweep
-is a YAML in `experiments/figure/`.
+Generated from the runs of the figures: seconds an iteration, mean over seeds; in brackets the gap to the lower bound of
+the layout that the strategy chose ([metrics.md](../docs/metrics.md)), so gaps compare schedules and times compare
+strategies. The best time of a row is bold. 64 simulated A40, global batch 512, microbatches of 4; every sweep is a YAML
+in `experiments/figure/`.
 """
 
 
 def results_output() -> Output:
     """The document."""
-    return Output("results", [(f"figure={experiment}",) for experiment in TABLES.values()], write_results)
+    return Output(
+        "results", [(f"figure={experiment}",) for experiment in TABLES.values()], write_results, ["results.md"]
+    )
 
 
 def write_results(study: Study) -> str:

@@ -24,6 +24,8 @@ from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 from entrain_bench.study import Output, Study
 
+SUFFIXES = ("pdf", "png", "csv")
+
 
 class FigureModule(Protocol):
     """A module that draws a figure; the package's docstring says what its members mean."""
@@ -54,7 +56,8 @@ def figure_output(name: str) -> Output:
     """The figure of that name."""
     module = cast(FigureModule, importlib.import_module(f"{package.__name__}.{name}"))
     sweep = (f"figure={module.EXPERIMENT}",)
-    return Output(name, [sweep] if module.RUNS else [], lambda study: draw_figure(name, module, study))
+    files = [f"figures/{name}.{suffix}" for suffix in SUFFIXES]
+    return Output(name, [sweep] if module.RUNS else [], lambda study: draw_figure(name, module, study), files)
 
 
 def draw_figure(name: str, module: FigureModule, study: Study) -> str:

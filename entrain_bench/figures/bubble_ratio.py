@@ -16,7 +16,7 @@ from entrain_bench.figures._bars import Grid, mark_gap
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, panels, strategy_handles
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import mean_over_seeds, run_table
+from entrain_bench.records.tables import over_seeds, run_table
 
 EXPERIMENT = "bubble_ratio"
 RUNS = True
@@ -31,10 +31,8 @@ def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """A panel a trace, bars of the strategies side by side for every model."""
     grid = Grid.of(data)
-    table = mean_over_seeds(data, CASE, "bubble_ratio")
-    done = data[data["status"] == "ok"].reindex(columns=[*CASE, "bubble_ratio"]).astype({"bubble_ratio": float})
-    spread = done.groupby(CASE, sort=False)["bubble_ratio"].agg(least="min", most="max").reset_index()
-    table = table.merge(spread, on=CASE, how="left")
+    spread = {name: ("bubble_ratio", statistic) for name, statistic in (("least", "min"), ("most", "max"))}
+    table = over_seeds(data, CASE, bubble_ratio=("bubble_ratio", "mean"), **spread)
     cases = table.set_index(CASE).to_dict("index")
     figure, axes = panels(1, len(grid.workloads), DOUBLE_COLUMN_IN, 1.8, sharey=True)
     for panel, workload in zip(axes, grid.workloads, strict=True):

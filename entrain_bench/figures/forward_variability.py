@@ -32,7 +32,7 @@ from entrain_bench.figures._style import (
 )
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import Runs, run_actions, run_table
+from entrain_bench.records.tables import Runs, over_seeds, run_actions, run_table
 
 EXPERIMENT = "iteration_time"
 RUNS = True
@@ -108,9 +108,10 @@ def forward_std(table: pd.DataFrame) -> pd.DataFrame:
     Returns:
         Columns ``workload``, ``model``, ``strategy``, ``side``, ``std_ms``.
     """
-    done = table[table["status"] == "ok"].reindex(columns=[*CASE, *(f"{side}_forward_std_ms" for side in SIDES)])
-    means = done.groupby(CASE, sort=False).mean().reset_index()
-    sides = [means[CASE].assign(side=side, std_ms=pd.to_numeric(means[f"{side}_forward_std_ms"])) for side in SIDES]
+    metrics = {side: f"{side}_forward_std_ms" for side in SIDES}
+    means = over_seeds(table, CASE, **{metric: (metric, "mean") for metric in metrics.values()})
+    means = means[means["num_ok"] > 0].reset_index(drop=True)
+    sides = [means[CASE].assign(side=side, std_ms=means[metric]) for side, metric in metrics.items()]
     return pd.concat(sides, ignore_index=True)
 
 

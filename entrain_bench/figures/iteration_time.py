@@ -20,7 +20,7 @@ from entrain_bench.figures._bars import Grid, mark_gap
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, panels, strategy_handles
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import run_table
+from entrain_bench.records.tables import over_seeds, run_table
 
 EXPERIMENT = "iteration_time"
 RUNS = True
@@ -60,23 +60,19 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 def summarise(data: pd.DataFrame) -> pd.DataFrame:
     """One row for every workload, model and strategy: statistics over the seeds that succeeded, and what failed."""
-    done = data[data["status"] == "ok"].reindex(columns=[*CASE, "iteration_time_s", "lower_bound_s"])
-    done = done.astype({"iteration_time_s": float, "lower_bound_s": float})
-    table = done.groupby(CASE, sort=False).agg(
-        num_ok=("iteration_time_s", "size"),
+    table = over_seeds(
+        data,
+        CASE,
         iteration_time_s=("iteration_time_s", "mean"),
         least_s=("iteration_time_s", "min"),
         most_s=("iteration_time_s", "max"),
         lower_bound_s=("lower_bound_s", "mean"),
     )
-    cells = data.groupby(CASE, sort=False).agg(num_seeds=("status", "size"))
-    problems = data[data["status"] != "ok"].groupby(CASE, sort=False)[["status", "reason"]].first()
-    table = cells.join(table).join(problems).fillna({"num_ok": 0, "status": "ok", "reason": ""}).reset_index()
     first = table[table["strategy"] == table["strategy"].iloc[0]]
     baseline = first[["workload", "model", "iteration_time_s"]].rename(columns={"iteration_time_s": "baseline_s"})
     table = table.merge(baseline, on=["workload", "model"], how="left")
-    table.insert(5, "speedup", table.pop("baseline_s") / table["iteration_time_s"])
-    return table.astype({"num_ok": int})
+    table.insert(4, "speedup", table.pop("baseline_s") / table["iteration_time_s"])
+    return table
 
 
 def _columns(grid: Grid) -> int:
@@ -101,8 +97,8 @@ def _draw_panel(panel: Axes, table: pd.DataFrame, grid: Grid) -> None:
         if strategy != next(iter(grid.strategies)) and not pd.isna(row["speedup"]):
             speedup = f"{row['speedup']:.2f}\N{MULTIPLICATION SIGN}"
             panel.text(position, row["most_s"] + 0.03 * top, speedup, **upright)
-        if row["num_ok"] < row["num_seeds"]:
-            seeds = f"{row['num_ok']} of {row['num_seeds']} seeds"
+        if row["num_ok"] < row["num_runs"]:
+            seeds = f"{row['num_ok']} of {row['num_runs']} seeds"
             panel.text(position, 0.05 * top, seeds, **upright, bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5})
     panel.set_ylim(0, HEADROOM * top if top > 0 else 1)
     panel.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ SETTINGS = (
     "distributed_optimizer",
 )
 DEGREES = ("layout_tp", "layout_cp", "layout_pp", "layout_dp")
+PARAMETERS = ("planner", "assigner", "scheduler", "strategy_parameters", "workload_parameters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class Record:
             **{name: self.metrics.get(name) for name in METRICS},
             **settings,
             **degrees,
-            "layout": "; ".join(f"{name} {text}" for name, text in self.layout.items()),
+            "layout": "; ".join(f"{name} {text}" for name, text in sorted(self.layout.items())),
             **{part: self.labels[part] for part in ("planner", "assigner", "scheduler")},
             "strategy_parameters": parameters_text(self.config["strategy"]),
             "workload_parameters": parameters_text(self.config["workload"]),
@@ -117,9 +118,9 @@ def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def parameters_text(node: Mapping[str, Any]) -> str:
-    """The parameters of a group as one text."""
+    """The parameters of a group as one text, by their paths."""
     leaves = {path: value for path, value in flatten(node).items() if path != "name" and path not in COSMETIC_KEYS}
-    return " ".join(f"{path}={json.dumps(value)}" for path, value in leaves.items() if "_target_" not in path)
+    return " ".join(f"{path}={json.dumps(value)}" for path, value in sorted(leaves.items()) if "_target_" not in path)
 
 
 def new_record(cell: Cell, status: str, reason: str = "", outcome: Outcome | None = None) -> Record:
@@ -199,21 +200,37 @@ class Results:
             raise UserError(f"results_dir={self.root}: cannot be written to ({error})") from error
 
     def records(self) -> list[Record]:
-        """All readable records, ordered by their labels; a warning names the others."""
+        """All readable records, in the order of tables; a warning names the others."""
         found = []
         for path in sorted((self.root / "runs").glob("*.json")):
             try:
                 found.append(_parse_record(path))
             except UserError as error:
                 logger.warning("left out of the table: %s", error)
-        return sorted(found, key=lambda r: [str(r.labels[name]) for name in LABELS] + [r.key])
+        return sorted_records(found)
 
     def write_table(self) -> None:
         """Write ``table.csv``, the tidy table of all records."""
         self.root.mkdir(parents=True, exist_ok=True)
         with FileLock(str(self.root / "table.lock"), timeout=LOCK_TIMEOUT_S):
-            table = pd.DataFrame([record.row() for record in self.records()])
-            write_atomically(self.root / "table.csv", table.to_csv(index=False).encode())
+            write_atomically(self.root / "table.csv", table_csv(self.records()).encode())
+
+
+def table_csv(records: Sequence[Record]) -> str:
+    """Records as the text of ``table.csv``; every number is the shortest text that stands for it alone."""
+    table = pd.DataFrame([record.row() for record in records])
+    # Whole numbers, also beside those that are left to the planner.
+    return table.astype({name: "Int64" for name in DEGREES if name in table}).to_csv(index=False, lineterminator="\n")
+
+
+def sorted_records(records: Iterable[Record]) -> list[Record]:
+    """Records in the order of tables: by what they are called, then by their settings, whatever code made them."""
+
+    def place(record: Record) -> list[str]:
+        row = record.row()
+        return [str(row[name]) for name in (*LABELS, *SETTINGS, *DEGREES, *PARAMETERS, "key")]
+
+    return sorted(records, key=place)
 
 
 def _parse_record(path: Path) -> Record:

@@ -104,6 +104,6 @@ def _table(records: Sequence[Record]) -> Table:
 
 
 def _spell(mean: pd.Series[float], metric: str, scale: float, digits: int) -> str:
-    """A metric as text; a dash where a harness does not have it."""
+    """A metric as text; a dash where the executor does not measure it."""
     value = mean.get(metric)
     return "-" if value is None or pd.isna(value) else f"{scale * value:.{digits}f}"

@@ -77,15 +77,26 @@ def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["strategy", "workload", "model"])
 
 
-def mean_over_seeds(data: pd.DataFrame, keys: Sequence[str], metric: str) -> pd.DataFrame:
-    """One row for every combination of the keys: the metric's mean over the runs that succeeded, and what failed.
+def over_seeds(data: pd.DataFrame, keys: Sequence[str], **columns: tuple[str, str]) -> pd.DataFrame:
+    """One row for every combination of the keys: statistics over the runs that succeeded, and what failed.
+
+    Args:
+        data: one row a run.
+        keys: what tells cases apart.
+        **columns: metric and statistic (mean, min, max) of each column.
 
     Returns:
-        The keys, the metric, ``num_ok``, ``num_runs``, ``status`` and ``reason`` of the first run that did not succeed.
+        The keys, ``num_runs``, the columns, ``num_ok``, ``status`` and ``reason`` of the first run without success.
     """
-    done = data[data["status"] == "ok"].reindex(columns=[*keys, metric]).astype({metric: float})
-    means = done.groupby([*keys], sort=False).agg(**{metric: (metric, "mean"), "num_ok": (metric, "size")})
+    metrics = list(dict.fromkeys(metric for metric, _ in columns.values()))
+    done = data[data["status"] == "ok"].reindex(columns=[*keys, *metrics]).astype(dict.fromkeys(metrics, float))
+    statistics = done.groupby([*keys], sort=False).agg(**columns, num_ok=(metrics[0], "size"))
     cells = data.groupby([*keys], sort=False).agg(num_runs=("status", "size"))
     problems = data[data["status"] != "ok"].groupby([*keys], sort=False)[["status", "reason"]].first()
-    table = cells.join(means).join(problems).fillna({"num_ok": 0, "status": "ok", "reason": ""})
+    table = cells.join(statistics).join(problems).fillna({"num_ok": 0, "status": "ok", "reason": ""})
     return table.reset_index().astype({"num_ok": int})
+
+
+def mean_over_seeds(data: pd.DataFrame, keys: Sequence[str], metric: str) -> pd.DataFrame:
+    """The mean of one metric by ``over_seeds``."""
+    return over_seeds(data, keys, **{metric: (metric, "mean")})

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-from entrain_bench.arrays import BoolArray, FloatArray, IntArray, rows_of
+from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.compiled import inlined
 from entrain_bench.costs.relay import Relay
 from entrain_bench.errors import DeadlockError
 from entrain_bench.program import Program
+from entrain_bench.simulate.deadlock import describe_deadlock
 
 
 def place_actions(
@@ -27,55 +30,119 @@ def place_actions(
     Raises:
         DeadlockError: naming the cycle of lanes that wait for each other.
     """
-    start, end, wait, position = _sweep(program.num_actions, *_columns(program, duration_s, delay_s, relay))
+    start, end, wait, position = _run_lanes(_columns(program, duration_s, delay_s, relay))
     position = position[: program.layout.num_lanes]
     if np.any(position < np.diff(program.lane_offsets)):
-        raise DeadlockError(_describe_cycle(program, relay, position, ~np.isnan(end)))
+        raise DeadlockError(describe_deadlock(program, relay, position, ~np.isnan(end)))
     return start, end, wait
 
 
-def _columns(
-    program: Program, duration_s: FloatArray, delay_s: FloatArray, relay: Relay | None
-) -> tuple[IntArray | FloatArray, ...]:
-    """The arrays ``_sweep`` needs: the program's columns, and below them a lane, action and row for each transfer.
+class Columns(NamedTuple):
+    """What the compiled loop reads: a program, and after it a lane, an action and a row for each transfer.
 
-    ``carriers`` holds what each dependency's data arrive with: the action waited for, or the transfer. A transfer waits
-    for the sources of all dependencies it carries.
+    Attributes:
+        first_transfer: number of the program's actions; those from here on are transfers.
+        lane_offsets, lane_actions: actions of each lane in its order, CSR.
+        num_lanes: lanes that an action occupies ``[actions]``.
+        dep_offsets, dep_actions: actions that each action depends on, CSR; a transfer on the sources of all that it
+            carries.
+        carriers: what the data of each dependency arrive with, the action it names or a transfer ``[dependencies]``.
+        duration_s: of an action; how long a transfer occupies the link ``[actions]``.
+        delay_s: from the end of its carrier ``[dependencies]``.
     """
-    lane_offsets, lane_actions = program.lane_offsets, program.lane_actions
-    num_lanes, dep_offsets, dep_actions = program.num_lanes, program.dep_offsets, program.dep_actions
-    carriers = dep_actions
-    if relay is not None:
-        count = len(relay.link_s)
-        transfers = program.num_actions + np.arange(count)
-        lane_offsets = np.append(lane_offsets, lane_offsets[-1] + np.arange(1, count + 1))
-        lane_actions = np.append(lane_actions, transfers)
-        num_lanes = np.append(num_lanes, np.ones(count, np.int64))
-        carried = np.flatnonzero(relay.transfer >= 0)
-        number = relay.transfer[carried]
-        sources = dep_actions[carried[np.argsort(number, kind="stable")]]
-        carriers = np.append(np.where(relay.transfer >= 0, program.num_actions + relay.transfer, dep_actions), sources)
-        dep_offsets = np.append(dep_offsets, dep_offsets[-1] + np.cumsum(np.bincount(number, minlength=count)))
-        dep_actions = np.append(dep_actions, sources)
-        duration_s = np.append(duration_s, relay.link_s)
-        delay_s = np.append(delay_s, np.zeros(len(sources)))
-    return (
-        lane_offsets.astype(np.int64),
-        lane_actions.astype(np.int32),
-        num_lanes.astype(np.int32),
-        dep_offsets.astype(np.int64),
-        dep_actions.astype(np.int32),
-        carriers.astype(np.int32),
+
+    first_transfer: int
+    lane_offsets: IntArray
+    lane_actions: IntArray
+    num_lanes: IntArray
+    dep_offsets: IntArray
+    dep_actions: IntArray
+    carriers: IntArray
+    duration_s: FloatArray
+    delay_s: FloatArray
+
+
+class Lanes(NamedTuple):
+    """How far lanes are ``[lanes]``.
+
+    Attributes:
+        position: actions that it is done with.
+        reached: action that it has come to last; -1 for none.
+        checked: row of the first dependency of that action that may be missing.
+        free_s: end of its last action.
+        next_parked: the lane after it that is parked on the same action; -1 for none.
+    """
+
+    position: IntArray
+    reached: IntArray
+    checked: IntArray
+    free_s: FloatArray
+    next_parked: IntArray
+
+
+class Actions(NamedTuple):
+    """How far actions are ``[actions]``.
+
+    Attributes:
+        start_s, end_s: NaN until it is placed.
+        wait_s: how long it waits for transfers alone.
+        arrived: lanes that have come to it.
+        free_s: when the last of them was free.
+        parked: the first lane that is parked on it, -1 for none; at the very end, the first that may go on.
+    """
+
+    start_s: FloatArray
+    end_s: FloatArray
+    wait_s: FloatArray
+    arrived: IntArray
+    free_s: FloatArray
+    parked: IntArray
+
+
+AWAKE = -1  # Where lanes are parked that may go on.
+
+
+def _columns(program: Program, duration_s: FloatArray, delay_s: FloatArray, relay: Relay | None) -> Columns:
+    dep_actions = program.dep_actions.astype(np.int32)
+    columns = Columns(
+        program.num_actions,
+        program.lane_offsets.astype(np.int64),
+        program.lane_actions.astype(np.int32),
+        program.num_lanes.astype(np.int32),
+        program.dep_offsets.astype(np.int64),
+        dep_actions,
+        dep_actions,
         duration_s,
         delay_s,
+    )
+    return columns if relay is None else _with_transfers(columns, relay)
+
+
+def _with_transfers(columns: Columns, relay: Relay) -> Columns:
+    """A transfer is an action on a lane of its own; it waits for the sources of all dependencies that it carries."""
+    count = len(relay.link_s)
+    transfers = np.arange(columns.first_transfer, columns.first_transfer + count, dtype=np.int32)
+    carried = np.flatnonzero(relay.transfer >= 0)
+    number = relay.transfer[carried]
+    sources = columns.dep_actions[carried[np.argsort(number, kind="stable")]]
+    carriers = columns.carriers.copy()
+    carriers[carried] = transfers[number]
+    return Columns(
+        columns.first_transfer,
+        np.append(columns.lane_offsets, columns.lane_offsets[-1] + np.arange(1, count + 1)),
+        np.append(columns.lane_actions, transfers),
+        np.append(columns.num_lanes, np.ones(count, np.int32)),
+        np.append(columns.dep_offsets, columns.dep_offsets[-1] + np.cumsum(np.bincount(number, minlength=count))),
+        np.append(columns.dep_actions, sources),
+        np.append(carriers, sources),
+        np.append(columns.duration_s, relay.link_s),
+        np.append(columns.delay_s, np.zeros(len(sources))),
     )
 
 
 @njit(cache=True)
-def _sweep(  # type: ignore[no-untyped-def]
-    first_transfer, lane_offsets, lane_actions, num_lanes, dep_offsets, dep_actions, carriers, duration, delay
-):
-    """Advance lanes until all are done or stuck; O(actions + dependencies), and a heap of transfers.
+def _run_lanes(columns):  # type: ignore[no-untyped-def]
+    """Run lanes until all are done or stuck; O(actions + dependencies), and a heap of transfers.
 
     A lane that cannot go on is parked: on the action it needs (which wakes it when it ends), or, if its next action
     occupies several lanes and others are still busy, on that action. The last lane to arrive runs it for all.
@@ -83,119 +150,118 @@ def _sweep(  # type: ignore[no-untyped-def]
     Transfers queue for the link. When no lane can go on, all that is not placed yet waits for one of them, so none can
     become ready before the earliest in the queue: serving that one keeps to the order of readiness.
     """
-    lanes, actions = len(lane_offsets) - 1, len(num_lanes)
-    start, end, wait = np.full(actions, np.nan), np.full(actions, np.nan), np.zeros(actions)
-    arrived = np.zeros(actions, np.int32)
-    lane_free_of_action = np.zeros(actions)
-    parked = np.full(actions, -1, np.int32)
-    next_parked = np.full(lanes, -1, np.int32)
-    position = np.zeros(lanes, np.int64)
-    counted = np.full(lanes, -1, np.int32)
-    cursor = np.zeros(lanes, np.int64)
-    lane_free = np.zeros(lanes)
-    queue = [(0.0, np.int32(0)) for _ in range(0)]
-    received = sent = 0.0
-    stack = np.arange(lanes - 1, -1, -1)
-    top = lanes
-    while top or queue:
-        if not top:
-            ready, transfer = heappop(queue)
-            received = max(received, ready) + duration[transfer]
-            sent = max(sent, received) + duration[transfer]
-            end[transfer] = sent
-            top = _wake(transfer, parked, next_parked, stack, top)
-            continue
-        top -= 1
-        lane = stack[top]
-        while position[lane] < lane_offsets[lane + 1] - lane_offsets[lane]:
-            action = lane_actions[lane_offsets[lane] + position[lane]]
-            if counted[lane] != action:
-                counted[lane] = action
-                cursor[lane] = dep_offsets[action]
-                arrived[action] += 1
-                lane_free_of_action[action] = max(lane_free_of_action[action], lane_free[lane])
-                if arrived[action] < num_lanes[action]:
-                    next_parked[lane] = parked[action]
-                    parked[action] = lane
-                    break
-            elif not np.isnan(end[action]):
-                # Another lane has run it for both.
-                lane_free[lane] = end[action]
-                position[lane] += 1
-                continue
-            blocker = -1
-            while cursor[lane] < dep_offsets[action + 1]:
-                needed = carriers[cursor[lane]]
-                if np.isnan(end[needed]):
-                    blocker = needed
-                    break
-                cursor[lane] += 1
-            if blocker >= 0:
-                next_parked[lane] = parked[blocker]
-                parked[blocker] = lane
-                break
-            computed = lane_free_of_action[action]
-            begin = computed
-            for edge in range(dep_offsets[action], dep_offsets[action + 1]):
-                computed = max(computed, end[dep_actions[edge]])
-                begin = max(begin, end[carriers[edge]] + delay[edge])
-            if action >= first_transfer:
-                heappush(queue, (begin, action))
-                break
-            start[action] = begin
-            end[action] = begin + duration[action]
-            wait[action] = begin - computed
-            lane_free[lane] = end[action]
-            position[lane] += 1
-            top = _wake(action, parked, next_parked, stack, top)
-    return start[:first_transfer], end[:first_transfer], wait[:first_transfer], position
+    lanes, actions = _nothing_run(columns)
+    queue = [(0.0, 0) for _ in range(0)]
+    received_s = sent_s = 0.0
+    while True:
+        lane = actions.parked[AWAKE]
+        if lane >= 0:
+            actions.parked[AWAKE] = lanes.next_parked[lane]
+            transfer = _run_lane(lane, columns, lanes, actions)
+            if transfer >= 0:
+                heappush(queue, (actions.start_s[transfer], transfer))
+        elif queue:
+            ready_s, transfer = heappop(queue)
+            received_s = max(received_s, ready_s) + columns.duration_s[transfer]
+            sent_s = max(sent_s, received_s) + columns.duration_s[transfer]
+            actions.end_s[transfer] = sent_s
+            _wake(transfer, lanes, actions)
+        else:
+            break
+    program = slice(0, columns.first_transfer)
+    return actions.start_s[program], actions.end_s[program], actions.wait_s[program], lanes.position
 
 
 @njit(cache=True)
-def _wake(action, parked, next_parked, stack, top):  # type: ignore[no-untyped-def]
-    """Put the lanes parked on an action on the stack; returns its new top."""
-    waiting = parked[action]
-    while waiting >= 0:
-        stack[top] = waiting
-        top += 1
-        waiting = next_parked[waiting]
-    return top
+def _nothing_run(columns):  # type: ignore[no-untyped-def]
+    """The state before the first action: every lane may go on."""
+    num_lanes, num_actions = len(columns.lane_offsets) - 1, len(columns.num_lanes)
+    lanes = Lanes(
+        position=np.zeros(num_lanes, np.int64),
+        reached=np.full(num_lanes, -1, np.int32),
+        checked=np.zeros(num_lanes, np.int64),
+        free_s=np.zeros(num_lanes),
+        next_parked=np.full(num_lanes, -1, np.int32),
+    )
+    actions = Actions(
+        start_s=np.full(num_actions, np.nan),
+        end_s=np.full(num_actions, np.nan),
+        wait_s=np.zeros(num_actions),
+        arrived=np.zeros(num_actions, np.int32),
+        free_s=np.zeros(num_actions),
+        parked=np.full(num_actions + 1, -1, np.int32),
+    )
+    for lane in range(num_lanes - 1, -1, -1):
+        _park(lane, AWAKE, lanes, actions)
+    return lanes, actions
 
 
-def _describe_cycle(program: Program, relay: Relay | None, position: IntArray, done: BoolArray) -> str:
-    """Follow stuck lanes, each to a lane it waits for, until one repeats."""
-    sizes = np.diff(program.lane_offsets)
-    lane_of_entry = rows_of(program.lane_offsets)
-    first = int(np.flatnonzero(position < sizes)[0])
-    path: list[int] = []
-    notes: dict[int, str] = {}
-    lane = first
-    while lane not in path:
-        path.append(lane)
-        action = int(program.lane_actions[program.lane_offsets[lane] + position[lane]])
-        needs = _inputs(program, relay, action)
-        missing = needs[~done[needs]]
-        target = int(missing[0]) if missing.size else action
-        holders = lane_of_entry[program.lane_actions == target]
-        behind = [
-            int(h)
-            for h in holders
-            if program.lane_actions[program.lane_offsets[h] + position[h]] != target or missing.size
-        ]
-        if not behind:
-            return f"program: {program.view(action)} waits for {program.view(target)}, which no lane runs"
-        rank = int(program.layout.lane_first_rank[lane])
-        notes[lane] = f"rank {rank} at {program.view(action)} needs {program.view(target)}"
-        lane = behind[0]
-    cycle = [notes[member] for member in path[path.index(lane) :]]
-    return "program: deadlock, a cycle of waits: " + "; ".join(cycle)
+@inlined
+def _run_lane(lane, columns, lanes, actions):  # type: ignore[no-untyped-def]
+    """Run a lane's actions one after another, until it is done or parked; returns a transfer that is ready, or -1."""
+    first, beyond = columns.lane_offsets[lane], columns.lane_offsets[lane + 1]
+    for row in range(first + lanes.position[lane], beyond):
+        action = columns.lane_actions[row]
+        # It has an end if another lane has run it for both.
+        if np.isnan(actions.end_s[action]):
+            missing = _missing(lane, action, columns, lanes, actions)
+            if missing >= 0:
+                _park(lane, missing, lanes, actions)
+                break
+            _start(action, columns, actions)
+            if action >= columns.first_transfer:
+                return action
+            actions.end_s[action] = actions.start_s[action] + columns.duration_s[action]
+            _wake(action, lanes, actions)
+        lanes.free_s[lane] = actions.end_s[action]
+        lanes.position[lane] = row + 1 - first
+    return -1
 
 
-def _inputs(program: Program, relay: Relay | None, action: int) -> IntArray:
-    """Actions that one waits for: those it depends on, then all others whose data share a transfer with its own."""
-    row = slice(program.dep_offsets[action], program.dep_offsets[action + 1])
-    needs = program.dep_actions[row]
-    if relay is None:
-        return needs
-    mine = np.unique(relay.transfer[row])
-    return np.append(needs, program.dep_actions[np.isin(relay.transfer, mine[mine >= 0])])
+@inlined
+def _missing(lane, action, columns, lanes, actions):  # type: ignore[no-untyped-def]
+    """What a lane's next action cannot run without yet: an action, or itself as long as not all its lanes are here.
+
+    Returns -1 if nothing is missing. The search goes on where it ended the last time.
+    """
+    if lanes.reached[lane] != action:
+        lanes.reached[lane] = action
+        lanes.checked[lane] = columns.dep_offsets[action]
+        actions.arrived[action] += 1
+        actions.free_s[action] = max(actions.free_s[action], lanes.free_s[lane])
+    if actions.arrived[action] < columns.num_lanes[action]:
+        return action
+    while lanes.checked[lane] < columns.dep_offsets[action + 1]:
+        needed = columns.carriers[lanes.checked[lane]]
+        if np.isnan(actions.end_s[needed]):
+            return needed
+        lanes.checked[lane] += 1
+    return -1
+
+
+@inlined
+def _start(action, columns, actions):  # type: ignore[no-untyped-def]
+    """Start an action when its lanes are free and its data are there, and note how much of that is transfers."""
+    computed_s = start_s = actions.free_s[action]
+    for row in range(columns.dep_offsets[action], columns.dep_offsets[action + 1]):
+        computed_s = max(computed_s, actions.end_s[columns.dep_actions[row]])
+        start_s = max(start_s, actions.end_s[columns.carriers[row]] + columns.delay_s[row])
+    actions.start_s[action] = start_s
+    actions.wait_s[action] = start_s - computed_s
+
+
+@inlined
+def _park(lane, action, lanes, actions):  # type: ignore[no-untyped-def]
+    """Put a lane in front of those that are parked on an action, or of those that may go on."""
+    lanes.next_parked[lane] = actions.parked[action]
+    actions.parked[action] = lane
+
+
+@inlined
+def _wake(action, lanes, actions):  # type: ignore[no-untyped-def]
+    """Let the lanes that are parked on an action go on."""
+    lane = actions.parked[action]
+    while lane >= 0:
+        after = lanes.next_parked[lane]
+        _park(lane, AWAKE, lanes, actions)
+        lane = after

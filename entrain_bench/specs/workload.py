@@ -1,4 +1,4 @@
-"""What the harness asks of a workload."""
+"""What the suite asks of a workload."""
 
 from __future__ import annotations
 

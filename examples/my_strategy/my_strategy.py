@@ -21,7 +21,7 @@ same bits on every machine, and no decision looks at a clock. Sorts are ``kind="
 What a hook may know is in its arguments: shapes of samples, a layout, an assignment, and a ``Profile``:
 
     job                 model, cluster, batch, memory budget; degrees() lists the (TP, CP, PP, DP) that the user allows
-    draw                samples of the workload to profile, never those of the training stream; new ones at every call
+    draw                samples of the workload to profile, drawn apart from the training stream; new ones at every call
     measure             seconds of one layer of each kind of a module, both passes, on one packed microbatch
     forward_fit         a x^2 + b x + c through measured forwards, for each layer kind
     estimate_units      believed forward seconds of every unit (an item, for the LLM a sample) in a module

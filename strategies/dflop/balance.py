@@ -225,28 +225,35 @@ def _exchange(cost, bucket, num_buckets, enough, most_steps):  # type: ignore[no
     steps = 0
     while steps < most_steps:
         high = np.maximum(load[:, 0], load[:, 1])
-        full = int(np.argmax(high))
+        full = np.argmax(high)
         if high[full] <= enough:
             break
-        best, given, taken, partner = high[full] * (1 - CLOSE), nothing, nothing, full
-        mine = np.flatnonzero(bucket == full)
+        given, mine = -1, np.flatnonzero(bucket == full)
         for other in np.argsort(high, kind="mergesort"):
             theirs = np.append(np.flatnonzero(bucket == other), nothing)
             steps += len(bucket) + len(mine) * len(theirs)
-            for one in mine:
-                for two in theirs:
-                    first, second = cost[one, 0] - cost[two, 0], cost[one, 1] - cost[two, 1]
-                    left = max(load[full, 0] - first, load[full, 1] - second)
-                    after = max(left, load[other, 0] + first, load[other, 1] + second)
-                    if after < best:
-                        best, given, taken, partner = after, int(one), int(two), int(other)
-            if partner != full:
+            given, taken = _best_swap(mine, theirs, load[full], load[other], cost, high[full] * (1 - CLOSE))
+            if given >= 0:
                 break
-        if partner == full:
+        if given < 0:
             break
         load[full] += cost[taken] - cost[given]
-        load[partner] += cost[given] - cost[taken]
-        bucket[given] = partner
+        load[other] += cost[given] - cost[taken]
+        bucket[given] = other
         if taken != nothing:
             bucket[taken] = full
     return bucket
+
+
+@njit(cache=True)
+def _best_swap(mine, theirs, my_load, their_load, cost, below):  # type: ignore[no-untyped-def]
+    """The items of two buckets whose exchange makes the fuller one lowest, below a bound; -1 if there are none."""
+    best, given, taken = below, -1, -1
+    for one in mine:
+        for two in theirs:
+            first, second = cost[one, 0] - cost[two, 0], cost[one, 1] - cost[two, 1]
+            left = max(my_load[0] - first, my_load[1] - second)
+            after = max(left, their_load[0] + first, their_load[1] + second)
+            if after < best:
+                best, given, taken = after, one, two
+    return given, taken

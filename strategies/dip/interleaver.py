@@ -13,174 +13,303 @@ some action can always run, and if every group fits by itself, nothing exceeds t
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
-FORWARD = 0
+from entrain_bench.arrays import BoolArray, FloatArray, IntArray, offsets_from_counts
+from entrain_bench.compiled import inlined
+
+FORWARD, BACKWARD = 0, 1
+UNLIMITED = np.iinfo(np.int64).max
 
 
-@njit(cache=True)
-def _last_admitted(lane, room, first_open, group_held, group_due):  # type: ignore[no-untyped-def]
-    """The last group whose forwards may start: with all that open groups up to it still need, the lane is not full."""
-    num_groups = group_held.shape[1]
-    group, reserved = first_open[lane], 0
-    while group < num_groups:
-        reserved += group_held[lane, group] + group_due[lane, group]
-        if reserved > room[lane]:
-            break
-        group += 1
-    # The earliest open group waits for its own backwards at most.
-    return max(group - 1, first_open[lane])
+class Actions(NamedTuple):
+    """What is put in order.
+
+    Attributes:
+        lane: lane of each action ``[actions]``.
+        is_backward: 0 or 1 ``[actions]``.
+        duration_s: believed seconds ``[actions]``.
+        priority: lower first; it tells actions of a lane and pass apart that may be ready together ``[actions]``.
+        group: group, numbered from 0 in each set of lanes ``[actions]``.
+        size_bytes: what a forward adds and its backward frees, integers ``[actions]``.
+        num_waits: actions each action waits for ``[actions]``.
+        user_offsets, user_actions: actions that wait for each action, CSR.
+    """
+
+    lane: IntArray
+    is_backward: IntArray
+    duration_s: FloatArray
+    priority: FloatArray
+    group: IntArray
+    size_bytes: IntArray
+    num_waits: IntArray
+    user_offsets: IntArray
+    user_actions: IntArray
 
 
-@njit(cache=True)
-def _better(begin, priority, best_begin, best_priority):  # type: ignore[no-untyped-def]
-    return begin < best_begin or (begin == best_begin and priority < best_priority)
+class Queues(NamedTuple):
+    """What is ready: queue 2 l holds forwards of lane l, queue 2 l + 1 its backwards, each in no order.
+
+    Attributes:
+        first: place of the first action of each queue in ``ready`` ``[queues + 1]``.
+        length: actions in each queue ``[queues]``.
+        ready: room for the actions of one queue after another ``[actions]``.
+        ready_s: when the last of the inputs that have ended did ``[actions]``.
+        num_missing: inputs that have not ended ``[actions]``.
+    """
+
+    first: IntArray
+    length: IntArray
+    ready: IntArray
+    ready_s: FloatArray
+    num_missing: IntArray
 
 
-@njit(cache=True)
-def interleave(  # type: ignore[no-untyped-def]
-    lane,
-    is_backward,
-    duration,
-    priority,
-    group,
-    size,
-    num_waits,
-    user_offsets,
-    user_actions,
-    lane_set,
-    room,
-    num_groups,
-):
+class Lanes(NamedTuple):
+    """Clock, memory and next action of each lane ``[lanes]``.
+
+    Attributes:
+        room_bytes, held_bytes: for activations, and what they take.
+        free_s: end of its last action.
+        last_pass: 0 or 1; a lane begins as if after a backward.
+        num_run: actions it has run.
+        is_stale: whether its choice has to be made anew, for something has changed.
+        choice, begin_s: place of its next action in ``ready`` and when that can begin; -1 and infinite for none.
+    """
+
+    room_bytes: IntArray
+    held_bytes: IntArray
+    free_s: FloatArray
+    last_pass: IntArray
+    num_run: IntArray
+    is_stale: BoolArray
+    choice: IntArray
+    begin_s: FloatArray
+
+
+class Groups(NamedTuple):
+    """What is left of each group on each lane.
+
+    Attributes:
+        need_bytes: what its forwards hold and will hold ``[lanes, groups]``.
+        num_left: actions to come ``[lanes, groups]``.
+        first_open: first group with actions to come ``[lanes]``.
+    """
+
+    need_bytes: IntArray
+    num_left: IntArray
+    first_open: IntArray
+
+
+def interleave(actions: Actions, lane_set: IntArray, room_bytes: IntArray) -> tuple[IntArray, FloatArray, int]:
     """Position of every action on its lane and its end.
 
     Args:
-        lane: lane of each action ``[actions]``.
-        is_backward: 0 or 1 ``[actions]``.
-        duration: believed seconds ``[actions]``.
-        priority: lower first ``[actions]``.
-        group: group, numbered from 0 in each set of lanes ``[actions]``.
-        size: bytes that a forward adds and its backward frees, integers ``[actions]``.
-        num_waits: actions each action waits for ``[actions]``.
-        user_offsets: rows of ``user_actions`` ``[actions + 1]``.
-        user_actions: actions that wait for each action, CSR.
-        lane_set: set of each lane ``[lanes]``; actions of different sets do not depend on each other.
-        room: bytes for activations ``[lanes]``.
-        num_groups: groups of a set at most.
+        actions: what is put in order.
+        lane_set: set of each lane, from 0 ``[lanes]``; actions of different sets do not depend on each other.
+        room_bytes: for activations, integers ``[lanes]``.
 
     Returns:
         Slot ``[actions]``, end in seconds ``[actions]``, and the number of forwards that were let through although
         memory was full, because nothing else was left to run: none if every group fits by itself.
     """
-    num_actions, num_lanes = len(lane), len(room)
-    waits = num_waits.copy()
-    ready_at = np.zeros(num_actions)
-    end = np.zeros(num_actions)
-    slot = np.zeros(num_actions, np.int64)
-    free, held = np.zeros(num_lanes), np.zeros(num_lanes, np.int64)
-    last_pass, next_slot = np.full(num_lanes, 1, np.int64), np.zeros(num_lanes, np.int64)
-    group_held = np.zeros((num_lanes, num_groups), np.int64)
-    group_due = np.zeros((num_lanes, num_groups), np.int64)  # bytes of forwards to come
-    group_left = np.zeros((num_lanes, num_groups), np.int64)  # actions to come
-    first_open = np.zeros(num_lanes, np.int64)
-    # Ready actions of each lane, an unordered list in its part of one array.
-    lane_start = np.zeros(num_lanes + 1, np.int64)
-    for a in range(num_actions):
-        lane_start[lane[a] + 1] += 1
-        group_left[lane[a], group[a]] += 1
-        if is_backward[a] == FORWARD:
-            group_due[lane[a], group[a]] += size[a]
-    lane_start = np.cumsum(lane_start)
-    ready = np.zeros(num_actions, np.int64)
-    num_ready = np.zeros(num_lanes, np.int64)
-    for a in range(num_actions):
-        if waits[a] == 0:
-            ready[lane_start[lane[a]] + num_ready[lane[a]]] = a
-            num_ready[lane[a]] += 1
+    set_offsets, by_set = offsets_from_counts(np.bincount(lane_set)), np.argsort(lane_set, kind="stable")
+    slot, end_s, forced = _interleave(set_offsets, by_set, actions, *_nothing_run(actions, room_bytes))
+    return slot, end_s, forced
+
+
+def _nothing_run(actions: Actions, room_bytes: IntArray) -> tuple[Queues, Lanes, Groups]:
+    """The state before the first action, with empty queues."""
+    num_actions, num_lanes, num_groups = len(actions.lane), len(room_bytes), int(actions.group.max()) + 1
+    num_left, need_bytes = (np.zeros((num_lanes, num_groups), np.int64) for _ in range(2))
+    np.add.at(num_left, (actions.lane, actions.group), 1)
+    np.add.at(need_bytes, (actions.lane, actions.group), np.where(actions.is_backward, 0, actions.size_bytes))
+    queues = Queues(
+        first=offsets_from_counts(np.bincount(2 * actions.lane + actions.is_backward, minlength=2 * num_lanes)),
+        length=np.zeros(2 * num_lanes, np.int64),
+        ready=np.zeros(num_actions, np.int64),
+        ready_s=np.zeros(num_actions),
+        num_missing=actions.num_waits.copy(),
+    )
+    lanes = Lanes(
+        room_bytes=room_bytes,
+        held_bytes=np.zeros(num_lanes, np.int64),
+        free_s=np.zeros(num_lanes),
+        last_pass=np.full(num_lanes, BACKWARD),
+        num_run=np.zeros(num_lanes, np.int64),
+        is_stale=np.ones(num_lanes, np.bool_),
+        choice=np.full(num_lanes, -1),
+        begin_s=np.full(num_lanes, np.inf),
+    )
+    return queues, lanes, Groups(need_bytes, num_left, (num_left > 0).argmax(axis=1))
+
+
+@njit(cache=True)
+def _interleave(set_offsets, by_set, actions, queues, lanes, groups):  # type: ignore[no-untyped-def]
+    """The loop: one set of lanes after the other, an action a turn."""
+    slot, end_s = np.zeros(len(actions.lane), np.int64), np.zeros(len(actions.lane))
     forced = 0
-    best = np.empty(2, np.int64)  # of each pass: place in the ready list, start and priority
-    best_begin, best_priority = np.empty(2), np.empty(2)
-    choice = np.full(num_lanes, -1, np.int64)  # place in the ready list
-    stale = np.ones(num_lanes, np.bool_)
-    by_set = np.argsort(lane_set, kind="mergesort")
-    lo = 0
-    while lo < num_lanes:
-        hi = lo
-        left = 0
-        while hi < num_lanes and lane_set[by_set[hi]] == lane_set[by_set[lo]]:
-            left += lane_start[by_set[hi] + 1] - lane_start[by_set[hi]]
-            hi += 1
-        while left > 0:
-            chosen_lane, chosen_begin = -1, np.inf
-            for position in range(lo, hi):
-                r = by_set[position]
-                if stale[r]:
-                    stale[r] = False
-                    choice[r] = -1
-                    last = _last_admitted(r, room, first_open, group_held, group_due)
-                    best[:], best_begin[:], best_priority[:] = -1, np.inf, np.inf
-                    for p in range(lane_start[r], lane_start[r] + num_ready[r]):
-                        a = ready[p]
-                        q = is_backward[a]
-                        begin = max(free[r], ready_at[a])
-                        if not _better(begin, priority[a], best_begin[q], best_priority[q]):
-                            continue
-                        if q == FORWARD and (group[a] > last or held[r] + size[a] > room[r]):
-                            continue
-                        best[q], best_begin[q], best_priority[q] = p, begin, priority[a]
-                    if best[0] >= 0 and best[1] >= 0 and best_begin[0] <= free[r] and best_begin[1] <= free[r]:
-                        choice[r] = best[1 - last_pass[r]]
-                    elif best[1] >= 0 and best_begin[1] <= best_begin[0]:
-                        choice[r] = best[1]
-                    else:
-                        choice[r] = best[0]
-                if choice[r] >= 0:
-                    begin = max(free[r], ready_at[ready[choice[r]]])
-                    if begin < chosen_begin:
-                        chosen_lane, chosen_begin = r, begin
-            if chosen_lane < 0:
-                # Full everywhere, and a group does not fit by itself: let its next forward through.
-                best_group, least, place = num_groups, np.inf, -1
-                for position in range(lo, hi):
-                    r = by_set[position]
-                    for p in range(lane_start[r], lane_start[r] + num_ready[r]):
-                        a = ready[p]
-                        if group[a] < best_group or (group[a] == best_group and priority[a] < least):
-                            best_group, least, chosen_lane, place = group[a], priority[a], r, p
-                choice[chosen_lane] = place
+    for action in range(len(actions.lane)):
+        if actions.num_waits[action] == 0:
+            _join(action, actions, queues, lanes)
+    for one in range(len(set_offsets) - 1):
+        members = by_set[set_offsets[one] : set_offsets[one + 1]]
+        while True:
+            lane = _soonest(members, actions, queues, lanes, groups)
+            if lane < 0:
+                lane = _let_through(members, actions, queues, lanes)
+                if lane < 0:
+                    break
                 forced += 1
-            r = chosen_lane
-            p = choice[r]
-            a = ready[p]
-            num_ready[r] -= 1
-            ready[p] = ready[lane_start[r] + num_ready[r]]
-            g = group[a]
-            end[a] = max(free[r], ready_at[a]) + duration[a]
-            free[r] = end[a]
-            slot[a] = next_slot[r]
-            next_slot[r] += 1
-            last_pass[r] = is_backward[a]
-            if is_backward[a] == FORWARD:
-                held[r] += size[a]
-                group_held[r, g] += size[a]
-                group_due[r, g] -= size[a]
-            else:
-                held[r] -= size[a]
-                group_held[r, g] -= size[a]
-            group_left[r, g] -= 1
-            while first_open[r] < num_groups and group_left[r, first_open[r]] == 0:
-                first_open[r] += 1
-            stale[r] = True
-            left -= 1
-            for edge in range(user_offsets[a], user_offsets[a + 1]):
-                user = user_actions[edge]
-                ready_at[user] = max(ready_at[user], end[a])
-                waits[user] -= 1
-                if waits[user] == 0:
-                    u = lane[user]
-                    ready[lane_start[u] + num_ready[u]] = user
-                    num_ready[u] += 1
-                    stale[u] = True
-        lo = hi
-    return slot, end, forced
+            action = _take(lane, actions, queues, lanes)
+            slot[action] = lanes.num_run[lane]
+            end_s[action] = max(lanes.free_s[lane], queues.ready_s[action]) + actions.duration_s[action]
+            _run(action, end_s[action], actions, lanes, groups)
+            _wake_users(action, end_s[action], actions, queues, lanes)
+    return slot, end_s, forced
+
+
+@inlined
+def _soonest(members, actions, queues, lanes, groups):  # type: ignore[no-untyped-def]
+    """The lane that can begin its next action first; -1 if no lane may run anything."""
+    soonest, soonest_s = -1, np.inf
+    for lane in members:
+        if lanes.is_stale[lane]:
+            _choose(lane, actions, queues, lanes, groups)
+        if lanes.begin_s[lane] < soonest_s:
+            soonest, soonest_s = lane, lanes.begin_s[lane]
+    return soonest
+
+
+@inlined
+def _choose(lane, actions, queues, lanes, groups):  # type: ignore[no-untyped-def]
+    """Choose what a lane runs next, unless something comes in before that begins."""
+    free_s = lanes.free_s[lane]
+    last_group = last_admitted(groups.need_bytes[lane], lanes.room_bytes[lane], groups.first_open[lane])
+    spare_bytes = lanes.room_bytes[lane] - lanes.held_bytes[lane]
+    forward, forward_s = _front(2 * lane, free_s, last_group, spare_bytes, actions, queues)
+    # Backwards free memory: they are always admitted.
+    backward, backward_s = _front(2 * lane + 1, free_s, UNLIMITED, UNLIMITED, actions, queues)
+    if max(forward_s, backward_s) <= free_s:
+        # No bubble to fill: in turn, as in 1F1B.
+        backward_next = lanes.last_pass[lane] == FORWARD
+    else:
+        # Of two that begin together the backward, which frees memory.
+        backward_next = backward_s <= forward_s
+    lanes.choice[lane] = backward if backward_next else forward
+    lanes.begin_s[lane] = backward_s if backward_next else forward_s
+    lanes.is_stale[lane] = False
+
+
+@inlined
+def _front(queue, free_s, last_group, spare_bytes, actions, queues):  # type: ignore[no-untyped-def]
+    """Place of the action of a queue that can begin first, then by priority, and when; -1 and infinite if none may."""
+    front, front_s, front_priority = -1, np.inf, np.inf
+    first = queues.first[queue]
+    for place in range(first, first + queues.length[queue]):
+        action = queues.ready[place]
+        if actions.group[action] <= last_group and actions.size_bytes[action] <= spare_bytes:
+            begin_s, priority = max(free_s, queues.ready_s[action]), actions.priority[action]
+            if begin_s < front_s or (begin_s == front_s and priority < front_priority):
+                front, front_s, front_priority = place, begin_s, priority
+    return front, front_s
+
+
+@inlined
+def last_admitted(need_bytes, room_bytes, first_open):  # type: ignore[no-untyped-def]
+    """The last group whose forwards may start: with all that open groups up to it still need, the lane is not full.
+
+    Args:
+        need_bytes: what each group holds and will hold on a lane ``[groups]``.
+        room_bytes: the lane's.
+        first_open: the first group with actions to come.
+    """
+    group, reserved_bytes = first_open, 0
+    while group < len(need_bytes):
+        reserved_bytes += need_bytes[group]
+        if reserved_bytes > room_bytes:
+            break
+        group += 1
+    # The earliest open group waits for its own backwards at most.
+    return max(group - 1, first_open)
+
+
+@njit(cache=True)
+def _let_through(members, actions, queues, lanes):  # type: ignore[no-untyped-def]
+    """All lanes are full, and a group does not fit by itself: the lane of its next forward; -1 if all is done."""
+    through, through_place, earliest, least = -1, -1, UNLIMITED, np.inf
+    for lane in members:
+        first = queues.first[2 * lane]
+        for place in range(first, first + queues.length[2 * lane]):
+            action = queues.ready[place]
+            group, priority = actions.group[action], actions.priority[action]
+            if group < earliest or (group == earliest and priority < least):
+                through, through_place, earliest, least = lane, place, group, priority
+    if through >= 0:
+        lanes.choice[through] = through_place
+    return through
+
+
+@inlined
+def _take(lane, actions, queues, lanes):  # type: ignore[no-untyped-def]
+    """The action that a lane has chosen, out of its queue; the queue's last one takes its place."""
+    place = lanes.choice[lane]
+    action = queues.ready[place]
+    queue = 2 * lane + actions.is_backward[action]
+    queues.length[queue] -= 1
+    queues.ready[place] = queues.ready[queues.first[queue] + queues.length[queue]]
+    return action
+
+
+@inlined
+def _run(action, end_s, actions, lanes, groups):  # type: ignore[no-untyped-def]
+    """Clock and memory of the lane after an action."""
+    lane, group, size_bytes = actions.lane[action], actions.group[action], actions.size_bytes[action]
+    lanes.free_s[lane] = end_s
+    lanes.last_pass[lane] = actions.is_backward[action]
+    lanes.num_run[lane] += 1
+    lanes.is_stale[lane] = True
+    if actions.is_backward[action] == FORWARD:
+        lanes.held_bytes[lane] += size_bytes
+    else:
+        lanes.held_bytes[lane] -= size_bytes
+        groups.need_bytes[lane, group] -= size_bytes
+    groups.num_left[lane, group] -= 1
+    groups.first_open[lane] = first_open(groups.num_left[lane], groups.first_open[lane])
+
+
+@inlined
+def first_open(num_left, group):  # type: ignore[no-untyped-def]
+    """The first group with actions to come, from a group on; their number if there is none.
+
+    Args:
+        num_left: actions to come of each group ``[groups]``.
+        group: where the search begins.
+    """
+    while group < len(num_left) and num_left[group] == 0:
+        group += 1
+    return group
+
+
+@inlined
+def _wake_users(action, end_s, actions, queues, lanes):  # type: ignore[no-untyped-def]
+    """Hand an action's result on; who has waited for nothing else is ready."""
+    for row in range(actions.user_offsets[action], actions.user_offsets[action + 1]):
+        user = actions.user_actions[row]
+        queues.ready_s[user] = max(queues.ready_s[user], end_s)
+        queues.num_missing[user] -= 1
+        if queues.num_missing[user] == 0:
+            _join(user, actions, queues, lanes)
+
+
+@inlined
+def _join(action, actions, queues, lanes):  # type: ignore[no-untyped-def]
+    """Put a ready action into its queue."""
+    lane = actions.lane[action]
+    queue = 2 * lane + actions.is_backward[action]
+    queues.ready[queues.first[queue] + queues.length[queue]] = action
+    queues.length[queue] += 1
+    lanes.is_stale[lane] = True

@@ -14,7 +14,7 @@ from entrain_bench.program.assignment import Assignment
 from entrain_bench.strategy.profile import Profile
 
 from .belief import believed_durations, lanes_of_actions
-from .interleaver import interleave
+from .interleaver import Actions, interleave
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +73,18 @@ class Segments:
         priority = np.empty((2, len(chunks)))
         priority[0, np.lexsort((chunks, self.first_llm, place_of_chunk))] = chunks
         priority[1, np.lexsort((-chunks, self.last_llm, place_of_chunk))] = chunks
-        slot, end, _ = interleave(
-            self.lane,
-            self.is_backward,
-            self.duration_s,
-            priority[self.is_backward, self.chunk],
-            place_of_chunk[self.chunk],
-            self.size_bytes,
-            self.num_waits,
-            self.user_offsets,
-            self.user_actions,
-            self.lane_set,
-            self.room_bytes,
-            int(place.max()) + 1,
+        actions = Actions(
+            lane=self.lane,
+            is_backward=self.is_backward,
+            duration_s=self.duration_s,
+            priority=priority[self.is_backward, self.chunk],
+            group=place_of_chunk[self.chunk],
+            size_bytes=self.size_bytes,
+            num_waits=self.num_waits,
+            user_offsets=self.user_offsets,
+            user_actions=self.user_actions,
         )
+        slot, end, _ = interleave(actions, self.lane_set, self.room_bytes)
         finish = np.zeros(self.num_sets)
         np.maximum.at(finish, self.lane_set[self.lane], end)
         return slot, finish

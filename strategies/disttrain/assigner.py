@@ -109,7 +109,7 @@ def reorder(seconds: FloatArray, replica: IntArray, microbatch: IntArray, layout
     dp, count = layout.modules[profile.job.model.llm_index].dp, int(microbatch.max(initial=0)) + 1
     shares = stage_shares(layout, profile)
     factor = np.array([module.dp for module in layout.modules])
-    # A replica of another unit that serves several LLM replicas runs all their microbatches in one place.
+    # A replica of another group that serves several LLM replicas runs all their microbatches in one place.
     weighted = seconds * (dp / factor)
     forward = np.zeros((dp, count, shares[0].shape[1]))
     backward = np.zeros_like(forward)
@@ -146,26 +146,26 @@ def stage_shares(layout: Layout, profile: Profile) -> list[FloatArray]:
 
 
 def unit_replicas(
-    replica: IntArray, microbatch: IntArray, position: IntArray, layout: Layout, unit: slice, llm: int
+    replica: IntArray, microbatch: IntArray, position: IntArray, layout: Layout, group: slice, llm: int
 ) -> IntArray | None:
-    """Replica of each sample in a unit beside the LLM: brokers join and split along the batch in order (reconstructed).
+    """Replica of each sample in a group beside the LLM: brokers join and split the batch in order (reconstructed).
 
     With DP sizes D_u and D_l and g their greatest common divisor, g brokers each serve D_l / g LLM replicas and D_u / g
-    replicas of the unit. A broker concatenates the k-th microbatches of its LLM replicas and splits the result evenly,
+    replicas of the group. A broker concatenates the k-th microbatches of its LLM replicas and splits the result evenly,
     in order.
 
     Args:
         replica: LLM replica ``[samples]``.
         microbatch: place of the LLM microbatch ``[samples]``.
         position: position in the LLM replica's order ``[samples]``.
-        layout: the layout; the unit's modules share one DP.
-        unit: the unit's modules; None is returned if there are none, or if they have the LLM's DP.
+        layout: the layout; the group's modules share one DP.
+        group: the group's modules; None is returned if there are none, or if they have the LLM's DP.
         llm: position of the LLM among the modules.
     """
-    llm_dp, dps = layout.modules[llm].dp, {module.dp for module in layout.modules[unit]}
+    llm_dp, dps = layout.modules[llm].dp, {module.dp for module in layout.modules[group]}
     if len(dps) > 1:
-        names = ", ".join(module.module for module in layout.modules[unit])
-        raise IncompatibleError(f"strategy.assigner=disttrain: {names} form one unit, but their DP differs")
+        names = ", ".join(module.module for module in layout.modules[group])
+        raise IncompatibleError(f"strategy.assigner=disttrain: {names} form one group, but their DP differs")
     if not dps or (unit_dp := dps.pop()) == llm_dp:
         return None
     brokers = gcd(unit_dp, llm_dp)

@@ -1,12 +1,12 @@
-"""DistTrain's orchestration problem (arXiv:2408.04275, section 4): GPUs of each unit by convex optimisation.
+"""DistTrain's orchestration problem (arXiv:2408.04275, section 4): GPUs of each group of modules, a convex program.
 
-With TP of every unit and DP of the backbone fixed, C_u the seconds per sample and w_u = DP_lm TP_u M C_u the
-GPU-seconds that unit u spends on a step of the pipeline, the iteration takes (reconstructed)
+With TP of every group and DP of the backbone fixed, C_u the seconds per sample and w_u = DP_lm TP_u M C_u the
+GPU-seconds that group u spends on a step of the pipeline, the iteration takes (reconstructed)
 
     T = M C_lm + sum over u != lm of w_u / x_u  +  (BS / (DP_lm M) - 1) max over u of w_u / x_u
 
 In v_u = 1 / x_u the objective is a sum of linear functions and their maximum, sum 1 / v_u <= N is convex and memory
-bounds v_u from above: a convex program. With the slowest step fixed, every unit gets what keeps it within that step,
+bounds v_u from above: a convex program. With the slowest step fixed, every group gets what keeps it within that step,
 and the rest of the GPUs goes where it shortens the warm-up most: x_u = y sqrt(w_u), one y for all, as far as bounds
 allow. Both y and the slowest step, by the sign of the derivative, are bisected to the last bits.
 """
@@ -27,12 +27,12 @@ HALVINGS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class UnitLoad:
-    """One unit of the problem.
+class GroupLoad:
+    """One group of the problem.
 
     Attributes:
         gpu_s: GPU-seconds of one pipeline step, w_u.
-        fewest: GPUs below which the unit does not exist or exceeds memory.
+        fewest: GPUs below which the group does not exist or exceeds memory.
         most: GPUs beyond which it cannot be split.
         fills: whether its pass is part of the warm-up; the backbone's, M C_lm, does not depend on its GPUs.
     """
@@ -43,19 +43,19 @@ class UnitLoad:
     fills: bool = True
 
 
-def iteration_s(loads: Sequence[UnitLoad], gpus: FloatArray, num_steps: int) -> float:
-    """T without its constant M C_lm, for GPUs ``[units]``."""
+def iteration_s(loads: Sequence[GroupLoad], gpus: FloatArray, num_steps: int) -> float:
+    """T without its constant M C_lm, for GPUs ``[groups]``."""
     step = np.array([load.gpu_s for load in loads]) / gpus
     fill = np.array([load.fills for load in loads])
     return float(step[fill].sum() + (num_steps - 1) * step.max())
 
 
-def solve(loads: Sequence[UnitLoad], num_gpus: int, num_steps: int) -> FloatArray | None:
-    """GPUs of each unit, real numbers, that minimise ``iteration_s`` ``[units]``; None if nothing is feasible.
+def solve(loads: Sequence[GroupLoad], num_gpus: int, num_steps: int) -> FloatArray | None:
+    """GPUs of each group, real numbers, that minimise ``iteration_s`` ``[groups]``; None if nothing is feasible.
 
     Args:
-        loads: the units.
-        num_gpus: GPUs of all units together, at most.
+        loads: the groups.
+        num_gpus: GPUs of all groups together, at most.
         num_steps: pipeline steps of an iteration, BS / (DP_lm M).
     """
     columns = [(load.gpu_s, load.fills, load.fewest, min(load.most, num_gpus)) for load in loads]
@@ -67,8 +67,8 @@ def solve(loads: Sequence[UnitLoad], num_gpus: int, num_steps: int) -> FloatArra
 
 @njit(cache=True)
 def _bisect_step(work, warms, fewest, most, num_gpus, num_more_steps):  # type: ignore[no-untyped-def]
-    """The GPUs of least T; arguments ``[units]`` as in ``UnitLoad``, ``warms`` 1.0 for units that fill."""
-    # The slowest step lies between what it is with all the GPUs a unit may have and with the fewest.
+    """The GPUs of least T; arguments ``[groups]`` as in ``GroupLoad``, ``warms`` 1.0 for groups that fill."""
+    # The slowest step lies between what it is with all the GPUs a group may have and with the fewest.
     low, high = np.max(work / most), np.max(work / fewest)
     for _ in range(HALVINGS):
         step = low + (high - low) / 2
@@ -76,9 +76,9 @@ def _bisect_step(work, warms, fewest, most, num_gpus, num_more_steps):  # type: 
         gpus, root = _share_out(work, warms, least, most, num_gpus)
         # What a longer step saves of the warm-up, per second of it; without limit where there are too few GPUs.
         saved = np.inf if root == 0.0 else 0.0
-        for unit in range(len(work)):
-            if root > 0.0 and least[unit] > fewest[unit]:
-                saved += max(0.0, (gpus[unit] / root) ** 2 / work[unit] - warms[unit])
+        for group in range(len(work)):
+            if root > 0.0 and least[group] > fewest[group]:
+                saved += max(0.0, (gpus[group] / root) ** 2 / work[group] - warms[group])
         if saved > num_more_steps:
             low = step
         else:
@@ -91,13 +91,13 @@ def _bisect_step(work, warms, fewest, most, num_gpus, num_more_steps):  # type: 
 def _share_out(work, warms, least, most, num_gpus):  # type: ignore[no-untyped-def]
     """GPUs of the shortest warm-up, at least ``least``, and the root y; 0 if not even those are there.
 
-    Infinite y: there is more of everything than units may have.
+    Infinite y: there is more of everything than groups may have.
     """
     weight = warms * np.sqrt(work)
     low, high = 0.0, 0.0
-    for unit in range(len(work)):
-        if weight[unit] > 0.0:
-            high = max(high, most[unit] / weight[unit])
+    for group in range(len(work)):
+        if weight[group] > 0.0:
+            high = max(high, most[group] / weight[group])
     if np.sum(np.minimum(np.maximum(least, high * weight), most)) <= num_gpus:
         return np.minimum(np.maximum(least, high * weight), most), np.inf
     for _ in range(HALVINGS):
@@ -111,7 +111,7 @@ def _share_out(work, warms, least, most, num_gpus):  # type: ignore[no-untyped-d
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a unit may be at integers, with everything else of the sub-problem fixed; arrays ``[options]``.
+    """What a group may be at integers, with everything else of the sub-problem fixed; arrays ``[options]``.
 
     Attributes:
         dp, pp: degrees.
@@ -141,35 +141,35 @@ class Options:
 
 
 type Point = tuple[tuple[int, int], ...]
-"""(DP, PP) of every unit."""
+"""(DP, PP) of every group."""
 
 
 def best_integers(
-    units: Sequence[Options], num_ranks: int, num_steps: int, keep: int, num_stages: int | None = None
+    groups: Sequence[Options], num_ranks: int, num_steps: int, keep: int, num_stages: int | None = None
 ) -> list[tuple[float, Point]]:
-    """The points with the least T: one option a unit, a step through all stages and the slowest stage for the rest.
+    """The points with the least T: one option a group, a step through all stages and the slowest stage for the rest.
 
     Args:
-        units: options of each unit.
-        num_ranks: ranks of all units together, at most.
+        groups: options of each group.
+        num_ranks: ranks of all groups together, at most.
         num_steps: pipeline steps of an iteration.
         keep: points to return, at most.
-        num_stages: stages of all units together; any if None.
+        num_stages: stages of all groups together; any if None.
 
     Returns:
         Seconds and point, best first.
     """
-    shape = tuple(len(unit.dp) for unit in units)
+    shape = tuple(len(group.dp) for group in groups)
     if not all(shape):
         return []
     ranks, fill, slowest, stages = (np.zeros(shape) for _ in range(4))
-    for axis, unit in enumerate(units):
-        along = [1] * len(units)
+    for axis, group in enumerate(groups):
+        along = [1] * len(groups)
         along[axis] = -1
-        ranks += unit.ranks.reshape(along)
-        fill += unit.fill_s.reshape(along)
-        stages += unit.pp.reshape(along)
-        np.maximum(slowest, unit.slowest_s.reshape(along), out=slowest)
+        ranks += group.ranks.reshape(along)
+        fill += group.fill_s.reshape(along)
+        stages += group.pp.reshape(along)
+        np.maximum(slowest, group.slowest_s.reshape(along), out=slowest)
     fits = (ranks <= num_ranks) & (stages == (num_stages or stages))
     seconds = np.where(fits, fill + (num_steps - 1) * slowest, np.inf).ravel()
     # Sorting a few of them is faster than all; which of several alike comes first must not depend on the CPU.
@@ -179,6 +179,6 @@ def best_integers(
     for flat in found[np.argsort(seconds[found], kind="stable")][:keep]:
         if np.isfinite(seconds[flat]):
             at = np.unravel_index(flat, shape)
-            degrees = tuple((int(unit.dp[i]), int(unit.pp[i])) for unit, i in zip(units, at, strict=True))
+            degrees = tuple((int(group.dp[i]), int(group.pp[i])) for group, i in zip(groups, at, strict=True))
             result.append((float(seconds[flat]), degrees))
     return result

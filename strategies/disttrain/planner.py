@@ -1,4 +1,4 @@
-"""DistTrain's planner: TP of every unit and DP of the backbone enumerated, GPUs solved for, then rounded."""
+"""DistTrain's planner: TP of every group and DP of the backbone enumerated, GPUs solved for, then rounded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from entrain_bench.strategy.planning import (
 )
 from entrain_bench.strategy.profile import Profile
 
-from .orchestration import Options, Point, UnitLoad, best_integers, iteration_s, solve
+from .orchestration import GroupLoad, Options, Point, best_integers, iteration_s, solve
 
 # Draws until the profiled samples exercise every module; a lone sample may have no items.
 MAX_DRAWS = 64
@@ -83,7 +83,7 @@ class DistTrainPlanner:
 
 @dataclass(frozen=True, slots=True)
 class SubProblem:
-    """What is fixed before GPUs are shared out: DP of the backbone, TP and recomputation of each unit."""
+    """What is fixed before GPUs are shared out: DP of the backbone, TP and recomputation of each group."""
 
     backbone_dp: int
     tps: tuple[int, ...]
@@ -92,20 +92,20 @@ class SubProblem:
 
 @dataclass(frozen=True)
 class Orchestration:
-    """The planner's problem: units (encoders together, LLM, generators together), their costs, and what may be chosen.
+    """The planner's problem: groups of modules (the paper's parallelism units), their costs, and what may be chosen.
 
-    The backbone is the unit that holds the LLM.
+    The backbone is the group that holds the LLM.
     """
 
     profile: Profile
     samples: SampleShapes
     requests_bind_encoder: bool = True
-    units: tuple[tuple[int, ...], ...] = field(init=False)
+    groups: tuple[tuple[int, ...], ...] = field(init=False)
     backbone: int = field(init=False)
 
     def __post_init__(self) -> None:
         model = self.profile.job.model
-        object.__setattr__(self, "units", model.module_groups)
+        object.__setattr__(self, "groups", model.module_groups)
         object.__setattr__(self, "backbone", model.module_groups.index((model.llm_index,)))
         # Costs are measured and layers split once.
         object.__setattr__(self, "layer_s", cache(self.layer_s))
@@ -117,7 +117,7 @@ class Orchestration:
 
     @property
     def cp(self) -> int:
-        """DistTrain does not choose CP; a requested one holds for all units."""
+        """DistTrain does not choose CP; a requested one holds for all groups."""
         return self.profile.job.request.cp or 1
 
     def layer_s(self, module: int, tp: int) -> FloatArray:
@@ -145,22 +145,22 @@ class Orchestration:
         """Layers of each stage."""
         return partition_layers(self.layer_s(module, tp), pp)
 
-    def stage_s(self, unit: int, tp: int, pp: int) -> tuple[float, float]:
-        """Forward and backward seconds of a sample at all stages of a unit, and at its slowest stage."""
-        sums = [stage_sums(self.layer_s(m, tp), self.split(m, tp, pp)) for m in self.units[unit]]
+    def stage_s(self, group: int, tp: int, pp: int) -> tuple[float, float]:
+        """Forward and backward seconds of a sample at all stages of a group, and at its slowest stage."""
+        sums = [stage_sums(self.layer_s(m, tp), self.split(m, tp, pp)) for m in self.groups[group]]
         stages = np.sum(sums, axis=0)
         return float(stages.sum()), float(stages.max())
 
-    def most_stages(self, unit: int) -> int:
-        """Stages of a unit at one layer each."""
-        return min(len(self.profile.job.model.modules[m].layers) for m in self.units[unit])
+    def most_stages(self, group: int) -> int:
+        """Stages of a group at one layer each."""
+        return min(len(self.profile.job.model.modules[m].layers) for m in self.groups[group])
 
-    def tps(self, unit: int) -> list[int]:
-        """TP a unit may have: powers of two in a node that divide heads and feed-forward width."""
+    def tps(self, group: int) -> list[int]:
+        """TP a group may have: powers of two in a node that divide heads and feed-forward width."""
         job = self.profile.job
-        if job.request.tp and (unit == self.backbone or self.requests_bind_encoder):
+        if job.request.tp and (group == self.backbone or self.requests_bind_encoder):
             return [job.request.tp]
-        sizes = [size for m in self.units[unit] for size in job.model.modules[m].sharded_sizes.values()]
+        sizes = [size for m in self.groups[group] for size in job.model.modules[m].sharded_sizes.values()]
         node = job.cluster.gpus_per_node
         powers = (2**i for i in range(node.bit_length()))
         return [tp for tp in powers if node % tp == 0 and all(size % tp == 0 for size in sizes)]
@@ -173,10 +173,10 @@ class Orchestration:
         most = min(job.cluster.num_ranks, job.global_batch // job.microbatch_size)
         return [dp for dp in range(1, most + 1) if job.global_batch % (dp * job.microbatch_size) == 0]
 
-    def dps(self, unit: int, backbone_dp: int) -> list[int]:
-        """DP a unit may have beside the backbone's: a divisor, or a multiple among which a microbatch splits evenly."""
+    def dps(self, group: int, backbone_dp: int) -> list[int]:
+        """DP a group may have beside the backbone's: a divisor, or a multiple that splits a microbatch evenly."""
         job = self.profile.job
-        if unit == self.backbone or (job.request.dp and self.requests_bind_encoder):
+        if group == self.backbone or (job.request.dp and self.requests_bind_encoder):
             return [backbone_dp]
         splits = [s for s in range(2, job.microbatch_size + 1) if job.microbatch_size % s == 0]
         divisors = [d for d in range(1, backbone_dp + 1) if backbone_dp % d == 0]
@@ -189,12 +189,12 @@ class Orchestration:
             keep: integer points of each sub-problem.
             count_step: whether estimates include gradient synchronisation and optimizer.
         """
-        groups: dict[tuple[int, int], list[SubProblem]] = {}
+        by_backbone: dict[tuple[int, int], list[SubProblem]] = {}
         for problem in self.problems():
-            groups.setdefault((problem.backbone_dp, problem.tps[self.backbone]), []).append(problem)
+            by_backbone.setdefault((problem.backbone_dp, problem.tps[self.backbone]), []).append(problem)
         number = count()
         queue: list[tuple[float, int, Iterator[tuple[float, SubProblem, Point]], Layout | None]] = []
-        for problems in groups.values():
+        for problems in by_backbone.values():
             heappush(queue, (min(map(self.least_s, problems)), next(number), self.points(problems, keep), None))
         while queue:
             seconds, _, points, layout = heappop(queue)
@@ -226,17 +226,17 @@ class Orchestration:
                 heappush(queue, (decisive(max(seconds, optimum)), next(number), problem, True, None))
 
     def problems(self) -> Iterator[SubProblem]:
-        """Every DP of the backbone, TP and recomputation of the units."""
-        every_tp = list(product(*map(self.tps, range(len(self.units)))))
-        choices = recompute_choices(len(self.units))
+        """Every DP of the backbone, TP and recomputation of the groups."""
+        every_tp = list(product(*map(self.tps, range(len(self.groups)))))
+        choices = recompute_choices(len(self.groups))
         return (SubProblem(*each) for each in product(self.backbone_dps(), every_tp, choices))
 
     def works(self, problem: SubProblem) -> list[float]:
-        """GPU-seconds w_u of one pipeline step in each unit."""
+        """GPU-seconds w_u of one pipeline step in each group."""
         step = problem.backbone_dp * self.profile.job.microbatch_size
         return [
-            tp * self.cp * step * recompute_factor(r) * sum(self.module_s(m, tp) for m in unit)
-            for unit, tp, r in zip(self.units, problem.tps, problem.again, strict=True)
+            tp * self.cp * step * recompute_factor(r) * sum(self.module_s(m, tp) for m in group)
+            for group, tp, r in zip(self.groups, problem.tps, problem.again, strict=True)
         ]
 
     def least_s(self, problem: SubProblem) -> float:
@@ -249,23 +249,23 @@ class Orchestration:
     def rounded(self, problem: SubProblem, keep: int) -> list[tuple[float, Point]]:
         """The best integer points of a sub-problem and their seconds, by real stages."""
         job = self.profile.job
-        units = [
-            self.options(unit, tp, problem.backbone_dp, r)
-            for unit, (tp, r) in enumerate(zip(problem.tps, problem.again, strict=True))
+        groups = [
+            self.options(group, tp, problem.backbone_dp, r)
+            for group, (tp, r) in enumerate(zip(problem.tps, problem.again, strict=True))
         ]
         steps = job.num_microbatches(problem.backbone_dp)
-        return best_integers(units, job.cluster.num_ranks, steps, keep, job.request.pp)
+        return best_integers(groups, job.cluster.num_ranks, steps, keep, job.request.pp)
 
-    def options(self, unit: int, tp: int, backbone_dp: int, again: bool) -> Options:
-        """What a unit may be; of options alike in time, those with fewest GPUs, if the sum of stages is free."""
+    def options(self, group: int, tp: int, backbone_dp: int, again: bool) -> Options:
+        """What a group may be; of options alike in time, those with fewest GPUs, if the sum of stages is free."""
         job, width = self.profile.job, tp * self.cp
-        most = min(self.most_stages(unit), job.request.pp or job.cluster.num_ranks)
+        most = min(self.most_stages(group), job.request.pp or job.cluster.num_ranks)
         rows = []
-        for dp in self.dps(unit, backbone_dp):
+        for dp in self.dps(group, backbone_dp):
             share = recompute_factor(again) * job.microbatch_size * backbone_dp / dp
-            least = self.state_bytes(unit, tp, dp) / (width * dp * job.planning_budget_bytes)
+            least = self.state_bytes(group, tp, dp) / (width * dp * job.planning_budget_bytes)
             for pp in range(max(1, ceil(least)), min(most, job.cluster.num_ranks // (width * dp)) + 1):
-                total, slowest = self.stage_s(unit, tp, pp)
+                total, slowest = self.stage_s(group, tp, pp)
                 rows.append((dp, pp, width * dp * pp, share * total, share * slowest))
         columns = np.array(rows).reshape(-1, 5).T
         found = Options(*columns[:3].astype(np.int64), *columns[3:])
@@ -280,48 +280,48 @@ class Orchestration:
         num_steps, works = job.num_microbatches(problem.backbone_dp), self.works(problem)
         for activations in (True, False):
             loads = []
-            for unit, (tp, work) in enumerate(zip(problem.tps, works, strict=True)):
-                dps = self.dps(unit, problem.backbone_dp)
-                fewest = max(float(tp * self.cp * dps[0]), self._fewest(problem, unit, dps[0], activations))
-                most = float(tp * self.cp * dps[-1] * self.most_stages(unit))
-                loads.append(UnitLoad(work, fewest, most, unit != self.backbone))
+            for group, (tp, work) in enumerate(zip(problem.tps, works, strict=True)):
+                dps = self.dps(group, problem.backbone_dp)
+                fewest = max(float(tp * self.cp * dps[0]), self._fewest(problem, group, dps[0], activations))
+                most = float(tp * self.cp * dps[-1] * self.most_stages(group))
+                loads.append(GroupLoad(work, fewest, most, group != self.backbone))
             gpus = solve(loads, job.cluster.num_ranks, num_steps)
             if gpus is not None:
                 width = problem.tps[self.backbone] * self.cp * problem.backbone_dp
                 return works[self.backbone] / width + iteration_s(loads, gpus, num_steps)
         return None
 
-    def state_bytes(self, unit: int, tp: int, dp: int) -> float:
-        """Weights, gradients and optimizer states on all ranks of a unit."""
+    def state_bytes(self, group: int, tp: int, dp: int) -> float:
+        """Weights, gradients and optimizer states on all ranks of a group."""
         total = 0.0
-        for spec in (self.profile.job.model.modules[m] for m in self.units[unit]):
+        for spec in (self.profile.job.model.modules[m] for m in self.groups[group]):
             copies = spec.weight_copies(tp, dp * self.cp)
             total += spec.parameters * copies * float(self.profile.memory.parameter_bytes(copies))
         return total
 
-    def _fewest(self, problem: SubProblem, unit: int, dp: int, activations: bool) -> float:
-        """GPUs that hold a unit's states, and the activations of at least one step of the pipeline in flight.
+    def _fewest(self, problem: SubProblem, group: int, dp: int, activations: bool) -> float:
+        """GPUs that hold a group's states, and the activations of at least one step of the pipeline in flight.
 
         The backbone holds a full pipeline whatever its depth: PP microbatches of 1 / PP of the layers each.
         """
-        job, tp, again = self.profile.job, problem.tps[unit], problem.again[unit]
+        job, tp, again = self.profile.job, problem.tps[group], problem.again[group]
         room, held = job.planning_budget_bytes, 0.0
         if activations:
-            for spec in (job.model.modules[m] for m in self.units[unit]):
+            for spec in (job.model.modules[m] for m in self.groups[group]):
                 tokens = spec.lengths(self.samples, spec.units(self.samples)).sum() / len(self.samples)
                 each = [x.input_bytes_per_token if again else x.activation_bytes_per_token for x in spec.layers]
                 held += problem.backbone_dp * job.microbatch_size * float(tokens) * sum(each)
-        if unit == self.backbone:
+        if group == self.backbone:
             room -= held / (dp * tp * self.cp)
             held = 0.0
-        return (self.state_bytes(unit, tp, dp) + held) / room if room > 0 else np.inf
+        return (self.state_bytes(group, tp, dp) + held) / room if room > 0 else np.inf
 
     def place(self, tps: Sequence[int], point: Point, again: Sequence[bool]) -> Layout:
         """The layout of a solution."""
         job = self.profile.job
         islands = [
             Island(tp, self.cp, dp, self.split(module, tp, pp), r)
-            for unit, (tp, (dp, pp), r) in enumerate(zip(tps, point, again, strict=True))
-            for module in self.units[unit]
+            for group, (tp, (dp, pp), r) in enumerate(zip(tps, point, again, strict=True))
+            for module in self.groups[group]
         ]
         return place_islands(job, islands, job.num_microbatches(point[self.backbone][0]))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
 from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.compiled import inlined
 
 
 def balanced_groups(size: FloatArray, num_groups: int, load: FloatArray | None = None) -> IntArray:
@@ -55,67 +57,116 @@ def interval_order(forward_s: FloatArray, backward_s: FloatArray) -> IntArray:
     """
     if forward_s.shape[1] == 1:  # no pipeline, no intervals
         return np.arange(len(forward_s))
-    return np.asarray(_fill(np.ascontiguousarray(forward_s), np.ascontiguousarray(backward_s)))
+    order: IntArray = _fill(np.ascontiguousarray(forward_s), np.ascontiguousarray(backward_s))
+    return order
+
+
+class Ends(NamedTuple):
+    """How far a replica's 1F1B is known: ends of the latest forward and the latest backward ``[stages]``."""
+
+    forward_s: FloatArray
+    backward_s: FloatArray
 
 
 @njit(cache=True)
 def _fill(forward_s, backward_s):  # type: ignore[no-untyped-def]
+    """``interval_order`` of two stages or more."""
+    order, rest = _front_and_rear(forward_s)
+    rest = _fill_first(rest, order, forward_s, backward_s)
+    if len(rest) > 0:
+        _fill_later(rest, order, forward_s, backward_s)
+    return order
+
+
+@njit(cache=True)
+def _front_and_rear(forward_s):  # type: ignore[no-untyped-def]
+    """The order with its first and its last microbatches, and the others by rising forward at the first stage."""
     count, stages = forward_s.shape
     rising = np.argsort(forward_s.sum(axis=1), kind="mergesort")
+    num_rear = min(stages - 1, count - 1)
     order = np.empty(count, np.int64)
     order[0] = rising[0]
-    num_rear = min(stages - 1, count - 1)
     order[count - num_rear :] = rising[1 : 1 + num_rear]
     rest = rising[1 + num_rear :]
-    rest = rest[np.argsort(forward_s[rest, 0], kind="mergesort")]
-    if len(rest) == 0:
-        return order
-    interval = forward_s[order[0], 1:].sum() + backward_s[order[0], 1:].sum()
-    picked = _closest_sum(forward_s[rest, 0], min(stages - 1, len(rest)), interval)
-    order[1 : 1 + picked.sum()] = rest[picked]
-    rest = rest[~picked]
-    if len(rest) == 0:
-        return order
+    return order, rest[np.argsort(forward_s[rest, 0], kind="mergesort")]
 
-    # The first p microbatches are known. Stage s runs p - 1 - s forwards ahead of backward 0 and one forward per
-    # backward from then on; last[s] is the end of its latest forward, free[s] of its latest backward.
-    last = np.zeros(stages)
-    free = np.zeros(stages)
-    arrived = np.zeros(stages)
-    for stage in range(stages):
-        now = 0.0
-        for position in range(stages - stage):
-            now = max(now, arrived[position]) + forward_s[order[position], stage]
-            arrived[position] = now
-        last[stage] = now
-    done = 0.0
-    for stage in range(stages - 1, -1, -1):
-        done = max(done, last[stage]) + backward_s[order[0], stage]
-        free[stage] = done
-    left = len(rest)
-    step = 0
-    while left > 0:
-        step += 1
-        for stage in range(stages - 1, 0, -1):
-            position = step + stages - 1 - stage
-            last[stage] = max(free[stage], last[stage - 1]) + forward_s[order[position], stage]
-        done = 0.0
-        for stage in range(stages - 1, 0, -1):
-            done = max(done, last[stage]) + backward_s[order[step], stage]
-            free[stage] = done
-        interval = done - free[0]
-        best = 0
-        for index in range(1, left):
-            if abs(forward_s[rest[index], 0] - interval) < abs(forward_s[rest[best], 0] - interval):
-                best = index
-        chosen = rest[best]
-        for index in range(best, left - 1):
-            rest[index] = rest[index + 1]
-        left -= 1
+
+@njit(cache=True)
+def _fill_first(rest, order, forward_s, backward_s):  # type: ignore[no-untyped-def]
+    """Put microbatches into the first interval, which has room for p - 1; returns the others, rising."""
+    stages = forward_s.shape[1]
+    interval_s = forward_s[order[0], 1:].sum() + backward_s[order[0], 1:].sum()
+    picked = _closest_sum(forward_s[rest, 0], min(stages - 1, len(rest)), interval_s)
+    order[1 : 1 + picked.sum()] = rest[picked]
+    return rest[~picked]
+
+
+@njit(cache=True)
+def _fill_later(rest, order, forward_s, backward_s):  # type: ignore[no-untyped-def]
+    """Put one microbatch after the other into the interval before backward 1, 2, ... of the first stage."""
+    stages = forward_s.shape[1]
+    ends = _warm_up(order, forward_s, backward_s)
+    first_s = forward_s[rest, 0]
+    for step in range(1, len(rest) + 1):
+        arrival_s = _arrival(step, order, forward_s, backward_s, ends)
+        chosen = _take_closest(rest, first_s, len(rest) + 1 - step, arrival_s - ends.backward_s[0])
         order[stages - 1 + step] = chosen
-        last[0] = free[0] + forward_s[chosen, 0]
-        free[0] = max(last[0], done) + backward_s[order[step], 0]
-    return order
+        ends.forward_s[0] = ends.backward_s[0] + forward_s[chosen, 0]
+        ends.backward_s[0] = max(ends.forward_s[0], arrival_s) + backward_s[order[step], 0]
+
+
+@njit(cache=True)
+def _warm_up(order, forward_s, backward_s):  # type: ignore[no-untyped-def]
+    """Everything up to backward 0; the first p microbatches of the order are known.
+
+    Stage s is p - 1 - s forwards ahead of backward 0 and does one forward for each backward from then on.
+    """
+    stages = forward_s.shape[1]
+    ends = Ends(np.zeros(stages), np.zeros(stages))
+    arrived_s = np.zeros(stages)  # Of each microbatch at the stage.
+    for stage in range(stages):
+        now_s = 0.0
+        for position in range(stages - stage):
+            now_s = max(now_s, arrived_s[position]) + forward_s[order[position], stage]
+            arrived_s[position] = now_s
+        ends.forward_s[stage] = now_s
+    now_s = 0.0
+    for stage in range(stages - 1, -1, -1):
+        now_s = max(now_s, ends.forward_s[stage]) + backward_s[order[0], stage]
+        ends.backward_s[stage] = now_s
+    return ends
+
+
+@inlined
+def _arrival(step, order, forward_s, backward_s, ends):  # type: ignore[no-untyped-def]
+    """When a backward's gradient comes to the first stage; each stage before that does a forward, then the backward."""
+    stages = forward_s.shape[1]
+    # Last stage first: each takes the microbatch whose forward the stage before it has done a step ago.
+    for stage in range(stages - 1, 0, -1):
+        position = step + stages - 1 - stage
+        before_s = max(ends.backward_s[stage], ends.forward_s[stage - 1])
+        ends.forward_s[stage] = before_s + forward_s[order[position], stage]
+    now_s = 0.0
+    for stage in range(stages - 1, 0, -1):
+        now_s = max(now_s, ends.forward_s[stage]) + backward_s[order[step], stage]
+        ends.backward_s[stage] = now_s
+    return now_s
+
+
+@inlined
+def _take_closest(rest, first_s, count, interval_s):  # type: ignore[no-untyped-def]
+    """Take out of the first ``count`` the microbatch whose forward at the first stage is closest to an interval.
+
+    Of two equally close the one that comes first, which is the smaller: they are in rising order, and stay so.
+    """
+    best = 0
+    for place in range(1, count):
+        if abs(first_s[place] - interval_s) < abs(first_s[best] - interval_s):
+            best = place
+    chosen = rest[best]
+    for place in range(best, count - 1):
+        rest[place], first_s[place] = rest[place + 1], first_s[place + 1]
+    return chosen
 
 
 @njit(cache=True)

@@ -19,7 +19,7 @@ from entrain_bench.strategy.schedules import chain_program, stages_behind
 
 @dataclass(frozen=True, slots=True)
 class DistTrainScheduler:
-    """1F1B; the k-th microbatches of all units share their place, brokers join and split them between units."""
+    """1F1B; the k-th microbatches of all groups share their place, brokers join and split them between groups."""
 
     handles_generators: ClassVar[bool] = True
 

@@ -15,7 +15,7 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
 from entrain_bench.strategy.schedules import chain_program, stages_behind, three_phase_program
 
-from .boundary import check_routes
+from .routes import check_routes
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from entrain_bench.specs.job import PLANNING_SHARE, Degrees, LayoutRequest
 from entrain_bench.strategy.profile import Profile
 from entrain_bench_strategies.hetero import ColocatedPlanner
 from support.builders import profile_of, samples, tiny_cluster, tiny_job
-from support.hetero import MODEL, compose, pair_layout, system
+from support.hetero import MODEL, pair_layout, program_of, system
 
 # Encoder TP1 DP2 on the two ranks of a two-stage LLM.
 LAYOUT = pair_layout(Degrees(1, 1, 1, 2), Degrees(1, 1, 2, 1), colocated=True, num_ranks=2, batch=4)
@@ -33,7 +33,7 @@ def seconds(program: Program) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 
 
 def test_weights_and_gradients_are_away_while_the_llm_runs() -> None:
-    plain, away = compose(LAYOUT, 4), compose(offloaded(LAYOUT), 4)
+    plain, away = program_of(LAYOUT, 4), program_of(offloaded(LAYOUT), 4)
     memory = Memory(MODEL)
     released = memory.over_program(plain)[0] - memory.over_program(away)[0]
     for lane in range(2):
@@ -47,7 +47,7 @@ def test_weights_and_gradients_are_away_while_the_llm_runs() -> None:
 
 
 def test_weights_cross_the_host_link_once_each_way() -> None:
-    plain, away = compose(LAYOUT, 4), compose(offloaded(LAYOUT), 4)
+    plain, away = program_of(LAYOUT, 4), program_of(offloaded(LAYOUT), 4)
     extra = seconds(away) - seconds(plain)
     # bf16 weights at 1e8 bytes/s
     expected = 2.0 * PARAMETERS / 1e8
@@ -57,7 +57,7 @@ def test_weights_cross_the_host_link_once_each_way() -> None:
 
 
 def test_of_several_passes_the_last_forward_and_the_first_backward_carry_the_transfers() -> None:
-    away = compose(offloaded(LAYOUT), 8, passes_of_encoder=2)
+    away = program_of(offloaded(LAYOUT), 8, passes_of_encoder=2)
     moved = Memory(MODEL).offload_bytes(away)
     for kind, microbatch in ((Pass.FORWARD, 1), (Pass.BACKWARD, 0)):
         carriers = [view for view in away.lane(0) if moved[view.index] and view.kind is kind]
@@ -67,7 +67,7 @@ def test_of_several_passes_the_last_forward_and_the_first_backward_carry_the_tra
 
 def test_nothing_leaves_where_microbatches_take_turns() -> None:
     layout = pair_layout(Degrees(1, 1, 1, 2), Degrees(2, 1, 1, 1), colocated=True, num_ranks=2)
-    plain, away = compose(layout, 4), compose(offloaded(layout), 4)
+    plain, away = program_of(layout, 4), program_of(offloaded(layout), 4)
     memory = Memory(MODEL)
     assert np.array_equal(memory.over_program(plain), memory.over_program(away))
     assert np.array_equal(seconds(plain), seconds(away))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts
+from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
@@ -15,7 +15,6 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.dip import DipScheduler
 from entrain_bench_strategies.dip.assigner import sub_microbatches
 from entrain_bench_strategies.dip.belief import believed_s
-from entrain_bench_strategies.dip.interleaver import interleave
 from entrain_bench_strategies.dip.segments import Segments, segments_of
 from support.builders import (
     placed,
@@ -68,44 +67,3 @@ def finish(slot: IntArray, layout: Layout, shapes: SampleShapes, assignment: Ass
     slots = [Slots(slot[draft.forward_actions(i)], slot[draft.backward_actions(i)]) for i in range(len(draft.chunks))]
     program = build_program(MODEL, layout, shapes, draft.chunks, slots)
     return believed_s(profile_of(tiny_job(MODEL), shapes), program)
-
-
-def sequential_pipeline(
-    stages: int, count: int, forward_s: float, backward_s: float, room: int
-) -> tuple[list[list[str]], float, int]:
-    """The interleaver on one module of uniform microbatches: the order of every lane, makespan and forced forwards.
-
-    Every forward adds one byte.
-    """
-    forward = np.arange(count * stages).reshape(count, stages)
-    backward = forward + forward.size
-    edges = [
-        *zip(forward[:, :-1].ravel(), forward[:, 1:].ravel(), strict=True),
-        *zip(backward[:, 1:].ravel(), backward[:, :-1].ravel(), strict=True),
-        *zip(forward[:, -1], backward[:, -1], strict=True),
-    ]
-    edges.sort()
-    total = 2 * forward.size
-    source, user = np.array(edges, np.int64).T
-    index = np.arange(forward.size)
-    microbatch = np.tile(index // stages, 2)
-    slot, end, forced = interleave(
-        np.tile(index % stages, 2),
-        (np.arange(total) >= forward.size).astype(np.int64),
-        np.where(np.arange(total) < forward.size, forward_s, backward_s),
-        microbatch.astype(np.float64),
-        microbatch,
-        np.ones(total, np.int64),
-        np.bincount(user, minlength=total),
-        offsets_from_counts(np.bincount(source, minlength=total)),
-        user,
-        np.zeros(stages, np.int64),
-        np.full(stages, room, np.int64),
-        count,
-    )
-    lanes = []
-    for stage in range(stages):
-        mine = np.concatenate([forward[:, stage], backward[:, stage]])
-        names = [f"F{m}" for m in range(count)] + [f"B{m}" for m in range(count)]
-        lanes.append([names[i] for i in np.argsort(slot[mine])])
-    return lanes, float(end.max()), int(forced)

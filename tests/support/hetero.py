@@ -34,7 +34,7 @@ def profile_for(microbatch_size: int = 1, ranks: int = 8, batch: int = 32, row: 
     return profile_of(job, samples(row))
 
 
-def compose(layout: Layout, count: int, microbatch_size: int = 1, passes_of_encoder: int = 1) -> Program:
+def program_of(layout: Layout, count: int, microbatch_size: int = 1, passes_of_encoder: int = 1) -> Program:
     profile = profile_for(microbatch_size)
     shapes = samples(*[(10, [40])] * count)
     assignment = BatchSlices(passes_of_encoder).assign(shapes, layout, profile)

@@ -1,16 +1,15 @@
-"""DIP's order: the interleaver by hand and against 1F1B, the search, memory and completion on random cases."""
+"""DIP's order: the search, memory and completion on random cases."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import permutations, product
+from itertools import permutations
 
 import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.arrays import offsets_from_counts
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import IncompatibleError
@@ -21,7 +20,6 @@ from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.strategy.schedules import chain_program, stages_behind
 from entrain_bench_strategies.dip import DipScheduler
 from entrain_bench_strategies.dip.belief import believed_s, chunk_s
-from entrain_bench_strategies.dip.interleaver import interleave
 from entrain_bench_strategies.dip.scheduler import best_slots
 from entrain_bench_strategies.dip.search import OrderTree
 from entrain_bench_strategies.dip.segments import segments_of
@@ -48,66 +46,7 @@ from support.dip import (
     random_cuts,
     seeds,
     segments,
-    sequential_pipeline,
 )
-
-# ---- interleaver
-
-
-def test_two_lanes_and_two_microbatches_by_hand() -> None:
-    lanes, end, forced = sequential_pipeline(2, 2, 1.0, 2.0, room=9)
-    # Lane 1: F0 1-2; B0 and F1 could both start at 2, so a backward follows the forward: B0 2-4, F1 4-5, B1 5-7.
-    # Lane 0: F0, F1 until 2, B0 4-6, B1 7-9.
-    assert lanes == [["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]]
-    assert (end, forced) == (9.0, 0)
-
-
-def test_full_lanes_stop_forwards_by_hand() -> None:
-    # Room for one microbatch: nothing overlaps, (1 + 1 + 2 + 2) each.
-    lanes, end, forced = sequential_pipeline(2, 2, 1.0, 2.0, room=1)
-    assert lanes == [["F0", "B0", "F1", "B1"]] * 2
-    assert (end, forced) == (12.0, 0)
-
-
-def test_a_microbatch_that_never_fits_still_runs() -> None:
-    lanes, _, forced = sequential_pipeline(2, 2, 1.0, 2.0, room=0)
-    assert lanes == [["F0", "B0", "F1", "B1"]] * 2
-    assert forced == 4
-
-
-def test_a_late_microbatch_does_not_take_the_room_an_early_one_needs() -> None:
-    # Encoder and LLM chunks E0 E1 L0 L1, forwards then backwards, one byte each, on a lane with room for two. By
-    # priority E1 would run first and E0 next: full, and no backward could ever run.
-    edges = [(0, 2), (1, 3), (2, 6), (3, 7), (6, 4), (7, 5)]
-    source, user = np.array(edges, np.int64).T
-    slot, end, forced = interleave(
-        np.zeros(8, np.int64),
-        np.array([0] * 4 + [1] * 4),
-        np.ones(8),
-        np.array([1.0, 0.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0]),
-        np.tile([0, 1], 4),
-        np.ones(8, np.int64),
-        np.bincount(user, minlength=8),
-        offsets_from_counts(np.bincount(source, minlength=8)),
-        user,
-        np.zeros(1, np.int64),
-        np.array([2]),
-        2,
-    )
-    assert np.argsort(slot).tolist() == [0, 2, 6, 4, 1, 3, 7, 5]
-    assert (end.max(), forced) == (8.0, 0)
-
-
-@pytest.mark.parametrize("backward", [2, 3])
-@pytest.mark.parametrize("stages", range(1, 9))
-def test_uniform_microbatches_take_no_longer_than_1f1b(stages: int, backward: int) -> None:
-    # Believed backwards take two forwards, or three with recomputation.
-    forward = 1
-    for count, room in product(range(1, 25), (stages, stages + 1, stages + 24)):
-        _, end, forced = sequential_pipeline(stages, count, float(forward), float(backward), room)
-        assert forced == 0
-        assert end <= (count + stages - 1) * (forward + backward)
-
 
 # ---- search
 

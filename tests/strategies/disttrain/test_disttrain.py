@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.lib.stride_tricks import sliding_window_view
 
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import IncompatibleError, UserError
@@ -22,7 +23,7 @@ from entrain_bench.strategy.planning import Island, place_islands
 from entrain_bench.strategy.profile import Profile
 from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainPlanner, DistTrainScheduler
 from entrain_bench_strategies.disttrain.assigner import position_within, stage_shares, unit_replicas
-from entrain_bench_strategies.disttrain.orchestration import Options, UnitLoad, best_integers, iteration_s, solve
+from entrain_bench_strategies.disttrain.orchestration import GroupLoad, Options, best_integers, iteration_s, solve
 from entrain_bench_strategies.disttrain.planner import Orchestration
 from entrain_bench_strategies.disttrain.reordering import balanced_groups, interval_order
 from support.builders import no_delay, placed, profile_of, random_samples, samples, tiny_cluster, tiny_job, tiny_model
@@ -109,11 +110,21 @@ def first_stage_idle(forward: FloatArray, backward: FloatArray, prefix: list[int
     return end["B", 1, number] - end["B", 0, number - 1]
 
 
+def least_miss(rising: FloatArray, number: int, target: float) -> float:
+    """Distance from the target to the best sum of ``number`` neighbours with one of them swapped at most."""
+    runs = sliding_window_view(rising, number).sum(axis=1) if number else np.zeros(1)
+    first = int(np.abs(runs - target).argmin())
+    swaps = np.delete(rising, slice(first, first + number)) - rising[first : first + number, None]
+    return float(np.abs(runs[first] + np.append(swaps, 0.0) - target).min())
+
+
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(2, 5), st.integers(1, 24))
-def test_every_later_pick_fits_the_interval_best(seed: int, stages: int, count: int) -> None:
+@given(st.integers(0, 2**32 - 1), st.integers(2, 5), st.integers(1, 24), st.sampled_from([1.0, 3.0]))
+def test_every_pick_fits_its_interval_best(seed: int, stages: int, count: int, first: float) -> None:
     rng = np.random.default_rng(seed)
     forward, backward = rng.uniform(0.1, 5, (count, stages)), rng.uniform(0.1, 9, (count, stages))
+    # With a slow first stage, its forwards of the warm-up hold backwards up.
+    forward[:, 0] *= first
     order = interval_order(forward, backward)
     assert sorted(order) == list(range(count))
     rising = np.argsort(forward.sum(axis=1))
@@ -121,6 +132,9 @@ def test_every_later_pick_fits_the_interval_best(seed: int, stages: int, count: 
     assert order[0] == rising[0]
     assert order[count - rear :].tolist() == rising[1 : 1 + rear].tolist()
     middle = count - rear
+    interval, number = forward[order[0], 1:].sum() + backward[order[0], 1:].sum(), min(stages, middle) - 1
+    miss = abs(forward[order[1 : 1 + number], 0].sum() - interval)
+    assert miss == pytest.approx(least_miss(np.sort(forward[order[1:middle], 0]), number, interval))
     for at in range(stages, middle):
         idle = first_stage_idle(forward, backward, order[:at].tolist(), at - stages + 1)
         left = order[at:middle]
@@ -136,6 +150,21 @@ def test_interval_filling_by_hand() -> None:
     # Stage 0: F 0-1, F 1-4, B(1) arrives at 4, 4-6. Stage 1: B(1) 2-4, F(3) 4-5, B(3) 5-7 -> idle 7 - 6 = 1 -> the 4.
     # Then the 6 alone is left.
     assert interval_order(forward, backward).tolist() == [1, 4, 0, 2, 3]
+    # B(3) 5-11 -> idle 11 - 6 = 5, between the 4 and the 6 -> the smaller.
+    backward[4, 1] = 6.0
+    assert interval_order(forward, backward).tolist() == [1, 4, 0, 2, 3]
+    forward[0, 0] = 3.9
+    assert interval_order(forward, backward).tolist() == [1, 4, 2, 0, 3]
+
+
+def test_a_warm_up_with_a_slow_first_stage_by_hand() -> None:
+    forward = np.array([[1.0, 4, 1], [9, 3, 2], [5, 3, 2], [7, 2, 3], [4, 3, 4], [6, 2, 4], [2, 3, 3]])
+    backward = np.tile([1.0, 3, 4], (7, 1))
+    # First: 0. Rear: 6 and 2. Interval 1: 4 + 1 forward, 3 + 4 backward = 12; of 4, 6, 7 and 9 the 6 and the 7.
+    # Stage 0: F0 0-1, F5 1-7, F3 7-14, then B0, which arrives at 13, 14-15.
+    # Stage 1: F0 1-5, F5 7-9, B0 10-13, F3 14-16, B5 18-21. Stage 2: F0 5-6, B0 6-10, F5 10-14, B5 14-18.
+    # Idle 21 - 15 = 6 -> the 4, then the 9 that is left.
+    assert interval_order(forward, backward).tolist() == [0, 5, 3, 4, 1, 6, 2]
 
 
 def test_one_stage_keeps_the_order() -> None:
@@ -277,9 +306,11 @@ def test_modules_that_share_ranks_with_different_dp_are_incompatible() -> None:
     st.integers(1, 200),
 )
 def test_the_convex_solution_is_as_good_as_a_fine_grid(
-    units: list[tuple[float, int, int]], num_gpus: int, num_steps: int
+    groups: list[tuple[float, int, int]], num_gpus: int, num_steps: int
 ) -> None:
-    loads = [UnitLoad(work, least, least + extra, fills=index == 0) for index, (work, least, extra) in enumerate(units)]
+    loads = [
+        GroupLoad(work, least, least + extra, fills=index == 0) for index, (work, least, extra) in enumerate(groups)
+    ]
     gpus = solve(loads, num_gpus, num_steps)
     assert gpus is not None
     assert gpus.sum() <= num_gpus * (1 + 1e-15)
@@ -295,26 +326,26 @@ def test_the_convex_solution_is_as_good_as_a_fine_grid(
 
 
 def test_a_problem_that_a_general_solver_misses() -> None:
-    # SLSQP ended 5% off. The backbone is slow whatever it gets: all but one GPU go to the only unit that warms up.
-    gpus = solve([UnitLoad(0.5, 1, 145, fills=False), UnitLoad(25.0, 1, 145)], 145, 1)
+    # SLSQP ended 5% off. The backbone is slow whatever it gets: all but one GPU go to the only group that warms up.
+    gpus = solve([GroupLoad(0.5, 1, 145, fills=False), GroupLoad(25.0, 1, 145)], 145, 1)
     assert gpus is not None
     assert gpus.tolist() == pytest.approx([1.0, 144.0], rel=1e-14)
 
 
 def test_units_without_work_and_too_few_gpus() -> None:
-    idle = [UnitLoad(0.0, 2, 8), UnitLoad(0.0, 3, 8, fills=False)]
+    idle = [GroupLoad(0.0, 2, 8), GroupLoad(0.0, 3, 8, fills=False)]
     gpus = solve(idle, 8, 4)
     assert gpus is not None
     assert all(load.fewest <= x <= load.most for x, load in zip(gpus, idle, strict=True))
     assert solve(idle, 4, 4) is None
-    assert solve([UnitLoad(1.0, 3, 2)], 8, 4) is None
-    only = solve([UnitLoad(1.0, 1, 6)], 8, 4)
+    assert solve([GroupLoad(1.0, 3, 2)], 8, 4) is None
+    only = solve([GroupLoad(1.0, 1, 6)], 8, 4)
     assert only is not None
     assert only.tolist() == [6.0]
 
 
 def test_three_units_are_solved_like_two() -> None:
-    loads = [UnitLoad(3.0, 1, 60), UnitLoad(6.0, 2, 60, fills=False), UnitLoad(1.0, 1, 60)]
+    loads = [GroupLoad(3.0, 1, 60), GroupLoad(6.0, 2, 60, fills=False), GroupLoad(1.0, 1, 60)]
     gpus = solve(loads, 60, 20)
     assert gpus is not None
     best = min(
@@ -326,7 +357,7 @@ def test_three_units_are_solved_like_two() -> None:
 
 
 def test_bounds_are_kept_and_too_little_is_refused() -> None:
-    loads = [UnitLoad(1.0, 10, 64), UnitLoad(50.0, 1, 20, fills=False)]
+    loads = [GroupLoad(1.0, 10, 64), GroupLoad(50.0, 1, 20, fills=False)]
     gpus = solve(loads, 64, 32)
     assert gpus is not None
     assert gpus[0] >= 10
@@ -338,22 +369,22 @@ def test_bounds_are_kept_and_too_little_is_refused() -> None:
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 20), st.booleans())
 def test_the_best_integers_are_those_of_brute_force(seed: int, num_units: int, num_steps: int, asked: bool) -> None:
     rng = np.random.default_rng(seed)
-    units = []
+    groups = []
     for _ in range(num_units):
         dp, pp = rng.integers(1, 4, (2, 6))
         fill = rng.integers(1, 9, 6).astype(float)
-        units.append(Options(dp, pp, dp * pp, fill, fill / rng.integers(1, 4, 6)))
+        groups.append(Options(dp, pp, dp * pp, fill, fill / rng.integers(1, 4, 6)))
     total = int(rng.integers(num_units, 4 * num_units)) if asked else None
     expected = []
     for at in product(range(6), repeat=num_units):
-        chosen = [unit.take(np.array([i])) for unit, i in zip(units, at, strict=True)]
+        chosen = [group.take(np.array([i])) for group, i in zip(groups, at, strict=True)]
         if sum(int(c.ranks[0]) for c in chosen) <= 12 and total in (None, sum(int(c.pp[0]) for c in chosen)):
             slowest = max(float(c.slowest_s[0]) for c in chosen)
             expected.append(sum(float(c.fill_s[0]) for c in chosen) + (num_steps - 1) * slowest)
-    found = best_integers(units, 12, num_steps, 3, total)
+    found = best_integers(groups, 12, num_steps, 3, total)
     assert [seconds for seconds, _ in found] == pytest.approx(sorted(expected)[:3])
     if not asked and found:
-        few = best_integers([unit.undominated() for unit in units], 12, num_steps, 1)
+        few = best_integers([group.undominated() for group in groups], 12, num_steps, 1)
         assert few[0][0] == pytest.approx(found[0][0])
 
 

@@ -10,13 +10,13 @@ from support.builders import (
     no_delay,
     passes,
 )
-from support.hetero import compose, pair_layout
+from support.hetero import pair_layout, program_of
 
 F = Pass.FORWARD
 
 
 def test_one_llm_stage_runs_microbatches_in_turn_on_lanes_of_both_grids() -> None:
-    program = compose(pair_layout(Degrees(2, 1, 1, 4), Degrees(4, 1, 1, 2), colocated=True), 8, microbatch_size=2)
+    program = program_of(pair_layout(Degrees(2, 1, 1, 4), Degrees(4, 1, 1, 2), colocated=True), 8, microbatch_size=2)
     for lane in range(4):
         assert passes(program, lane) == [
             *("vision F0", "llm F0", "llm B0", "vision B0"),
@@ -40,7 +40,7 @@ def test_one_llm_stage_runs_microbatches_in_turn_on_lanes_of_both_grids() -> Non
 
 def test_three_phases_with_fan_in_by_hand() -> None:
     # Encoder TP1 DP2 on the ranks of a two-stage LLM, DP 1; 4 microbatches of 1 sample, 2 in each encoder slice.
-    program = compose(pair_layout(Degrees(1, 1, 1, 2), Degrees(1, 1, 2, 1), colocated=True, num_ranks=2, batch=4), 4)
+    program = program_of(pair_layout(Degrees(1, 1, 1, 2), Degrees(1, 1, 2, 1), colocated=True, num_ranks=2, batch=4), 4)
     assert [program.view(a).members for a in program.forward_actions(0).ravel().tolist()] == [(0, 1), (2, 3)]
     start, _, _ = place_actions(
         program, durations(program, lambda view: 3.0 if view.module == "vision" else 1.0), no_delay(program)
@@ -56,7 +56,7 @@ def test_three_phases_with_fan_in_by_hand() -> None:
 
 def test_encoder_passes_cut_the_window_of_the_three_phases() -> None:
     layout = pair_layout(Degrees(1, 1, 1, 2), Degrees(1, 1, 2, 1), colocated=True, num_ranks=2, batch=8)
-    program = compose(layout, 8, passes_of_encoder=2)
+    program = program_of(layout, 8, passes_of_encoder=2)
     assert [program.view(a).members for a in program.forward_actions(0).ravel().tolist()] == [
         (0, 1),
         (2, 3),
@@ -71,7 +71,7 @@ def test_graph_aware_1f1b_with_two_encoder_replicas_by_hand() -> None:
     # Encoder replicas on ranks 2 and 3 halve each microbatch of 2 for a two-stage LLM on ranks 0 and 1.
     layout = pair_layout(Degrees(1, 1, 1, 2), Degrees(1, 1, 2, 1), colocated=False, num_ranks=4)
     assert [m.ranks.ravel().tolist() for m in layout.modules] == [[2, 3], [0, 1]]
-    program = compose(layout, 6, microbatch_size=2)
+    program = program_of(layout, 6, microbatch_size=2)
     for lane in (2, 3):
         assert passes(program, lane) == [f"vision {p}" for p in ("F0", "F1", "F2", "B0", "B1", "B2")]
     start, _, _ = place_actions(program, durations(program, lambda _: 1.0), no_delay(program))

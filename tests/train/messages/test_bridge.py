@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from entrain_bench.bench.boundary import (
+from entrain_bench.bench.bridge import (
     BRIDGE_MODULES,
     Bridge,
     ColocatedBridge,

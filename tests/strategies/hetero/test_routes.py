@@ -34,7 +34,7 @@ from support.builders import (
     tiny_cluster,
     tiny_job,
 )
-from support.hetero import MODEL, ROW, compose, pair_layout, profile_for
+from support.hetero import MODEL, ROW, pair_layout, profile_for, program_of
 
 
 def feeds(assignment: Assignment) -> set[tuple[int, int]]:
@@ -66,7 +66,7 @@ def test_fan_out_slices_one_encoder_replica_among_neighbours() -> None:
     assert (ratio_of(*layout.modules).fan_in, ratio_of(*layout.modules).fan_out) == (1, 2)
     assignment = BatchSlices().assign(samples(*[(10, [40])] * 8), layout, profile_for())
     assert feeds(assignment) == {(0, 0), (0, 1), (1, 2), (1, 3)}
-    program = compose(layout, 8)
+    program = program_of(layout, 8)
     # An encoder action holds the lanes of both its LLM replicas; one microbatch of it serves both.
     assert program.num_lanes[program.forward_actions(0)].ravel().tolist() == [2] * 4
     assert program.num_lanes[program.forward_actions(1)].ravel().tolist() == [1] * 8

@@ -1,0 +1,85 @@
+"""What the suite makes of runs: figures and documents, by name, and how they are brought up to date."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from time import perf_counter
+
+from entrain_bench.commands.publish import log_to_mlflow
+from entrain_bench.commands.watch import Watch, say
+from entrain_bench.documents.claims import claims_output
+from entrain_bench.documents.results import results_output
+from entrain_bench.errors import unknown_choice
+from entrain_bench.figures._runner import discover, figure_output
+from entrain_bench.run import Done
+from entrain_bench.study import Output, Study, bring_up_to_date
+
+# Drawn only when named: training on ranks of this machine takes longer and cannot run everywhere; the quick figure is
+# a part of the whole one.
+ON_REQUEST = frozenset({"measured_gantt", "quick"})
+DOCUMENTS = {
+    "claims": "What the papers claim, and what comes out here; claims.md and claims.csv.",
+    "results": "Iteration times of every strategy; results.md.",
+}
+# Every process compiles the timed loops anew and holds about half a GiB.
+MAX_PROCESSES = 8
+
+
+def summaries() -> dict[str, str]:
+    """Every figure and document by name, and what it shows."""
+    return discover() | DOCUMENTS
+
+
+def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Output]:
+    """The named figures and documents; without names all that are not made on request only.
+
+    Args:
+        names: which.
+        config_dir: a folder of the user's with further claims; None for none.
+
+    Raises:
+        UserError: for an unknown name.
+    """
+    known = summaries()
+    for name in names:
+        if name not in known:
+            raise unknown_choice("figure", name, known)
+    makers: Mapping[str, Callable[[], Output]] = {name: partial(figure_output, name) for name in known} | {
+        "claims": partial(claims_output, config_dir),
+        "results": results_output,
+    }
+    return [makers[name]() for name in dict.fromkeys(names) or (name for name in known if name not in ON_REQUEST)]
+
+
+def make(wanted: Sequence[Output], study: Study, mlflow: bool = True) -> bool:
+    """Run what is missing and write the outputs; returns whether nothing is missing from them."""
+    results = study.results
+    results.check_writable()
+    incomplete, ran, watch = False, 0, None
+    started = perf_counter()
+
+    def count(done: Done, total: int) -> None:
+        nonlocal ran, watch
+        watch = watch or Watch(total)
+        watch(done)
+        ran += 1
+
+    for number, (output, problem) in enumerate(bring_up_to_date(wanted, study, num_processes(), count), start=1):
+        incomplete = incomplete or bool(problem)
+        note = f": incomplete: {problem}" if problem else ""
+        say(f"[{number}/{len(wanted)}] {output.name}{note}")
+    if ran:
+        results.write_table()
+    if ran and mlflow:
+        for sweep in dict.fromkeys(sweep for output in wanted for sweep in output.sweeps):
+            found = [results.read(cell.key) for cell in study.cells(*sweep)]
+            log_to_mlflow(results, [record for record in found if record], " ".join(sweep))
+    say(f"{len(wanted)} figures and documents in {results.root} ({perf_counter() - started:.0f} s, {ran} runs)")
+    return not incomplete
+
+
+def num_processes() -> int:
+    """Cells that run at a time."""
+    return min(os.cpu_count() or 1, MAX_PROCESSES)

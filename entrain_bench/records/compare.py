@@ -1,0 +1,118 @@
+"""Two tables of runs compared to the last digit: what moved, what is gone, what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+
+import pandas as pd
+
+from entrain_bench.errors import UserError
+from entrain_bench.records.records import METRICS
+
+# Wall times of the machine.
+MEASURED = ("planning_time_s", "assignment_time_s")
+# What a run came to; the other columns say which run it is.
+OUTCOME = ("status", "reason", "layout", *(name for name in METRICS if name not in MEASURED))
+MADE_BY = ("code_version", "key")
+# What an assignment that outlasts an iteration changes: its wall time then stands for the iteration's.
+CHARGED = frozenset(
+    {"iteration_time_s", "samples_per_s", "tokens_per_s", "tflops_per_gpu", "mfu", "gap_to_lower_bound"}
+)
+# What a run is called; further columns only where these do not tell all runs apart.
+NAMING = ("strategy", "workload", "model", "cluster", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """One value of one run that is not what it was.
+
+    Attributes:
+        run: which run.
+        column: of the table; empty if only one of the tables has the run.
+        before, after: as they are written; whether a table has the run if there is no column.
+        charged: whether nothing but the wall time of assignments differs, which outlasted iterations.
+    """
+
+    run: str
+    column: str
+    before: str
+    after: str
+    charged: bool = False
+
+    def __str__(self) -> str:
+        if not self.column:
+            return f"{self.run}: {'new' if self.after else 'gone'}"
+        note = ": an assignment outlasted an iteration, the timelines are alike" if self.charged else ""
+        return f"{self.run}: {self.column} {self.before} -> {self.after}{_relative(self.before, self.after)}{note}"
+
+
+def read_text(csv: str) -> pd.DataFrame:
+    """A table of runs with every value as it is written: equal texts are equal bits."""
+    return pd.read_csv(StringIO(csv), dtype=str, keep_default_na=False)
+
+
+def drifts(before: pd.DataFrame, after: pd.DataFrame) -> list[Drift]:
+    """Everything that differs between two tables of runs.
+
+    Args:
+        before: a table of ``read_text`` with the columns of ``table.csv``.
+        after: another.
+
+    Raises:
+        UserError: for tables with other columns, and for a run that a table has twice.
+    """
+    if [*before.columns] != [*after.columns]:
+        names = sorted({*before.columns} ^ {*after.columns})
+        raise UserError(f"table.csv: columns differ ({', '.join(names) or 'in order'})")
+    identity = [name for name in before.columns if name not in (*OUTCOME, *MEASURED, *MADE_BY)]
+    for table in (before, after):
+        if twice := table[table.duplicated(identity)][[*NAMING]].to_numpy().tolist():
+            raise UserError(f"table.csv: has a run twice ({' '.join(twice[0])})")
+    old, new = (_by_identity(table, identity) for table in (before, after))
+    naming = _telling_apart(pd.concat([before, after])[identity].drop_duplicates())
+    found = []
+    for run in dict.fromkeys((*old, *new)):
+        one, other = old.get(run), new.get(run)
+        row = dict(zip(identity, run, strict=True))
+        name = " ".join(row[column] if column in NAMING else f"{column}={row[column]}" for column in naming)
+        if one is None or other is None:
+            found.append(Drift(name, "", str(one is not None), "yes" if other is not None else ""))
+        else:
+            moved = [column for column in one if column in OUTCOME and one[column] != other[column]]
+            charged = _is_charged(moved, one, other)
+            columns = moved[:1] if charged else moved
+            found += [Drift(name, column, one[column], other[column], charged) for column in columns]
+    return found
+
+
+def _by_identity(table: pd.DataFrame, identity: Sequence[str]) -> dict[tuple[str, ...], dict[str, str]]:
+    rows = [{str(name): str(value) for name, value in row.items()} for row in table.to_dict("records")]
+    return {tuple(row[name] for name in identity): row for row in rows}
+
+
+def _is_charged(moved: Sequence[str], one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Whether a wall time explains what moved: by no more than the assignments took, and the idle share stayed."""
+    if not moved or not CHARGED.issuperset(moved):
+        return False
+    fast, slow = sorted((one, other), key=lambda row: float(row["iteration_time_s"]))
+    return float(slow["iteration_time_s"]) - float(fast["iteration_time_s"]) <= float(slow["assignment_time_s"])
+
+
+def _telling_apart(runs: pd.DataFrame) -> Sequence[str]:
+    """The columns that name runs: ``NAMING``, and of the others those without which two would be called the same."""
+    columns = [*NAMING]
+    for column in runs.columns:
+        if column not in columns and len(runs[[*columns, column]].drop_duplicates()) > len(
+            runs[columns].drop_duplicates()
+        ):
+            columns.append(column)
+    return columns
+
+
+def _relative(before: str, after: str) -> str:
+    try:
+        return f" ({float(after) / float(before) - 1:+.1e})"
+    except (ValueError, ZeroDivisionError):
+        return ""

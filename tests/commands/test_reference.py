@@ -1,0 +1,116 @@
+"""The committed results: computed anew, compared, and brought up to date, with a word on every change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from entrain_bench.cli import run_command
+from entrain_bench.commands import reference, verify
+from entrain_bench.errors import UserError
+from entrain_bench.files import write_atomically
+from entrain_bench.study import Output, Study
+
+# Iterations of a second, which no assignment outlasts.
+SWEEP = ("strategy=megatron,entrain", "iterations=1", "cluster=a40x16", "global_batch=64")
+
+
+def write(study: Study) -> str:
+    shown = "\n".join(f"{cell.config.strategy['name']}" for cell in study.cells(*SWEEP))
+    for name in ("figures/some.csv", "figures/some.pdf", "some.md"):
+        write_atomically(study.results.root / name, shown.encode())
+    return study.problem(*SWEEP)
+
+
+OUTPUT = Output("some", [SWEEP], write, ["figures/some.csv", "figures/some.pdf", "some.md"])
+
+
+class Checkout:
+    """A repository: what is committed, and runs."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.options = ["--reference-dir", str(root / "reference"), "--docs-dir", str(root / "docs")]
+
+    def command(self, name: str) -> int:
+        more = ["--results-dir", str(self.root / "results")] if name == "reference" else []
+        return run_command([name, *self.options, *more])
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Checkout:
+    """One whose reference has just been made."""
+    for module in (reference, verify):
+        monkeypatch.setattr(module, "outputs", lambda: [OUTPUT])
+    monkeypatch.setattr("entrain_bench.commands.outputs.num_processes", lambda: 1)
+    monkeypatch.setattr("entrain_bench.commands.outputs.log_to_mlflow", lambda *_: None)
+    for folder in ("reference", "docs"):
+        (tmp_path / folder).mkdir()
+    found = Checkout(tmp_path)
+    assert found.command("reference") == 0
+    shown = capsys.readouterr().out
+    for line in ("some.csv: new", "some.md: new", "megatron", ": new", "4 changes"):
+        assert line in shown
+    assert ".pdf" not in shown
+    return found
+
+
+def test_what_was_just_made_has_no_drift(checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (checkout.root / "docs" / "some.md").read_text() == "megatron\nentrain"
+    assert (checkout.root / "reference" / "figures" / "some.pdf").exists()
+    assert checkout.command("verify") == 0
+    assert capsys.readouterr().out.startswith("0 drifts from")
+    before = {
+        path: path.stat().st_mtime_ns
+        for folder in ("reference", "docs")
+        for path in (checkout.root / folder).rglob("*.*")
+    }
+    assert checkout.command("reference") == 0
+    assert capsys.readouterr().out == "0 changes\n"
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_every_drift_is_named(checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
+    table = checkout.root / "reference" / "table.csv"
+    old = table.read_text()
+    (row,) = (line for line in old.splitlines() if line.startswith("megatron"))
+    columns = old.splitlines()[0].split(",")
+    value = row.split(",")[columns.index("iteration_time_s")]
+    table.write_text(old.replace(value, "9.5"))
+    (checkout.root / "docs" / "some.md").write_text("by hand")
+    (checkout.root / "reference" / "figures" / "some.csv").write_text("by hand")
+    # Other fonts are no other results.
+    (checkout.root / "reference" / "figures" / "some.pdf").write_text("drawn elsewhere")
+    assert checkout.command("verify") == 1
+    shown = capsys.readouterr().out
+    assert f"megatron opencqa_ocr qwen25vl_llama3_1b a40x16 0: iteration_time_s 9.5 -> {value}" in shown
+    assert "some.md: differs" in shown
+    assert "some.csv: differs" in shown
+    assert "3 drifts" in shown
+    assert (checkout.root / "docs" / "some.md").read_text() == "by hand"
+    assert checkout.command("reference") == 0
+    assert "3 changes" in capsys.readouterr().out
+    assert table.read_text() == old
+
+
+def test_a_failure_leaves_the_reference_as_it_was(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise UserError("told so")
+
+    monkeypatch.setattr("entrain_bench.run.run_experiment", fail)
+    before = (checkout.root / "reference" / "table.csv").read_text()
+    for path in (checkout.root / "results" / "runs").iterdir():
+        path.unlink()
+    assert checkout.command("reference") == 1
+    assert "left as they were" in capsys.readouterr().err
+    assert (checkout.root / "reference" / "table.csv").read_text() == before
+    assert checkout.command("verify") == 1
+    assert "some cells have no result" in capsys.readouterr().out
+
+
+def test_without_a_checkout_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["verify", "--reference-dir", str(tmp_path / "none")]) == 2
+    assert "must be a folder; run this where the repository is checked out" in capsys.readouterr().err

@@ -1,0 +1,77 @@
+"""Tables of runs compared to the last digit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from entrain_bench.errors import UserError
+from entrain_bench.records.compare import drifts, read_text
+from entrain_bench.records.records import Record, sorted_records, table_csv
+
+
+def table(*rows: dict[str, str]) -> pd.DataFrame:
+    base = {"strategy": "a", "workload": "w", "model": "m", "cluster": "c", "seed": "0", "status": "ok", "reason": ""}
+    base |= {"layout_tp": "2", "iteration_time_s": "1.5", "mfu": "0.25", "planning_time_s": "0.1", "key": "k"}
+    base |= {"assignment_time_s": "0.0"}
+    return pd.DataFrame([{**base, **row} for row in rows])
+
+
+def test_wall_times_and_keys_are_no_drift() -> None:
+    one = table({}, {"seed": "1"})
+    assert drifts(one, table({"seed": "1"}, {"planning_time_s": "9", "key": "other"})) == []
+
+
+def test_a_value_that_moved_is_named_with_its_run() -> None:
+    (drift,) = drifts(table({}, {"seed": "1"}), table({}, {"seed": "1", "iteration_time_s": "1.5000000000000002"}))
+    assert str(drift) == "a w m c 1: iteration_time_s 1.5 -> 1.5000000000000002 (+2.2e-16)"
+    (drift,) = drifts(table({}), table({"status": "failed"}))
+    assert not drift.charged
+    assert str(drift) == "a w m c 0: status ok -> failed"
+
+
+def test_a_wall_time_that_stands_for_an_iteration_is_told_from_another_result() -> None:
+    slow = {"iteration_time_s": "1.75", "mfu": "0.2", "assignment_time_s": "0.3"}
+    (drift,) = drifts(table({"assignment_time_s": "0.1"}), table(slow))
+    assert drift.charged
+    assert "an assignment outlasted an iteration" in str(drift)
+    # Assignments took less than what moved; or the idle share moved, too, which knows no wall times.
+    for other in (slow | {"assignment_time_s": "0.2"}, slow | {"bubble_ratio": "0.5"}):
+        before = {"assignment_time_s": "0.1"} | ({"bubble_ratio": "0.4"} if "bubble_ratio" in other else {})
+        assert len(drifts(table(before), table(other))) >= 2
+        assert not any(drift.charged for drift in drifts(table(before), table(other)))
+
+
+def test_runs_that_are_gone_and_new_are_told_apart_by_what_differs() -> None:
+    found = [str(drift) for drift in drifts(table({}, {"layout_tp": "4"}), table({}, {"layout_tp": "8"}))]
+    assert found == ["a w m c 0 layout_tp=4: gone", "a w m c 0 layout_tp=8: new"]
+
+
+def test_tables_that_cannot_be_compared() -> None:
+    with pytest.raises(UserError, match="has a run twice"):
+        drifts(table({}, {}), table({}))
+    with pytest.raises(UserError, match=r"columns differ \(mfu\)"):
+        drifts(table({}), table({}).drop(columns="mfu"))
+
+
+def test_the_reference_is_in_the_order_and_form_that_tables_are_written_in() -> None:
+    text = (Path(__file__).parents[2] / "results" / "reference" / "table.csv").read_text()
+    read = read_text(text)
+    assert not drifts(read, read)
+    assert set(read["status"]) == {"ok"}
+
+
+def record(seed: int, key: str, tp: int | None) -> Record:
+    labels = dict.fromkeys(("strategy", "workload", "model", "cluster", "harness"), "x")
+    labels |= dict.fromkeys(("planner", "assigner", "scheduler"), "y")
+    config = {"layout": {"tp": tp, "cp": None, "pp": None, "dp": None}, "strategy": {}, "workload": {}}
+    return Record(key, "ok", "", {**labels, "seed": seed}, config, "code", metrics={"mfu": 0.1 + 0.2})
+
+
+def test_the_order_of_a_table_does_not_depend_on_the_code() -> None:
+    records = [record(0, "b", 1), record(0, "a", 2), record(1, "c", 1)]
+    assert sorted_records(records[::-1]) == records
+    row = read_text(table_csv(records[:1])).iloc[0]
+    assert (row["layout_tp"], row["layout_cp"], row["mfu"]) == ("1", "", "0.30000000000000004")

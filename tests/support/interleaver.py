@@ -1,0 +1,159 @@
+"""Actions for DIP's interleaver, and the interleaver once more, from the definition and in plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
+from entrain_bench_strategies.dip.interleaver import BACKWARD, FORWARD, Actions, interleave
+
+
+def linked(edges: Iterable[tuple[int, int]], **columns: IntArray | FloatArray) -> Actions:
+    """Actions of which the second of each pair waits for the first."""
+    count = len(columns["lane"])
+    source, user = np.array(sorted(edges), np.int64).reshape(-1, 2).T
+    return Actions(
+        **columns,
+        num_waits=np.bincount(user, minlength=count),
+        user_offsets=offsets_from_counts(np.bincount(source, minlength=count)),
+        user_actions=np.ascontiguousarray(user),
+    )
+
+
+def sequential_pipeline(
+    stages: int, count: int, forward_s: float, backward_s: float, room: int
+) -> tuple[list[list[str]], float, int]:
+    """The interleaver on one module of uniform microbatches: the order of every lane, makespan and forced forwards.
+
+    Every forward adds one byte.
+    """
+    forward = np.arange(count * stages).reshape(count, stages)
+    backward = forward + forward.size
+    edges = [
+        *zip(forward[:, :-1].ravel(), forward[:, 1:].ravel(), strict=True),
+        *zip(backward[:, 1:].ravel(), backward[:, :-1].ravel(), strict=True),
+        *zip(forward[:, -1], backward[:, -1], strict=True),
+    ]
+    index = np.arange(forward.size)
+    microbatch = np.tile(index // stages, 2)
+    actions = linked(
+        edges,
+        lane=np.tile(index % stages, 2),
+        is_backward=np.repeat([FORWARD, BACKWARD], forward.size),
+        duration_s=np.repeat([forward_s, backward_s], forward.size),
+        priority=microbatch.astype(np.float64),
+        group=microbatch,
+        size_bytes=np.ones(2 * forward.size, np.int64),
+    )
+    slot, end, forced = interleave(actions, np.zeros(stages, np.int64), np.full(stages, room))
+    lanes = []
+    for stage in range(stages):
+        mine = np.concatenate([forward[:, stage], backward[:, stage]])
+        names = [f"F{m}" for m in range(count)] + [f"B{m}" for m in range(count)]
+        lanes.append([names[i] for i in np.argsort(slot[mine])])
+    return lanes, float(end.max()), forced
+
+
+def random_actions(rng: np.random.Generator) -> tuple[Actions, IntArray, IntArray]:
+    """Groups of chunks on lanes of their set, with the set of each lane and often too little room.
+
+    Every chunk's backward waits for its forward; chunks of a group wait for each other, backwards the other way round.
+    """
+    lane_set = rng.permutation(np.repeat(np.arange(3), rng.integers(1, 4, 3)))
+    rows, edges = [], []
+    for one in range(3):
+        lanes = np.flatnonzero(lane_set == one)
+        for group in range(int(rng.integers(1, 5))):
+            first = len(rows)
+            places = rng.choice(lanes, int(rng.integers(1, len(lanes) + 4)))
+            chunks, sizes = len(places), rng.integers(0, 4, len(places))
+            for kind in (FORWARD, BACKWARD):
+                rows += [(lane, kind, group, size) for lane, size in zip(places, sizes, strict=True)]
+            for chunk in range(chunks):
+                edges.append((first + chunk, first + chunks + chunk))
+                for before in np.flatnonzero(rng.random(chunk) < 0.5).tolist():
+                    edges.append((first + before, first + chunk))
+                    edges.append((first + chunks + chunk, first + chunks + before))
+    lane, is_backward, group, size = np.array(rows, np.int64).T.copy()
+    actions = linked(
+        edges,
+        lane=lane,
+        is_backward=is_backward,
+        duration_s=rng.integers(1, 6, len(rows)).astype(np.float64),
+        priority=rng.permutation(len(rows)).astype(np.float64),
+        group=group,
+        size_bytes=size,
+    )
+    return actions, lane_set, rng.integers(0, 16, len(lane_set))
+
+
+class Reference:
+    """What stands in the interleaver's docstrings, without queues, caches or compilation."""
+
+    def __init__(self, actions: Actions, lane_set: IntArray, room_bytes: IntArray) -> None:
+        self.actions, self.room = actions, room_bytes
+        count, num_lanes = len(actions.lane), len(lane_set)
+        self.inputs: list[list[int]] = [[] for _ in range(count)]
+        for source, user in zip(rows_of(actions.user_offsets), actions.user_actions, strict=True):
+            self.inputs[user].append(int(source))
+        self.slot, self.end = np.full(count, -1), np.zeros(count)
+        self.free, self.last_pass, self.num_run = np.zeros(num_lanes), [BACKWARD] * num_lanes, [0] * num_lanes
+        self.forced = 0
+        for one in np.unique(lane_set):
+            while self.step(np.flatnonzero(lane_set == one).tolist()):
+                pass
+
+    def step(self, lanes: list[int]) -> bool:
+        """Run one action on these lanes; False if none is left."""
+        actions, best = self.actions, [self.choice(lane) for lane in lanes]
+        best = [action for action in best if action is not None]
+        if best:
+            action = min(best, key=self.begin)
+        else:
+            stuck = [action for lane in lanes for action in self.ready(lane)]
+            if not stuck:
+                return False
+            action = min(stuck, key=lambda a: (actions.group[a], actions.priority[a]))
+            self.forced += 1
+        lane = actions.lane[action]
+        self.end[action] = self.free[lane] = self.begin(action) + actions.duration_s[action]
+        self.slot[action], self.last_pass[lane] = self.num_run[lane], actions.is_backward[action]
+        self.num_run[lane] += 1
+        return True
+
+    def ready(self, lane: int) -> list[int]:
+        mine = np.flatnonzero((self.actions.lane == lane) & (self.slot < 0)).tolist()
+        return [action for action in mine if all(self.slot[source] >= 0 for source in self.inputs[action])]
+
+    def begin(self, action: int) -> float:
+        return max([float(self.free[self.actions.lane[action]]), *(float(self.end[i]) for i in self.inputs[action])])
+
+    def choice(self, lane: int) -> int | None:
+        """The backward or the forward that begins first; in turn if both could have begun when the lane was free."""
+        queues: list[list[int]] = [[], []]
+        for action in self.ready(lane):
+            if self.actions.is_backward[action] or self.admitted(action):
+                queues[self.actions.is_backward[action]].append(action)
+        fronts = [min(q, key=lambda a: (self.begin(a), self.actions.priority[a])) for q in queues if q]
+        if len(fronts) < 2:
+            return fronts[0] if fronts else None
+        forward, backward = fronts
+        if self.begin(forward) == self.begin(backward) == self.free[lane]:
+            return forward if self.last_pass[lane] == BACKWARD else backward
+        return backward if self.begin(backward) <= self.begin(forward) else forward
+
+    def admitted(self, forward: int) -> bool:
+        """Whether the forward fits, and with it all that the open groups up to its own hold and will hold."""
+        actions, lane = self.actions, self.actions.lane[forward]
+        mine, done = actions.lane == lane, self.slot >= 0
+        sizes = actions.size_bytes
+        held = (
+            sizes[mine & done & (actions.is_backward == 0)].sum()
+            - sizes[mine & done & (actions.is_backward == 1)].sum()
+        )
+        first_open, own = actions.group[mine & ~done].min(), actions.group[forward]
+        # A group will hold what its forwards add, less what its backwards have freed.
+        due = sizes[mine & ~done & (actions.is_backward == 1) & (actions.group <= own)].sum()
+        return bool(held + sizes[forward] <= self.room[lane] and (own == first_open or due <= self.room[lane]))

@@ -1,0 +1,92 @@
+"""The same results on every machine: vector units, compilers, threads and hash seeds that this one can do without.
+
+Every cell here has come out different on some machine before its decisions were made exact, or stands for a strategy
+of which none had.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TRACE_1B = ("workload=coco", "model=qwen25vl_llama3_1b", "iterations=2")
+SMALL_AV = (
+    "workload=synthetic_av",
+    "model=tiny_av",
+    "cluster=a40x16",
+    "global_batch=64",
+    "layout.tp=1",
+    "iterations=2",
+)
+FREE = ("layout.tp=null", "layout.dp=null")
+CELLS = (
+    ("strategy=disttrain", *TRACE_1B, *FREE),
+    ("strategy=disttrain", "workload=coco", "model=qwen25vl_llama3_3b", "iterations=2"),
+    ("strategy=entrain", "strategy.planner.encoder_stages=2", *TRACE_1B),
+    ("strategy=dip", "workload=chartqa", "iterations=2"),
+    ("strategy=dflop", *TRACE_1B),
+    ("strategy=megatron", *TRACE_1B, *FREE),
+    ("strategy=hetero_colocated", *TRACE_1B),
+    ("strategy=hetero_noncolocated", *TRACE_1B),
+    ("strategy=dip_phases", *TRACE_1B),
+    # Samples drawn, and estimates wrong in both ways.
+    ("strategy=entrain", "belief_error=0.2", "belief_bias=0.2", *SMALL_AV),
+)
+DISPATCHED = tuple(np._core._multiarray_umath.__cpu_dispatch__)  # type: ignore[attr-defined]
+AVX512 = tuple(name for name in DISPATCHED if "AVX512" in name or name == "X86_V4")
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# numpy's, OpenBLAS' and the C library's vector units; numba's; and what may reorder work.
+MACHINES: dict[str, dict[str, str]] = {
+    "without AVX512": {
+        "NPY_DISABLE_CPU_FEATURES": " ".join(AVX512),
+        "OPENBLAS_CORETYPE": "Haswell",
+        "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL",
+    },
+    "without AVX2 and FMA": {
+        "NPY_DISABLE_CPU_FEATURES": " ".join(DISPATCHED),
+        "OPENBLAS_CORETYPE": "Nehalem",
+        "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX2,-AVX2_Usable,-FMA,-FMA_Usable,-AVX",
+    },
+    "numba for any x86-64": {"NUMBA_CPU_NAME": "generic"},
+    "two threads and another hash seed": {
+        "OMP_NUM_THREADS": "2",
+        "OPENBLAS_NUM_THREADS": "2",
+        "NUMBA_NUM_THREADS": "2",
+        "PYTHONHASHSEED": "12345",
+    },
+}
+
+
+def outcomes(changed: dict[str, str]) -> list[dict[str, object]]:
+    """What the cells come to in a process of its own under other settings of the environment."""
+    paths = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "support.outcomes"],
+        input=json.dumps(CELLS),
+        env=os.environ | ONE_THREAD | {"PYTHONPATH": paths} | changed,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, object]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names the vector units of x86-64")
+def test_results_are_the_same_to_the_last_bit_whatever_the_processor_can_do() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        here, *elsewhere = pool.map(outcomes, [{}, *MACHINES.values()])
+    for machine, there in zip(MACHINES, elsewhere, strict=True):
+        for cell, one, other in zip(CELLS, here, there, strict=True):
+            assert one == other, f"{machine}: {' '.join(cell)}"

@@ -1,0 +1,59 @@
+"""Cells of the committed table computed again: every strategy, small clusters and large, several degrees of DP."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from entrain_bench.config.tree import choices
+from entrain_bench.experiment import run_experiment
+from entrain_bench.records.compare import drifts, read_text
+from entrain_bench.records.records import new_record, table_csv
+from entrain_bench.run import compose_cells
+
+REFERENCE = Path(__file__).parents[1] / "results" / "reference" / "table.csv"
+SYSTEMS = tuple(choices("strategy"))
+# A search of 256 rollouts an iteration: seconds a cell.
+QUICK = tuple(name for name in SYSTEMS if name != "dip")
+FREE = ("layout.tp=null", "layout.dp=null")
+NODES = ("cluster=h100x64", "cluster.num_nodes={}", "cluster.name={}", "microbatch_size=1", "workload=uniform_mix")
+MIXED = ("model=vit1b_llm7b", "global_batch=4", *FREE, "layout.cp=null")
+LARGE = ("model=vit12b_llm120b", "global_batch=256", "layout.tp=8", "layout.cp=1", "layout.pp=4", "layout.dp=8")
+
+
+def on_nodes(count: int, *overrides: str) -> tuple[str, ...]:
+    return (*(text.format(count if "num" in text else f"h100x{8 * count}") for text in NODES), *overrides)
+
+
+CELLS = [
+    *((f"strategy={name}", "workload=coco") for name in SYSTEMS),
+    *((f"strategy={name}", "workload=chartqa", "model=qwen25vl_llama3_3b", "seed=1") for name in QUICK),
+    *((f"strategy={name}", "workload=opencqa_ocr", *FREE) for name in QUICK),
+    *((f"strategy={name}", "workload=opencqa_ocr", "layout.pp=4", "layout.dp=8", "seed=1") for name in QUICK),
+    *((f"strategy={name}", "workload=coco", "belief_error=0.5") for name in QUICK),
+    ("strategy=entrain", "workload=mathvision", "strategy.planner.encoder_stages=3"),
+    *(
+        on_nodes(4, f"strategy={name}", *MIXED, "workload.sequence_tokens=16384", "workload.vision_share=0.75")
+        for name in ("megatron", "hetero_colocated", "hetero_noncolocated")
+    ),
+    on_nodes(32, *LARGE, "strategy=hetero_colocated", "strategy.planner.encoder_tp=4", "workload.vision_share=0.5"),
+]
+TOO_LONG = [("strategy=dip", "workload=opencqa_ocr", *FREE)]
+
+
+@cache
+def reference() -> pd.DataFrame:
+    return read_text(REFERENCE.read_text())
+
+
+@pytest.mark.parametrize(
+    "overrides", [*CELLS, *(pytest.param(each, marks=pytest.mark.slow) for each in TOO_LONG)], ids=" ".join
+)
+def test_a_cell_comes_out_as_in_the_reference_to_the_last_bit(overrides: tuple[str, ...]) -> None:
+    (cell,) = compose_cells(overrides)
+    record = new_record(cell, "ok", outcome=run_experiment(cell.config))
+    again = drifts(reference(), read_text(table_csv([record])))
+    assert [str(drift) for drift in again if drift.after and not drift.charged] == []
