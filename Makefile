@@ -5,10 +5,12 @@ BENCH := .venv/bin/entrain-bench
 STAMP := .venv/.installed
 # A Python that can create the environment without uv.
 BASE_PYTHON = $(shell for p in python3.12 python3 python; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done)
+# A folder of yours, for figures and claims: make figures CONFIG_DIR=my_folder.
+FOLDER = $(if $(CONFIG_DIR), --config-dir "$(CONFIG_DIR)")
 export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help setup figures measured claims verify reference test test-slow bench ui lint clean
+.PHONY: help setup quick figures measured claims verify reference test test-slow bench ui lint clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -32,14 +34,17 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	@env -u PYTHONDONTWRITEBYTECODE $(PYTHON) -m compileall -qq -j 0 .venv/lib || true
 	@touch $@
 
+quick: setup ## The main figure with five strategies and one seed: results/figures/quick.{pdf,png,csv}
+	$(BENCH) figures quick
+
 figures: setup ## Run what is missing; draw results/figures/*.{pdf,png,csv}, write claims and results
-	$(BENCH) figures
+	$(BENCH) figures$(FOLDER)
 
 measured: setup ## Train on 4 ranks of this machine; draws results/figures/measured_gantt.{pdf,png,csv}
 	$(BENCH) figures measured_gantt
 
 claims: setup ## Run what is missing; write results/claims.csv, results/claims.md and results/results.md
-	$(BENCH) figures claims results
+	$(BENCH) figures$(FOLDER) claims results
 
 verify: setup ## Compute every reference cell anew and name what is not the same to the last digit
 	$(BENCH) verify

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("names", nargs="*", metavar="name", help="what to make; default: all that needs no training")
     parser.add_argument("--results-dir", default="results", help="where runs are and files go (default: results)")
-    parser.add_argument("--config-dir", help="a folder of yours with further strategies, workloads, models")
+    parser.add_argument("--config-dir", help="a folder of yours with further strategies, workloads, claims")
     options = parser.parse_args(arguments)
     study = Study(Results(Path(options.results_dir)), options.config_dir)
-    return 0 if make(outputs(options.names), study) else EXIT_FAILED
+    return 0 if make(outputs(options.names, options.config_dir), study) else EXIT_FAILED

@@ -20,8 +20,8 @@ from entrain_bench.study import Output, Study, bring_up_to_date
 # a part of the whole one.
 ON_REQUEST = frozenset({"measured_gantt", "quick"})
 DOCUMENTS = {
-    "claims": (claims_output, "What the papers claim, and what comes out here; claims.md and claims.csv."),
-    "results": (results_output, "Iteration times of every strategy; results.md."),
+    "claims": "What the papers claim, and what comes out here; claims.md and claims.csv.",
+    "results": "Iteration times of every strategy; results.md.",
 }
 # Every process compiles the timed loops anew and holds about half a GiB.
 MAX_PROCESSES = 8
@@ -29,11 +29,15 @@ MAX_PROCESSES = 8
 
 def summaries() -> dict[str, str]:
     """Every figure and document by name, and what it shows."""
-    return discover() | {name: summary for name, (_, summary) in DOCUMENTS.items()}
+    return discover() | DOCUMENTS
 
 
-def outputs(names: Sequence[str] = ()) -> list[Output]:
+def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Output]:
     """The named figures and documents; without names all that are not made on request only.
+
+    Args:
+        names: which.
+        config_dir: a folder of the user's with further claims; None for none.
 
     Raises:
         UserError: for an unknown name.
@@ -43,7 +47,8 @@ def outputs(names: Sequence[str] = ()) -> list[Output]:
         if name not in known:
             raise unknown_choice("figure", name, known)
     makers: Mapping[str, Callable[[], Output]] = {name: partial(figure_output, name) for name in known} | {
-        name: maker for name, (maker, _) in DOCUMENTS.items()
+        "claims": partial(claims_output, config_dir),
+        "results": results_output,
     }
     return [makers[name]() for name in dict.fromkeys(names) or (name for name in known if name not in ON_REQUEST)]
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -108,8 +108,12 @@ class Composer:
         return values
 
     def _expand(self, overrides: Sequence[str]) -> dict[str, Any]:
-        # The loader knows the choices of a group, which glob(*) asks for.
-        parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+        # The loader knows the choices of a group, which glob(*) asks for; of the user's folder it has to be told.
+        loader = GlobalHydra.instance().config_loader()
+        loader.get_group_options = partial(  # type: ignore[method-assign]
+            loader.get_group_options, overrides=self._search
+        )
+        parser = OverridesParser.create(loader)
         parsed = parser.parse_overrides(list(overrides))
         fixed = [text for text, one in zip(overrides, parsed, strict=True) if not one.is_sweep_override()]
         base: DictConfig = hydra.compose(CONFIG_NAME, overrides=[*self._search, *fixed], return_hydra_config=True)
@@ -165,7 +169,8 @@ def _is_plain(override: Override) -> bool:
 def _tree_hash(config_dir: str | None) -> str:
     """Hash of all that compositions depend on, besides their overrides."""
     digest = hashlib.sha256(f"hydra {version('hydra-core')}, omegaconf {version('omegaconf')}".encode())
-    digest.update(Path(__file__).with_name("schema.py").read_bytes())
+    for module in ("compose.py", "schema.py"):
+        digest.update(Path(__file__).with_name(module).read_bytes())
     for folder in (config_tree(), *([Path(config_dir).resolve()] if config_dir else [])):
         digest.update(str(folder).encode() + b"\0")
         for file in sorted(folder.rglob("*.yaml")):

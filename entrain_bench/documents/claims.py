@@ -1,8 +1,9 @@
-"""The claims table: every YAML of ``experiments/claim``, measured and judged."""
+"""The claims table: every YAML of ``experiments/claim``, and of a user's folder, measured and judged."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pandas as pd
 
@@ -42,14 +43,15 @@ order and no number ("> 1"), *reproduced* means that it holds by more than 2% fo
 """
 
 
-def load_claims() -> list[Claim]:
-    """Every claim, by name."""
-    return [load_claim(path) for path in sorted((config_tree() / "claim").glob("*.yaml"))]
+def load_claims(config_dir: str | None = None) -> list[Claim]:
+    """Every claim by name, ours before those in a folder of the user's."""
+    folders = [config_tree(), *([Path(config_dir)] if config_dir else [])]
+    return [load_claim(path) for folder in folders for path in sorted((folder / "claim").glob("*.yaml"))]
 
 
-def claims_output() -> Output:
+def claims_output(config_dir: str | None = None) -> Output:
     """The document; its claims are read once."""
-    claims = load_claims()
+    claims = load_claims(config_dir)
     sweeps = [tuple(side) for claim in claims for pair in claim.pairs for side in pair]
     return Output("claims", sweeps, lambda study: write_claims(claims, study), ["claims.md"])
 
