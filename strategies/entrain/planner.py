@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import ceil, log
+from math import ceil
 
 import numpy as np
 
+from entrain_bench.arithmetic import log
 from entrain_bench.arrays import FloatArray
 from entrain_bench.errors import UserError, require
 from entrain_bench.program.layout import Layout

@@ -89,6 +89,7 @@ def test_a_case_that_fails_is_named_and_the_others_are_written(
     assert cases["assignment_entrain_512"] == {"target": "assign_s <= 0.020", "assign_s": 0.5}
 
 
+@pytest.mark.slow
 def test_a_sweep_is_timed_to_its_first_result_and_to_its_end() -> None:
     measured = everyday.sweep(3, TINY)
     assert 0 < measured["first_result_s"] < measured["total_s"]

@@ -24,13 +24,20 @@ def setting(*overrides: str) -> Setting:
     return prepare(compose_cells([*SMALL, *overrides])[0].config)
 
 
+@cache
+def planned(*overrides: str) -> Layout:
+    """The layout of a setting; planning takes longer than what is tested with it."""
+    s = setting(*overrides)
+    return s.strategy.plan(s.profile)
+
+
 @pytest.mark.parametrize("workload", ["opencqa_ocr", "sroie", "synthetic_av"])
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**31), extra=st.integers(0, 3))
 def test_random_assignments_stay_above_the_bound(workload: str, seed: int, extra: int) -> None:
     model = "tiny_av" if workload == "synthetic_av" else "tiny"
-    s = setting(f"workload={workload}", f"model={model}", "strategy=megatron")
-    layout = s.strategy.plan(s.profile)
+    overrides = (f"workload={workload}", f"model={model}", "strategy=megatron")
+    s, layout = setting(*overrides), planned(*overrides)
     shapes = s.source.batch(seed % 100, 32, 0)
     rng = np.random.default_rng(seed)
     # Uneven replicas and microbatches, and LLM work up to two microbatches late.
