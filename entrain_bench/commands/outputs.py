@@ -11,17 +11,19 @@ from entrain_bench.commands.publish import log_to_mlflow
 from entrain_bench.commands.watch import Watch, say
 from entrain_bench.documents.claims import claims_output
 from entrain_bench.documents.results import results_output
+from entrain_bench.documents.tables import tables_output
 from entrain_bench.errors import unknown_choice
 from entrain_bench.figures._runner import discover, figure_output
 from entrain_bench.run import Done
 from entrain_bench.study import Output, Study, bring_up_to_date
 
-# Drawn only when named: training on ranks of this machine takes longer and cannot run everywhere; the quick figure is
-# a part of the whole one.
-ON_REQUEST = frozenset({"measured_gantt", "quick"})
+# Made only when named: training on ranks of this machine takes longer and cannot run everywhere; the quick figure is
+# a part of the whole one; the tables have runs of their own that no figure shares.
+ON_REQUEST = frozenset({"measured_gantt", "quick", "tables"})
 DOCUMENTS = {
     "claims": "What the papers claim, and what comes out here; claims.md and claims.csv.",
     "results": "Iteration times of every strategy; results.md.",
+    "tables": "The measured tables of docs/strategies; tables/<name>.md.",
 }
 # Every process compiles the timed loops anew and holds about half a GiB.
 MAX_PROCESSES = 8
@@ -49,8 +51,14 @@ def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Ou
     makers: Mapping[str, Callable[[], Output]] = {name: partial(figure_output, name) for name in known} | {
         "claims": partial(claims_output, config_dir),
         "results": results_output,
+        "tables": tables_output,
     }
     return [makers[name]() for name in dict.fromkeys(names) or (name for name in known if name not in ON_REQUEST)]
+
+
+def reference_outputs() -> list[Output]:
+    """Those whose results are committed, whatever machine made them."""
+    return [*outputs(), *outputs(["tables"])]
 
 
 def make(wanted: Sequence[Output], study: Study, mlflow: bool = True) -> bool:

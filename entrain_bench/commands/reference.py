@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrain_bench.commands.outputs import make, outputs
+from entrain_bench.commands.outputs import make, outputs, reference_outputs
 from entrain_bench.commands.watch import say
+from entrain_bench.documents.tables import pages_with_tables
 from entrain_bench.errors import UserError
 from entrain_bench.files import write_atomically
 from entrain_bench.records.compare import drifts, read_text
@@ -17,7 +18,9 @@ from entrain_bench.study import Output, Study
 
 EXIT_FAILED = 1
 TABLE = "table.csv"
-# Wall times, which are others every time.
+# In ``docs``: text by hand, tables by the suite.
+PAGES = "strategies"
+# Wall times, which are others every time: a figure is committed, no row of the table.
 MEASURED = "measured_gantt"
 # Other machines may draw other pixels; the data of a figure decide.
 COMPARED = ".csv"
@@ -25,7 +28,7 @@ COMPARED = ".csv"
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The committed results: the table and figures of ``results/reference``, and the documents in ``docs``."""
+    """The committed results: table and figures of ``results/reference``, documents in ``docs``, tables on its pages."""
 
     results: Path
     documents: Path
@@ -57,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--results-dir", default="results", help="where runs are (default: results)")
     parser.add_argument("--measured", action="store_true", help="train for the measured schedule, too (make measured)")
     reference, options = parse(parser, arguments)
-    wanted = [*outputs(), *(outputs([MEASURED]) if options.measured else [])]
+    wanted = [*reference_outputs(), *(outputs([MEASURED]) if options.measured else [])]
     study = Study(Results(Path(options.results_dir)))
     if not make(wanted, study):
         say("results/reference and docs are left as they were")
@@ -65,9 +68,9 @@ def main(arguments: Sequence[str]) -> int:
     changed, charged = changes(reference, wanted, study)
     for line in (*changed, *charged):
         print(line)
-    for file, content in generated(wanted, study):
-        if not reference.path_of(file).exists() or reference.path_of(file).read_bytes() != content:
-            write_atomically(reference.path_of(file), content)
+    for path, content in generated(reference, wanted, study):
+        if not path.exists() or path.read_bytes() != content:
+            write_atomically(path, content)
     print(f"{len(changed)} changes")
     return 0
 
@@ -75,38 +78,40 @@ def main(arguments: Sequence[str]) -> int:
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[Reference, argparse.Namespace]:
     """The options that commands on the reference share: where it is."""
     parser.add_argument("--reference-dir", default="results/reference", help="the committed table and figures")
-    parser.add_argument("--docs-dir", default="docs", help="the committed documents")
+    parser.add_argument("--docs-dir", default="docs", help="the committed documents and pages")
     options = parser.parse_args(arguments)
     reference = Reference(Path(options.reference_dir), Path(options.docs_dir))
     reference.check()
     return reference, options
 
 
-def generated(wanted: Sequence[Output], study: Study) -> Iterator[tuple[Path, bytes]]:
-    """Every file that outputs have written, and the table of their runs: path in the folder of results, content."""
-    cells = {cell.key: cell for output in wanted for sweep in output.sweeps for cell in study.cells(*sweep)}
+def generated(reference: Reference, wanted: Sequence[Output], study: Study) -> Iterator[tuple[Path, bytes]]:
+    """Every committed file with what the outputs have made of it: table of their runs, own files, pages with tables."""
+    simulated = [output for output in wanted if output.name != MEASURED]
+    cells = {cell.key: cell for output in simulated for sweep in output.sweeps for cell in study.cells(*sweep)}
     records = sorted_records(record for key in cells if (record := study.results.read(key)))
     if records:
-        yield Path(TABLE), table_csv(records).encode()
+        yield reference.results / TABLE, table_csv(records).encode()
     for output in wanted:
-        for file in output.committed:
-            yield Path(file), (study.results.root / file).read_bytes()
+        for file in map(Path, output.committed):
+            yield reference.path_of(file), (study.results.root / file).read_bytes()
+    for page, text in pages_with_tables(reference.documents / PAGES, study.results.root):
+        yield page, text.encode()
 
 
 def changes(reference: Reference, wanted: Sequence[Output], study: Study) -> tuple[list[str], list[str]]:
-    """What is not as it is committed, a line for every value of the table, figure and document.
+    """What is not as it is committed, a line for every value of the table, figure, document and page.
 
     Returns:
         Other results, and other wall times where these stand for results.
     """
     found, charged = list[str](), list[str]()
-    for file, content in generated(wanted, study):
-        path = reference.path_of(file)
+    for path, content in generated(reference, wanted, study):
         before = path.read_bytes() if path.exists() else b""
-        if file.name == TABLE:
+        if path.name == TABLE:
             after = read_text(content.decode())
             for drift in drifts(read_text(before.decode()) if before else after[:0], after):
                 (charged if drift.charged else found).append(str(drift))
-        elif file.suffix in (COMPARED, ".md") and before != content:
+        elif path.suffix in (COMPARED, ".md") and before != content:
             found.append(f"{path}: {'differs' if before else 'new'}")
     return found, charged

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from entrain_bench.commands.outputs import make, outputs
+from entrain_bench.commands.outputs import make, reference_outputs
 from entrain_bench.commands.reference import changes, parse
 from entrain_bench.records.records import Results
 from entrain_bench.study import Study
@@ -26,11 +26,11 @@ def main(arguments: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="entrain-bench verify",
-        description="Run all reference cells anew and compare table, figures' data and documents with the committed "
-        "ones, to the last digit; ends with 1 and names every drift if there is one.",
+        description="Run all reference cells anew and compare table, figures' data, documents and the tables on pages "
+        "with the committed ones, to the last digit; ends with 1 and names every drift if there is one.",
     )
     reference, _ = parse(parser, arguments)
-    wanted = outputs()
+    wanted = reference_outputs()
     with TemporaryDirectory(prefix="entrain-bench-") as folder:
         study = Study(Results(Path(folder)))
         complete = make(wanted, study, mlflow=False)

@@ -2,7 +2,7 @@
 
 Orchestration as a convex problem (``orchestration``, ``planner``), intra- and inter-microbatch reordering
 (``reordering``, ``assigner``), 1F1B over a chain whose groups differ in DP (``scheduler``). No code is public; what was
-reconstructed is listed in docs/strategies.md.
+reconstructed is listed in docs/strategies/disttrain.md.
 """
 
 from .assigner import DistTrainAssigner

@@ -18,11 +18,13 @@ SWEEP = ("strategy=megatron,entrain", "iterations=1", "cluster=a40x16", "global_
 
 def write(study: Study) -> str:
     shown = "\n".join(f"{cell.config.strategy['name']}" for cell in study.cells(*SWEEP))
-    for name in ("figures/some.csv", "figures/some.pdf", "some.md"):
+    for name in ("figures/some.csv", "figures/some.pdf", "some.md", "tables/shown.md"):
         write_atomically(study.results.root / name, shown.encode())
     return study.problem(*SWEEP)
 
 
+# A page with a table, and one without.
+PAGES = {"page.md": "Text.\n<!-- table: shown -->\n<!-- end -->\n", "README.md": "Text.\n"}
 OUTPUT = Output("some", [SWEEP], write, ["figures/some.csv", "figures/some.pdf", "some.md"])
 
 
@@ -42,22 +44,28 @@ class Checkout:
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Checkout:
     """One whose reference has just been made."""
     for module in (reference, verify):
-        monkeypatch.setattr(module, "outputs", lambda: [OUTPUT])
+        monkeypatch.setattr(module, "reference_outputs", lambda: [OUTPUT])
     monkeypatch.setattr("entrain_bench.commands.outputs.num_processes", lambda: 1)
     monkeypatch.setattr("entrain_bench.commands.outputs.log_to_mlflow", lambda *_: None)
-    for folder in ("reference", "docs"):
-        (tmp_path / folder).mkdir()
+    for folder in ("reference", "docs/strategies"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name, text in PAGES.items():
+        (tmp_path / "docs" / "strategies" / name).write_text(text)
     found = Checkout(tmp_path)
     assert found.command("reference") == 0
     shown = capsys.readouterr().out
-    for line in ("some.csv: new", "some.md: new", "megatron", ": new", "4 changes"):
+    for line in ("some.csv: new", "some.md: new", "page.md: differs", "megatron", ": new", "5 changes"):
         assert line in shown
     assert ".pdf" not in shown
+    assert "README.md" not in shown
     return found
 
 
 def test_what_was_just_made_has_no_drift(checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
     assert (checkout.root / "docs" / "some.md").read_text() == "megatron\nentrain"
+    page = (checkout.root / "docs" / "strategies" / "page.md").read_text()
+    assert page == "Text.\n<!-- table: shown -->\n\nmegatron\nentrain\n\n<!-- end -->\n"
+    assert not (checkout.root / "docs" / "shown.md").exists()
     assert (checkout.root / "reference" / "figures" / "some.pdf").exists()
     assert checkout.command("verify") == 0
     assert capsys.readouterr().out.startswith("0 drifts from")
@@ -80,6 +88,9 @@ def test_every_drift_is_named(checkout: Checkout, capsys: pytest.CaptureFixture[
     table.write_text(old.replace(value, "9.5"))
     (checkout.root / "docs" / "some.md").write_text("by hand")
     (checkout.root / "reference" / "figures" / "some.csv").write_text("by hand")
+    page = checkout.root / "docs" / "strategies" / "page.md"
+    text = page.read_text()
+    page.write_text(text.replace("megatron", "by hand"))
     # Other fonts are no other results.
     (checkout.root / "reference" / "figures" / "some.pdf").write_text("drawn elsewhere")
     assert checkout.command("verify") == 1
@@ -87,11 +98,13 @@ def test_every_drift_is_named(checkout: Checkout, capsys: pytest.CaptureFixture[
     assert f"megatron opencqa_ocr qwen25vl_llama3_1b a40x16 0: iteration_time_s 9.5 -> {value}" in shown
     assert "some.md: differs" in shown
     assert "some.csv: differs" in shown
-    assert "3 drifts" in shown
+    assert "page.md: differs" in shown
+    assert "4 drifts" in shown
     assert (checkout.root / "docs" / "some.md").read_text() == "by hand"
     assert checkout.command("reference") == 0
-    assert "3 changes" in capsys.readouterr().out
+    assert "4 changes" in capsys.readouterr().out
     assert table.read_text() == old
+    assert page.read_text() == text
 
 
 def test_a_failure_leaves_the_reference_as_it_was(

@@ -1,0 +1,149 @@
+"""Measured tables: every YAML of ``experiments/table`` as Markdown, and how pages of ``docs`` take them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from entrain_bench.config.tree import config_tree
+from entrain_bench.documents.markdown import markdown_table
+from entrain_bench.documents.table import DEGREES, GIB, MICROBATCHES, RECOMPUTED, Spread, Table, fields_of, load_table
+from entrain_bench.errors import UserError, require, unknown_choice
+from entrain_bench.files import write_atomically
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.records import Results
+from entrain_bench.records.tables import run_actions, run_table
+from entrain_bench.study import Output, Study
+
+# Where the tables are in a folder of results.
+TABLES = "tables"
+# A table's place on a page, up to its end or what comes instead of it.
+PLACE = re.compile(r"<!-- table: (\S+) -->.*?(<!-- end -->|(?=<!-- table: )|\Z)", re.DOTALL)
+
+# In the text of a layout: a module's layers, too long for a cell, and the name of a module that recomputes.
+LAYERS = r" layers [\d/]+"
+RECOMPUTING = r"(\S+) tp[^;]* recompute"
+
+# Behind what a cell shows of runs that were charged for their assignment.
+CHARGED = r" \*"
+
+
+def load_tables() -> list[Table]:
+    """Every table, by name."""
+    return [load_table(path) for path in sorted((config_tree() / "table").glob("*.yaml"))]
+
+
+def tables_output() -> Output:
+    """The tables; each is read once."""
+    tables = load_tables()
+    sweeps = [sweep for table in tables for sweep in table.sweeps]
+    return Output("tables", sweeps, lambda study: write_tables(tables, study))
+
+
+def write_tables(tables: Sequence[Table], study: Study) -> str:
+    """Write ``tables/<name>.md``; returns what is missing from them, if anything."""
+    problems = []
+    for table in tables:
+        write_atomically(study.results.root / TABLES / f"{table.name}.md", table_markdown(table, study).encode())
+        problems += [f"{table.name}: {problem}" for sweep in table.sweeps if (problem := study.problem(*sweep))]
+    return "; ".join(problems)
+
+
+def table_markdown(table: Table, study: Study) -> str:
+    """Title, common overrides and the table; where runs have no result, their status stands."""
+    shows = {
+        " ".join(filter(None, (column, shown))): text for column in table.columns for shown, text in table.show.items()
+    }
+    right = [heading for heading, text in shows.items() if DEGREES not in fields_of(text)]
+    rows = [
+        [row, *(text for column in table.columns for text in _texts(table, row, column, study))] for row in table.rows
+    ]
+    source = f"[{table.name}](../../experiments/table/{table.name}.yaml)"
+    caption = f"{table.title} ({source}: `{' '.join(table.common)}`).\n\n"
+    return caption + markdown_table([table.corner, *shows], rows, right)
+
+
+def _texts(table: Table, row: str, column: str, study: Study) -> list[str]:
+    """What a cell shows, one text for each of ``Table.show``."""
+    cells = study.cells(*table.sweep(row, column))
+    runs = run_table(cells, study.results)
+    without = runs[runs["status"] != "ok"]
+    if len(without):
+        return [str(without["status"].iloc[0])] * len(table.show)
+    values = {name: _value(name, runs, cells, study.results) for name in table.fields}
+    mark = CHARGED if any(_charged(cell, study.results) for cell in cells) else ""
+    return [text.format(**values) + mark for text in table.show.values()]
+
+
+def _charged(cell: Cell, results: Results) -> bool:
+    """Whether an iteration of a run was as long as its assignment, which depends on the machine."""
+    record = results.read(cell.key)
+    return record is not None and any(row["iteration_time_s"] <= row["assignment_time_s"] for row in record.iterations)
+
+
+def _value(name: str, runs: pd.DataFrame, cells: Sequence[Cell], results: Results) -> Spread | str:
+    if name == DEGREES:
+        return " / ".join(runs["layout"].str.replace(LAYERS, "", regex=True).unique())
+    if name == RECOMPUTED:
+        return ", ".join(sorted({*runs["layout"].str.findall(RECOMPUTING).explode().dropna()})) or "none"
+    if name == MICROBATCHES:
+        return spread(microbatches(pd.concat([run_actions([cell], results) for cell in cells])))
+    return spread(runs["peak_memory_bytes"] / 2**30 if name == GIB else runs[name])
+
+
+def spread(values: pd.Series[float]) -> Spread:
+    """Mean, median, least and greatest of some numbers."""
+    return Spread(*(float(values.agg(statistic)) for statistic in ("mean", "median", "min", "max")))
+
+
+def microbatches(actions: pd.DataFrame) -> pd.Series[float]:
+    """LLM microbatches of every replica of every seed ``[seeds x replicas]``.
+
+    Args:
+        actions: as ``run_actions`` returns them.
+
+    Raises:
+        UserError: if there are none, for the timelines of large programs are not kept.
+    """
+    require(not actions.empty, "show", MICROBATCHES, "left out where no timeline was kept")
+    forwards = actions[(actions["side"] == "llm") & actions["pass"].eq("forward")]
+    return forwards.groupby(["seed", "replica"])["microbatch"].nunique().astype(float)
+
+
+def pages_with_tables(pages: Path, root: Path) -> Iterator[tuple[Path, str]]:
+    """Every page of a folder, and its text with the tables that are in a folder of results.
+
+    Raises:
+        UserError: as ``splice`` does, naming the page.
+    """
+    tables = {path.stem: path.read_text() for path in (root / TABLES).glob("*.md")}
+    for page in sorted(pages.glob("*.md")):
+        try:
+            yield page, splice(page.read_text(), tables)
+        except UserError as error:
+            raise UserError(f"{page}: {error}") from error
+
+
+def splice(page_text: str, tables: Mapping[str, str]) -> str:
+    """A page with each table put between its ``<!-- table: NAME -->`` and ``<!-- end -->``.
+
+    Args:
+        page_text: the page; what stands between the markers is replaced.
+        tables: Markdown of each table, by name.
+
+    Raises:
+        UserError: for a name that no table has, and a marker without its end.
+    """
+
+    def put(match: re.Match[str]) -> str:
+        name, end = match[1], match[2]
+        if name not in tables:
+            raise unknown_choice("table", name, tables)
+        if not end:
+            raise UserError(f"table={name}: must be followed by <!-- end -->")
+        return f"<!-- table: {name} -->\n\n{tables[name].strip()}\n\n{end}"
+
+    return PLACE.sub(put, page_text)
