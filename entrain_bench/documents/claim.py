@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from entrain_bench.errors import UserError, require
 from entrain_bench.records.records import METRICS
@@ -98,19 +96,6 @@ class Claim:
         sign = "+" if self.unit == "%" and self.measure.to else ""
         text = " to ".join(f"{v:.2f}" if self.unit == "x" else f"{v:{sign}.1f}" for v in values)
         return text + ("x" if self.unit == "x" else "%")
-
-
-def load_claim(path: Path) -> Claim:
-    """A claim from its YAML.
-
-    Raises:
-        UserError: naming the file and what is wrong in it.
-    """
-    values = yaml.safe_load(path.read_text())
-    try:
-        return parse_claim(path.stem, values)
-    except UserError as error:
-        raise UserError(f"{path.name}: {error}") from error
 
 
 def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from entrain_bench.config.tree import config_tree
-from entrain_bench.documents.claim import Claim, combined, load_claim, measured, verdict
+from entrain_bench.documents.claim import Claim, combined, measured, parse_claim, verdict
+from entrain_bench.documents.definition import load_definition
 from entrain_bench.documents.markdown import markdown_table
 from entrain_bench.errors import UserError
 from entrain_bench.files import write_atomically
@@ -46,7 +47,9 @@ order and no number ("> 1"), *reproduced* means that it holds by more than 2% fo
 def load_claims(config_dir: str | None = None) -> list[Claim]:
     """Every claim by name, ours before those in a folder of the user's."""
     folders = [config_tree(), *([Path(config_dir)] if config_dir else [])]
-    return [load_claim(path) for folder in folders for path in sorted((folder / "claim").glob("*.yaml"))]
+    return [
+        load_definition(path, parse_claim) for folder in folders for path in sorted((folder / "claim").glob("*.yaml"))
+    ]
 
 
 def claims_output(config_dir: str | None = None) -> Output:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from string import Formatter
 from typing import Any
 
-import yaml
-
 from entrain_bench.errors import UserError, require, unknown_choice
+from entrain_bench.records.compare import MEASURED
 from entrain_bench.records.records import METRICS
 from entrain_bench.study import SweepOverrides
 
 KEYS = ("title", "common", "corner", "rows", "columns", "show")
-# Measured by the clock of whoever runs the table; a page shows what is the same for all.
-WALL_TIMES = ("planning_time_s", "assignment_time_s")
 GIB = "peak_memory_gib"
 MICROBATCHES = "num_microbatches"
 # Texts: degrees of every module; modules whose activations are recomputed.
 DEGREES, RECOMPUTED = "degrees", "recomputed"
-NUMBERS = (*(name for name in METRICS if name not in WALL_TIMES), GIB, MICROBATCHES)
+# A page shows what is the same for all, so no wall times.
+NUMBERS = (*(name for name in METRICS if name not in MEASURED), GIB, MICROBATCHES)
 FIELDS = (*NUMBERS, DEGREES, RECOMPUTED)
 
 
@@ -78,19 +75,6 @@ class Table:
 def fields_of(text: str) -> set[str]:
     """Names in the braces of a text, what follows a dot left out."""
     return {name.partition(".")[0] for _, name, _, _ in Formatter().parse(text) if name is not None}
-
-
-def load_table(path: Path) -> Table:
-    """A table from its YAML.
-
-    Raises:
-        UserError: naming the file and what is wrong in it.
-    """
-    values = yaml.safe_load(path.read_text())
-    try:
-        return parse_table(path.stem, values)
-    except UserError as error:
-        raise UserError(f"{path.name}: {error}") from error
 
 
 def parse_table(name: str, values: Mapping[str, Any]) -> Table:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pandas as pd
 
 from entrain_bench.config.tree import config_tree
+from entrain_bench.documents.definition import load_definition
 from entrain_bench.documents.markdown import markdown_table
-from entrain_bench.documents.table import DEGREES, GIB, MICROBATCHES, RECOMPUTED, Spread, Table, fields_of, load_table
+from entrain_bench.documents.table import DEGREES, GIB, MICROBATCHES, RECOMPUTED, Spread, Table, fields_of, parse_table
 from entrain_bench.errors import UserError, require, unknown_choice
 from entrain_bench.files import write_atomically
 from entrain_bench.records.cells import Cell
@@ -33,7 +34,7 @@ CHARGED = r" \*"
 
 def load_tables() -> list[Table]:
     """Every table, by name."""
-    return [load_table(path) for path in sorted((config_tree() / "table").glob("*.yaml"))]
+    return [load_definition(path, parse_table) for path in sorted((config_tree() / "table").glob("*.yaml"))]
 
 
 def tables_output() -> Output:

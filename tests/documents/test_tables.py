@@ -12,7 +12,8 @@ import pytest
 
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.tree import choices, config_tree
-from entrain_bench.documents.table import Spread, Table, load_table, parse_table
+from entrain_bench.documents.definition import load_definition
+from entrain_bench.documents.table import Spread, Table, parse_table
 from entrain_bench.documents.tables import (
     load_tables,
     microbatches,
@@ -78,7 +79,7 @@ def test_a_table_that_says_something_wrong_is_named(change: dict[str, Any], mess
 def test_what_is_missing_is_named_with_its_file(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("title: t\ncommon: []\ncorner: c\nrows: {}\n")
     with pytest.raises(UserError, match=r"mine.yaml: show: missing"):
-        load_table(tmp_path / "mine.yaml")
+        load_definition(tmp_path / "mine.yaml", parse_table)
 
 
 def test_a_cell_has_the_overrides_of_all_its_row_and_its_column() -> None:
@@ -195,7 +196,7 @@ def test_every_table_is_on_exactly_one_page_of_the_strategies() -> None:
 
 @pytest.mark.parametrize("name", choices("table"))
 def test_every_row_and_every_column_composes(name: str) -> None:
-    table, composer = load_table(config_tree() / "table" / f"{name}.yaml"), Composer()
+    table, composer = load_definition(config_tree() / "table" / f"{name}.yaml", parse_table), Composer()
     for index in range(max(len(table.rows), len(table.columns))):
         row, column = ([*labels][index % len(labels)] for labels in (table.rows, table.columns))
         composer.run([text for text in table.sweep(row, column) if not text.startswith("seed=")])
