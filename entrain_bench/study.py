@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from entrain_bench.config.compose import Composer
@@ -32,6 +32,10 @@ class Study:
             sweep = self.composer.sweep(overrides)
             self._cells[overrides] = [Cell.of(each, self.composer.run(each)) for each in sweep.cells]
         return self._cells[overrides]
+
+    def cells_by_key(self, sweeps: Iterable[SweepOverrides]) -> dict[str, Cell]:
+        """The cells of several sweeps, each once, by their keys."""
+        return {cell.key: cell for sweep in sweeps for cell in self.cells(*sweep)}
 
     def problem(self, *overrides: str) -> str:
         """What is wrong with the cells of a sweep that have no result; empty if all have one."""
@@ -79,7 +83,7 @@ def bring_up_to_date(
     missing: dict[str, Cell] = {}
     waits: list[tuple[Output, set[str]]] = []
     for output in outputs:
-        mine = {cell.key: cell for sweep in output.sweeps for cell in study.cells(*sweep)}
+        mine = study.cells_by_key(output.sweeps)
         lacking = {key: cell for key, cell in mine.items() if key in missing or not study.results.finished(key)}
         missing |= lacking
         waits.append((output, {*lacking}))

@@ -81,9 +81,9 @@ def make(wanted: Sequence[Output], study: Study, mlflow: bool = True) -> bool:
     if ran:
         results.write_table()
     if ran and mlflow:
-        for sweep in dict.fromkeys(sweep for output in wanted for sweep in output.sweeps):
-            found = [results.read(cell.key) for cell in study.cells(*sweep)]
-            log_to_mlflow(results, [record for record in found if record], " ".join(sweep))
+        for output in wanted:
+            found = [results.read(key) for key in study.cells_by_key(output.sweeps)]
+            log_to_mlflow(results, [record for record in found if record], output.name)
     say(f"{len(wanted)} figures and documents in {results.root} ({perf_counter() - started:.0f} s, {ran} runs)")
     return not incomplete
 

@@ -87,8 +87,7 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[Re
 
 def generated(reference: Reference, wanted: Sequence[Output], study: Study) -> Iterator[tuple[Path, bytes]]:
     """Every committed file with what the outputs have made of it: table of their runs, own files, pages with tables."""
-    simulated = [output for output in wanted if output.name != MEASURED]
-    cells = {cell.key: cell for output in simulated for sweep in output.sweeps for cell in study.cells(*sweep)}
+    cells = study.cells_by_key(sweep for output in wanted if output.name != MEASURED for sweep in output.sweeps)
     records = sorted_records(record for key in cells if (record := study.results.read(key)))
     if records:
         yield reference.results / TABLE, table_csv(records).encode()
