@@ -321,6 +321,7 @@ def test_bad_clusters_are_named(path: str, value: object, message: str) -> None:
         ("modules/llm", None, "must be encoders and exactly one llm"),
         ("tokens/patch_pixels", None, "model.tokens.patch_pixels: missing"),
         ("tokens/patch_pixels", "14", "model.tokens.patch_pixels=14: must be an integer"),
+        ("tokens/patch_pixels", 0, "model.tokens.patch_pixels=0: must be positive"),
     ],
 )
 def test_bad_models_are_named(path: str, value: object, message: str) -> None:

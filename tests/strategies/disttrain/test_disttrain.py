@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, product
 
 import numpy as np
@@ -411,6 +412,22 @@ def test_rounding_finds_the_best_integers(row: tuple[int, list[int]], request_: 
             seconds += (profile.job.num_microbatches(dp) - 1) * max(share * encoder[1], llm[1])
             best = min(best, size * seconds)
     assert found == pytest.approx(best)
+
+
+def test_the_encoders_dp_divides_the_backbones_or_splits_its_microbatches_evenly() -> None:
+    def space(**request: int) -> Orchestration:
+        job = tiny_job(MODEL, tiny_cluster(), global_batch=48, microbatch_size=6, request=LayoutRequest(**request))
+        profile = profile_of(job, samples((2000, [200])))
+        return Orchestration(profile, profile.draw(1), requests_bind_encoder=False)
+
+    free = space()
+    assert free.backbone_dps() == [1, 2, 4, 8]
+    assert free.dps(0, 4) == [1, 2, 4, 8, 12, 24]
+    assert free.dps(1, 4) == [4]
+    asked = space(dp=2)
+    assert asked.backbone_dps() == [2]
+    assert asked.dps(0, 2) == [1, 2, 4, 6, 12]
+    assert replace(asked, requests_bind_encoder=True).dps(0, 2) == [2]
 
 
 def test_requests_bind() -> None:
