@@ -14,6 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.experiment import run_experiment
+from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.run import compose_cells
@@ -27,7 +28,18 @@ from entrain_bench_strategies.disttrain.assigner import position_within, stage_s
 from entrain_bench_strategies.disttrain.orchestration import GroupLoad, Options, best_integers, iteration_s, solve
 from entrain_bench_strategies.disttrain.planner import Orchestration
 from entrain_bench_strategies.disttrain.reordering import balanced_groups, interval_order
-from support.builders import no_delay, placed, profile_of, random_samples, samples, tiny_cluster, tiny_job, tiny_model
+from support.builders import (
+    chain_layout,
+    labels,
+    no_delay,
+    placed,
+    profile_of,
+    random_samples,
+    samples,
+    tiny_cluster,
+    tiny_job,
+    tiny_model,
+)
 
 MODEL = tiny_model(encoder=4, llm=6)
 
@@ -451,6 +463,18 @@ def test_an_impossible_request_says_why() -> None:
 def test_a_heavier_encoder_gets_more_ranks() -> None:
     few, many = (plan(profile_for(row, tp=1, dp=1)).modules[0].ranks.size for row in ((8000, [100]), (100, [8000])))
     assert many > few
+
+
+def test_an_llm_microbatch_ahead_of_its_encoder_microbatch_is_refused() -> None:
+    profile, (shapes, layout) = (
+        profile_for((500, [200])),
+        (samples((10, [40]), (10, []), (10, [40])), chain_layout(MODEL, 1, 1, 2)),
+    )
+    in_time = Assignment((labels([0, 0], [0, 1]), labels([0, 0, 0], [0, 0, 1])))
+    DistTrainScheduler().schedule(shapes, layout, in_time, profile)
+    early = Assignment((labels([0, 0], [0, 1]), labels([0, 0, 0], [1, 0, 0])))
+    with pytest.raises(IncompatibleError, match="sample 2 is in llm microbatch 0, before its vision microbatch 1"):
+        DistTrainScheduler().schedule(shapes, layout, early, profile)
 
 
 def test_a_sample_without_items_is_drawn_again() -> None:
