@@ -22,10 +22,12 @@ from .sample import Mutant
 from .selection import run_pytest
 
 CELLS = "tests/test_reference_cells.py"
+DEFAULTS = "tests/test_defaults.py"
 TESTS = (
     *(f"tests/{room}" for room in ("specs", "program", "costs", "simulate", "strategy", "strategies")),
     "tests/records/test_metrics.py",
     "tests/test_arithmetic.py",
+    DEFAULTS,
     CELLS,
 )
 NOTHING_FAILED = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
@@ -101,7 +103,7 @@ class Trial:
         code of the same folder, or mirrors it, is taken for these.
         """
         folder = mutant.path.rpartition("/")[0]
-        mirror = f"tests/{folder.removeprefix('entrain_bench/')}/"
+        mirror = (f"tests/{folder.removeprefix('entrain_bench/')}/", DEFAULTS)
         tests = set(self.lines.get(mutant.path, {}).get(mutant.line, []))
         if not tests or "import njit" in mutant.text or "import inlined" in mutant.text:
             near = (numbers for path, numbers in self.lines.items() if path.startswith(f"{folder}/"))

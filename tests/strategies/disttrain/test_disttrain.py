@@ -345,6 +345,14 @@ def test_a_problem_that_a_general_solver_misses() -> None:
     assert gpus.tolist() == pytest.approx([1.0, 144.0], rel=1e-14)
 
 
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
+def test_the_solution_does_not_depend_on_the_unit_of_time(unit: float) -> None:
+    # One step: only the warm-up counts, x_1 / x_2 = sqrt(w_1 / w_2); the backbone keeps what it needs at least.
+    gpus = solve([GroupLoad(unit, 1, 60), GroupLoad(9 * unit, 1, 60), GroupLoad(unit, 4, 60, fills=False)], 44, 1)
+    assert gpus is not None
+    assert gpus.tolist() == pytest.approx([10.0, 30.0, 4.0], rel=1e-12)
+
+
 def test_units_without_work_and_too_few_gpus() -> None:
     idle = [GroupLoad(0.0, 2, 8), GroupLoad(0.0, 3, 8, fills=False)]
     gpus = solve(idle, 8, 4)
