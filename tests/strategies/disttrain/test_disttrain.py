@@ -26,7 +26,7 @@ from entrain_bench.strategy.profile import Profile
 from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainPlanner, DistTrainScheduler
 from entrain_bench_strategies.disttrain.assigner import position_within, stage_shares, unit_replicas
 from entrain_bench_strategies.disttrain.orchestration import GroupLoad, Options, best_integers, iteration_s, solve
-from entrain_bench_strategies.disttrain.planner import Orchestration
+from entrain_bench_strategies.disttrain.planner import Orchestration, SubProblem
 from entrain_bench_strategies.disttrain.reordering import balanced_groups, interval_order
 from support.builders import (
     chain_layout,
@@ -448,6 +448,23 @@ def test_the_encoders_dp_divides_the_backbones_or_splits_its_microbatches_evenly
     assert asked.backbone_dps() == [2]
     assert asked.dps(0, 2) == [1, 2, 4, 6, 12]
     assert replace(asked, requests_bind_encoder=True).dps(0, 2) == [2]
+
+
+def test_a_sub_problem_is_bounded_by_perfect_division() -> None:
+    profile = profile_for((2000, [200]))
+    space = Orchestration(profile, profile.draw(1))
+    # 4 LLM replicas of TP 2, recomputed, encoders of TP 1; microbatches of 2 samples, 8 GPUs, 32 / (4 x 2) steps.
+    vision_s, llm_s = space.module_s(0, 1), space.module_s(1, 2) * 4 / 3
+    step_s = (1 * 4 * 2 * vision_s + 2 * 4 * 2 * llm_s) / 8
+    problem = SubProblem(4, (1, 2), (False, True))
+    assert space.least_s(problem) == pytest.approx(2 * llm_s + 3 * step_s, rel=1e-12)
+    for problem in space.problems():
+        optimum = space.solve(problem)
+        assert optimum is None or space.least_s(problem) <= optimum * (1 + 1e-12)
+        for seconds, _ in space.rounded(problem, 1):
+            assert optimum is not None
+            # Seconds of points are rounded (decisive).
+            assert max(optimum, space.least_s(problem)) <= seconds * (1 + 1e-8)
 
 
 def test_requests_bind() -> None:

@@ -235,6 +235,22 @@ def test_stages_of_a_unet_hand_on_pending_skip_connections() -> None:
     assert layers["head"].hidden_size == round(8 + shared)
 
 
+def test_what_a_transformer_of_a_unet_moves_and_keeps_by_hand() -> None:
+    layers = {layer.kind: layer for layer in unet_layers(parse_unet(_small_unet(), "unet"), 64, ())}
+    c, rows, context = 16, 0.25, 4 / 64
+    own, cross = layers["self-attention 16 x0.25"], layers["cross-attention 16 x0.25"]
+    # Projection, group norm; queries, keys and values without bias, layer norm; projection.
+    assert own.parameters == (c * c + c) + 2 * c + 3 * c * c + 2 * c + (c * c + c)
+    # Two norms read and write c, a residual reads 2c and writes c.
+    assert own.elementwise_bytes_per_token == 2 * rows * (2 * 2 * c + 3 * c)
+    # Inputs of both norms and of the three products, queries, keys and values.
+    assert own.activation_bytes_per_token == 2 * rows * 8 * c
+    # Two norms (4c), three residuals (9c), GEGLU from 8c to 4c.
+    assert cross.elementwise_bytes_per_token == 2 * rows * (4 * c + 9 * c + 12 * c)
+    assert cross.activation_bytes_per_token == 2 * (19 * c * rows + 2 * c * context)
+    assert own.input_bytes_per_token == cross.input_bytes_per_token == 2 * c * rows
+
+
 def _small_unet() -> dict[str, object]:
     return {
         "in_channels": 4,
