@@ -22,6 +22,7 @@ from entrain_bench_strategies.hetero import (
 from entrain_bench_strategies.hetero.degrees import Pair, colocated_pairs, island_sizes, noncolocated_pairs
 from entrain_bench_strategies.hetero.estimates import average_layer_s, candidates_of, estimate_s
 from support.builders import (
+    AV_MODEL,
     GIB,
     profile_of,
     random_samples,
@@ -128,6 +129,16 @@ def test_candidates_take_their_stages_the_step_and_the_offload(colocated: bool) 
         assert not language_at.offload
         seen.add((vision_at.recompute, language_at.recompute, vision_at.offload))
     assert seen == set(product([False, True], [False, True], [False, True] if colocated else [False]))
+
+
+def test_encoders_that_share_ranks_take_turns() -> None:
+    job = tiny_job(AV_MODEL, tiny_cluster(1, 8), microbatch_size=1)
+    shapes = shapes_from_lists(["image", "audio"], [(300, [("image", 400, 100), ("audio", 700, 90)])])
+    profile, one = profile_of(job, shapes), Degrees(tp=1, cp=1, pp=1, dp=4)
+    first = next(iter(candidates_of(profile, shapes, [Pair(one, one)], colocated=False)))
+    vision_s, audio_s, llm_s = (average_layer_s(profile, m, shapes, 1, 1, 1).sum() for m in AV_MODEL.modules)
+    passes_s = vision_s + audio_s + llm_s + 7 * max(vision_s + audio_s, llm_s)
+    assert first.estimated_s == pytest.approx(passes_s + profile.step_s(first.layout), rel=1e-12)
 
 
 def test_the_fullest_slice_is_measured() -> None:
