@@ -180,6 +180,15 @@ def test_a_warm_up_with_a_slow_first_stage_by_hand() -> None:
     assert interval_order(forward, backward).tolist() == [0, 5, 3, 4, 1, 6, 2]
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 4), st.integers(2, 9))
+def test_the_order_does_not_depend_on_the_unit_of_time(seed: int, stages: int, count: int) -> None:
+    forward, backward = np.random.default_rng(seed).integers(1, 99, (2, count, stages)).astype(np.float64)
+    # A power of two leaves every digit.
+    scaled = interval_order(forward / 2**20, backward / 2**20)
+    assert interval_order(forward, backward).tolist() == scaled.tolist()
+
+
 def test_one_stage_keeps_the_order() -> None:
     assert interval_order(np.array([[3.0], [1.0]]), np.array([[6.0], [2.0]])).tolist() == [0, 1]
 

@@ -249,6 +249,12 @@ def test_what_a_transformer_of_a_unet_moves_and_keeps_by_hand() -> None:
     assert cross.elementwise_bytes_per_token == 2 * rows * (4 * c + 9 * c + 12 * c)
     assert cross.activation_bytes_per_token == 2 * (19 * c * rows + 2 * c * context)
     assert own.input_bytes_per_token == cross.input_bytes_per_token == 2 * c * rows
+    # The last norm at full resolution; enlarging is a kernel, shrinking part of its convolution.
+    head = layers["head"]
+    assert (head.elementwise_bytes_per_token, head.activation_bytes_per_token) == (2 * 2 * 8, 2 * 2 * 8)
+    names = ("self-attention 16 x0.25", "cross-attention 16 x0.25", "residual 8-16 x0.25", "downsample 8 x0.25", "head")
+    assert [layers[name].num_elementwise_kernels for name in names] == [3, 6, 3, 0, 1]
+    assert [each.num_elementwise_kernels for kind, each in layers.items() if kind.startswith("upsample")] == [1]
 
 
 def _small_unet() -> dict[str, object]:
