@@ -237,6 +237,20 @@ def test_a_plan_over_memory_by_the_papers_constraint_is_dropped() -> None:
         dflop().plan(profile_of(tiny_job(MODEL, budget_bytes=1e4), SAMPLES))
 
 
+def test_layers_are_split_for_the_mean_microbatch() -> None:
+    # Of 16 samples in 16 microbatches of one replica each holds one, in 8 two, which split otherwise.
+    profile, shapes = profile_for(), DataShapes((1.0,), (4,), 4, (1,), 4)
+    split = []
+    for num_microbatches in (16, 8):
+        plan = Plan(1, 1, 1, 1, 2, 1, num_microbatches)
+        split.append(
+            DflopPlanner().build(profile, shapes, 1.0, plan, (False, False)).layout.modules[1].layers_per_stage
+        )
+    one, two = (partition_layers(layer_s(profile, MODEL.llm, np.full(n, 4), 1), 2) for n in (1, 2))
+    assert split == [one, two]
+    assert one != two
+
+
 def test_64_ranks_and_512_samples_are_searched_within_a_second() -> None:
     job = tiny_job(tiny_model(30, 16), tiny_cluster(8, 8), global_batch=512)
     profile = profile_of(job, SAMPLES)

@@ -233,6 +233,8 @@ def test_stages_of_a_unet_hand_on_pending_skip_connections() -> None:
     assert layers["residual 8-8 x1"].hidden_size == round(8 + 8 + shared)  # and the first convolution's output
     assert layers["downsample 8 x0.25"].hidden_size == round(8 / 4 + 8 + 8 + shared)
     assert layers["head"].hidden_size == round(8 + shared)
+    wide = unet_layers(parse_unet(_small_unet() | {"cross_attention_dim": 24}, "unet"), 64, ())
+    assert wide[0].hidden_size == 8 + (32 + 4 * 24) / 64
 
 
 def test_what_a_transformer_of_a_unet_moves_and_keeps_by_hand() -> None:
