@@ -195,6 +195,9 @@ REFUSED: list[tuple[str, Change, str]] = [
         lambda m: replace(m, ranks=np.array([[[1], [1]], [[2], [3]]])),
         r"llm\.ranks=repeated: must be distinct",
     ),
+    ("falling", lambda m: replace(m, tp=2, ranks=np.array([[[2, 1], [4, 3]]])), r"llm\.ranks=scattered: must be conse"),
+    ("gaps", lambda m: replace(m, tp=2, ranks=np.array([[[2, 4], [6, 8]]])), r"llm\.ranks=scattered: must be conse"),
+    ("no multiple", lambda m: replace(m, tp=2, ranks=np.array([[[1, 2], [3, 4]]])), r"llm\.ranks=scattered"),
     ("beyond", lambda m: replace(m, ranks=m.ranks + 98), r"llm\.ranks=99\.\.100: must be within the 100 ranks"),
 ]
 
