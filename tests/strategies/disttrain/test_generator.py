@@ -26,6 +26,7 @@ from entrain_bench.strategy.interface import Strategy
 from entrain_bench.strategy.planning import Island, place_islands
 from entrain_bench.strategy.schedules import OneForwardOneBackward, chain_program, stages_behind
 from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainPlanner, DistTrainScheduler
+from entrain_bench_strategies.disttrain.planner import Orchestration, SubProblem
 from entrain_bench_strategies.entrain import EntrainAssigner, EntrainPlanner, EntrainScheduler
 from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner
 from entrain_bench_workloads.packed import PackedWorkload
@@ -169,6 +170,15 @@ def test_systems_with_generators_run(strategy: Strategy) -> None:
     truth = CostTruth(MODEL, cluster)
     timeline = Simulator(truth, 16 * 2**30).execute(program)
     assert timeline.iteration_time_s >= lower_bound_s(truth, layout, shapes)
+
+
+def test_encoder_and_generator_both_fill_the_pipeline() -> None:
+    # One step of a microbatch of two samples: the LLM keeps one of 8 GPUs, the others are shared as the roots of works.
+    profile = profile_of(tiny_job(MODEL, tiny_cluster(), global_batch=2), samples((500, [400])))
+    space = Orchestration(profile, profile.draw(1))
+    encoder_s, llm_s, generator_s = (2 * space.module_s(module, 1) for module in range(3))
+    expected = llm_s + (np.sqrt(encoder_s) + np.sqrt(generator_s)) ** 2 / 7
+    assert space.solve(SubProblem(1, (1, 1, 1), (False,) * 3)) == pytest.approx(expected, rel=1e-12)
 
 
 def test_megatron_puts_generators_on_the_last_stages() -> None:
