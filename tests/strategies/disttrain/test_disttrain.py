@@ -476,6 +476,20 @@ def test_a_sub_problem_is_bounded_by_perfect_division() -> None:
             assert max(optimum, space.least_s(problem)) <= seconds * (1 + 1e-8)
 
 
+def test_the_fewest_gpus_hold_states_and_a_step_in_flight() -> None:
+    rows = (2000, [200, 400]), (1000, [])
+    profile = profile_for(*rows)
+    space = Orchestration(profile, samples(*rows))
+    problem, room = SubProblem(2, (1, 1), (False, True)), profile.job.planning_budget_bytes
+    vision, llm = MODEL.modules
+    # Two replicas' microbatches of two samples, of 300 encoder tokens on average.
+    kept = 2 * 2 * 300 * sum(layer.activation_bytes_per_token for layer in vision.layers)
+    assert space._fewest(problem, 0, 1, True) == pytest.approx((space.state_bytes(0, 1, 1) + kept) / room, rel=1e-12)
+    # The recomputed backbone's inputs, of 1575 tokens on average with what the encoder hands over, leave less room.
+    room -= 2 * 2 * 1575 * sum(layer.input_bytes_per_token for layer in llm.layers) / 2
+    assert space._fewest(problem, 1, 2, True) == pytest.approx(space.state_bytes(1, 1, 2) / room, rel=1e-12)
+
+
 def test_requests_bind() -> None:
     layout = plan(profile_for((500, [2000]), tp=1, dp=2, pp=4))
     assert [(m.tp, m.dp) for m in layout.modules] == [(1, 2), (1, 2)]
