@@ -170,14 +170,15 @@ def test_interval_filling_by_hand() -> None:
     assert interval_order(forward, backward).tolist() == [1, 4, 2, 0, 3]
 
 
-def test_a_warm_up_with_a_slow_first_stage_by_hand() -> None:
+@pytest.mark.parametrize("unit", [1.0, 2.0**-20])
+def test_a_warm_up_with_a_slow_first_stage_by_hand(unit: float) -> None:
     forward = np.array([[1.0, 4, 1], [9, 3, 2], [5, 3, 2], [7, 2, 3], [4, 3, 4], [6, 2, 4], [2, 3, 3]])
     backward = np.tile([1.0, 3, 4], (7, 1))
     # First: 0. Rear: 6 and 2. Interval 1: 4 + 1 forward, 3 + 4 backward = 12; of 4, 6, 7 and 9 the 6 and the 7.
     # Stage 0: F0 0-1, F5 1-7, F3 7-14, then B0, which arrives at 13, 14-15.
     # Stage 1: F0 1-5, F5 7-9, B0 10-13, F3 14-16, B5 18-21. Stage 2: F0 5-6, B0 6-10, F5 10-14, B5 14-18.
     # Idle 21 - 15 = 6 -> the 4, then the 9 that is left.
-    assert interval_order(forward, backward).tolist() == [0, 5, 3, 4, 1, 6, 2]
+    assert interval_order(unit * forward, unit * backward).tolist() == [0, 5, 3, 4, 1, 6, 2]
 
 
 @settings(max_examples=30, deadline=None)
