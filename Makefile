@@ -10,7 +10,7 @@ FOLDER = $(if $(CONFIG_DIR), --config-dir "$(CONFIG_DIR)")
 export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help setup quick figures measured claims verify reference test test-slow bench ui lint clean
+.PHONY: help setup quick figures measured claims verify reference test test-slow mutants bench ui lint clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -57,6 +57,9 @@ test: setup ## Run the tests (under 3 minutes on 2 cores)
 
 test-slow: setup ## Run the tests that take longer
 	$(PYTHON) -m pytest -q -m slow
+
+mutants: setup ## Change 300 places of the core one by one: do the tests notice? (an hour; goes on where it stopped)
+	PYTHONPATH=tests $(PYTHON) -m mutants
 
 bench: setup ## Measure the suite itself; writes results/bench.json
 	$(PYTHON) -m entrain_bench.bench

@@ -7,14 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.arrays import FloatArray
 from entrain_bench.costs.bound import lower_bound_s
+from entrain_bench.costs.roofline import loads_of
+from entrain_bench.costs.truth import CostTruth
 from entrain_bench.experiment import Setting, prepare
 from entrain_bench.program import Pass
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.run import compose_cells
-from entrain_bench.specs.shapes import shapes_from_lists
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
 from entrain_bench.strategy.schedules import chain_program, stages_behind
+from support.builders import TOKENS, encoder_config, llm_config, placed, samples, tiny_cluster
 
 SMALL = ["cluster=a40x16", "global_batch=32", "microbatch_size=2", "layout.dp=2"]
 
@@ -65,11 +70,11 @@ def test_one_sample_takes_at_least_its_own_path() -> None:
     layout = s.strategy.plan(s.profile)
     shapes = s.source.batch(0, 1, 0)
     path = 0.0
-    for module, placed in zip(s.job.model.modules, layout.modules, strict=True):
+    for module, own in zip(s.job.model.modules, layout.modules, strict=True):
         lengths = module.lengths(shapes, module.units(shapes))
-        path += float(s.truth.unit_times(module, placed, lengths).total_s.sum(axis=1).max())
-    vision, placed = s.job.model.modules[0], layout.modules[0]
-    step = s.truth.step_s(vision, placed, Pass.GRAD_SYNC)[0] + s.truth.step_s(vision, placed, Pass.OPTIMIZER)[0]
+        path += float(s.truth.unit_times(module, own, lengths).total_s.sum(axis=1).max())
+    vision, own = s.job.model.modules[0], layout.modules[0]
+    step = s.truth.step_s(vision, own, Pass.GRAD_SYNC)[0] + s.truth.step_s(vision, own, Pass.OPTIMIZER)[0]
     llm = s.truth.step_s(s.job.model.llm, layout.modules[-1], Pass.GRAD_SYNC)[0]
     llm += s.truth.step_s(s.job.model.llm, layout.modules[-1], Pass.OPTIMIZER)[0]
     assert lower_bound_s(s.truth, layout, shapes) == pytest.approx(path + min(step, llm))
@@ -96,3 +101,68 @@ def test_modules_of_different_dp_on_shared_ranks_do_not_lift_the_bound() -> None
         program = chain_program(s.job.model, shapes, layout, assignment, [np.array([0]), np.array([0])])
         seconds = s.executor.execute(program).iteration_time_s
         assert seconds >= lower_bound_s(s.truth, layout, shapes) * (1 - 1e-12)
+
+
+GENERATING = ModelSpec.from_config(
+    {
+        "name": "handmade",
+        "modules": {
+            "vision": encoder_config(),
+            "llm": llm_config(),
+            "out": encoder_config(role="generator", item_tokens=64),
+        },
+        "tokens": TOKENS,
+    }
+)
+TRUTH = CostTruth(GENERATING, tiny_cluster())
+
+
+def on_two_stages(dp: int) -> Layout:
+    """Encoder, two LLM stages and generator, each on a rank of its own."""
+    vision, llm, out = GENERATING.modules
+    ranks = np.arange(dp * 4).reshape(dp, 4, 1)
+    return Layout((placed(vision, ranks[:, :1]), placed(llm, ranks[:, 1:3]), placed(out, ranks[:, 3:])), 1)
+
+
+def alone(layout: Layout, shapes: SampleShapes) -> list[tuple[FloatArray, FloatArray]]:
+    """Forward and backward of each module's first unit ``[stages]``; with TP 1 nothing is communicated."""
+    every = []
+    for module, own in zip(GENERATING.modules, layout.modules, strict=True):
+        times = TRUTH.unit_times(module, own, module.lengths(shapes, module.units(shapes))[:1])
+        every.append((times.forward_s[0], times.backward_s[0]))
+    return every
+
+
+def steps_s(layout: Layout) -> list[FloatArray]:
+    pairs = zip(GENERATING.modules, layout.modules, strict=True)
+    return [TRUTH.step_s(m, own, Pass.GRAD_SYNC) + TRUTH.step_s(m, own, Pass.OPTIMIZER) for m, own in pairs]
+
+
+def test_the_critical_path_turns_at_the_generator() -> None:
+    # On two replicas the heavy sample's own way is longer than half of all work.
+    layout, shapes = on_two_stages(2), samples((10, [900]), (20, []))
+    path = sum(float(forward.sum() + backward.sum()) for forward, backward in alone(layout, shapes))
+    steps = steps_s(layout)
+    assert steps[0][0] != steps[1][0]
+    first_step = min(float(step[0]) for step in steps)
+    assert lower_bound_s(TRUTH, layout, shapes) == pytest.approx(path + first_step, rel=1e-12)
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_the_busiest_lane_waits_to_be_reached_works_and_is_waited_for(text: bool) -> None:
+    # Twelve equal samples, or also one of text alone, which reaches the LLM at once but has nothing to generate.
+    layout, shapes = on_two_stages(1), samples(*[(10, [400])] * 12, *[(10, [])] * text)
+    (ahead, back), (llm_ahead, llm_back), _ = alone(layout, shapes)
+    word = TRUTH.unit_times(GENERATING.llm, layout.modules[1], shapes.llm_tokens[-1:])
+    to_llm, from_llm = (0.0, 0.0) if text else (ahead[0], back[0])
+    steps = steps_s(layout)
+    fills = [[0.0], [to_llm, to_llm + word.forward_s[0, 0]], [ahead[0] + llm_ahead.sum()]]
+    drains = [[0.0], [from_llm, from_llm + word.backward_s[0, 0]], [back[0] + llm_back.sum()]]
+    bounds = []
+    for module, own, fill, drain, step in zip(GENERATING.modules, layout.modules, fills, drains, steps, strict=True):
+        lengths = module.lengths(shapes, module.units(shapes))
+        loads = loads_of(module, lengths, np.array([0, len(lengths)]))
+        work = TRUTH.roofline.stages_s(module, loads, module.kind_counts(own.layers_per_stage), 1, 1, False).total_s[0]
+        first_step = min(float(each[0]) for each in steps)
+        bounds += [f + w + max(s, d + first_step) for f, w, s, d in zip(fill, work, step, drain, strict=True)]
+    assert lower_bound_s(TRUTH, layout, shapes) == pytest.approx(max(bounds), rel=1e-12)

@@ -34,6 +34,14 @@ EMBEDDING = 1000 * 128
 HEAD = 1000 * 128 + 128
 
 
+def test_an_odd_number_of_parameters_is_shared_evenly() -> None:
+    llm = tiny_model(encoder=0, hidden_size=125).llm
+    assert llm.parameters % 2 == 1
+    # Two replicas of TP 2 share the optimizer's states: 6 bytes a parameter and 12 by 2.
+    state = Memory(MODEL).stage_state_bytes(llm, placed(llm, [[[0, 1]], [[2, 3]]], tp=2))
+    assert state.tolist() == [llm.parameters / 2 * (6 + 12 / 2)]
+
+
 def test_parameters_of_the_layers_by_hand() -> None:
     assert [layer.parameters for layer in LLM.layers] == [EMBEDDING, *[BLOCK] * 4, HEAD]
 

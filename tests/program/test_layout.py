@@ -91,7 +91,7 @@ def test_virtual_stages_share_lanes_and_are_described() -> None:
         [3, 4],
     ]
     assert llm.rank_set[0] == llm.rank_set[2] != llm.rank_set[1]
-    assert vision.lanes.tolist() == [0, 3]
+    assert (vision.lanes.tolist(), vision.offsets.tolist()) == ([0, 3], [0, 1, 2])
     assert layout.modules[1].stages_per_rank == 2
     assert layout.describe()["llm"] == "tp2 cp1 pp3 dp2 layers 2/2/2 virtual x2"
     with pytest.raises(IncompatibleError, match="a rank holds 2 stages of llm"):
@@ -195,6 +195,9 @@ REFUSED: list[tuple[str, Change, str]] = [
         lambda m: replace(m, ranks=np.array([[[1], [1]], [[2], [3]]])),
         r"llm\.ranks=repeated: must be distinct",
     ),
+    ("falling", lambda m: replace(m, tp=2, ranks=np.array([[[2, 1], [4, 3]]])), r"llm\.ranks=scattered: must be conse"),
+    ("gaps", lambda m: replace(m, tp=2, ranks=np.array([[[2, 4], [6, 8]]])), r"llm\.ranks=scattered: must be conse"),
+    ("no multiple", lambda m: replace(m, tp=2, ranks=np.array([[[1, 2], [3, 4]]])), r"llm\.ranks=scattered"),
     ("beyond", lambda m: replace(m, ranks=m.ranks + 98), r"llm\.ranks=99\.\.100: must be within the 100 ranks"),
 ]
 

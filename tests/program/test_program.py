@@ -163,6 +163,28 @@ def test_lanes_run_by_slot_with_the_documented_order_of_ties(rng: np.random.Gene
     assert last == [(kind, name) for kind in (Pass.GRAD_SYNC, Pass.OPTIMIZER) for name in names]
 
 
+def test_steps_follow_the_last_slot_module_by_module_and_stage_by_stage() -> None:
+    # Three stages of each module on one rank, one on the next: more stages than chunks.
+    vision, llm = tiny_model(encoder=2, llm=2).modules
+    layout = Layout((placed(vision, [[[0], [0], [0], [1]]]), placed(llm, [[[1], [0], [0], [0]]])), 1)
+    shapes, assignment = uniform_batch(MODEL, 1)
+    chunks = [group_chunks(m, shapes, labels) for m, labels in zip(MODEL.modules, assignment.modules, strict=True)]
+    slots = [
+        Slots(np.array([[0, 1, 2, 3]]), np.array([[15, 14, 13, 12]])),
+        Slots(np.array([[4, 5, 6, 7]]), np.array([[11, 10, 9, 8]])),
+    ]
+    program = build_program(MODEL, layout, shapes, chunks, slots)
+    held = (
+        [("vision", 0), ("vision", 1), ("vision", 2), ("llm", 1), ("llm", 2), ("llm", 3)],
+        [("vision", 3), ("llm", 0)],
+    )
+    for lane, stages in enumerate(held):
+        ran = [(view.kind, view.module, view.stage) for view in program.lane(lane)]
+        passes = [(Pass.FORWARD, *stage) for stage in stages] + [(Pass.BACKWARD, *stage) for stage in reversed(stages)]
+        assert ran == passes + [(kind, *stage) for kind in (Pass.GRAD_SYNC, Pass.OPTIMIZER) for stage in stages]
+    assert program.num_lanes.tolist() == [1] * program.num_actions
+
+
 def test_chunk_of_unit_marks_units_that_are_not_the_modules() -> None:
     rng = np.random.default_rng(3)
     program = random_av_program(rng)

@@ -317,16 +317,25 @@ def test_bad_clusters_are_named(path: str, value: object, message: str) -> None:
         ("modules/vision/role", "llm", "model.modules.vision.vocab_size=0"),
         ("modules/vision/modalities", "image", "model.modules.vision.modalities=image: must be a list"),
         ("modules/vision/modalities", [], "model.modules.vision.modalities=[]: must be at least one modality"),
+        ("modules/vision/full_attention_layers", [-1], "full_attention_layers=[-1]: must be layers in 0.."),
+        ("modules/vision/full_attention_layers", [99], "full_attention_layers=[99]: must be layers in 0.."),
         ("modules/vision/head_gemms/0/rows", 1, "head_gemms[0] key=rows: unknown"),
         ("modules/llm", None, "must be encoders and exactly one llm"),
         ("tokens/patch_pixels", None, "model.tokens.patch_pixels: missing"),
         ("tokens/patch_pixels", "14", "model.tokens.patch_pixels=14: must be an integer"),
+        ("tokens/patch_pixels", 0, "model.tokens.patch_pixels=0: must be positive"),
     ],
 )
 def test_bad_models_are_named(path: str, value: object, message: str) -> None:
     with pytest.raises(UserError) as error:
         ModelSpec.from_config(changed(load("model", "tiny"), path, value))
     assert message in str(error.value)
+
+
+def test_the_first_layer_may_attend_to_everything() -> None:
+    windowed = changed(load("model", "tiny"), "modules/vision/window_tokens", 8)
+    vision = ModelSpec.from_config(changed(windowed, "modules/vision/full_attention_layers", [0])).modules[0]
+    assert [layer.kind for layer in vision.layers[:3]] == ["embed", "block", "window_block"]
 
 
 def test_two_llms_are_refused() -> None:

@@ -12,11 +12,17 @@ from hypothesis import strategies as st
 
 from entrain_bench.arrays import IntArray
 from entrain_bench.program import Pass, Program
-from entrain_bench.strategy.schedules import chain_program, one_f_one_b, stages_behind
+from entrain_bench.program.assignment import Assignment
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.shapes import shapes_from_lists
+from entrain_bench.strategy.schedules import chain_program, one_f_one_b, stages_behind, three_phase_program
 from support.builders import (
+    AV_MODEL,
     chain_layout,
+    labels,
     makespan,
     passes,
+    placed,
     tiny_model,
     uniform_batch,
     uniform_times,
@@ -203,3 +209,16 @@ def test_warmup_and_microbatch_order_are_those_of_megatron(num_stages: int, num_
             order += [f"F{ahead}", f"B{behind}"]
         order += [f"B{m}" for m in table[remaining:]]
         assert [text.split()[1] for text in passes(program, lane)] == order
+
+
+def test_three_phases_of_two_encoders_that_are_split_otherwise_than_the_llm() -> None:
+    # Both encoders on two ranks together, a replica of the LLM on each.
+    vision, audio, llm = AV_MODEL.modules
+    together = [placed(module, [[[0, 1]]], tp=2) for module in (vision, audio)]
+    layout = Layout((*together, placed(llm, [[[0]], [[1]]])), 1)
+    shapes = shapes_from_lists(["image", "audio"], [(10, [("image", 40, 10), ("audio", 30, 10)])] * 2)
+    encoders = [labels([0, 0], [0, 0])] * 2
+    program = three_phase_program(AV_MODEL, shapes, layout, Assignment((*encoders, labels([0, 1], [0, 0]))))
+    for lane in range(2):
+        assert passes(program, lane) == ["vision F0", "audio F0", "llm F0", "llm B0", "audio B0", "vision B0"]
+        assert [view.replica for view in program.lane(lane)][2:4] == [lane, lane]

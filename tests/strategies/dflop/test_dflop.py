@@ -33,7 +33,17 @@ from entrain_bench_strategies.dflop.profiling import (
     llm_cost,
 )
 from entrain_bench_strategies.dflop.space import Plan, enumerate_degrees, pipeline_s, place_plan
-from support.builders import placed, profile_of, random_samples, samples, tiny_cluster, tiny_job, tiny_model
+from support.builders import (
+    AV_MODEL,
+    av_samples,
+    placed,
+    profile_of,
+    random_samples,
+    samples,
+    tiny_cluster,
+    tiny_job,
+    tiny_model,
+)
 
 MODEL = tiny_model(encoder=4, llm=4)
 SAMPLES = samples((100, [800]), (300, [400, 200]), (50, []), (900, [1600]))
@@ -166,8 +176,10 @@ def test_the_first_plan_is_the_best_by_brute_force(whole_layers: bool) -> None:
 
 def test_the_ranking_rises_with_time() -> None:
     profile = profile_for(batch=64)
-    times = [seconds for seconds, _, _ in DflopPlanner().rank(profile, data_shapes(profile, SAMPLES))]
+    ranked = [*DflopPlanner().rank(profile, data_shapes(profile, SAMPLES))]
+    times = [seconds for seconds, _, _ in ranked]
     assert times == sorted(times)
+    assert {recompute for _, _, recompute in ranked} == set(product((False, True), repeat=2))
 
 
 def test_the_released_rule_takes_the_least_microbatches_within_the_data_and_accepts_in_order() -> None:
@@ -223,6 +235,20 @@ def test_a_plan_over_memory_by_the_papers_constraint_is_dropped() -> None:
     assert kept > 0
     with pytest.raises(OutOfMemoryError):
         dflop().plan(profile_of(tiny_job(MODEL, budget_bytes=1e4), SAMPLES))
+
+
+def test_layers_are_split_for_the_mean_microbatch() -> None:
+    # Of 16 samples in 16 microbatches of one replica each holds one, in 8 two, which split otherwise.
+    profile, shapes = profile_for(), DataShapes((1.0,), (4,), 4, (1,), 4)
+    split = []
+    for num_microbatches in (16, 8):
+        plan = Plan(1, 1, 1, 1, 2, 1, num_microbatches)
+        split.append(
+            DflopPlanner().build(profile, shapes, 1.0, plan, (False, False)).layout.modules[1].layers_per_stage
+        )
+    one, two = (partition_layers(layer_s(profile, MODEL.llm, np.full(n, 4), 1), 2) for n in (1, 2))
+    assert split == [one, two]
+    assert one != two
 
 
 def test_64_ranks_and_512_samples_are_searched_within_a_second() -> None:
@@ -329,6 +355,19 @@ def test_the_whole_strategy_plans_on_several_encoders() -> None:
     layout = dflop().plan(profile_of(tiny_job(model), SAMPLES))
     np.testing.assert_array_equal(layout.modules[0].ranks, layout.modules[1].ranks)
     assert layout.num_ranks == 8
+
+
+def test_buckets_are_the_llms_whatever_the_encoders_dp() -> None:
+    vision, audio, llm = AV_MODEL.modules
+    encoders = np.arange(4).reshape(4, 1, 1)
+    layout = Layout((placed(vision, encoders), placed(audio, encoders), placed(llm, [[[4]], [[5]]])), 3)
+    shapes = av_samples(np.random.default_rng(0), 24)
+    *own, buckets = DflopAssigner().assign(shapes, layout, profile_of(tiny_job(AV_MODEL), shapes)).modules
+    assert {*zip(buckets.replica.tolist(), buckets.microbatch.tolist(), strict=True)} == {*product(range(2), range(3))}
+    for module, labels in zip((vision, audio), own, strict=True):
+        assert {*labels.replica.tolist()} == {*range(4)}
+        owner = shapes.item_sample[module.units(shapes)]
+        assert labels.microbatch.tolist() == buckets.microbatch[owner].tolist()
 
 
 def test_a_colocated_layout_is_refused_by_the_scheduler() -> None:

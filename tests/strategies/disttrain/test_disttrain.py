@@ -1,175 +1,35 @@
-"""DistTrain: orchestration, both reorderings and brokers against brute force and hand-worked cases."""
+"""DistTrain's assigner and brokers, and whole runs."""
 
 from __future__ import annotations
-
-from itertools import combinations, product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.lib.stride_tricks import sliding_window_view
 
-from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.arrays import IntArray
 from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.experiment import run_experiment
+from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.run import compose_cells
 from entrain_bench.simulate import place_actions
-from entrain_bench.specs.job import LayoutRequest
-from entrain_bench.strategy.interface import Strategy
 from entrain_bench.strategy.planning import Island, place_islands
-from entrain_bench.strategy.profile import Profile
-from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainPlanner, DistTrainScheduler
+from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainScheduler
 from entrain_bench_strategies.disttrain.assigner import position_within, stage_shares, unit_replicas
-from entrain_bench_strategies.disttrain.orchestration import GroupLoad, Options, best_integers, iteration_s, solve
-from entrain_bench_strategies.disttrain.planner import Orchestration
-from entrain_bench_strategies.disttrain.reordering import balanced_groups, interval_order
-from support.builders import no_delay, placed, profile_of, random_samples, samples, tiny_cluster, tiny_job, tiny_model
-
-MODEL = tiny_model(encoder=4, llm=6)
-
-
-def plan(profile: Profile, **knobs: object) -> Layout:
-    return Strategy("disttrain", DistTrainPlanner(**knobs), DistTrainAssigner(), DistTrainScheduler()).plan(profile)  # type: ignore[arg-type]
-
-
-# Intra-microbatch reordering
-
-
-def best_makespan(size: FloatArray, groups: int, capacity: int) -> float:
-    """Least heaviest group over every way to deal the samples out, capacity samples each."""
-    if groups == 1:
-        return float(size.sum())
-    rest = range(1, len(size))
-    best = np.inf
-    for others in combinations(rest, capacity - 1):
-        chosen = [0, *others]
-        left = np.delete(size, chosen)
-        best = min(best, max(float(size[chosen].sum()), best_makespan(left, groups - 1, capacity)))
-    return best
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(2, 3), st.integers(1, 3))
-def test_lpt_with_equal_counts_is_within_its_bound(seed: int, groups: int, capacity: int) -> None:
-    size = np.random.default_rng(seed).pareto(1.0, groups * capacity)
-    group = balanced_groups(size, groups)
-    assert np.bincount(group, minlength=groups).tolist() == [capacity] * groups
-    # Two a group: optimal. Three a group: 4/3 - 1/(3 m) (Kellerer and Woeginger, 1993).
-    bound = 1.0 if capacity <= 2 else 4 / 3 - 1 / (3 * groups)
-    got = np.bincount(group, weights=size).max()
-    assert got <= bound * best_makespan(size, groups, capacity) * (1 + 1e-12)
-
-
-def test_lpt_by_hand_and_samples_without_work_are_dealt_out() -> None:
-    # 9 -> 0, 7 -> 1, 6 -> 1 (full at two), 1 -> 0.
-    assert balanced_groups(np.array([1.0, 6.0, 9.0, 7.0]), 2).tolist() == [0, 1, 0, 1]
-    assert balanced_groups(np.zeros(4), 2).tolist() == [0, 1, 0, 1]
-
-
-# Inter-microbatch reordering
-
-
-def first_stage_idle(forward: FloatArray, backward: FloatArray, prefix: list[int], number: int) -> float:
-    """Time from the first stage's previous backward (or first forward) to the arrival of backward ``number``.
-
-    Replays 1F1B from scratch over what the prefix determines, action by action.
-    """
-    stages = forward.shape[1]
-    queues = []
-    for stage in range(stages):
-        warm = stages - 1 - stage
-        queue = [("F", m) for m in range(warm)]
-        for m in range(number + 1):
-            queue += [("F", m + warm), ("B", m)]
-        queues.append(queue)
-    end: dict[tuple[str, int, int], float] = {}
-    free = [0.0] * stages
-    moved = True
-    while moved:
-        moved = False
-        for stage, queue in enumerate(queues):
-            while queue:
-                kind, m = queue[0]
-                if kind == "F" and m >= len(prefix):
-                    break
-                if kind == "F":
-                    need = ("F", stage - 1, m) if stage else None
-                    seconds = forward[prefix[m], stage]
-                else:
-                    need = ("B", stage + 1, m) if stage < stages - 1 else ("F", stage, m)
-                    seconds = backward[prefix[m], stage]
-                if need is not None and need not in end:
-                    break
-                begin = max(free[stage], end[need] if need else 0.0)
-                free[stage] = end[kind, stage, m] = begin + seconds
-                queue.pop(0)
-                moved = True
-    return end["B", 1, number] - end["B", 0, number - 1]
-
-
-def least_miss(rising: FloatArray, number: int, target: float) -> float:
-    """Distance from the target to the best sum of ``number`` neighbours with one of them swapped at most."""
-    runs = sliding_window_view(rising, number).sum(axis=1) if number else np.zeros(1)
-    first = int(np.abs(runs - target).argmin())
-    swaps = np.delete(rising, slice(first, first + number)) - rising[first : first + number, None]
-    return float(np.abs(runs[first] + np.append(swaps, 0.0) - target).min())
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(2, 5), st.integers(1, 24), st.sampled_from([1.0, 3.0]))
-def test_every_pick_fits_its_interval_best(seed: int, stages: int, count: int, first: float) -> None:
-    rng = np.random.default_rng(seed)
-    forward, backward = rng.uniform(0.1, 5, (count, stages)), rng.uniform(0.1, 9, (count, stages))
-    # With a slow first stage, its forwards of the warm-up hold backwards up.
-    forward[:, 0] *= first
-    order = interval_order(forward, backward)
-    assert sorted(order) == list(range(count))
-    rising = np.argsort(forward.sum(axis=1))
-    rear = min(stages - 1, count - 1)
-    assert order[0] == rising[0]
-    assert order[count - rear :].tolist() == rising[1 : 1 + rear].tolist()
-    middle = count - rear
-    interval, number = forward[order[0], 1:].sum() + backward[order[0], 1:].sum(), min(stages, middle) - 1
-    miss = abs(forward[order[1 : 1 + number], 0].sum() - interval)
-    assert miss == pytest.approx(least_miss(np.sort(forward[order[1:middle], 0]), number, interval))
-    for at in range(stages, middle):
-        idle = first_stage_idle(forward, backward, order[:at].tolist(), at - stages + 1)
-        left = order[at:middle]
-        misses = np.abs(forward[left, 0] - idle)
-        assert misses[0] == pytest.approx(misses.min())
-
-
-def test_interval_filling_by_hand() -> None:
-    # Two stages, backward twice the forward. Microbatches by first-stage forward: 1, 2, 3, 4, 6; stage 1 takes 1 each.
-    forward = np.array([[4.0, 1], [1, 1], [6, 1], [2, 1], [3, 1]])
-    backward = 2 * forward
-    # First: the smallest (1). Rear: the next smallest (2). Interval 1: stage 1 forward 1 and backward 2 = 3 -> the 3.
-    # Stage 0: F 0-1, F 1-4, B(1) arrives at 4, 4-6. Stage 1: B(1) 2-4, F(3) 4-5, B(3) 5-7 -> idle 7 - 6 = 1 -> the 4.
-    # Then the 6 alone is left.
-    assert interval_order(forward, backward).tolist() == [1, 4, 0, 2, 3]
-    # B(3) 5-11 -> idle 11 - 6 = 5, between the 4 and the 6 -> the smaller.
-    backward[4, 1] = 6.0
-    assert interval_order(forward, backward).tolist() == [1, 4, 0, 2, 3]
-    forward[0, 0] = 3.9
-    assert interval_order(forward, backward).tolist() == [1, 4, 2, 0, 3]
-
-
-def test_a_warm_up_with_a_slow_first_stage_by_hand() -> None:
-    forward = np.array([[1.0, 4, 1], [9, 3, 2], [5, 3, 2], [7, 2, 3], [4, 3, 4], [6, 2, 4], [2, 3, 3]])
-    backward = np.tile([1.0, 3, 4], (7, 1))
-    # First: 0. Rear: 6 and 2. Interval 1: 4 + 1 forward, 3 + 4 backward = 12; of 4, 6, 7 and 9 the 6 and the 7.
-    # Stage 0: F0 0-1, F5 1-7, F3 7-14, then B0, which arrives at 13, 14-15.
-    # Stage 1: F0 1-5, F5 7-9, B0 10-13, F3 14-16, B5 18-21. Stage 2: F0 5-6, B0 6-10, F5 10-14, B5 14-18.
-    # Idle 21 - 15 = 6 -> the 4, then the 9 that is left.
-    assert interval_order(forward, backward).tolist() == [0, 5, 3, 4, 1, 6, 2]
-
-
-def test_one_stage_keeps_the_order() -> None:
-    assert interval_order(np.array([[3.0], [1.0]]), np.array([[6.0], [2.0]])).tolist() == [0, 1]
-
+from support.builders import (
+    chain_layout,
+    labels,
+    no_delay,
+    placed,
+    profile_of,
+    random_samples,
+    samples,
+    tiny_cluster,
+    tiny_job,
+)
+from support.disttrain import MODEL, profile_for
 
 # The assigner
 
@@ -296,149 +156,16 @@ def test_modules_that_share_ranks_with_different_dp_are_incompatible() -> None:
         DistTrainScheduler().schedule(shapes, layout, DistTrainAssigner().assign(shapes, layout, profile), profile)
 
 
-# Orchestration
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.tuples(st.floats(0.01, 100), st.integers(1, 12), st.integers(0, 250)), min_size=2, max_size=2),
-    st.integers(24, 200),
-    st.integers(1, 200),
-)
-def test_the_convex_solution_is_as_good_as_a_fine_grid(
-    groups: list[tuple[float, int, int]], num_gpus: int, num_steps: int
-) -> None:
-    loads = [
-        GroupLoad(work, least, least + extra, fills=index == 0) for index, (work, least, extra) in enumerate(groups)
-    ]
-    gpus = solve(loads, num_gpus, num_steps)
-    assert gpus is not None
-    assert gpus.sum() <= num_gpus * (1 + 1e-15)
-    assert all(load.fewest <= x <= load.most for x, load in zip(gpus, loads, strict=True))
-    low, high = loads[0].fewest, min(loads[0].most, num_gpus - loads[1].fewest)
-    for _ in range(5):  # every time around the best place of the grid before
-        grid = np.linspace(low, high, 2001)
-        encoder, llm = loads[0].gpu_s / grid, loads[1].gpu_s / np.minimum(loads[1].most, num_gpus - grid)
-        seconds = encoder + (num_steps - 1) * np.maximum(encoder, llm)
-        at, width = grid[seconds.argmin()], (high - low) / 2000
-        low, high = max(low, at - 2 * width), min(high, at + 2 * width)
-    assert iteration_s(loads, gpus, num_steps) <= float(seconds.min()) * (1 + 1e-12)
-
-
-def test_a_problem_that_a_general_solver_misses() -> None:
-    # SLSQP ended 5% off. The backbone is slow whatever it gets: all but one GPU go to the only group that warms up.
-    gpus = solve([GroupLoad(0.5, 1, 145, fills=False), GroupLoad(25.0, 1, 145)], 145, 1)
-    assert gpus is not None
-    assert gpus.tolist() == pytest.approx([1.0, 144.0], rel=1e-14)
-
-
-def test_units_without_work_and_too_few_gpus() -> None:
-    idle = [GroupLoad(0.0, 2, 8), GroupLoad(0.0, 3, 8, fills=False)]
-    gpus = solve(idle, 8, 4)
-    assert gpus is not None
-    assert all(load.fewest <= x <= load.most for x, load in zip(gpus, idle, strict=True))
-    assert solve(idle, 4, 4) is None
-    assert solve([GroupLoad(1.0, 3, 2)], 8, 4) is None
-    only = solve([GroupLoad(1.0, 1, 6)], 8, 4)
-    assert only is not None
-    assert only.tolist() == [6.0]
-
-
-def test_three_units_are_solved_like_two() -> None:
-    loads = [GroupLoad(3.0, 1, 60), GroupLoad(6.0, 2, 60, fills=False), GroupLoad(1.0, 1, 60)]
-    gpus = solve(loads, 60, 20)
-    assert gpus is not None
-    best = min(
-        iteration_s(loads, np.array([x, 60.0 - x - z, z]), 20)
-        for x, z in product(np.linspace(1, 57, 225), np.linspace(1, 57, 225))
-        if 60 - x - z >= 2
+def test_an_llm_microbatch_ahead_of_its_encoder_microbatch_is_refused() -> None:
+    profile, (shapes, layout) = (
+        profile_for((500, [200])),
+        (samples((10, [40]), (10, []), (10, [40])), chain_layout(MODEL, 1, 1, 2)),
     )
-    assert iteration_s(loads, gpus, 20) <= best * (1 + 1e-3)
-
-
-def test_bounds_are_kept_and_too_little_is_refused() -> None:
-    loads = [GroupLoad(1.0, 10, 64), GroupLoad(50.0, 1, 20, fills=False)]
-    gpus = solve(loads, 64, 32)
-    assert gpus is not None
-    assert gpus[0] >= 10
-    assert gpus[1] == pytest.approx(20)
-    assert solve(loads, 10, 32) is None
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 20), st.booleans())
-def test_the_best_integers_are_those_of_brute_force(seed: int, num_units: int, num_steps: int, asked: bool) -> None:
-    rng = np.random.default_rng(seed)
-    groups = []
-    for _ in range(num_units):
-        dp, pp = rng.integers(1, 4, (2, 6))
-        fill = rng.integers(1, 9, 6).astype(float)
-        groups.append(Options(dp, pp, dp * pp, fill, fill / rng.integers(1, 4, 6)))
-    total = int(rng.integers(num_units, 4 * num_units)) if asked else None
-    expected = []
-    for at in product(range(6), repeat=num_units):
-        chosen = [group.take(np.array([i])) for group, i in zip(groups, at, strict=True)]
-        if sum(int(c.ranks[0]) for c in chosen) <= 12 and total in (None, sum(int(c.pp[0]) for c in chosen)):
-            slowest = max(float(c.slowest_s[0]) for c in chosen)
-            expected.append(sum(float(c.fill_s[0]) for c in chosen) + (num_steps - 1) * slowest)
-    found = best_integers(groups, 12, num_steps, 3, total)
-    assert [seconds for seconds, _ in found] == pytest.approx(sorted(expected)[:3])
-    if not asked and found:
-        few = best_integers([group.undominated() for group in groups], 12, num_steps, 1)
-        assert few[0][0] == pytest.approx(found[0][0])
-
-
-def profile_for(*rows: tuple[int, list[int]], ranks: int = 8, **request: int) -> Profile:
-    return profile_of(tiny_job(MODEL, tiny_cluster(1, ranks), request=LayoutRequest(**request)), samples(*rows))
-
-
-@pytest.mark.parametrize("request_", [{"tp": 1, "dp": 1}, {"tp": 1, "dp": 2}, {"tp": 2, "dp": 1}, {"tp": 1}, {}])
-@pytest.mark.parametrize("row", [(2000, [200]), (200, [6000])])
-def test_rounding_finds_the_best_integers(row: tuple[int, list[int]], request_: dict[str, int]) -> None:
-    """Best-first search over bounded sub-problems against every TP, DP and PP."""
-    profile = profile_for(row, **request_)
-    problem = Orchestration(profile, profile.draw(1))
-    found, *_ = next(problem.points(list(problem.problems()), keep=1))
-    best = np.inf
-    size = profile.job.microbatch_size
-    for dp, tps in product(problem.backbone_dps(), product(problem.tps(0), problem.tps(1))):
-        for encoder_dp, pe, pl in product(problem.dps(0, dp), range(1, 7), range(1, 9)):
-            if tps[0] * encoder_dp * pe + tps[1] * dp * pl > 8:
-                continue
-            encoder, llm = problem.stage_s(0, tps[0], pe), problem.stage_s(1, tps[1], pl)
-            share = dp / encoder_dp
-            seconds = share * encoder[0] + llm[0]
-            seconds += (profile.job.num_microbatches(dp) - 1) * max(share * encoder[1], llm[1])
-            best = min(best, size * seconds)
-    assert found == pytest.approx(best)
-
-
-def test_requests_bind() -> None:
-    layout = plan(profile_for((500, [2000]), tp=1, dp=2, pp=4))
-    assert [(m.tp, m.dp) for m in layout.modules] == [(1, 2), (1, 2)]
-    assert sum(m.pp for m in layout.modules) == 4
-    assert np.array_equal(layout.modules[0].ranks[1, 0], layout.modules[1].ranks[0, -1] + 1), "replicas are consecutive"
-    free = plan(profile_for((500, [20000]), tp=1, dp=2), requests_bind_encoder=False)
-    assert (free.modules[1].tp, free.modules[1].dp) == (1, 2)
-
-
-def test_an_impossible_request_says_why() -> None:
-    with pytest.raises(UserError, match=r"layout\.tp=4 layout\.dp=4: no stages of encoder and LLM"):
-        plan(profile_for((500, [2000]), tp=4, dp=4))
-    with pytest.raises(UserError, match=r"layout\.tp=3: must be a divisor"):
-        plan(profile_for((500, [2000]), tp=3))
-    with pytest.raises(UserError, match=r"strategy\.planner\.profile_samples=0"):
-        DistTrainPlanner(profile_samples=0)
-
-
-def test_a_heavier_encoder_gets_more_ranks() -> None:
-    few, many = (plan(profile_for(row, tp=1, dp=1)).modules[0].ranks.size for row in ((8000, [100]), (100, [8000])))
-    assert many > few
-
-
-def test_a_sample_without_items_is_drawn_again() -> None:
-    profile = profile_for((500, []), (500, []), (500, []), (100, [8000]), tp=1, dp=1)
-    assert plan(profile).modules[0].ranks.size > 1
+    in_time = Assignment((labels([0, 0], [0, 1]), labels([0, 0, 0], [0, 0, 1])))
+    DistTrainScheduler().schedule(shapes, layout, in_time, profile)
+    early = Assignment((labels([0, 0], [0, 1]), labels([0, 0, 0], [1, 0, 0])))
+    with pytest.raises(IncompatibleError, match="sample 2 is in llm microbatch 0, before its vision microbatch 1"):
+        DistTrainScheduler().schedule(shapes, layout, early, profile)
 
 
 def test_reordering_does_not_hurt_on_average() -> None:

@@ -26,6 +26,7 @@ from entrain_bench.strategy.interface import Strategy
 from entrain_bench.strategy.planning import Island, place_islands
 from entrain_bench.strategy.schedules import OneForwardOneBackward, chain_program, stages_behind
 from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainPlanner, DistTrainScheduler
+from entrain_bench_strategies.disttrain.planner import Orchestration, SubProblem
 from entrain_bench_strategies.entrain import EntrainAssigner, EntrainPlanner, EntrainScheduler
 from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner
 from entrain_bench_workloads.packed import PackedWorkload
@@ -171,6 +172,15 @@ def test_systems_with_generators_run(strategy: Strategy) -> None:
     assert timeline.iteration_time_s >= lower_bound_s(truth, layout, shapes)
 
 
+def test_encoder_and_generator_both_fill_the_pipeline() -> None:
+    # One step of a microbatch of two samples: the LLM keeps one of 8 GPUs, the others are shared as the roots of works.
+    profile = profile_of(tiny_job(MODEL, tiny_cluster(), global_batch=2), samples((500, [400])))
+    space = Orchestration(profile, profile.draw(1))
+    encoder_s, llm_s, generator_s = (2 * space.module_s(module, 1) for module in range(3))
+    expected = llm_s + (np.sqrt(encoder_s) + np.sqrt(generator_s)) ** 2 / 7
+    assert space.solve(SubProblem(1, (1, 1, 1), (False,) * 3)) == pytest.approx(expected, rel=1e-12)
+
+
 def test_megatron_puts_generators_on_the_last_stages() -> None:
     shapes = samples(*[(100, [400])] * 8)
     for placement, stages in (("first_stage", 0), ("leading_stages", 1)):
@@ -233,6 +243,30 @@ def test_stages_of_a_unet_hand_on_pending_skip_connections() -> None:
     assert layers["residual 8-8 x1"].hidden_size == round(8 + 8 + shared)  # and the first convolution's output
     assert layers["downsample 8 x0.25"].hidden_size == round(8 / 4 + 8 + 8 + shared)
     assert layers["head"].hidden_size == round(8 + shared)
+    wide = unet_layers(parse_unet(_small_unet() | {"cross_attention_dim": 24}, "unet"), 64, ())
+    assert wide[0].hidden_size == 8 + (32 + 4 * 24) / 64
+
+
+def test_what_a_transformer_of_a_unet_moves_and_keeps_by_hand() -> None:
+    layers = {layer.kind: layer for layer in unet_layers(parse_unet(_small_unet(), "unet"), 64, ())}
+    c, rows, context = 16, 0.25, 4 / 64
+    own, cross = layers["self-attention 16 x0.25"], layers["cross-attention 16 x0.25"]
+    # Projection, group norm; queries, keys and values without bias, layer norm; projection.
+    assert own.parameters == (c * c + c) + 2 * c + 3 * c * c + 2 * c + (c * c + c)
+    # Two norms read and write c, a residual reads 2c and writes c.
+    assert own.elementwise_bytes_per_token == 2 * rows * (2 * 2 * c + 3 * c)
+    # Inputs of both norms and of the three products, queries, keys and values.
+    assert own.activation_bytes_per_token == 2 * rows * 8 * c
+    # Two norms (4c), three residuals (9c), GEGLU from 8c to 4c.
+    assert cross.elementwise_bytes_per_token == 2 * rows * (4 * c + 9 * c + 12 * c)
+    assert cross.activation_bytes_per_token == 2 * (19 * c * rows + 2 * c * context)
+    assert own.input_bytes_per_token == cross.input_bytes_per_token == 2 * c * rows
+    # The last norm at full resolution; enlarging is a kernel, shrinking part of its convolution.
+    head = layers["head"]
+    assert (head.elementwise_bytes_per_token, head.activation_bytes_per_token) == (2 * 2 * 8, 2 * 2 * 8)
+    names = ("self-attention 16 x0.25", "cross-attention 16 x0.25", "residual 8-16 x0.25", "downsample 8 x0.25", "head")
+    assert [layers[name].num_elementwise_kernels for name in names] == [3, 6, 3, 0, 1]
+    assert [each.num_elementwise_kernels for kind, each in layers.items() if kind.startswith("upsample")] == [1]
 
 
 def _small_unet() -> dict[str, object]:

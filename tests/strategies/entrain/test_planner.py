@@ -18,7 +18,7 @@ from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
 from entrain_bench.strategy.planning import allocate_stages, partition_layers, place_chain
 from entrain_bench.strategy.profile import Profile
 from entrain_bench_strategies.entrain.assigner import EntrainAssigner
-from entrain_bench_strategies.entrain.planner import EntrainPlanner
+from entrain_bench_strategies.entrain.planner import EntrainPlanner, _estimate
 from entrain_bench_strategies.entrain.scheduler import EntrainScheduler
 from support.builders import GIB, plan_with, profile_of, random_samples, samples, tiny_cluster, tiny_job, tiny_model
 
@@ -224,6 +224,11 @@ def test_several_encoders_are_merged_into_one_share() -> None:
     vision, audio, llm = layout.modules
     assert np.array_equal(vision.ranks, audio.ranks)
     assert vision.pp + llm.pp == 4
+    # On one stage each, both encoders work on the same ranks; 8 microbatches a replica.
+    seconds, _ = _estimate(profile, shapes, Degrees(1, 1, 2, 2), (1, 1), (False, False, False))
+    vision_s, audio_s, llm_s = (sum(mean_layer_s(profile, shapes, m.name, DEGREES)) for m in model.modules)
+    slowest_s = max(vision_s + audio_s, llm_s)
+    assert seconds == pytest.approx(vision_s + audio_s + llm_s + 7 * slowest_s, rel=1e-12)
 
 
 def test_an_encoder_without_any_work_keeps_one_stage() -> None:

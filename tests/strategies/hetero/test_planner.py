@@ -12,7 +12,7 @@ from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import IncompatibleError, OutOfMemoryError, UserError
 from entrain_bench.program.boundary import is_colocated, is_disjoint
 from entrain_bench.simulate import Simulator
-from entrain_bench.specs.job import LayoutRequest
+from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.specs.shapes import shapes_from_lists
 from entrain_bench_strategies.hetero import (
     BatchSlices,
@@ -20,8 +20,9 @@ from entrain_bench_strategies.hetero import (
     NoncolocatedPlanner,
 )
 from entrain_bench_strategies.hetero.degrees import Pair, colocated_pairs, island_sizes, noncolocated_pairs
-from entrain_bench_strategies.hetero.estimates import average_layer_s, estimate_s
+from entrain_bench_strategies.hetero.estimates import average_layer_s, candidates_of, estimate_s
 from support.builders import (
+    AV_MODEL,
     GIB,
     profile_of,
     random_samples,
@@ -102,6 +103,42 @@ def test_estimates_by_hand() -> None:
     assert estimate_s(encoder, llm, 4, colocated=True) == 2 + 8 + 3 * 5
     assert estimate_s(encoder, llm[:1], 4, colocated=True) == 4 * (2 + 3)
     assert estimate_s(np.array([7.0]), llm, 4, colocated=False) == 15 + 3 * 7
+
+
+@pytest.mark.parametrize("colocated", [False, True])
+def test_candidates_take_their_stages_the_step_and_the_offload(colocated: bool) -> None:
+    profile, shapes = profile_for(), samples(ROW)
+    llm = Degrees(tp=1, cp=1, pp=2, dp=2)
+    encoder = Degrees(tp=1, cp=1, pp=1, dp=8) if colocated else Degrees(tp=1, cp=1, pp=2, dp=2)
+    vision, language = MODEL.modules
+    # 16 microbatches of one sample; eight colocated replicas share those of two at once, for the whole window.
+    share = 2 / 8 * 16 if colocated else 1
+    layers = average_layer_s(profile, vision, shapes, share, 1, 1), average_layer_s(profile, language, shapes, 1, 1, 1)
+    seen = set()
+    for candidate in candidates_of(profile, shapes, [Pair(encoder, llm)], colocated=colocated, offload=True):
+        vision_at, language_at = candidate.layout.modules
+        stages = [
+            np.array([each[:cut].sum(), each[cut:].sum()][: at.pp]) * (4 / 3 if at.recompute else 1)
+            for each, at in zip(layers, candidate.layout.modules, strict=True)
+            for cut in [at.layers_per_stage[0]]
+        ]
+        seconds = estimate_s(stages[0], stages[1], 16, colocated=colocated) + profile.step_s(candidate.layout)
+        # The encoder's weights leave and return over a host link of 1e8 bytes/s.
+        away = 2 * 2 * vision.parameters / 1e8 if vision_at.offload else 0.0
+        assert candidate.estimated_s == pytest.approx(seconds + away, rel=1e-12)
+        assert not language_at.offload
+        seen.add((vision_at.recompute, language_at.recompute, vision_at.offload))
+    assert seen == set(product([False, True], [False, True], [False, True] if colocated else [False]))
+
+
+def test_encoders_that_share_ranks_take_turns() -> None:
+    job = tiny_job(AV_MODEL, tiny_cluster(1, 8), microbatch_size=1)
+    shapes = shapes_from_lists(["image", "audio"], [(300, [("image", 400, 100), ("audio", 700, 90)])])
+    profile, one = profile_of(job, shapes), Degrees(tp=1, cp=1, pp=1, dp=4)
+    first = next(iter(candidates_of(profile, shapes, [Pair(one, one)], colocated=False)))
+    vision_s, audio_s, llm_s = (average_layer_s(profile, m, shapes, 1, 1, 1).sum() for m in AV_MODEL.modules)
+    passes_s = vision_s + audio_s + llm_s + 7 * max(vision_s + audio_s, llm_s)
+    assert first.estimated_s == pytest.approx(passes_s + profile.step_s(first.layout), rel=1e-12)
 
 
 def test_the_fullest_slice_is_measured() -> None:

@@ -1,0 +1,1 @@
+"""Whether the tests notice small mistakes in the core (make mutants)."""

@@ -1,0 +1,217 @@
+"""DistTrain's orchestration against brute force and hand-worked cases, and the planner that uses it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entrain_bench.errors import UserError
+from entrain_bench.specs.job import LayoutRequest
+from entrain_bench_strategies.disttrain import DistTrainPlanner
+from entrain_bench_strategies.disttrain.orchestration import GroupLoad, Options, best_integers, iteration_s, solve
+from entrain_bench_strategies.disttrain.planner import Orchestration, SubProblem
+from support.builders import (
+    profile_of,
+    samples,
+    tiny_cluster,
+    tiny_job,
+)
+from support.disttrain import MODEL, plan, profile_for
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0.01, 100), st.integers(1, 12), st.integers(0, 250)), min_size=2, max_size=2),
+    st.integers(24, 200),
+    st.integers(1, 200),
+)
+def test_the_convex_solution_is_as_good_as_a_fine_grid(
+    groups: list[tuple[float, int, int]], num_gpus: int, num_steps: int
+) -> None:
+    loads = [
+        GroupLoad(work, least, least + extra, fills=index == 0) for index, (work, least, extra) in enumerate(groups)
+    ]
+    gpus = solve(loads, num_gpus, num_steps)
+    assert gpus is not None
+    assert gpus.sum() <= num_gpus * (1 + 1e-15)
+    assert all(load.fewest <= x <= load.most for x, load in zip(gpus, loads, strict=True))
+    low, high = loads[0].fewest, min(loads[0].most, num_gpus - loads[1].fewest)
+    for _ in range(5):  # every time around the best place of the grid before
+        grid = np.linspace(low, high, 2001)
+        encoder, llm = loads[0].gpu_s / grid, loads[1].gpu_s / np.minimum(loads[1].most, num_gpus - grid)
+        seconds = encoder + (num_steps - 1) * np.maximum(encoder, llm)
+        at, width = grid[seconds.argmin()], (high - low) / 2000
+        low, high = max(low, at - 2 * width), min(high, at + 2 * width)
+    assert iteration_s(loads, gpus, num_steps) <= float(seconds.min()) * (1 + 1e-12)
+
+
+def test_a_problem_that_a_general_solver_misses() -> None:
+    # SLSQP ended 5% off. The backbone is slow whatever it gets: all but one GPU go to the only group that warms up.
+    gpus = solve([GroupLoad(0.5, 1, 145, fills=False), GroupLoad(25.0, 1, 145)], 145, 1)
+    assert gpus is not None
+    assert gpus.tolist() == pytest.approx([1.0, 144.0], rel=1e-14)
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
+def test_the_solution_does_not_depend_on_the_unit_of_time(unit: float) -> None:
+    # One step: only the warm-up counts, x_1 / x_2 = sqrt(w_1 / w_2); the backbone keeps what it needs at least.
+    gpus = solve([GroupLoad(unit, 1, 60), GroupLoad(9 * unit, 1, 60), GroupLoad(unit, 4, 60, fills=False)], 44, 1)
+    assert gpus is not None
+    assert gpus.tolist() == pytest.approx([10.0, 30.0, 4.0], rel=1e-12)
+
+
+def test_units_without_work_and_too_few_gpus() -> None:
+    idle = [GroupLoad(0.0, 2, 8), GroupLoad(0.0, 3, 8, fills=False)]
+    gpus = solve(idle, 8, 4)
+    assert gpus is not None
+    assert all(load.fewest <= x <= load.most for x, load in zip(gpus, idle, strict=True))
+    assert solve(idle, 4, 4) is None
+    assert solve([GroupLoad(1.0, 3, 2)], 8, 4) is None
+    only = solve([GroupLoad(1.0, 1, 6)], 8, 4)
+    assert only is not None
+    assert only.tolist() == [6.0]
+
+
+def test_three_units_are_solved_like_two() -> None:
+    loads = [GroupLoad(3.0, 1, 60), GroupLoad(6.0, 2, 60, fills=False), GroupLoad(1.0, 1, 60)]
+    gpus = solve(loads, 60, 20)
+    assert gpus is not None
+    best = min(
+        iteration_s(loads, np.array([x, 60.0 - x - z, z]), 20)
+        for x, z in product(np.linspace(1, 57, 225), np.linspace(1, 57, 225))
+        if 60 - x - z >= 2
+    )
+    assert iteration_s(loads, gpus, 20) <= best * (1 + 1e-3)
+
+
+def test_bounds_are_kept_and_too_little_is_refused() -> None:
+    loads = [GroupLoad(1.0, 10, 64), GroupLoad(50.0, 1, 20, fills=False)]
+    gpus = solve(loads, 64, 32)
+    assert gpus is not None
+    assert gpus[0] >= 10
+    assert gpus[1] == pytest.approx(20)
+    assert solve(loads, 10, 32) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 20), st.booleans())
+def test_the_best_integers_are_those_of_brute_force(seed: int, num_units: int, num_steps: int, asked: bool) -> None:
+    rng = np.random.default_rng(seed)
+    groups = []
+    for _ in range(num_units):
+        dp, pp = rng.integers(1, 4, (2, 6))
+        fill = rng.integers(1, 9, 6).astype(float)
+        groups.append(Options(dp, pp, dp * pp, fill, fill / rng.integers(1, 4, 6)))
+    total = int(rng.integers(num_units, 4 * num_units)) if asked else None
+    expected = []
+    for at in product(range(6), repeat=num_units):
+        chosen = [group.take(np.array([i])) for group, i in zip(groups, at, strict=True)]
+        if sum(int(c.ranks[0]) for c in chosen) <= 12 and total in (None, sum(int(c.pp[0]) for c in chosen)):
+            slowest = max(float(c.slowest_s[0]) for c in chosen)
+            expected.append(sum(float(c.fill_s[0]) for c in chosen) + (num_steps - 1) * slowest)
+    found = best_integers(groups, 12, num_steps, 3, total)
+    assert [seconds for seconds, _ in found] == pytest.approx(sorted(expected)[:3])
+    if not asked and found:
+        few = best_integers([group.undominated() for group in groups], 12, num_steps, 1)
+        assert few[0][0] == pytest.approx(found[0][0])
+
+
+@pytest.mark.parametrize("request_", [{"tp": 1, "dp": 1}, {"tp": 1, "dp": 2}, {"tp": 2, "dp": 1}, {"tp": 1}, {}])
+@pytest.mark.parametrize("row", [(2000, [200]), (200, [6000])])
+def test_rounding_finds_the_best_integers(row: tuple[int, list[int]], request_: dict[str, int]) -> None:
+    """Best-first search over bounded sub-problems against every TP, DP and PP."""
+    profile = profile_for(row, **request_)
+    problem = Orchestration(profile, profile.draw(1))
+    found, *_ = next(problem.points(list(problem.problems()), keep=1))
+    best = np.inf
+    size = profile.job.microbatch_size
+    for dp, tps in product(problem.backbone_dps(), product(problem.tps(0), problem.tps(1))):
+        for encoder_dp, pe, pl in product(problem.dps(0, dp), range(1, 7), range(1, 9)):
+            if tps[0] * encoder_dp * pe + tps[1] * dp * pl > 8:
+                continue
+            encoder, llm = problem.stage_s(0, tps[0], pe), problem.stage_s(1, tps[1], pl)
+            share = dp / encoder_dp
+            seconds = share * encoder[0] + llm[0]
+            seconds += (profile.job.num_microbatches(dp) - 1) * max(share * encoder[1], llm[1])
+            best = min(best, size * seconds)
+    assert found == pytest.approx(best)
+
+
+def test_the_encoders_dp_divides_the_backbones_or_splits_its_microbatches_evenly() -> None:
+    def space(**request: int) -> Orchestration:
+        job = tiny_job(MODEL, tiny_cluster(), global_batch=48, microbatch_size=6, request=LayoutRequest(**request))
+        profile = profile_of(job, samples((2000, [200])))
+        return Orchestration(profile, profile.draw(1), requests_bind_encoder=False)
+
+    free = space()
+    assert free.backbone_dps() == [1, 2, 4, 8]
+    assert free.dps(0, 4) == [1, 2, 4, 8, 12, 24]
+    assert free.dps(1, 4) == [4]
+    asked = space(dp=2)
+    assert asked.backbone_dps() == [2]
+    assert asked.dps(0, 2) == [1, 2, 4, 6, 12]
+    assert replace(asked, requests_bind_encoder=True).dps(0, 2) == [2]
+
+
+def test_a_sub_problem_is_bounded_by_perfect_division() -> None:
+    profile = profile_for((2000, [200]))
+    space = Orchestration(profile, profile.draw(1))
+    # 4 LLM replicas of TP 2, recomputed, encoders of TP 1; microbatches of 2 samples, 8 GPUs, 32 / (4 x 2) steps.
+    vision_s, llm_s = space.module_s(0, 1), space.module_s(1, 2) * 4 / 3
+    step_s = (1 * 4 * 2 * vision_s + 2 * 4 * 2 * llm_s) / 8
+    problem = SubProblem(4, (1, 2), (False, True))
+    assert space.least_s(problem) == pytest.approx(2 * llm_s + 3 * step_s, rel=1e-12)
+    for problem in space.problems():
+        optimum = space.solve(problem)
+        assert optimum is None or space.least_s(problem) <= optimum * (1 + 1e-12)
+        for seconds, _ in space.rounded(problem, 1):
+            assert optimum is not None
+            # Seconds of points are rounded (decisive).
+            assert max(optimum, space.least_s(problem)) <= seconds * (1 + 1e-8)
+
+
+def test_the_fewest_gpus_hold_states_and_a_step_in_flight() -> None:
+    rows = (2000, [200, 400]), (1000, [])
+    profile = profile_for(*rows)
+    space = Orchestration(profile, samples(*rows))
+    problem, room = SubProblem(2, (1, 1), (False, True)), profile.job.planning_budget_bytes
+    vision, llm = MODEL.modules
+    # Two replicas' microbatches of two samples, of 300 encoder tokens on average.
+    kept = 2 * 2 * 300 * sum(layer.activation_bytes_per_token for layer in vision.layers)
+    assert space._fewest(problem, 0, 1, True) == pytest.approx((space.state_bytes(0, 1, 1) + kept) / room, rel=1e-12)
+    # The recomputed backbone's inputs, of 1575 tokens on average with what the encoder hands over, leave less room.
+    room -= 2 * 2 * 1575 * sum(layer.input_bytes_per_token for layer in llm.layers) / 2
+    assert space._fewest(problem, 1, 2, True) == pytest.approx(space.state_bytes(1, 1, 2) / room, rel=1e-12)
+
+
+def test_requests_bind() -> None:
+    layout = plan(profile_for((500, [2000]), tp=1, dp=2, pp=4))
+    assert [(m.tp, m.dp) for m in layout.modules] == [(1, 2), (1, 2)]
+    assert sum(m.pp for m in layout.modules) == 4
+    assert np.array_equal(layout.modules[0].ranks[1, 0], layout.modules[1].ranks[0, -1] + 1), "replicas are consecutive"
+    free = plan(profile_for((500, [20000]), tp=1, dp=2), requests_bind_encoder=False)
+    assert (free.modules[1].tp, free.modules[1].dp) == (1, 2)
+
+
+def test_an_impossible_request_says_why() -> None:
+    with pytest.raises(UserError, match=r"layout\.tp=4 layout\.dp=4: no stages of encoder and LLM"):
+        plan(profile_for((500, [2000]), tp=4, dp=4))
+    with pytest.raises(UserError, match=r"layout\.tp=3: must be a divisor"):
+        plan(profile_for((500, [2000]), tp=3))
+    with pytest.raises(UserError, match=r"strategy\.planner\.profile_samples=0"):
+        DistTrainPlanner(profile_samples=0)
+
+
+def test_a_heavier_encoder_gets_more_ranks() -> None:
+    few, many = (plan(profile_for(row, tp=1, dp=1)).modules[0].ranks.size for row in ((8000, [100]), (100, [8000])))
+    assert many > few
+
+
+def test_a_sample_without_items_is_drawn_again() -> None:
+    profile = profile_for((500, []), (500, []), (500, []), (100, [8000]), tp=1, dp=1)
+    assert plan(profile).modules[0].ranks.size > 1
