@@ -9,6 +9,8 @@ BASE_PYTHON = $(shell for p in python3.12 python3 python; do $$p -c 'import sys;
 FOLDER = $(if $(CONFIG_DIR), --config-dir "$(CONFIG_DIR)")
 export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
+# Containers set it; then every process compiles the suite, torch and megatron-core anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup quick figures measured claims verify reference test test-slow mutants bench ui lint clean
 
@@ -30,8 +32,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	fi
 	@# Compiled loops remember the names that their modules had.
 	@find entrain_bench strategies workloads -name '*.nb[ic]' -delete
-	@# Where Python may not write byte code (containers), every start would compile torch and megatron-core anew.
-	@env -u PYTHONDONTWRITEBYTECODE $(PYTHON) -m compileall -qq -j 0 .venv/lib || true
+	@$(PYTHON) -m compileall -qq -j 0 .venv/lib || true
 	@touch $@
 
 quick: setup ## The main figure with five strategies and one seed: results/figures/quick.{pdf,png,csv}

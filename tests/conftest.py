@@ -3,7 +3,14 @@
 import os
 from pathlib import Path
 
+import pytest
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 # Compositions and what modules import, known to later runs of the tests as to a user's later commands.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path(__file__).parents[1] / ".pytest_cache" / "cache"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Training first: one worker gets all of it and starts one server of ranks, and none waits for it at the end."""
+    items.sort(key=lambda item: "train" not in item.path.parts)

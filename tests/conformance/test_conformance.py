@@ -20,14 +20,15 @@ from entrain_bench.run import compose_cells
 NEEDS_AUDIO = ("librispeech", "synthetic_av")
 WORKLOADS = [name for name in choices("workload") if name != "trace"]
 MODELS = ("tiny", "tiny_av")
-# In every run of the tests: tiny_av takes samples with and without audio, tiny a trace and what it must refuse. Four of
-# DFLOP's are the mixture's components or simpler. All other pairs with make test-slow.
-SIMPLER = ("dflop_single", "dflop_multi", "dflop_video", "dflop_uniform")
+# In every run of the tests: tiny_av takes samples with and without audio, tiny a trace and what it must refuse. Of
+# DFLOP's that with several images a sample. All other pairs with make test-slow.
+OTHERS = ("dflop_single", "dflop_video", "dflop_uniform", "dflop_mixed")
 WITHOUT_AUDIO = ("chartqa", "librispeech")
 # Again with wrong beliefs and over several nodes, with tiny_av: images and audio, many items a sample.
-THOROUGH = ("synthetic_av", "nextqa")
+THOROUGH = ("synthetic_av", "uniform_mix")
 BLIND = ("chartqa", "synthetic_av")
 DEFAULT_CLUSTER = "a40x64"
+BASELINE = "megatron"
 # Models that need not fit every cluster, each with one that it fits.
 LARGE = {
     "llavaov_qwen25_7b": "a100x64",
@@ -71,7 +72,7 @@ def cells(quick: Callable[[str, str], bool]) -> list[object]:
 
 def usual(workload: str, model: str) -> bool:
     """Whether a workload is run with a model in every run of the tests."""
-    return workload in WITHOUT_AUDIO if model == "tiny" else workload not in SIMPLER
+    return workload in WITHOUT_AUDIO if model == "tiny" else workload not in OTHERS
 
 
 @pytest.mark.parametrize(("strategy", "workload", "model"), cells(usual))
@@ -116,7 +117,7 @@ def test_it_does_not_see_the_truth_behind_its_estimates(strategy: str, workload:
 
 
 def mixes() -> list[object]:
-    """Every planner with every assigner and scheduler; those of three different systems are for make test-slow."""
+    """Every planner, assigner and scheduler together; quick: those of one system, and one part beside the baseline's."""
     found: dict[tuple[str, ...], object] = {}
     # Systems may share a part: what has been mixed from fewer systems is not mixed again.
     for names in sorted(product(*(choices(f"strategy/{part}") for part in PARTS)), key=lambda names: len(set(names))):
@@ -124,7 +125,8 @@ def mixes() -> list[object]:
             (config_tree() / "strategy" / part / f"{name}.yaml").read_text()
             for part, name in zip(PARTS, names, strict=True)
         )
-        marks = [pytest.mark.slow] if len(set(names)) == 3 else []
+        quick = len(set(names)) == 1 or names.count(BASELINE) == 2
+        marks = [] if quick else [pytest.mark.slow]
         found.setdefault(parts, pytest.param(*names, marks=marks, id="-".join(names)))
     return list(found.values())
 

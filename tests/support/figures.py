@@ -139,7 +139,6 @@ def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
         "token_distributions": lambda: tokens(traces),
         "workload_ratio": lambda: shares(traces),
         "allocations": lambda: allocated(traces[:6]),
-        "quick": lambda: table(strategies, traces[:5]),
         "iteration_time": lambda: table(strategies, traces[:5]),
         "forward_variability": lambda: Runs(table(strategies, traces[:5]), actions(strategies, traces[:5])),
         "schedule_gantt": lambda: Runs(table(strategies, traces[:1]), actions(strategies, traces[:1])),
