@@ -20,12 +20,12 @@ from entrain_bench.run import compose_cells
 NEEDS_AUDIO = ("librispeech", "synthetic_av")
 WORKLOADS = [name for name in choices("workload") if name != "trace"]
 MODELS = ("tiny", "tiny_av")
-# In every run of the tests: tiny_av takes samples with and without audio, tiny a trace and what it must refuse. Of
-# DFLOP's that with several images a sample. All other pairs with make test-slow.
-OTHERS = ("dflop_single", "dflop_video", "dflop_uniform", "dflop_mixed")
+# In every run of the tests: tiny_av takes samples with and without audio, tiny a trace and what it must refuse.
+# Workloads that resemble another one, and all other pairs, with make test-slow.
+OTHERS = ("dflop_single", "dflop_video", "dflop_uniform", "dflop_mixed", "chartqa_qa", "uniform")
 WITHOUT_AUDIO = ("chartqa", "librispeech")
-# Again with wrong beliefs and over several nodes, with tiny_av: images and audio, many items a sample.
-THOROUGH = ("synthetic_av", "uniform_mix")
+# Again with wrong beliefs and over several nodes, with tiny_av: images and audio.
+THOROUGH = ("synthetic_av",)
 BLIND = ("chartqa", "synthetic_av")
 DEFAULT_CLUSTER = "a40x64"
 BASELINE = "megatron"
@@ -46,8 +46,8 @@ LARGE = {
     "mllm_15b": "a100x1280",
     "mllm_72b": "a100x1280",
 }
-# Its plan over all 1,280 takes longest, and mllm_15b's is as wide.
-SLOW_MODELS = ("mllm_72b",)
+# Larger than others on the same cluster.
+SLOW_MODELS = ("mllm_72b", "vit3b_llm120b", "vit7b_llm120b", "vit12b_llm120b")
 
 
 @cache
@@ -117,7 +117,7 @@ def test_it_does_not_see_the_truth_behind_its_estimates(strategy: str, workload:
 
 
 def mixes() -> list[object]:
-    """Every planner, assigner and scheduler together; quick: those of one system, and one part beside the baseline's."""
+    """Every planner with every assigner and scheduler; quick: those of one system, or one beside the baseline's."""
     found: dict[tuple[str, ...], object] = {}
     # Systems may share a part: what has been mixed from fewer systems is not mixed again.
     for names in sorted(product(*(choices(f"strategy/{part}") for part in PARTS)), key=lambda names: len(set(names))):
