@@ -22,11 +22,11 @@ WORKLOADS = [name for name in choices("workload") if name != "trace"]
 MODELS = ("tiny", "tiny_av")
 # In every run of the tests: tiny_av takes samples with and without audio, tiny a trace and what it must refuse.
 # Workloads that resemble another one, and all other pairs, with make test-slow.
-OTHERS = ("dflop_single", "dflop_video", "dflop_uniform", "dflop_mixed", "chartqa_qa", "uniform")
+OTHERS = ("dflop_single", "dflop_video", "dflop_uniform", "dflop_mixed", "chartqa_qa", "coco", "sroie", "uniform")
 WITHOUT_AUDIO = ("chartqa", "librispeech")
 # Again with wrong beliefs and over several nodes, with tiny_av: images and audio.
 THOROUGH = ("synthetic_av",)
-BLIND = ("chartqa", "synthetic_av")
+BLIND = ("synthetic_av",)
 DEFAULT_CLUSTER = "a40x64"
 BASELINE = "megatron"
 # Models that need not fit every cluster, each with one that it fits.
@@ -47,7 +47,7 @@ LARGE = {
     "mllm_72b": "a100x1280",
 }
 # Larger than others on the same cluster.
-SLOW_MODELS = ("mllm_72b", "vit3b_llm120b", "vit7b_llm120b", "vit12b_llm120b")
+SLOW_MODELS = ("mllm_15b", "mllm_72b", "vit3b_llm120b", "vit7b_llm120b", "vit12b_llm120b")
 
 
 @cache

@@ -89,6 +89,8 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
     return Folder(tmp_path, f"part_{abs(hash(request.node.name))}")
 
 
+# In every run of the tests the example does.
+@pytest.mark.slow
 def test_an_honest_part_passes(mine: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     mine.write(HONEST)
     require_walls(mine.config())
