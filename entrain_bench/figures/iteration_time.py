@@ -54,7 +54,8 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     spread = Line2D(
         [], [], color=INK, linewidth=0.7, marker="|", linestyle="", markersize=7, label="min to max of seeds"
     )
-    legend_above(figure, [*strategy_handles(grid.colours, grid.strategies), bound, spread])
+    several = [spread] if (table["num_ok"] > 1).any() else []
+    legend_above(figure, [*strategy_handles(grid.colours, grid.strategies), bound, *several])
     return figure, table
 
 
