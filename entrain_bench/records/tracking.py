@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from itertools import batched
+from itertools import batched, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -23,8 +23,8 @@ EXPERIMENT = "entrain-bench"
 KEY_TAG = "entrain_bench.key"
 # Another process may be creating the store or logging a large sweep.
 LOCK_TIMEOUT_S = 600.0
-# What MLflow takes in one batch.
-MAX_PARAMS, MAX_METRICS = 100, 1000
+# MLflow takes up to 100 parameters and, with tags and metrics, 1,000 values in one batch.
+MAX_PARAMS, MAX_METRICS = 100, 800
 
 
 def store_uri(results: Results) -> str:
@@ -113,11 +113,9 @@ def _log(client: MlflowClient, experiment: str, results: Results, record: Record
         for name, value in row.items()
     ]
     status = [RunTag(KEY_TAG, record.key), RunTag("status", record.status), RunTag("reason", record.reason[:500])]
-    client.log_batch(run, tags=status)
-    for rows in batched(metrics, MAX_METRICS):
-        client.log_batch(run, metrics=rows)
-    for some in batched(params.items(), MAX_PARAMS):
-        client.log_batch(run, params=[Param(k, str(v)) for k, v in some])
+    texts = [Param(key, str(value)) for key, value in params.items()]
+    for rows, some in zip_longest(batched(metrics, MAX_METRICS), batched(texts, MAX_PARAMS), fillvalue=()):
+        client.log_batch(run, metrics=rows, params=some, tags=status)
     with TemporaryDirectory() as folder:
         config = Path(folder) / "config.yaml"
         config.write_text(yaml.safe_dump(dict(record.config), sort_keys=True))
