@@ -79,9 +79,9 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> Setting:
         config.microbatch_size,
         config.layout,
         budget,
-        config.distributed_optimizer,
+        config.framework,
     )
-    truth = CostTruth(model, cluster, config.distributed_optimizer)
+    truth = CostTruth(model, cluster, config.framework)
     parts: dict[str, Any] = {
         part: instantiate(config.strategy[part], f"strategy.{part}", method)
         for part, method in (("planner", "plan"), ("assigner", "assign"), ("scheduler", "schedule"))

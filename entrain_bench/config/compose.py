@@ -23,12 +23,13 @@ from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, first
 from entrain_bench.config.schema import ConfigSchema, LayoutConfig, RunConfig, plain_values, register_schema
 from entrain_bench.config.tree import config_tree
 from entrain_bench.errors import UserError
+from entrain_bench.specs.framework import Framework
 from entrain_bench.store import Store
 
 # Keys that no choice of a group depends on: cells that differ in them alone share one composition.
 PLAIN_KEYS = frozenset(
     {"seed", "iterations", "global_batch", "microbatch_size", "belief_error", "belief_bias", "memory_fraction"}
-    | {"distributed_optimizer", "results_dir", "mlflow"}
+    | {*Framework.__dataclass_fields__, "results_dir", "mlflow"}
     | {f"layout.{name}" for name in LayoutConfig.__dataclass_fields__}
 )
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from entrain_bench.errors import UserError, require, unknown_choice
+from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.job import LayoutRequest
 
 
@@ -41,6 +42,12 @@ class ConfigSchema:
     belief_bias: float = MISSING
     memory_fraction: float = MISSING
     distributed_optimizer: bool = MISSING
+    overlap_grad_reduce: bool = MISSING
+    overlap_param_gather: bool = MISSING
+    p2p: str = MISSING
+    sequence_parallel: bool = MISSING
+    tp_overlap: float = MISSING
+    freeze: list[str] = MISSING
     results_dir: str = MISSING
     mlflow: bool = MISSING
 
@@ -82,7 +89,7 @@ class RunConfig:
     belief_error: float
     belief_bias: float
     memory_fraction: float
-    distributed_optimizer: bool
+    framework: Framework
     results_dir: str
     mlflow: bool
 
@@ -110,13 +117,17 @@ class RunConfig:
             raise unknown_choice("key", unknown[0], known)
         given = {str(key): value for key, value in values.items()} | {"layout": LayoutRequest(**values["layout"])}
         given.pop("figure", None)
-        return cls(**given)
+        framework = Framework.from_values(given)
+        for name in Framework.__dataclass_fields__:
+            given.pop(name)
+        return cls(**given, framework=framework)
 
     def content(self) -> dict[str, Any]:
         """Everything that decides the result, as plain values; where it is written does not."""
-        skipped = {"results_dir", "mlflow"}
+        skipped = {"results_dir", "mlflow", "framework"}
         content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in skipped}
         content["layout"] = {name: getattr(self.layout, name) for name in ("tp", "cp", "pp", "dp")}
+        content |= {**asdict(self.framework), "freeze": [*self.framework.freeze]}
         return content
 
 

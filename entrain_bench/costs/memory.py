@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from entrain_bench.arithmetic import matmul
 from entrain_bench.arrays import FloatArray, IntArray, rows_of, sum_rows
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 
@@ -34,14 +35,16 @@ class _OffloadWindow:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory sizes of a model; the distributed optimizer shards optimizer states over data and context parallelism."""
+    """Memory sizes of a model under the settings of the framework."""
 
     model: ModelSpec
-    distributed_optimizer: bool = True
+    framework: Framework = field(default_factory=Framework)
 
     def parameter_bytes(self, copies: IntArray | int) -> FloatArray:
         """Weight, gradient and optimizer states of a parameter on a rank, of which ``copies`` ranks hold the same."""
-        return np.asarray(WEIGHT_BYTES + OPTIMIZER_BYTES / np.asarray(copies if self.distributed_optimizer else 1))
+        return np.asarray(
+            WEIGHT_BYTES + OPTIMIZER_BYTES / np.asarray(copies if self.framework.distributed_optimizer else 1)
+        )
 
     def stage_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Parameters of each stage before tensor parallelism ``[stages]``; a tied embedding is held by both its stages.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
@@ -48,12 +49,12 @@ class CostTruth:
     """Costs of a model on a cluster; executors charge them, strategies see only a profile of them.
 
     Attributes:
-        distributed_optimizer: whether gradients and optimizer states are sharded over data parallelism.
+        framework: how the framework runs the job.
     """
 
     model: ModelSpec
     cluster: ClusterSpec
-    distributed_optimizer: bool = True
+    framework: Framework = field(default_factory=Framework)
 
     @property
     def roofline(self) -> Roofline:
@@ -63,7 +64,7 @@ class CostTruth:
     @property
     def memory(self) -> Memory:
         """Memory sizes under the same settings."""
-        return Memory(self.model, self.distributed_optimizer)
+        return Memory(self.model, self.framework)
 
     def unit_times(self, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray) -> PassTimes:
         """Times of sequences that each form a chunk alone ``[sequences, stages]``."""
@@ -110,7 +111,7 @@ class CostTruth:
         parameters = self.memory.stage_parameters(module, placed) / module.weight_shards(placed.tp)
         group = module.weight_copies(placed.tp, placed.dp * placed.cp)
         if kind is Pass.OPTIMIZER:
-            shard = group if self.distributed_optimizer else 1
+            shard = group if self.framework.distributed_optimizer else 1
             device = self.cluster.device
             bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
             return np.asarray(parameters / shard * (OPTIMIZER_TRAFFIC_BYTES / bandwidth))
@@ -119,7 +120,7 @@ class CostTruth:
             tiers = self.cluster.tier_of(placed.ranks.min(axis=(0, 2)), placed.ranks.max(axis=(0, 2)))
             for index in np.unique(tiers):
                 tier, held = self.cluster.tiers[index], parameters[tiers == index]
-                if self.distributed_optimizer:
+                if self.framework.distributed_optimizer:
                     scatter = all_gather_s(FP32_BYTES * held, group, tier)
                     seconds[tiers == index] = scatter + all_gather_s(BF16_BYTES * held, group, tier)
                 else:

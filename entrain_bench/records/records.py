@@ -20,6 +20,7 @@ from entrain_bench.program.table import chrome_trace
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import COSMETIC_KEYS, workload_of
 from entrain_bench.records.outcome import Outcome
+from entrain_bench.specs.framework import Framework
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ SETTINGS = (
     "belief_error",
     "belief_bias",
     "memory_fraction",
-    "distributed_optimizer",
+    *Framework.__dataclass_fields__,
 )
 DEGREES = ("layout_tp", "layout_cp", "layout_pp", "layout_dp")
 PARAMETERS = ("planner", "assigner", "scheduler", "strategy_parameters", "workload_parameters")
@@ -85,16 +86,21 @@ class Record:
         """Whether a sweep leaves the run alone; failed ones are tried again, for what broke them may lie outside."""
         return self.status in ("ok", "skipped")
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings as a table shows them, lists as ``a+b``; None where the run is older than a setting."""
+        values = {name: self.config.get(name) for name in SETTINGS}
+        return {name: "+".join(value) if isinstance(value, list) else value for name, value in values.items()}
+
     def row(self) -> dict[str, Any]:
         """The run's row of ``table.csv``; empty where the run is older than a setting."""
-        settings = {name: self.config.get(name) for name in SETTINGS}
         degrees = {name: self.config["layout"][name.removeprefix("layout_")] for name in DEGREES}
         return {
             **{name: self.labels[name] for name in LABELS},
             "status": self.status,
             "reason": self.reason,
             **{name: self.metrics.get(name) for name in METRICS},
-            **settings,
+            **self.settings,
             **degrees,
             "layout": "; ".join(f"{name} {text}" for name, text in sorted(self.layout.items())),
             **{part: self.labels[part] for part in ("planner", "assigner", "scheduler")},

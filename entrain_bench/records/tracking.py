@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import yaml
 from filelock import FileLock
 
-from entrain_bench.records.records import LABELS, METRICS, SETTINGS, Record, Results, flatten
+from entrain_bench.records.records import LABELS, METRICS, Record, Results, flatten
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -101,7 +101,7 @@ def _log(client: MlflowClient, experiment: str, results: Results, record: Record
     name = f"{labels['strategy']} {labels['workload']} {labels['model']} seed {labels['seed']}"
     run = client.create_run(experiment, run_name=name, tags=tags).info.run_id
     now = int(time.time() * 1000)
-    params = {**{k: labels[k] for k in LABELS}, **{k: record.config[k] for k in SETTINGS}}
+    params = {**{k: labels[k] for k in LABELS}, **record.settings}
     params |= {f"layout.{name}": text for name, text in record.layout.items()}
     for group in ("strategy", "workload"):
         params |= {f"{group}.{path}": value for path, value in flatten(record.config[group]).items()}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 from entrain_bench.errors import UserError, require
 from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec
 
 # Share of the memory budget that plans use up.
@@ -40,6 +41,7 @@ class Job:
 
     Attributes:
         memory_budget_bytes: memory of a rank that programs may use.
+        framework: how the framework runs it.
     """
 
     model: ModelSpec
@@ -48,7 +50,7 @@ class Job:
     microbatch_size: int
     request: LayoutRequest
     memory_budget_bytes: float
-    distributed_optimizer: bool = True
+    framework: Framework = field(default_factory=Framework)
 
     def __post_init__(self) -> None:
         require(self.global_batch >= 1, "global_batch", self.global_batch, "at least 1")
@@ -56,6 +58,7 @@ class Job:
         for name in ("tp", "cp", "pp", "dp"):
             value = getattr(self.request, name)
             require(value is None or value >= 1, f"layout.{name}", value, "null or at least 1")
+        self.framework.check_modules([module.name for module in self.model.modules])
 
     @property
     def planning_budget_bytes(self) -> float:

@@ -13,6 +13,7 @@ from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program, Slots, build_program
 from entrain_bench.program.assignment import ModuleAssignment, group_chunks, same_microbatches
 from entrain_bench.program.layout import Layout
+from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import (
@@ -54,7 +55,7 @@ def test_parameters_of_the_layers_by_hand() -> None:
 def test_states_of_a_stage_by_hand(distributed: bool, bytes_a_parameter: float) -> None:
     # 6 layers on 2 stages, TP 2, CP 2, DP 2.
     place = placed(LLM, np.arange(16).reshape(2, 2, 4), tp=2, cp=2)
-    state = Memory(MODEL, distributed).stage_state_bytes(LLM, place)
+    state = Memory(MODEL, Framework(distributed)).stage_state_bytes(LLM, place)
     parameters = [EMBEDDING + 2 * BLOCK, 2 * BLOCK + HEAD]
     assert state == pytest.approx([p / 2 * bytes_a_parameter for p in parameters], rel=1e-12)
 
@@ -114,7 +115,7 @@ def test_a_1f1b_stage_holds_as_many_microbatches_as_stages_follow_and_one(
 
 def replayed_peaks(program: Program, model: ModelSpec, distributed: bool) -> list[float]:
     """Highest memory of a rank of every lane, from single actions in order."""
-    memory = Memory(model, distributed)
+    memory = Memory(model, Framework(distributed))
     peaks = []
     for lane in range(program.layout.num_lanes):
         state = 0.0
@@ -167,7 +168,7 @@ def test_peaks_equal_a_replay_of_every_lane(
         forward = rng.integers(0, 6, shape)
         slots.append(Slots(forward, forward + rng.integers(0, 6, shape)))
     program = build_program(MODEL, layout, shapes, chunks, slots)
-    memory = Memory(MODEL, distributed)
+    memory = Memory(MODEL, Framework(distributed))
     assert memory.peak_bytes(program) == pytest.approx(replayed_peaks(program, MODEL, distributed), rel=1e-9)
 
 

@@ -11,6 +11,7 @@ from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program, Slots, build_program
 from entrain_bench.program.assignment import ModuleAssignment, group_chunks
 from entrain_bench.program.layout import Layout
+from entrain_bench.specs.framework import Framework
 from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import chain_layout, find, placed, samples, tiny_cluster, tiny_model, uniform_batch
 
@@ -38,7 +39,7 @@ def test_steps_with_the_distributed_optimizer_by_hand() -> None:
 
 def test_steps_without_the_distributed_optimizer_by_hand() -> None:
     place = placed(LLM, [[[0, 1]], [[8, 9]]], tp=2)
-    truth = CostTruth(MODEL, CLUSTER, distributed_optimizer=False)
+    truth = CostTruth(MODEL, CLUSTER, Framework(distributed_optimizer=False))
     held = LLM.parameters / 2
     sync = truth.step_s(LLM, place, Pass.GRAD_SYNC)
     assert sync == pytest.approx([2 * (1e-5 + 4 * held / 2 / 1e8)], rel=1e-12)
@@ -48,7 +49,7 @@ def test_steps_without_the_distributed_optimizer_by_hand() -> None:
 @pytest.mark.parametrize("distributed", [False, True])
 def test_a_single_replica_synchronises_nothing(distributed: bool) -> None:
     place = placed(LLM, [[[0], [1]]])
-    assert CostTruth(MODEL, CLUSTER, distributed).step_s(LLM, place, Pass.GRAD_SYNC).tolist() == [0.0, 0.0]
+    assert CostTruth(MODEL, CLUSTER, Framework(distributed)).step_s(LLM, place, Pass.GRAD_SYNC).tolist() == [0.0, 0.0]
 
 
 def test_a_tied_embedding_on_two_stages_is_reduced_between_them() -> None:

@@ -16,6 +16,7 @@ from entrain_bench.program.assignment import Assignment, ModuleAssignment, group
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, LinkTier
+from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.job import Job, LayoutRequest
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
@@ -37,6 +38,7 @@ TOKENS = {
     "text_chars_per_token": 4.0,
 }
 GIB = 2**30
+FRAMEWORK = Framework()
 rngs = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 
 
@@ -107,12 +109,10 @@ def tiny_job(
     microbatch_size: int = 2,
     request: LayoutRequest | None = None,
     budget_bytes: float = 16 * GIB,
-    distributed_optimizer: bool = True,
+    framework: Framework = FRAMEWORK,
 ) -> Job:
     asked = request or LayoutRequest()
-    return Job(
-        model, cluster or tiny_cluster(), global_batch, microbatch_size, asked, budget_bytes, distributed_optimizer
-    )
+    return Job(model, cluster or tiny_cluster(), global_batch, microbatch_size, asked, budget_bytes, framework)
 
 
 def samples(*rows: tuple[int, Sequence[int]], modality: str = "image") -> SampleShapes:
@@ -147,7 +147,7 @@ class ListSource:
 def profile_of(
     job: Job, shapes: SampleShapes, seed: int = 0, belief_error: float = 0.0, belief_bias: float = 0.0
 ) -> Profile:
-    truth = CostTruth(job.model, job.cluster, job.distributed_optimizer)
+    truth = CostTruth(job.model, job.cluster, job.framework)
     return Profile(job, truth, ListSource(shapes), seed, belief_error, belief_bias)
 
 

@@ -38,7 +38,11 @@ def build_runtime(
     groups = make_groups(layout, places, tied, control, settings.timeout_s, device)
     dtype: torch.dtype = getattr(torch, settings.dtype)
     adam = OptimizerSettings(
-        settings.learning_rate, settings.weight_decay, settings.epsilon, settings.clip_grad, job.distributed_optimizer
+        settings.learning_rate,
+        settings.weight_decay,
+        settings.epsilon,
+        settings.clip_grad,
+        job.framework,
     )
     stages = {}
     for place in sorted(places, key=lambda place: (place.module, place.stage)):

@@ -126,6 +126,6 @@ def _checkpoints(settings: TrainSettings, config: RunConfig, layout: Layout) -> 
         "seed": str(config.seed),
         "global batch": str(config.global_batch),
         "dtype": settings.dtype,
-        "distributed optimizer": str(config.distributed_optimizer),
+        "distributed optimizer": str(config.framework.distributed_optimizer),
     }
     return Checkpoints(Path(settings.checkpoint_dir), identity)

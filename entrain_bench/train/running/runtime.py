@@ -121,7 +121,7 @@ class Runtime:
         lane = lane_of_rank(program.layout, plan.rank)
         assert lane is not None
         action = plan.steps[index].action
-        during, _ = Memory(program.model, self.settings.distributed).over_program(program)
+        during, _ = Memory(program.model, self.settings.framework).over_program(program)
         predicted = during[program.lane_offsets[lane] + index]
         return OutOfMemoryError(
             f"memory: rank {plan.rank} ran out at {program.view(action)} (action {action}), predicted to need "

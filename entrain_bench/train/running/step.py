@@ -7,7 +7,7 @@ batch's predicted tokens before backward, so gradients are summed, never average
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_mega
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.process_groups_config import ProcessGroupCollection
 
+from entrain_bench.specs.framework import Framework
 from entrain_bench.train.modules import Stage, StageGroups
 
 
@@ -28,14 +29,14 @@ class OptimizerSettings:
         weight_decay: decoupled.
         epsilon: added to the root of the second moment.
         clip_grad: limit of the gradient norm over all modules; 0 for none.
-        distributed: whether optimizer states are sharded over data and context parallel ranks.
+        framework: how the framework runs the job.
     """
 
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     epsilon: float = 1e-8
     clip_grad: float = 1.0
-    distributed: bool = True
+    framework: Framework = field(default_factory=Framework)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def train_stage(
     for name in ("pp", "mp", "ep", "expt_dp", "intra_expt_dp", "tp_ep_pp"):
         setattr(collection, name, alone)
     collection.tp = groups.tp
-    distributed = settings.distributed and groups.dp_cp.size() > 1
+    distributed = settings.framework.distributed_optimizer and groups.dp_cp.size() > 1
     config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=distributed
     )

@@ -309,7 +309,7 @@ def test_every_planned_layout_fits_the_batches_it_was_checked_with() -> None:
     job = tiny_job(MODEL, tiny_cluster(1, 8), request=LayoutRequest(pp=4), budget_bytes=0.7 * GIB)
     profile = profile_of(job, shapes)
     layout = plan_with(EntrainPlanner(profile_samples=32), profile)
-    memory = Memory(MODEL, job.distributed_optimizer)
+    memory = Memory(MODEL, job.framework)
     batch = profile.draw(job.global_batch)
     assignment = EntrainAssigner().assign(batch, layout, profile)
     program = EntrainScheduler(eager="none").schedule(batch, layout, assignment, profile)

@@ -133,7 +133,7 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
         key: RecordingStage(t.stage, t.buffers, t.optimizer, t.groups) for key, t in runtime.stages.items()
     }
     # A distributed optimizer leaves each rank a shard of the summed gradients only; weights tell of the rest.
-    whole = not setting.job.distributed_optimizer
+    whole = not setting.job.framework.distributed_optimizer
     with np.load(reference) as arrays:
         wanted = dict(arrays)
     worst = {"gradient": 0.0, "weight": 0.0, "loss": 0.0, "norm": 0.0}
