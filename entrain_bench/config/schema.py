@@ -44,6 +44,7 @@ class ConfigSchema:
     distributed_optimizer: bool = MISSING
     overlap_grad_reduce: bool = MISSING
     overlap_param_gather: bool = MISSING
+    align_param_gather: bool = MISSING
     p2p: str = MISSING
     sequence_parallel: bool = MISSING
     tp_overlap: float = MISSING

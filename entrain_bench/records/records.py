@@ -28,6 +28,7 @@ LOCK_TIMEOUT_S = 60.0
 LABELS = ("strategy", "workload", "model", "cluster", "harness", "seed")
 METRICS = (
     "iteration_time_s",
+    "core_time_s",
     "samples_per_s",
     "tokens_per_s",
     "tflops_per_gpu",
@@ -41,6 +42,7 @@ METRICS = (
     "assignment_time_s",
     "lower_bound_s",
     "gap_to_lower_bound",
+    "cluster_bound_s",
 )
 SETTINGS = (
     "global_batch",

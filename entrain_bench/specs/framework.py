@@ -21,6 +21,8 @@ class Framework:
             whatever else its ranks still do, goes on.
         overlap_param_gather: whether sharded weights are gathered in buckets under the first forward of a stage,
             instead of right after the optimizer step.
+        align_param_gather: whether all stages launch those gathers when the iteration begins, instead of each when its
+            first forward does.
         p2p: ``blocking`` holds sender and receiver for the time of a transfer, as megatron-core's 1F1B does (it waits
             for its batch of sends and receives); ``overlapped`` leaves both free while links serve transfers in turn.
         sequence_parallel: whether ranks of a tensor-parallel group split by tokens what they do not split by weights.
@@ -31,6 +33,7 @@ class Framework:
     distributed_optimizer: bool = True
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
+    align_param_gather: bool = True
     p2p: str = "blocking"
     sequence_parallel: bool = True
     tp_overlap: float = 0.0

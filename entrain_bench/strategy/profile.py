@@ -12,9 +12,10 @@ from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.roofline import PassTimes, loads_of
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.program import Pass, Program
+from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.simulate.engine import place_actions
+from entrain_bench.simulate.place import place_program
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
@@ -75,20 +76,19 @@ class Profile:
         return end
 
     def step_s(self, layout: Layout) -> float:
-        """Measured time of gradient synchronisation and optimizer step on the slowest ranks.
+        """Measured time of what overlap cannot hide of the step and of the weights' gather, on the slowest ranks.
 
         Modules that share ranks run theirs one after the other.
         """
-        steps = [
-            self._truth.step_s(module, placed, Pass.GRAD_SYNC) + self._truth.step_s(module, placed, Pass.OPTIMIZER)
-            for module, placed in zip(self.job.model.modules, layout.modules, strict=True)
+        costs = self._truth.step_costs
+        exposed = [
+            costs.exposed(module, placed) for module, placed in zip(self.job.model.modules, layout.modules, strict=True)
         ]
-        return float(layout.lane_sums(steps).max())
+        return float(layout.lane_sums([each.gather_s + each.sync_s + each.optimizer_s for each in exposed]).max())
 
     def trial_s(self, program: Program) -> float:
         """Measured time of one iteration of a program, as a trial run of it shows."""
-        prices = self._truth.price(program)
-        _, end, _ = place_actions(program, prices.duration_s, prices.delay_s, prices.relay)
+        _, end, _ = place_program(program, self._truth.price(program))
         return float(end.max())
 
     def forward_fit(self, module: ModuleSpec, tp: int, cp: int) -> FloatArray:
