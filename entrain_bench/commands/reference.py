@@ -65,8 +65,8 @@ def main(arguments: Sequence[str]) -> int:
     if not make(wanted, study):
         say("results/reference and docs are left as they were")
         return EXIT_FAILED
-    changed, charged = changes(reference, wanted, study)
-    for line in (*changed, *charged):
+    changed = changes(reference, wanted, study)
+    for line in changed:
         print(line)
     for path, content in generated(reference, wanted, study):
         if not path.exists() or path.read_bytes() != content:
@@ -98,19 +98,14 @@ def generated(reference: Reference, wanted: Sequence[Output], study: Study) -> I
         yield page, text.encode()
 
 
-def changes(reference: Reference, wanted: Sequence[Output], study: Study) -> tuple[list[str], list[str]]:
-    """What is not as it is committed, a line for every value of the table, figure, document and page.
-
-    Returns:
-        Other results, and other wall times where these stand for results.
-    """
-    found, charged = list[str](), list[str]()
+def changes(reference: Reference, wanted: Sequence[Output], study: Study) -> list[str]:
+    """What is not as it is committed, a line for every value of the table, figure, document and page."""
+    found = list[str]()
     for path, content in generated(reference, wanted, study):
         before = path.read_bytes() if path.exists() else b""
         if path.name == TABLE:
             after = read_text(content.decode())
-            for drift in drifts(read_text(before.decode()) if before else after[:0], after):
-                (charged if drift.charged else found).append(str(drift))
+            found += map(str, drifts(read_text(before.decode()) if before else after[:0], after))
         elif path.suffix in (COMPARED, ".md") and before != content:
             found.append(f"{path}: {'differs' if before else 'new'}")
-    return found, charged
+    return found

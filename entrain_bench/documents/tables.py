@@ -28,9 +28,6 @@ PLACE = re.compile(r"<!-- table: (\S+) -->.*?(<!-- end -->|(?=<!-- table: )|\Z)"
 LAYERS = r" layers [\d/]+"
 RECOMPUTING = r"(\S+) tp[^;]* recompute"
 
-# Behind what a cell shows of runs that were charged for their assignment.
-CHARGED = r" \*"
-
 
 def load_tables() -> list[Table]:
     """Every table, by name."""
@@ -75,14 +72,7 @@ def _texts(table: Table, row: str, column: str, study: Study) -> list[str]:
     if len(without):
         return [str(without["status"].iloc[0])] * len(table.show)
     values = {name: _value(name, runs, cells, study.results) for name in table.fields}
-    mark = CHARGED if any(_charged(cell, study.results) for cell in cells) else ""
-    return [text.format(**values) + mark for text in table.show.values()]
-
-
-def _charged(cell: Cell, results: Results) -> bool:
-    """Whether an iteration of a run was as long as its assignment, which depends on the machine."""
-    record = results.read(cell.key)
-    return record is not None and any(row["iteration_time_s"] <= row["assignment_time_s"] for row in record.iterations)
+    return [text.format(**values) for text in table.show.values()]
 
 
 def _value(name: str, runs: pd.DataFrame, cells: Sequence[Cell], results: Results) -> Spread | str:
