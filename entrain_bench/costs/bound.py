@@ -32,13 +32,13 @@ class _Paths:
 def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes) -> float:
     """The larger of two bounds, transfers taken as free.
 
-    1. Work: for every class of lanes, the time until anything can reach it (fill), what it must wait of the gather of
-       its weights, its share of the total work, and what must follow on the way back (drain) and at the step.
-    2. Critical path: the heaviest sample alone, forward and backward through all stages and, between them, its slowest
-       item through its generator; and the step.
+    1. Work: for every class of lanes, the time until anything can reach it (fill) or its weights are gathered, its
+       share of the total work, and what must follow on the way back (drain) and at the step.
+    2. Critical path: the gather of a first stage's weights; the heaviest sample alone, forward and backward through all
+       stages and, between them, its slowest item through its generator; and the step.
     """
-    modules = [*zip(truth.model.modules, layout.modules, strict=True)]
-    steps = [truth.step_costs.exposed(module, placed) for module, placed in modules]
+    steps = [_ends(truth, module, placed) for module, placed in zip(truth.model.modules, layout.modules, strict=True)]
+    first_gather = min(float(own.gather_s[0]) for own in steps)
     first_step = min(float(own.sync_s[0] + own.optimizer_s[0]) for own in steps)
     forward, backward = _sample_paths(truth, layout, shapes)
     turn = np.zeros(len(shapes))
@@ -46,8 +46,16 @@ def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes) -> flo
         units = module.units(shapes)
         times = truth.unit_times(module, own, module.lengths(shapes, units))
         np.maximum.at(turn, module.owners(shapes, units), times.total_s.sum(axis=1))
-    critical = float((forward[-1] + turn + backward[-1]).max()) + first_step
+    critical = first_gather + float((forward[-1] + turn + backward[-1]).max()) + first_step
     return max(critical, _work_bound(truth, layout, shapes, steps, first_step))
+
+
+def _ends(truth: CostTruth, module: ModuleSpec, placed: ModuleLayout) -> ExposedStep:
+    """What of a module's step nothing can hide; weights that no forward waits for are gathered by the optimizer."""
+    exposed = truth.step_costs.exposed(module, placed)
+    if truth.framework.overlap_param_gather:
+        return exposed
+    return ExposedStep(np.zeros(placed.pp), exposed.sync_s, exposed.optimizer_s + exposed.gather_s)
 
 
 def _sample_paths(truth: CostTruth, layout: Layout, shapes: SampleShapes) -> tuple[FloatArray, FloatArray]:
@@ -112,7 +120,10 @@ def _work_bound(
         held[blocks.lanes, stage] = True
     work_s, heavy_s = np.concatenate(work), np.concatenate(heavy)
     fill_s, drain_s = (np.concatenate([getattr(path, name) for path in paths]) for name in ("fill_s", "drain_s"))
-    sync_s, optimizer_s = (np.concatenate([getattr(own, name) for own in steps]) for name in ("sync_s", "optimizer_s"))
+    gather_s, sync_s, optimizer_s = (
+        np.concatenate([getattr(own, name) for own in steps]) for name in ("gather_s", "sync_s", "optimizer_s")
+    )
+    fill_s = np.maximum(fill_s, gather_s)
     classes, lane_class = np.unique(held, axis=0, return_inverse=True)
     best = 0.0
     for index, stages in enumerate(classes):

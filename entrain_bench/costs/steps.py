@@ -143,7 +143,7 @@ class StepCosts:
             times = _LayerTimes.of(self.roofline, program, index, np.concatenate(firsts))
             for stage, buckets in self._buckets(module, placed):
                 bucket_s = self._gathers_s(buckets, module, placed, stage)
-                if not bucket_s.sum() or not len(firsts[stage]):
+                if not bucket_s.sum():
                     continue
                 layer_s = times.of_stage(firsts[stage], stage, Pass.FORWARD)
                 passes = layer_s, self._layer_parameters(module, placed, stage), buckets, bucket_s

@@ -52,7 +52,7 @@ def place_steps(
     tied = [max(synced[one], synced[other]) + seconds for one, other, seconds in steps.tied]
     ready_s = max(computed_s, float(synced.max()), *tied)
     optimizer = first + num_stages
-    lane_free[:] = ready_s
+    np.maximum(lane_free, ready_s, out=lane_free)
     for stage in range(num_stages):
         begin = float(lane_free[lanes[stage]].max())
         start[optimizer + stage] = begin
