@@ -56,7 +56,7 @@ def place_steps(
     for stage in range(num_stages):
         begin = float(lane_free[lanes[stage]].max())
         start[optimizer + stage] = begin
-        end[optimizer + stage] = lane_free[lanes[stage]] = begin + steps.optimizer_s[stage]
+        end[optimizer + stage] = lane_free[lanes[stage]] = begin + steps.optimizer_s[stage] + steps.gather_s[stage]
     wait[first:] = 0.0
     waited = np.zeros(layout.num_lanes, bool)
     for stage in range(num_stages):
