@@ -12,7 +12,6 @@ from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.roofline import loads_of
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.experiment import Setting, prepare
-from entrain_bench.program import Pass
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.run import compose_cells
@@ -73,11 +72,9 @@ def test_one_sample_takes_at_least_its_own_path() -> None:
     for module, own in zip(s.job.model.modules, layout.modules, strict=True):
         lengths = module.lengths(shapes, module.units(shapes))
         path += float(s.truth.unit_times(module, own, lengths).total_s.sum(axis=1).max())
-    vision, own = s.job.model.modules[0], layout.modules[0]
-    step = s.truth.step_s(vision, own, Pass.GRAD_SYNC)[0] + s.truth.step_s(vision, own, Pass.OPTIMIZER)[0]
-    llm = s.truth.step_s(s.job.model.llm, layout.modules[-1], Pass.GRAD_SYNC)[0]
-    llm += s.truth.step_s(s.job.model.llm, layout.modules[-1], Pass.OPTIMIZER)[0]
-    assert lower_bound_s(s.truth, layout, shapes) == pytest.approx(path + min(step, llm))
+    ends = [s.truth.step_costs.exposed(m, own) for m, own in zip(s.job.model.modules, layout.modules, strict=True)]
+    path += min(own.gather_s[0] for own in ends) + min(own.sync_s[0] + own.optimizer_s[0] for own in ends)
+    assert lower_bound_s(s.truth, layout, shapes) == pytest.approx(path)
 
 
 def test_modules_of_different_dp_on_shared_ranks_do_not_lift_the_bound() -> None:
@@ -134,8 +131,16 @@ def alone(layout: Layout, shapes: SampleShapes) -> list[tuple[FloatArray, FloatA
 
 
 def steps_s(layout: Layout) -> list[FloatArray]:
+    """What of each module's stages follows their last backward."""
     pairs = zip(GENERATING.modules, layout.modules, strict=True)
-    return [TRUTH.step_s(m, own, Pass.GRAD_SYNC) + TRUTH.step_s(m, own, Pass.OPTIMIZER) for m, own in pairs]
+    exposed = [TRUTH.step_costs.exposed(module, own) for module, own in pairs]
+    return [own.sync_s + own.optimizer_s for own in exposed]
+
+
+def gathers_s(layout: Layout) -> list[FloatArray]:
+    """What of the gather of each module's weights precedes their first forward."""
+    pairs = zip(GENERATING.modules, layout.modules, strict=True)
+    return [TRUTH.step_costs.exposed(module, own).gather_s for module, own in pairs]
 
 
 def test_the_critical_path_turns_at_the_generator() -> None:
@@ -145,7 +150,9 @@ def test_the_critical_path_turns_at_the_generator() -> None:
     steps = steps_s(layout)
     assert steps[0][0] != steps[1][0]
     first_step = min(float(step[0]) for step in steps)
-    assert lower_bound_s(TRUTH, layout, shapes) == pytest.approx(path + first_step, rel=1e-12)
+    first_gather = min(float(gather[0]) for gather in gathers_s(layout))
+    assert first_gather > 0.0
+    assert lower_bound_s(TRUTH, layout, shapes) == pytest.approx(first_gather + path + first_step, rel=1e-12)
 
 
 @pytest.mark.parametrize("text", [False, True])
