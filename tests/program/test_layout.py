@@ -14,7 +14,7 @@ from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.experiment import prepare
-from entrain_bench.program import Pass, Slots, build_program
+from entrain_bench.program import Slots, build_program
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout, check_tensor_parallel
 from entrain_bench.program.validate import check_program
 from entrain_bench.run import compose_cells

@@ -80,8 +80,8 @@ def test_core_time_is_from_the_first_forward_to_the_last_backward(run: tuple[obj
     s, timeline = run
     metrics = measure(timeline, s.truth)  # type: ignore[attr-defined]
     frame = timeline_frame(timeline)
-    first = frame.loc[frame["pass"] == "forward", "start_s"].min()
-    last = frame.loc[frame["pass"] == "backward", "end_s"].max()
+    passes = frame[frame["pass"].isin(["forward", "backward"])]
+    first, last = passes["start_s"].min(), passes["end_s"].max()
     assert metrics["core_time_s"] == last - first
     # Before it weights are gathered, after it gradients are synchronised and optimizers step.
     assert first > 0.0

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from entrain_bench.arrays import IntArray
 from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.program import Pass
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
