@@ -219,7 +219,7 @@ def test_nothing_beats_either_bound(name: str, rng: np.random.Generator, framewo
 def test_encoders_of_one_sample_may_run_side_by_side() -> None:
     # Launches take all the time: no degree of parallelism makes up for one encoder after the other.
     model, cluster = MODELS["two encoders"], tiny_cluster(1, 4, launch_s=1e-3)
-    shapes = shapes_from_lists(["image", "audio"], [(1, [("image", 6000, 1), ("audio", 6000, 1)])])
+    shapes = shapes_from_lists(["image", "audio"], [(1, [("image", 8, 1), ("audio", 8, 1)])])
     layout = Layout(tuple(placed(module, [[[rank]]]) for rank, module in enumerate(model.modules)), 1)
     truth = CostTruth(model, cluster)
     assignment = same_microbatches(model, shapes, *np.zeros((3, 1), np.int64))
