@@ -15,8 +15,11 @@ import numpy as np
 
 from entrain_bench.arrays import IntArray, rows_of, take_rows
 from entrain_bench.program import Pass, Program
+from entrain_bench.specs.framework import Framework
 from entrain_bench.train.messages.channels import Channel, channels_of, sending_ranks
 from entrain_bench.train.messages.places import Place, lane_of_rank, places_of
+
+DEFAULTS = Framework()
 
 # Rows of a tensor: consecutive ones, any, or all of them in order. Slices are cut and filled without an index.
 Rows = slice | IntArray | None
@@ -76,17 +79,17 @@ class RankPlan:
     channels: tuple[Channel, ...]
 
 
-def plan_rank(program: Program, rank: int) -> RankPlan:
+def plan_rank(program: Program, rank: int, framework: Framework = DEFAULTS) -> RankPlan:
     """The rank's actions in the program's order, with all messages that leave or reach it."""
-    messages = _RankMessages(program, rank)
+    messages = _RankMessages(program, rank, framework)
     return RankPlan(rank, messages.steps(), messages.queues(), channels_of(program))
 
 
 class _RankMessages:
     """Derives the messages of one rank's actions."""
 
-    def __init__(self, program: Program, rank: int) -> None:
-        self.program, self.rank = program, rank
+    def __init__(self, program: Program, rank: int, framework: Framework) -> None:
+        self.program, self.rank, self.framework = program, rank, framework
         self.places = {(p.module, p.replica, p.stage): p for p in places_of(program.layout, rank)}
         lane = lane_of_rank(program.layout, rank)
         self.actions = [] if lane is None else self._lane_actions(lane)
@@ -169,11 +172,15 @@ class _RankMessages:
         return ranks
 
     def _local_tokens(self, action: int) -> int:
-        """Tokens of the action's chunk on each rank of its block; CP cuts the padded pack into equal slices."""
+        """Tokens of the action's chunk on each rank of its block.
+
+        CP cuts the padded pack into equal slices, TP with sequence parallelism each of them again.
+        """
         program = self.program
         module = int(program.module[action])
         tokens = int(program.model.modules[module].lengths(program.shapes, self._members(action)).sum())
-        return -(-tokens // program.layout.modules[module].cp)
+        placed = program.layout.modules[module]
+        return -(-tokens // (placed.cp * (placed.tp if self.framework.splits_tokens(placed.tp) else 1)))
 
     def _members(self, action: int) -> IntArray:
         chunks, chunk = self.program.chunks[int(self.program.module[action])], int(self.program.chunk[action])

@@ -60,6 +60,8 @@ def make_groups(
     control: dist.ProcessGroup,
     timeout_s: float,
     device: torch.device,
+    *,
+    sequence_parallel: bool = False,
 ) -> Groups:
     """Create all groups of a layout; collective over all ranks.
 
@@ -70,6 +72,7 @@ def make_groups(
         control: a gloo group of all ranks.
         timeout_s: longest time a rank waits for another.
         device: of messages.
+        sequence_parallel: whether tensor parallel ranks hold different tokens between products.
     """
     maker = _Maker(timedelta(seconds=timeout_s))
     for other in range(control.size()):
@@ -81,7 +84,9 @@ def make_groups(
     for place in places:
         module = layout.modules[place.module]
         tp, cp, dp_cp = _members(module, place)
-        stages[place.module, place.stage] = StageGroups(maker.known[tp], maker.known[cp], maker.known[dp_cp])
+        stages[place.module, place.stage] = StageGroups(
+            maker.known[tp], maker.known[cp], maker.known[dp_cp], sequence_parallel
+        )
         if place.module in tied_modules and place.stage in (0, module.pp - 1):
             pair = _tied_pair(module, place.replica, place.position)
             if len(pair) == 2:

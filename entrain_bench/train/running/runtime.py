@@ -82,7 +82,7 @@ class Runtime:
 
         Works are run in the order in which they were prepared. A thread may prepare one while another runs.
         """
-        plan = plan_rank(program, dist.get_rank())
+        plan = plan_rank(program, dist.get_rank(), self.settings.framework)
         data = SampleData(program.shapes, self.seed, self.vocab_size, pinned=self.device.type == "cuda")
         makers = [
             partial(data.inputs, program.model.modules[step.place.module], step.place.stage, _members(program, step))
@@ -121,7 +121,7 @@ class Runtime:
         lane = lane_of_rank(program.layout, plan.rank)
         assert lane is not None
         action = plan.steps[index].action
-        during, _ = Memory(program.model, self.settings.framework).over_program(program)
+        during, _ = Memory(program.model, self.settings.framework, self.dtype.itemsize).over_program(program)
         predicted = during[program.lane_offsets[lane] + index]
         return OutOfMemoryError(
             f"memory: rank {plan.rank} ran out at {program.view(action)} (action {action}), predicted to need "

@@ -54,11 +54,18 @@ class TrainedStage:
         self.optimizer.zero_grad()
 
     def sync_gradients(self, tied: dist.ProcessGroup | None) -> None:
-        """Sum gradients over replicas; before that, those of a tied embedding over its two copies."""
+        """Sum gradients over replicas, those of parameters that saw a part of the tokens over tensor parallel ranks.
+
+        Then those of a tied embedding over its two copies, as megatron-core does it.
+        """
+        self.buffers.finish_grad_sync()
+        if self.groups.splits_tokens:
+            for parameter in self.stage.parameters():
+                if getattr(parameter, "sequence_parallel", False):
+                    dist.all_reduce(parameter.main_grad, group=self.groups.tp)  # type: ignore[attr-defined]
         embedding = self.stage.tied_embedding()
         if tied is not None and embedding is not None:
             dist.all_reduce(embedding.main_grad, group=tied)  # type: ignore[attr-defined]
-        self.buffers.finish_grad_sync()
 
     def gradient_square(self) -> torch.Tensor:
         """Sum of squares of the gradients that this rank alone counts, float64."""
