@@ -89,20 +89,28 @@ class Memory:
         """Bytes a token adds on one rank of each stage ``[stages]``.
 
         Returns:
-            What is kept from forward to backward, and what exists only while a pass runs: the largest layer that
-            recomputation covers, or what a layer needs besides.
+            What is kept from forward to backward, and what exists only while a pass runs: the most that a layer needs.
         """
-        present = module.kind_counts(placed.layers_per_stage)
-        split, size = (placed.tp, self.framework.sequence_parallel), self.element_bytes
-        kept = np.array([layer.kept_bytes(*split, size) for layer in module.kinds])
-        transient = np.array([layer.transient_bytes_per_token / placed.tp for layer in module.kinds])
-        working = transient * (size < FP32_BYTES)  # logits of fp32 need no cast
+        kept, working = self.layer_bytes(module, placed)
+        counts = module.kind_counts(placed.layers_per_stage)
+        return matmul(counts, kept), np.max(np.where(counts > 0, working, 0.0), axis=1)
+
+    def layer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
+        """Bytes a token adds on a rank by a layer of each kind ``[kinds]``: kept, and while a pass runs.
+
+        The latter is what recomputation brings back, what a layer needs besides, and with sequence parallelism the
+        buffer into which megatron-core gathers hidden states.
+        """
+        tp, split, size = placed.tp, self.framework.splits_tokens(placed.tp), self.element_bytes
+        kept = np.array([layer.kept_bytes(tp, split, size) for layer in module.kinds])
+        gathered = np.array([layer.hidden_size * (layer.num_gathers > 0) for layer in module.kinds])
+        working = np.array([layer.working_bytes(tp, size) for layer in module.kinds]) + gathered * (size * split)
         if placed.recompute:
             covered = np.array([layer.recomputed for layer in module.kinds])
-            inputs = np.array([layer.held_input_bytes(*split, size) for layer in module.kinds])
-            kept, working = np.where(covered, inputs, kept), np.where(covered, np.maximum(kept, working), working)
-        most = np.max(np.where(present > 0, working, 0.0), axis=1)
-        return matmul(present, kept) / placed.cp, most / placed.cp
+            inputs = np.array([layer.held_input_bytes(tp, split, size) for layer in module.kinds])
+            working += np.where(covered, kept, 0.0)
+            kept = np.where(covered, inputs, kept)
+        return kept / placed.cp, working / placed.cp
 
     def lane_state_bytes(self, layout: Layout) -> FloatArray:
         """Weights, gradients and optimizer states on a rank of each lane ``[lanes]``, all its modules together."""

@@ -73,7 +73,9 @@ class Layer:
         replicated_bytes_per_token: part of the kept bytes that it divides only with sequence parallelism.
         whole_bytes_per_token: part of the kept bytes that every rank of a tensor-parallel group holds.
         fp32_bytes_per_token: part of the kept bytes that is fp32 whatever the model's element type.
-        transient_bytes_per_token: what exists besides while the layer runs, forward or backward; divided as products.
+        transient_bytes_per_token: what exists besides while the layer runs, forward or backward; tensor parallelism
+            divides it.
+        cast_bytes_per_token: likewise, but only in a model that is not fp32 itself: what is cast to fp32 or from it.
         recomputed: whether recomputation covers the layer; megatron-core recomputes blocks, not the ends.
     """
 
@@ -94,6 +96,7 @@ class Layer:
     whole_bytes_per_token: float = 0.0
     fp32_bytes_per_token: float = 0.0
     transient_bytes_per_token: float = 0.0
+    cast_bytes_per_token: float = 0.0
     recomputed: bool = True
 
     def forward_flops(self, lengths: IntArray) -> FloatArray:
@@ -118,3 +121,8 @@ class Layer:
         """Bytes a token's input takes on a rank of ``tp``, without context parallelism."""
         split = tp if sequence_parallel or not self.tensor_parallel else 1
         return self.input_bytes_per_token * element_bytes / BF16_BYTES / split
+
+    def working_bytes(self, tp: int, element_bytes: int = BF16_BYTES) -> float:
+        """Bytes a token needs besides on a rank of ``tp`` while the layer runs, without context parallelism."""
+        cast = self.cast_bytes_per_token if element_bytes < FP32_BYTES else 0.0
+        return (self.transient_bytes_per_token * element_bytes / BF16_BYTES + cast) / tp

@@ -322,6 +322,8 @@ def _block(config: ModuleConfig, kind: str, window_tokens: int) -> Layer:
         replicated_elementwise_bytes_per_token=BF16_BYTES * hidden,
         replicated_bytes_per_token=BF16_BYTES * 4 * h,
         fp32_bytes_per_token=fp32,
+        # Gradients on both sides of the MLP's activation, which all else is still there for.
+        transient_bytes_per_token=BF16_BYTES * (up + f),
     )
 
 
@@ -365,7 +367,7 @@ def _language_head(config: ModuleConfig) -> Layer:
         replicated_elementwise_bytes_per_token=hidden,
         replicated_bytes_per_token=hidden,
         fp32_bytes_per_token=FP32_BYTES * vocab,
-        transient_bytes_per_token=BF16_BYTES * vocab,
+        cast_bytes_per_token=BF16_BYTES * vocab,
         recomputed=False,
     )
 

@@ -18,6 +18,7 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.specs.framework import Framework
 from entrain_bench.train.messages.channels import Channel, channels_of, sending_ranks
 from entrain_bench.train.messages.places import Place, lane_of_rank, places_of
+from entrain_bench.train.messages.positions import positions_of_actions
 
 DEFAULTS = Framework()
 
@@ -52,7 +53,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One action of a rank, with its messages."""
+    """One action of a rank, with its messages.
+
+    Attributes:
+        ends_gradients: whether no later backward of the iteration adds to the gradients of its stage.
+    """
 
     action: int
     place: Place
@@ -60,6 +65,7 @@ class Step:
     chunk: int
     receives: tuple[Message, ...]
     sends: tuple[Message, ...]
+    ends_gradients: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +77,20 @@ class RankPlan:
         steps: its actions in order.
         queues: the messages that reach it from each sender, in the order they are sent.
         channels: of the whole program, all ranks'.
+        positions: of all actions in an order that all ranks agree on ``[actions]``.
     """
 
     rank: int
     steps: tuple[Step, ...]
     queues: dict[int, tuple[Message, ...]]
     channels: tuple[Channel, ...]
+    positions: IntArray
 
 
 def plan_rank(program: Program, rank: int, framework: Framework = DEFAULTS) -> RankPlan:
     """The rank's actions in the program's order, with all messages that leave or reach it."""
     messages = _RankMessages(program, rank, framework)
-    return RankPlan(rank, messages.steps(), messages.queues(), channels_of(program))
+    return RankPlan(rank, messages.steps(), messages.queues(), channels_of(program), positions_of_actions(program))
 
 
 class _RankMessages:
@@ -100,6 +108,9 @@ class _RankMessages:
 
     def steps(self) -> tuple[Step, ...]:
         program = self.program
+        backwards = [action for action in self.actions if program.kind[action] == Pass.BACKWARD]
+        last = {(place.module, place.stage): action for action in backwards for place in (self._place(action),)}
+        ends = {*last.values()}
         return tuple(
             Step(
                 action,
@@ -108,6 +119,7 @@ class _RankMessages:
                 int(program.chunk[action]),
                 tuple(self.incoming[action]),
                 tuple(self.outgoing[action]),
+                action in ends,
             )
             for action in self.actions
         )

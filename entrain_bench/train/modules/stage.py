@@ -44,8 +44,11 @@ class Stage(torch.nn.Module):
         self.config = transformer_config(module, groups.tp.size(), dtype, sequence_parallel=groups.splits_tokens)
         self.layers = torch.nn.ModuleDict({str(index): self._layer(index) for index in held})
         self.to(dtype)
-        if (copy := self.tied_embedding()) is not None and not self._is_first:
-            copy.shared = True  # type: ignore[attr-defined]  # megatron-core counts it once in gradient norms
+        if (copy := self.tied_embedding()) is not None and not (self._is_first and self._is_last):
+            # megatron-core gives it a bucket of its own, so that ranks of both stages own the same part of it, and
+            # counts the second copy in no gradient norm.
+            copy.shared_embedding = True  # type: ignore[attr-defined]
+            copy.shared = not self._is_first  # type: ignore[attr-defined]
 
     @property
     def _is_first(self) -> bool:
