@@ -63,7 +63,7 @@ class CostTruth:
     @property
     def roofline(self) -> Roofline:
         """Layer times on the cluster."""
-        return Roofline(self.cluster)
+        return Roofline(self.cluster, self.framework)
 
     @property
     def memory(self) -> Memory:

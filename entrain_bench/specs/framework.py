@@ -9,6 +9,8 @@ from typing import Any
 from entrain_bench.errors import require, unknown_choice
 
 P2P = ("blocking", "overlapped")
+# Actions whose receives are posted while the present one runs: megatron-core's 1F1B posts those of the next.
+RECEIVES_AHEAD = {"blocking": 1, "overlapped": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,15 @@ class Framework:
         if self.p2p not in P2P:
             raise unknown_choice("p2p", self.p2p, P2P)
         require(0 <= self.tp_overlap <= 1, "tp_overlap", self.tp_overlap, "in [0, 1]")
+
+    @property
+    def receives_ahead(self) -> int:
+        """Actions whose receives are posted while the present one runs."""
+        return RECEIVES_AHEAD[self.p2p]
+
+    def splits_tokens(self, tp: int) -> bool:
+        """Whether the ranks of a tensor-parallel group of ``tp`` hold different tokens between products."""
+        return self.sequence_parallel and tp > 1
 
     def check_modules(self, names: Sequence[str]) -> None:
         """Raise ``UserError`` if a module that is to be frozen is none of the model's, or all are."""

@@ -60,13 +60,23 @@ class Layer:
         kind: layers of the same kind of a module are identical, but for ``hidden_size`` in a U-Net.
         elementwise_bytes_per_token: device memory read and written outside matrix products and attention (forward).
         num_elementwise_kernels: kernels those take.
-        num_gathers: all-gathers or reduce-scatters of the hidden state that tensor parallelism needs in a forward.
+        num_gathers: column-parallel products, the first among ``gemms``, that need the hidden states of all tokens.
+        num_scatters: results of hidden size that tensor parallelism sums over its ranks.
         hidden_size: width of what the next layer is handed for a token; in a U-Net pending skip connections included.
         parameters: number of parameters.
         activation_bytes_per_token: what forward keeps for backward.
         input_bytes_per_token: the layer's input alone, kept when activations are recomputed.
         tensor_parallel: whether tensor parallelism splits the layer; if not, the ranks of a tensor-parallel group hold
             all of it and share out its sequences (fractions of one included).
+        replicated_elementwise_bytes_per_token: part of the elementwise bytes that tensor parallelism divides only with
+            sequence parallelism: hidden states.
+        replicated_bytes_per_token: part of the kept bytes that it divides only with sequence parallelism.
+        whole_bytes_per_token: part of the kept bytes that every rank of a tensor-parallel group holds.
+        fp32_bytes_per_token: part of the kept bytes that is fp32 whatever the model's element type.
+        transient_bytes_per_token: what exists besides while the layer runs, forward or backward; tensor parallelism
+            divides it.
+        cast_bytes_per_token: likewise, but only in a model that is not fp32 itself: what is cast to fp32 or from it.
+        recomputed: whether recomputation covers the layer; megatron-core recomputes blocks, not the ends.
     """
 
     kind: str
@@ -75,11 +85,19 @@ class Layer:
     elementwise_bytes_per_token: float
     num_elementwise_kernels: int
     num_gathers: int
+    num_scatters: int
     hidden_size: int
     parameters: int
     activation_bytes_per_token: float
     input_bytes_per_token: float
     tensor_parallel: bool = True
+    replicated_elementwise_bytes_per_token: float = 0.0
+    replicated_bytes_per_token: float = 0.0
+    whole_bytes_per_token: float = 0.0
+    fp32_bytes_per_token: float = 0.0
+    transient_bytes_per_token: float = 0.0
+    cast_bytes_per_token: float = 0.0
+    recomputed: bool = True
 
     def forward_flops(self, lengths: IntArray) -> FloatArray:
         """Model FLOPs of a forward for sequences of the given lengths; a backward takes twice as many."""
@@ -88,3 +106,23 @@ class Layer:
         for gemm in self.gemms:
             total = total + gemm.flops(tokens)
         return total
+
+    def kept_bytes(self, tp: int, sequence_parallel: bool, element_bytes: int = BF16_BYTES) -> float:
+        """Bytes a token leaves for backward on a rank of ``tp``, without context parallelism."""
+        scale = element_bytes / BF16_BYTES
+        if not self.tensor_parallel:
+            return self.activation_bytes_per_token * scale / tp
+        shared = 1 if sequence_parallel else tp
+        whole, replicated, fp32 = self.whole_bytes_per_token, self.replicated_bytes_per_token, self.fp32_bytes_per_token
+        split = self.activation_bytes_per_token - whole - replicated - fp32
+        return (scale * (whole * tp + replicated * shared + split) + fp32) / tp
+
+    def held_input_bytes(self, tp: int, sequence_parallel: bool, element_bytes: int = BF16_BYTES) -> float:
+        """Bytes a token's input takes on a rank of ``tp``, without context parallelism."""
+        split = tp if sequence_parallel or not self.tensor_parallel else 1
+        return self.input_bytes_per_token * element_bytes / BF16_BYTES / split
+
+    def working_bytes(self, tp: int, element_bytes: int = BF16_BYTES) -> float:
+        """Bytes a token needs besides on a rank of ``tp`` while the layer runs, without context parallelism."""
+        cast = self.cast_bytes_per_token if element_bytes < FP32_BYTES else 0.0
+        return (self.transient_bytes_per_token * element_bytes / BF16_BYTES + cast) / tp
