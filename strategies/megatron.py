@@ -82,7 +82,7 @@ class MegatronPlanner:
 
         for degrees in job.degrees():
             measured = average_layer_s(profile, samples, degrees)
-            for recompute in recompute_choices(len(measured)):
+            for recompute in recompute_choices(job):
                 costs = [cost * recompute_factor(r) for cost, r in zip(measured, recompute, strict=True)]
                 for layers, leading in self._splits(job.model, degrees.pp, costs):
                     stages = _stage_s(job.model, degrees.pp, costs, layers, leading)

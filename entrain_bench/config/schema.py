@@ -16,12 +16,13 @@ from entrain_bench.specs.job import LayoutRequest
 
 @dataclass
 class LayoutConfig:
-    """``layout.*`` as the user writes it; null leaves a degree to the planner."""
+    """``layout.*`` as the user writes it; null leaves a value to the planner."""
 
     tp: int | None = MISSING
     cp: int | None = MISSING
     pp: int | None = MISSING
     dp: int | None = MISSING
+    recompute: list[str] | None = MISSING
 
 
 @dataclass
@@ -115,7 +116,9 @@ class RunConfig:
         known = ConfigSchema.__dataclass_fields__
         if unknown := sorted(set(map(str, values)) - set(known) - {"figure"}):
             raise unknown_choice("key", unknown[0], known)
-        given = {str(key): value for key, value in values.items()} | {"layout": LayoutRequest(**values["layout"])}
+        given = {str(key): value for key, value in values.items()} | {
+            "layout": LayoutRequest.from_values(values["layout"])
+        }
         given.pop("figure", None)
         framework = Framework.from_values(given)
         for name in Framework.__dataclass_fields__:
@@ -126,7 +129,7 @@ class RunConfig:
         """Everything that decides the result, as plain values; where it is written does not."""
         skipped = {"results_dir", "mlflow", "framework"}
         content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in skipped}
-        content["layout"] = {name: getattr(self.layout, name) for name in ("tp", "cp", "pp", "dp")}
+        content["layout"] = self.layout.values
         content |= {**asdict(self.framework), "freeze": [*self.framework.freeze]}
         return content
 

@@ -52,6 +52,7 @@ SETTINGS = (
     *Framework.__dataclass_fields__,
 )
 DEGREES = ("layout_tp", "layout_cp", "layout_pp", "layout_dp")
+RECOMPUTE = "layout_recompute"
 PARAMETERS = ("planner", "assigner", "scheduler", "strategy_parameters", "workload_parameters")
 
 
@@ -95,6 +96,7 @@ class Record:
     def row(self) -> dict[str, Any]:
         """The run's row of ``table.csv``; empty where the run is older than a setting."""
         degrees = {name: self.config["layout"][name.removeprefix("layout_")] for name in DEGREES}
+        recompute = self.config["layout"].get("recompute")
         return {
             **{name: self.labels[name] for name in LABELS},
             "status": self.status,
@@ -102,6 +104,7 @@ class Record:
             **{name: self.metrics.get(name) for name in METRICS},
             **self.settings,
             **degrees,
+            RECOMPUTE: None if recompute is None else "+".join(recompute) or "none",
             "layout": "; ".join(f"{name} {text}" for name, text in sorted(self.layout.items())),
             **{part: self.labels[part] for part in ("planner", "assigner", "scheduler")},
             "strategy_parameters": parameters_text(self.config["strategy"]),
@@ -234,7 +237,7 @@ def sorted_records(records: Iterable[Record]) -> list[Record]:
 
     def place(record: Record) -> list[str]:
         row = record.row()
-        return [str(row[name]) for name in (*LABELS, *SETTINGS, *DEGREES, *PARAMETERS, "key")]
+        return [str(row[name]) for name in (*LABELS, *SETTINGS, *DEGREES, RECOMPUTE, *PARAMETERS, "key")]
 
     return sorted(records, key=place)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from itertools import product
+from typing import Any
 
-from entrain_bench.errors import UserError, require
+from entrain_bench.errors import UserError, require, unknown_choice
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec
@@ -17,12 +18,29 @@ PLANNING_SHARE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class LayoutRequest:
-    """Degrees the user fixes; None leaves them to the planner. ``pp`` counts all stages of a replica."""
+    """What of a layout the user fixes; None leaves it to the planner.
+
+    Attributes:
+        tp, cp, pp, dp: degrees; ``pp`` counts all stages of a replica.
+        recompute: modules whose activations are recomputed in backward; the others keep theirs.
+    """
 
     tp: int | None = None
     cp: int | None = None
     pp: int | None = None
     dp: int | None = None
+    recompute: tuple[str, ...] | None = None
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> LayoutRequest:
+        """The request as ``layout.*`` states it."""
+        recompute = values.get("recompute")
+        return cls(**{**values, "recompute": None if recompute is None else tuple(map(str, recompute))})
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return asdict(self) | {"recompute": None if self.recompute is None else [*self.recompute]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +76,11 @@ class Job:
         for name in ("tp", "cp", "pp", "dp"):
             value = getattr(self.request, name)
             require(value is None or value >= 1, f"layout.{name}", value, "null or at least 1")
-        self.framework.check_modules([module.name for module in self.model.modules])
+        names = [module.name for module in self.model.modules]
+        for name in self.request.recompute or ():
+            if name not in names:
+                raise unknown_choice("layout.recompute", name, names)
+        self.framework.check_modules(names)
 
     @property
     def planning_budget_bytes(self) -> float:

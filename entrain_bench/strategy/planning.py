@@ -11,7 +11,7 @@ import numpy as np
 
 from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.errors import OutOfMemoryError, UserError
+from entrain_bench.errors import IncompatibleError, OutOfMemoryError, UserError
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.model import ModelSpec, Role
@@ -205,9 +205,24 @@ def place_islands(
     return layout
 
 
-def recompute_choices(num_modules: int) -> list[tuple[bool, ...]]:
-    """Every choice of modules whose activations are recomputed in backward."""
-    return list(product([False, True], repeat=num_modules))
+def recompute_choices(job: Job, groups: Sequence[Sequence[int]] | None = None) -> list[tuple[bool, ...]]:
+    """Choices of groups whose activations are recomputed in backward: every one, or the one that is asked for.
+
+    Args:
+        job: the job.
+        groups: modules that recompute together or not at all; each by itself if None.
+
+    Raises:
+        IncompatibleError: if some modules of a group are asked for, but not all.
+    """
+    groups = [(index,) for index in range(len(job.model.modules))] if groups is None else groups
+    asked = job.request.recompute
+    if asked is None:
+        return list(product([False, True], repeat=len(groups)))
+    again = [[job.model.modules[index].name in asked for index in group] for group in groups]
+    if any(len({*group}) > 1 for group in again):
+        raise IncompatibleError(f"layout.recompute={[*asked]}: this planner recomputes modules on the same ranks alike")
+    return [tuple(all(group) for group in again)]
 
 
 def recompute_factor(recompute: bool) -> float:

@@ -120,7 +120,7 @@ class SplitByWork:
             candidate(profile, samples, degrees, most, recompute)
             for degrees in profile.job.degrees()
             if len(most) <= degrees.pp <= sum(most)
-            for recompute in recompute_choices(len(model.modules))
+            for recompute in recompute_choices(profile.job)
         ]
         return fastest_in_trials(profile, by_estimate(candidates), make_program, self.num_trials)
 

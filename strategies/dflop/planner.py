@@ -17,6 +17,7 @@ from entrain_bench.strategy.planning import (
     Candidate,
     fastest_that_fits,
     partition_layers,
+    recompute_choices,
     recompute_factor,
     slowest_stages_s,
 )
@@ -27,8 +28,6 @@ from .space import Plan, enumerate_degrees, pipeline_s, place_plan
 
 # Estimates evaluated at once, to bound memory.
 BLOCK = 1 << 21
-# Recomputation of the encoder and of the LLM.
-RECOMPUTE = ((False, False), (False, True), (True, False), (True, True))
 MICROBATCHES = ("paper", "released")
 # A plan may be this much slower than the accepted one if it has fewer microbatches (BDAI-Research/DFLOP, 60e86d8).
 RELEASED_SLACK = 1.1
@@ -91,14 +90,14 @@ class DflopPlanner:
             f"microbatch within {profile.job.memory_budget_bytes / 2**30:.1f} GiB a rank (strategy.planner dflop)"
         )
 
-    def rank(self, profile: Profile, shapes: DataShapes) -> Iterator[tuple[float, Plan, tuple[bool, bool]]]:
+    def rank(self, profile: Profile, shapes: DataShapes) -> Iterator[tuple[float, Plan, tuple[bool, ...]]]:
         """Plans in order of preference, with the recomputation of encoder and LLM.
 
         ``paper``: every split, factorization and recomputation choice with the N_mb of least T, and with its largest
         N_mb as a resort if real batches do not fit; by T. ``released``: see ``released_order``. Ties go to less
         recomputation, then to the order of enumeration.
         """
-        degrees = enumerate_degrees(profile.job)
+        degrees, recompute = enumerate_degrees(profile.job), self.recompute(profile)
         found: list[tuple[IntArray, ...]] = []
         for rows, i, totals, within in self.totals(profile, shapes, degrees):
             for choice, total in enumerate(totals):
@@ -115,7 +114,11 @@ class DflopPlanner:
             released_order(row, choices, seconds, count, preferred) if released else np.lexsort((row, choices, seconds))
         ):
             theta = (*degrees[row[index]].tolist(), int(count[index]))
-            yield float(seconds[index]), Plan(*theta), RECOMPUTE[choices[index]]
+            yield float(seconds[index]), Plan(*theta), recompute[choices[index]]
+
+    def recompute(self, profile: Profile) -> list[tuple[bool, ...]]:
+        """Choices of recomputation of encoder and LLM."""
+        return recompute_choices(profile.job, profile.job.model.module_groups)
 
     def totals(
         self, profile: Profile, shapes: DataShapes, degrees: IntArray
@@ -125,11 +128,11 @@ class DflopPlanner:
         ``state_E + (E_pp + L_pp) act_E`` and ``state_L + L_pp act_L`` must stay within the planning budget. Last comes
         whether the mean microbatch is no larger than the largest profiled sample ``[plans, i]``.
         """
-        limit = profile.job.planning_budget_bytes
+        limit, choices = profile.job.planning_budget_bytes, self.recompute(profile)
         for rows, i, estimates in self.estimates(profile, shapes, degrees):
             _, encoder_pp, _, _, llm_pp, llm_dp = (column[:, None] for column in degrees[rows].T)
-            totals = np.empty((len(RECOMPUTE), len(rows), len(i)))
-            for total, (encoder, llm) in zip(totals, RECOMPUTE, strict=True):
+            totals = np.empty((len(choices), len(rows), len(i)))
+            for total, (encoder, llm) in zip(totals, choices, strict=True):
                 encoder_need = estimates.encoder_state + (encoder_pp + llm_pp) * estimates.encoder_act[int(encoder)]
                 llm_need = estimates.llm_state + llm_pp * estimates.llm_act[int(llm)]
                 fits = (i <= profile.job.global_batch // llm_dp) & (encoder_need <= limit) & (llm_need <= limit)
@@ -201,7 +204,7 @@ class DflopPlanner:
         return slowest_stages_s(layer_s) * np.arange(1, len(layer_s) + 1) / layer_s.sum()
 
     def build(
-        self, profile: Profile, shapes: DataShapes, seconds: float, plan: Plan, recompute: tuple[bool, bool]
+        self, profile: Profile, shapes: DataShapes, seconds: float, plan: Plan, recompute: tuple[bool, ...]
     ) -> Candidate:
         """The layout of a plan; layers are split so that the slowest stage is fastest on a mean microbatch."""
         batch, layers = profile.job.global_batch, []

@@ -67,7 +67,7 @@ class DipPlanner:
         picked once, by what it makes of the schedule.
         """
         modules = profile.job.model.modules
-        for degrees, recompute in product(profile.job.degrees(), recompute_choices(len(modules))):
+        for degrees, recompute in product(profile.job.degrees(), recompute_choices(profile.job)):
             cost = [layer_s(profile, module, samples, degrees) for module in modules]
             for chunks in self._chunk_choices(profile, samples, degrees):
                 stages = [min(k * degrees.pp, len(module.layers)) for k, module in zip(chunks, modules, strict=True)]

@@ -228,7 +228,7 @@ class Orchestration:
     def problems(self) -> Iterator[SubProblem]:
         """Every DP of the backbone, TP and recomputation of the groups."""
         every_tp = list(product(*map(self.tps, range(len(self.groups)))))
-        choices = recompute_choices(len(self.groups))
+        choices = recompute_choices(self.profile.job, self.groups)
         return (SubProblem(*each) for each in product(self.backbone_dps(), every_tp, choices))
 
     def works(self, problem: SubProblem) -> list[float]:

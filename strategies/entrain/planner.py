@@ -86,7 +86,7 @@ class EntrainPlanner:
         for degrees, num_samples in stable.items():
             samples = profile.draw(num_samples)
             stages = self._split(profile, samples, degrees)
-            for recompute in recompute_choices(len(profile.job.model.modules)):
+            for recompute in recompute_choices(profile.job):
                 seconds, layers = _estimate(profile, samples, degrees, stages, recompute)
                 layout = place_chain(profile.job, degrees, layers, recompute, leading=True)
                 yield Candidate(seconds, layout)
