@@ -23,7 +23,7 @@ def planned(*overrides: str) -> Layout:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "asked"), product(choices("strategy"), ["[]", "[vision]", "[llm]", "[vision,llm]"])
+    ("strategy", "asked"), [*product(choices("strategy"), ["[]", "[vision]", "[llm]", "[vision,llm]"])]
 )
 def test_every_planner_recomputes_what_is_asked_for_and_nothing_else(strategy: str, asked: str) -> None:
     layout = planned(f"strategy={strategy}", f"layout.recompute={asked}")
