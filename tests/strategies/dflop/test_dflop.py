@@ -18,7 +18,7 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.interface import Drafter, Strategy
 from entrain_bench.strategy.planning import partition_layers, stage_sums
 from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.schedules import OneForwardOneBackward
+from entrain_bench.strategy.warmup import OneForwardOneBackward
 from entrain_bench_strategies.dflop import DflopAssigner, DflopPlanner
 from entrain_bench_strategies.dflop.assigner import unit_s
 from entrain_bench_strategies.dflop.planner import released_order
