@@ -46,9 +46,10 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         column, (model, workload) = [*ROWS][place // len(cases)], cases[place % len(cases)]
         rows = table[(table["workload"] == workload) & (table["model"] == model)]
         draw_lines(panel, rows, "place", column, "strategy", grid.colours, grid.strategies)
-        panel.set_ylim(bottom=0)
         panel.yaxis.set_major_locator(MaxNLocator(5))
         panel.set_xticks(range(len(ticks)), ticks)
+        if column == "peak_memory_gib":
+            panel.set_ylim(bottom=0)
         if place < len(cases):
             panel.set_title(f"{grid.workloads[workload]}, {grid.models[model]}")
         if place % len(cases) == 0:
