@@ -37,7 +37,7 @@ class ConfigSchema:
     seed: int = MISSING
     iterations: int = MISSING
     global_batch: int = MISSING
-    microbatch_size: int = MISSING
+    microbatch_size: int | None = MISSING
     layout: LayoutConfig = field(default_factory=LayoutConfig)
     belief_error: float = MISSING
     belief_bias: float = MISSING
@@ -85,7 +85,7 @@ class RunConfig:
     seed: int
     iterations: int
     global_batch: int
-    microbatch_size: int
+    microbatch_size: int | None
     layout: LayoutRequest
     belief_error: float
     belief_bias: float

@@ -137,12 +137,17 @@ def new_record(cell: Cell, status: str, reason: str = "", outcome: Outcome | Non
     result: dict[str, Any] = {}
     if outcome:
         result = {
-            "layout": outcome.layout.describe(),
+            "layout": outcome.layout.describe() | _microbatches(cell.config, outcome),
             "metrics": dict(outcome.metrics),
             "iterations": outcome.iterations,
         }
     content = cell.config.content()
     return Record(cell.key, status, reason, labels_of(cell.config), content, cell.code_version, **result)
+
+
+def _microbatches(config: RunConfig, outcome: Outcome) -> dict[str, str]:
+    """The number of a replica's microbatches, where it was the planner's to choose."""
+    return {"microbatches": str(outcome.layout.num_microbatches)} if config.microbatch_size is None else {}
 
 
 def labels_of(config: RunConfig) -> dict[str, Any]:
@@ -229,7 +234,8 @@ def table_csv(records: Sequence[Record]) -> str:
     """Records as the text of ``table.csv``; every number is the shortest text that stands for it alone."""
     table = pd.DataFrame([record.row() for record in records])
     # Whole numbers, also beside those that are left to the planner.
-    return table.astype({name: "Int64" for name in DEGREES if name in table}).to_csv(index=False, lineterminator="\n")
+    whole = (*DEGREES, "microbatch_size")
+    return table.astype({name: "Int64" for name in whole if name in table}).to_csv(index=False, lineterminator="\n")
 
 
 def sorted_records(records: Iterable[Record]) -> list[Record]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -12,6 +12,8 @@ from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec
 
+# Largest microbatch that planners consider where its size is theirs to choose.
+MAX_MICROBATCH_SIZE = 16
 # Share of the memory budget that plans use up.
 PLANNING_SHARE = 0.95
 
@@ -58,8 +60,10 @@ class Job:
     """Model, cluster, batch and limits, the same for every strategy.
 
     Attributes:
+        microbatch_size: samples of a microbatch; the least there may be where planners choose it.
         memory_budget_bytes: memory of a rank that programs may use.
         framework: how the framework runs it.
+        free_microbatch_size: whether planners choose the microbatch size.
     """
 
     model: ModelSpec
@@ -69,6 +73,7 @@ class Job:
     request: LayoutRequest
     memory_budget_bytes: float
     framework: Framework = field(default_factory=Framework)
+    free_microbatch_size: bool = False
 
     def __post_init__(self) -> None:
         require(self.global_batch >= 1, "global_batch", self.global_batch, "at least 1")
@@ -86,6 +91,21 @@ class Job:
     def planning_budget_bytes(self) -> float:
         """Memory that plans may count on; the rest of the budget is for batches heavier than the profiled ones."""
         return PLANNING_SHARE * self.memory_budget_bytes
+
+    def each_microbatch_size(self) -> list[Job]:
+        """The job with every microbatch size it may have: powers of two that divide what each requested replica gets.
+
+        Just this job where its size is given, or where no size divides.
+        """
+        if not self.free_microbatch_size:
+            return [self]
+        share, rest = divmod(self.global_batch, self.request.dp or 1)
+        sizes = (2**i for i in range(MAX_MICROBATCH_SIZE.bit_length()))
+        return [self.with_microbatch_size(size) for size in sizes if not rest and share % size == 0] or [self]
+
+    def with_microbatch_size(self, size: int) -> Job:
+        """The job with a microbatch size that is given."""
+        return replace(self, microbatch_size=size, free_microbatch_size=False)
 
     def num_microbatches(self, dp: int) -> int:
         """Microbatches of a replica per iteration; the global batch must divide."""

@@ -301,6 +301,25 @@ def rising_candidates(drafts: Iterable[Draft]) -> Iterator[Candidate]:
             heappush(queue, (decisive(candidate.estimated_s), number, candidate))
 
 
+def over_microbatch_sizes[T](profile: Profile, make: Callable[[Profile], Iterable[T]]) -> Iterator[T]:
+    """What a planner makes of the job with each microbatch size that it may choose, one after the other.
+
+    Raises:
+        UserError: the first size's, if none of the sizes meets the request.
+    """
+    problem: UserError | None = None
+    found = False
+    for each in profile.each_microbatch_size():
+        try:
+            for item in make(each):
+                found = True
+                yield item
+        except UserError as error:
+            problem = problem or error
+    if problem is not None and not found:
+        raise problem
+
+
 def by_estimate(candidates: Iterable[Candidate]) -> list[Candidate]:
     """The candidates by rising estimate; of those that count as equal (``decisive``) the earlier first."""
     return sorted(candidates, key=lambda c: decisive(c.estimated_s))
@@ -333,11 +352,13 @@ def fastest_in_trials(
         profile: samples and measurements.
         candidates: by rising estimate.
         make_program: see ``Planner.plan``.
-        num_trials: layouts tried at most.
+        num_trials: layouts tried at most; one is taken without trial.
 
     Raises:
         UserError: the reason of the last candidate, if none fits.
     """
+    if num_trials == 1:
+        return first_that_fits(profile, candidates, make_program)
     batch = profile.draw(profile.job.global_batch)
     layouts = [c.layout for c in islice(_fitting(profile, candidates, make_program), num_trials)]
     return min(layouts, key=lambda layout: decisive(profile.trial_s(make_program(batch, layout))))

@@ -40,8 +40,9 @@ of this holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import ClassVar
 
 import numpy as np
@@ -62,6 +63,7 @@ from entrain_bench.strategy.planning import (
     by_estimate,
     chain_starts,
     fastest_in_trials,
+    over_microbatch_sizes,
     partition_layers,
     place_chain,
     proportional_allocation,
@@ -116,12 +118,14 @@ class SplitByWork:
         samples = profile.draw(self.profile_samples)
         # Modules of a group (the encoders, the LLM, the generators) share their stages.
         most = [min(len(model.modules[index].layers) for index in group) for group in model.module_groups]
-        candidates = [
-            candidate(profile, samples, degrees, most, recompute)
-            for degrees in profile.job.degrees()
-            if len(most) <= degrees.pp <= sum(most)
-            for recompute in recompute_choices(profile.job)
-        ]
+
+        def candidates_with(each: Profile) -> Iterator[Candidate]:
+            for degrees, recompute in product(each.job.degrees(), recompute_choices(each.job)):
+                if len(most) <= degrees.pp <= sum(most):
+                    yield candidate(each, samples, degrees, most, recompute)
+
+        # Once with the given microbatch size; with every possible one for microbatch_size=null.
+        candidates = over_microbatch_sizes(profile, candidates_with)
         return fastest_in_trials(profile, by_estimate(candidates), make_program, self.num_trials)
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
 from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.errors import OutOfMemoryError, UserError, require, unknown_choice
+from entrain_bench.errors import OutOfMemoryError, require, unknown_choice
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import (
     Candidate,
-    fastest_that_fits,
+    fastest_in_trials,
     partition_layers,
     recompute_choices,
     recompute_factor,
@@ -64,14 +65,17 @@ class DflopPlanner:
             acceptance rule.
         whole_layers: whether a stage's duration counts that it holds whole layers; the paper's divides by PP.
         single_rank_communicator: whether everything between encoder and LLM passes through one rank, as in the paper.
+        num_trials: best plans that fit memory and run a profiled batch on trial; the paper's optimizer runs none (1).
     """
 
     profile_samples: int = 10_000
     microbatches: str = "paper"
     whole_layers: bool = True
     single_rank_communicator: bool = True
+    num_trials: int = 1
 
     def __post_init__(self) -> None:
+        require(self.num_trials >= 1, "strategy.planner.num_trials", self.num_trials, "at least 1")
         require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
         if self.microbatches not in MICROBATCHES:
             raise unknown_choice("strategy.planner.microbatches", self.microbatches, MICROBATCHES)
@@ -79,16 +83,15 @@ class DflopPlanner:
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The plan with the least T whose programs fit memory."""
         shapes = data_shapes(profile, profile.draw(self.profile_samples))
-        problem: UserError | None = None
-        for seconds, plan, recompute in self.rank(profile, shapes):
-            try:
-                return fastest_that_fits(profile, [self.build(profile, shapes, seconds, plan, recompute)], make_program)
-            except UserError as error:
-                problem = error
-        raise problem or OutOfMemoryError(
-            f"layout: no split of cluster={profile.job.cluster.name} between encoder and LLM holds an average "
-            f"microbatch within {profile.job.memory_budget_bytes / 2**30:.1f} GiB a rank (strategy.planner dflop)"
-        )
+        ranked = self.rank(profile, shapes)
+        first = next(ranked, None)
+        if first is None:
+            raise OutOfMemoryError(
+                f"layout: no split of cluster={profile.job.cluster.name} between encoder and LLM holds an average "
+                f"microbatch within {profile.job.memory_budget_bytes / 2**30:.1f} GiB a rank (strategy.planner dflop)"
+            )
+        candidates = (self.build(profile, shapes, *each) for each in chain([first], ranked))
+        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
 
     def rank(self, profile: Profile, shapes: DataShapes) -> Iterator[tuple[float, Plan, tuple[bool, ...]]]:
         """Plans in order of preference, with the recomputation of encoder and LLM.

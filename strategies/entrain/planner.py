@@ -19,7 +19,9 @@ from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import (
     Candidate,
     allocate_stages,
-    fastest_that_fits,
+    by_estimate,
+    fastest_in_trials,
+    over_microbatch_sizes,
     partition_layers,
     place_chain,
     recompute_choices,
@@ -42,6 +44,7 @@ class EntrainPlanner:
         allocation_error: p_error, the tolerated probability that a fresh batch allocates differently.
         max_samples: where Algorithm 1 gives up (a ratio on a rounding boundary converges arbitrarily late).
         encoder_stages: stages of the encoder; None splits a replica's stages by the profiled workload ratio.
+        num_trials: best estimates that fit memory and run a profiled batch on trial; the paper's planner runs none (1).
     """
 
     profile_samples: int | None = None
@@ -49,8 +52,10 @@ class EntrainPlanner:
     allocation_error: float = 0.05
     max_samples: int = 16384
     encoder_stages: int | None = None
+    num_trials: int = 1
 
     def __post_init__(self) -> None:
+        require(self.num_trials >= 1, "strategy.planner.num_trials", self.num_trials, "at least 1")
         if self.profile_samples is not None:
             require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
         require(self.max_samples >= 1, "strategy.planner.max_samples", self.max_samples, "at least 1")
@@ -64,14 +69,15 @@ class EntrainPlanner:
         """The layout with the highest estimated throughput among those that fit memory (Algorithm 2)."""
         stable = {
             degrees: self.profile_samples or self.stable_samples(profile, degrees)
-            for degrees in profile.job.degrees()
+            for degrees in dict.fromkeys(over_microbatch_sizes(profile, lambda each: each.job.degrees()))
             if degrees.pp > (self.encoder_stages or 1) or not profile.job.model.encoders
         }
         if not stable and self.encoder_stages:
             raise UserError(f"strategy.planner.encoder_stages={self.encoder_stages}: must leave the LLM a stage")
         if not stable:
             raise UserError("layout.pp=1: must be at least 2, a stage for the encoders and one for the LLM")
-        layout = fastest_that_fits(profile, self._candidates(profile, stable), make_program)
+        candidates = over_microbatch_sizes(profile, lambda each: self._candidates(each, stable))
+        layout = fastest_in_trials(profile, by_estimate(candidates), make_program, self.num_trials)
         llm = layout.modules[-1]
         needed = next(n for d, n in stable.items() if (d.tp, d.cp, d.dp) == (llm.tp, llm.cp, llm.dp))
         if needed > profile.job.global_batch:
@@ -83,8 +89,10 @@ class EntrainPlanner:
         return layout
 
     def _candidates(self, profile: Profile, stable: Mapping[Degrees, int]) -> Iterator[Candidate]:
-        for degrees, num_samples in stable.items():
-            samples = profile.draw(num_samples)
+        for degrees in profile.job.degrees():
+            if degrees not in stable:
+                continue
+            samples = profile.draw(stable[degrees])
             stages = self._split(profile, samples, degrees)
             for recompute in recompute_choices(profile.job):
                 seconds, layers = _estimate(profile, samples, degrees, stages, recompute)

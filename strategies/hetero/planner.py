@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from entrain_bench.errors import require
 from entrain_bench.program.layout import Layout
 from entrain_bench.strategy.interface import MakeProgram
-from entrain_bench.strategy.planning import by_estimate, fastest_in_trials
+from entrain_bench.strategy.planning import Candidate, by_estimate, fastest_in_trials, over_microbatch_sizes
 from entrain_bench.strategy.profile import Profile
 
 from .degrees import colocated_pairs, noncolocated_pairs
@@ -39,8 +40,12 @@ class ColocatedPlanner:
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
         samples = profile.draw(self.profile_samples)
-        pairs = colocated_pairs(profile.job, self.encoder_tp)
-        candidates = candidates_of(profile, samples, pairs, colocated=True, offload=self.offload_encoder)
+
+        def candidates_with(each: Profile) -> Iterator[Candidate]:
+            pairs = colocated_pairs(each.job, self.encoder_tp)
+            return candidates_of(each, samples, pairs, colocated=True, offload=self.offload_encoder)
+
+        candidates = over_microbatch_sizes(profile, candidates_with)
         return fastest_in_trials(profile, by_estimate(candidates), make_program, self.num_trials)
 
 
@@ -76,8 +81,12 @@ class NoncolocatedPlanner:
             most = profile.job.cluster.num_ranks - 1
             require(self.encoder_ranks <= most, "strategy.planner.encoder_ranks", self.encoder_ranks, f"at most {most}")
         samples = profile.draw(self.profile_samples)
-        pairs = noncolocated_pairs(profile.job, self.encoder_ranks, self.max_encoder_pp, self.encoder_tp)
-        candidates = candidates_of(profile, samples, pairs, colocated=False)
+
+        def candidates_with(each: Profile) -> Iterator[Candidate]:
+            pairs = noncolocated_pairs(each.job, self.encoder_ranks, self.max_encoder_pp, self.encoder_tp)
+            return candidates_of(each, samples, pairs, colocated=False)
+
+        candidates = over_microbatch_sizes(profile, candidates_with)
         return fastest_in_trials(profile, by_estimate(candidates), make_program, self.num_trials)
 
 
