@@ -27,7 +27,6 @@ from entrain_bench.strategy.planning import (
     Draft,
     chain_starts,
     fastest_in_trials,
-    over_microbatch_sizes,
     partition_layers,
     place_chain,
     recompute_choices,
@@ -68,8 +67,11 @@ class MegatronPlanner:
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
         samples = profile.draw(self.profile_samples)
-        drafts = over_microbatch_sizes(profile, lambda each: self._drafts(each, samples))
-        return fastest_in_trials(profile, rising_candidates(drafts), make_program, self.num_trials)
+
+        def candidates(each: Profile) -> Iterator[Candidate]:
+            return rising_candidates(self._drafts(each, samples))
+
+        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
 
     def _drafts(self, profile: Profile, samples: SampleShapes) -> Iterator[Draft]:
         job = profile.job

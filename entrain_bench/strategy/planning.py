@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
-from itertools import islice, pairwise, product
+from heapq import heapify, heappop, heappush, merge
+from itertools import chain, islice, pairwise, product
 
 import numpy as np
 
@@ -301,67 +301,63 @@ def rising_candidates(drafts: Iterable[Draft]) -> Iterator[Candidate]:
             heappush(queue, (decisive(candidate.estimated_s), number, candidate))
 
 
-def over_microbatch_sizes[T](profile: Profile, make: Callable[[Profile], Iterable[T]]) -> Iterator[T]:
-    """What a planner makes of the job with each microbatch size that it may choose, one after the other.
-
-    Raises:
-        UserError: the first size's, if none of the sizes meets the request.
-    """
-    problem: UserError | None = None
-    found = False
-    for each in profile.each_microbatch_size():
-        try:
-            for item in make(each):
-                found = True
-                yield item
-        except UserError as error:
-            problem = problem or error
-    if problem is not None and not found:
-        raise problem
-
-
 def by_estimate(candidates: Iterable[Candidate]) -> list[Candidate]:
     """The candidates by rising estimate; of those that count as equal (``decisive``) the earlier first."""
     return sorted(candidates, key=lambda c: decisive(c.estimated_s))
 
 
-def fastest_that_fits(profile: Profile, candidates: Iterable[Candidate], make_program: MakeProgram) -> Layout:
-    """The candidate with the least estimated time whose programs fit memory.
-
-    Raises:
-        UserError: the reason of the last candidate, if none fits.
-    """
-    return first_that_fits(profile, by_estimate(candidates), make_program)
-
-
-def first_that_fits(profile: Profile, candidates: Iterable[Candidate], make_program: MakeProgram) -> Layout:
-    """The first candidate whose programs fit memory.
-
-    Raises:
-        UserError: the reason of the last candidate, if none fits.
-    """
-    return next(_fitting(profile, candidates, make_program)).layout
-
-
 def fastest_in_trials(
-    profile: Profile, candidates: Iterable[Candidate], make_program: MakeProgram, num_trials: int
+    profile: Profile,
+    candidates: Callable[[Profile], Iterable[Candidate]],
+    make_program: MakeProgram,
+    num_trials: int,
 ) -> Layout:
-    """Of the first ``num_trials`` candidates that fit memory, the layout that runs one profiled batch fastest.
+    """Of the best candidates that fit memory, the layout that runs one profiled batch fastest.
+
+    Where the microbatch size is free, every size gets as many trials as another, for estimates that are linear in the
+    samples do not tell sizes apart.
 
     Args:
         profile: samples and measurements.
-        candidates: by rising estimate.
+        candidates: by rising estimate, for a profile whose job has a microbatch size.
         make_program: see ``Planner.plan``.
-        num_trials: layouts tried at most; one is taken without trial.
+        num_trials: layouts tried, of all sizes together; one is the best estimate, taken without trial.
 
     Raises:
-        UserError: the reason of the last candidate, if none fits.
+        UserError: why there is no candidate, or none fits.
     """
     if num_trials == 1:
-        return first_that_fits(profile, candidates, make_program)
+        rising = merge(*_each_size(profile, candidates), key=lambda c: decisive(c.estimated_s))
+        return next(_fitting(profile, rising, make_program)).layout
     batch = profile.draw(profile.job.global_batch)
-    layouts = [c.layout for c in islice(_fitting(profile, candidates, make_program), num_trials)]
+    each_size = _each_size(profile, candidates)
+    share = -(-num_trials // len(each_size))
+    layouts: list[Layout] = []
+    problem: UserError | None = None
+    for some in each_size:
+        try:
+            layouts += [candidate.layout for candidate in islice(_fitting(profile, some, make_program), share)]
+        except UserError as error:
+            problem = problem or error
+    if problem is not None and not layouts:
+        raise problem
     return min(layouts, key=lambda layout: decisive(profile.trial_s(make_program(batch, layout))))
+
+
+def _each_size(profile: Profile, candidates: Callable[[Profile], Iterable[Candidate]]) -> list[Iterator[Candidate]]:
+    """The candidates of every microbatch size the job may have; raises the first size's reason if none has any."""
+    found: list[Iterator[Candidate]] = []
+    problem: UserError | None = None
+    for each in profile.each_microbatch_size():
+        rising = iter(candidates(each))
+        try:
+            found += [chain([first], rising) for first in islice(rising, 1)]
+        except UserError as error:
+            problem = problem or error
+    if not found:
+        name = profile.job.model.name
+        raise problem or UserError(f"layout: model={name} has too few layers for the stages of a replica")
+    return found
 
 
 def _fitting(profile: Profile, candidates: Iterable[Candidate], make_program: MakeProgram) -> Iterator[Candidate]:

@@ -21,6 +21,8 @@ same bits on every machine, and no decision looks at a clock. Sorts are ``kind="
 What a hook may know is in its arguments: shapes of samples, a layout, an assignment, and a ``Profile``:
 
     job                 model, cluster, batch, memory budget; degrees() lists the (TP, CP, PP, DP) that the user allows
+    each_microbatch_size    the same window for the job with every microbatch size that a planner may choose
+    under, for_job      the same for the job with a layout's microbatch size, and for another job
     draw                samples of the workload to profile, drawn apart from the training stream; new ones at every call
     measure             seconds of one layer of each kind of a module, both passes, on one packed microbatch
     forward_fit         a x^2 + b x + c through measured forwards, for each layer kind
@@ -40,9 +42,8 @@ of this holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import ClassVar
 
 import numpy as np
@@ -63,7 +64,6 @@ from entrain_bench.strategy.planning import (
     by_estimate,
     chain_starts,
     fastest_in_trials,
-    over_microbatch_sizes,
     partition_layers,
     place_chain,
     proportional_allocation,
@@ -119,14 +119,16 @@ class SplitByWork:
         # Modules of a group (the encoders, the LLM, the generators) share their stages.
         most = [min(len(model.modules[index].layers) for index in group) for group in model.module_groups]
 
-        def candidates_with(each: Profile) -> Iterator[Candidate]:
-            for degrees, recompute in product(each.job.degrees(), recompute_choices(each.job)):
-                if len(most) <= degrees.pp <= sum(most):
-                    yield candidate(each, samples, degrees, most, recompute)
+        # Called with the given microbatch size, or with every possible one for microbatch_size=null.
+        def candidates(each: Profile) -> list[Candidate]:
+            return by_estimate(
+                candidate(each, samples, degrees, most, recompute)
+                for degrees in each.job.degrees()
+                if len(most) <= degrees.pp <= sum(most)
+                for recompute in recompute_choices(each.job)
+            )
 
-        # Once with the given microbatch size; with every possible one for microbatch_size=null.
-        candidates = over_microbatch_sizes(profile, candidates_with)
-        return fastest_in_trials(profile, by_estimate(candidates), make_program, self.num_trials)
+        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
 
 
 def candidate(

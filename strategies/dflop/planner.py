@@ -90,8 +90,10 @@ class DflopPlanner:
                 f"layout: no split of cluster={profile.job.cluster.name} between encoder and LLM holds an average "
                 f"microbatch within {profile.job.memory_budget_bytes / 2**30:.1f} GiB a rank (strategy.planner dflop)"
             )
+        # N_mb is part of a plan: the job's microbatch size decides nothing.
+        sized = profile.for_job(profile.job.with_microbatch_size(profile.job.microbatch_size))
         candidates = (self.build(profile, shapes, *each) for each in chain([first], ranked))
-        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
+        return fastest_in_trials(sized, lambda _: candidates, make_program, self.num_trials)
 
     def rank(self, profile: Profile, shapes: DataShapes) -> Iterator[tuple[float, Plan, tuple[bool, ...]]]:
         """Plans in order of preference, with the recomputation of encoder and LLM.

@@ -20,7 +20,6 @@ from entrain_bench.strategy.planning import (
     Candidate,
     by_estimate,
     fastest_in_trials,
-    over_microbatch_sizes,
     partition_layers,
     recompute_choices,
 )
@@ -62,8 +61,11 @@ class DipPlanner:
         """The layout with the least believed time of a profiled batch among those whose programs fit memory."""
         samples = profile.draw(self.profile_samples)
         batch = profile.draw(profile.job.global_batch)
-        candidates = over_microbatch_sizes(profile, lambda each: self._candidates(each, samples, batch, make_program))
-        return fastest_in_trials(profile, by_estimate(candidates), make_program, self.num_trials)
+
+        def candidates(each: Profile) -> list[Candidate]:
+            return by_estimate(self._candidates(each, samples, batch, make_program))
+
+        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
 
     def _candidates(
         self, profile: Profile, samples: SampleShapes, batch: SampleShapes, make_program: MakeProgram

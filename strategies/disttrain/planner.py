@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from heapq import heappop, heappush, merge
-from itertools import chain, count, islice, product
+from heapq import heappop, heappush
+from itertools import count, islice, product
 from math import ceil
 from typing import ClassVar
 
@@ -65,17 +65,20 @@ class DistTrainPlanner:
         job = profile.job
         job.check_request()
         samples = self._draw(profile)
-        problems = [Orchestration(each, samples, self.requests_bind_encoder) for each in profile.each_microbatch_size()]
-        rising = [problem.candidates(self.rounded, self.count_step) for problem in problems]
-        candidates = merge(*rising, key=lambda candidate: candidate.estimated_s)
-        first = next(candidates, None)
-        if first is None:
-            asked = " ".join(f"layout.{n}={d}" for n in ("tp", "cp", "pp", "dp") if (d := getattr(job.request, n)))
-            raise UserError(
-                f"{asked or 'layout'}: no stages of encoder and LLM of model={job.model.name} fit the "
-                f"{job.cluster.num_ranks} ranks of cluster={job.cluster.name}"
-            )
-        return fastest_in_trials(profile, chain([first], candidates), make_program, self.num_trials)
+
+        def candidates(each: Profile) -> Iterator[Candidate]:
+            rising = Orchestration(each, samples, self.requests_bind_encoder).candidates(self.rounded, self.count_step)
+            first = next(rising, None)
+            if first is None:
+                asked = " ".join(f"layout.{n}={d}" for n in ("tp", "cp", "pp", "dp") if (d := getattr(job.request, n)))
+                raise UserError(
+                    f"{asked or 'layout'}: no stages of encoder and LLM of model={job.model.name} fit the "
+                    f"{job.cluster.num_ranks} ranks of cluster={job.cluster.name}"
+                )
+            yield first
+            yield from rising
+
+        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
 
     def _draw(self, profile: Profile) -> SampleShapes:
         for _ in range(MAX_DRAWS):

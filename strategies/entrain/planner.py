@@ -21,7 +21,6 @@ from entrain_bench.strategy.planning import (
     allocate_stages,
     by_estimate,
     fastest_in_trials,
-    over_microbatch_sizes,
     partition_layers,
     place_chain,
     recompute_choices,
@@ -69,15 +68,18 @@ class EntrainPlanner:
         """The layout with the highest estimated throughput among those that fit memory (Algorithm 2)."""
         stable = {
             degrees: self.profile_samples or self.stable_samples(profile, degrees)
-            for degrees in dict.fromkeys(over_microbatch_sizes(profile, lambda each: each.job.degrees()))
+            for degrees in profile.job.degrees()
             if degrees.pp > (self.encoder_stages or 1) or not profile.job.model.encoders
         }
         if not stable and self.encoder_stages:
             raise UserError(f"strategy.planner.encoder_stages={self.encoder_stages}: must leave the LLM a stage")
         if not stable:
             raise UserError("layout.pp=1: must be at least 2, a stage for the encoders and one for the LLM")
-        candidates = over_microbatch_sizes(profile, lambda each: self._candidates(each, stable))
-        layout = fastest_in_trials(profile, by_estimate(candidates), make_program, self.num_trials)
+
+        def candidates(each: Profile) -> list[Candidate]:
+            return by_estimate(self._candidates(each, stable))
+
+        layout = fastest_in_trials(profile, candidates, make_program, self.num_trials)
         llm = layout.modules[-1]
         needed = next(n for d, n in stable.items() if (d.tp, d.cp, d.dp) == (llm.tp, llm.cp, llm.dp))
         if needed > profile.job.global_batch:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from entrain_bench.errors import require
 from entrain_bench.program.layout import Layout
 from entrain_bench.strategy.interface import MakeProgram
-from entrain_bench.strategy.planning import Candidate, by_estimate, fastest_in_trials, over_microbatch_sizes
+from entrain_bench.strategy.planning import Candidate, by_estimate, fastest_in_trials
 from entrain_bench.strategy.profile import Profile
 
 from .degrees import colocated_pairs, noncolocated_pairs
@@ -41,12 +40,11 @@ class ColocatedPlanner:
         """The fastest of the most promising candidates that fit memory."""
         samples = profile.draw(self.profile_samples)
 
-        def candidates_with(each: Profile) -> Iterator[Candidate]:
+        def candidates(each: Profile) -> list[Candidate]:
             pairs = colocated_pairs(each.job, self.encoder_tp)
-            return candidates_of(each, samples, pairs, colocated=True, offload=self.offload_encoder)
+            return by_estimate(candidates_of(each, samples, pairs, colocated=True, offload=self.offload_encoder))
 
-        candidates = over_microbatch_sizes(profile, candidates_with)
-        return fastest_in_trials(profile, by_estimate(candidates), make_program, self.num_trials)
+        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +80,11 @@ class NoncolocatedPlanner:
             require(self.encoder_ranks <= most, "strategy.planner.encoder_ranks", self.encoder_ranks, f"at most {most}")
         samples = profile.draw(self.profile_samples)
 
-        def candidates_with(each: Profile) -> Iterator[Candidate]:
+        def candidates(each: Profile) -> list[Candidate]:
             pairs = noncolocated_pairs(each.job, self.encoder_ranks, self.max_encoder_pp, self.encoder_tp)
-            return candidates_of(each, samples, pairs, colocated=False)
+            return by_estimate(candidates_of(each, samples, pairs, colocated=False))
 
-        candidates = over_microbatch_sizes(profile, candidates_with)
-        return fastest_in_trials(profile, by_estimate(candidates), make_program, self.num_trials)
+        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
 
 
 def _check_knobs(profile_samples: int, num_trials: int) -> None:
