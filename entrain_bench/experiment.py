@@ -76,10 +76,11 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> Setting:
         model,
         cluster,
         config.global_batch,
-        config.microbatch_size,
+        1 if config.microbatch_size is None else config.microbatch_size,
         config.layout,
         budget,
         config.framework,
+        free_microbatch_size=config.microbatch_size is None,
     )
     truth = CostTruth(model, cluster, config.framework)
     parts: dict[str, Any] = {

@@ -67,9 +67,11 @@ class MegatronPlanner:
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
         samples = profile.draw(self.profile_samples)
-        return fastest_in_trials(
-            profile, rising_candidates(self._drafts(profile, samples)), make_program, self.num_trials
-        )
+
+        def candidates(each: Profile) -> Iterator[Candidate]:
+            return rising_candidates(self._drafts(each, samples))
+
+        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
 
     def _drafts(self, profile: Profile, samples: SampleShapes) -> Iterator[Draft]:
         job = profile.job
@@ -82,7 +84,7 @@ class MegatronPlanner:
 
         for degrees in job.degrees():
             measured = average_layer_s(profile, samples, degrees)
-            for recompute in recompute_choices(len(measured)):
+            for recompute in recompute_choices(job):
                 costs = [cost * recompute_factor(r) for cost, r in zip(measured, recompute, strict=True)]
                 for layers, leading in self._splits(job.model, degrees.pp, costs):
                     stages = _stage_s(job.model, degrees.pp, costs, layers, leading)

@@ -158,7 +158,8 @@ def _plain(text: str) -> tuple[str, Any]:
         OmegaConf.update(typed, override.key_or_group, override.value())
     except OmegaConfBaseException as error:
         raise UserError(f"{text}: {first_line(error)}") from error
-    return override.key_or_group, OmegaConf.select(typed, override.key_or_group)
+    value = OmegaConf.select(typed, override.key_or_group)
+    return override.key_or_group, OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
 def _is_plain(override: Override) -> bool:

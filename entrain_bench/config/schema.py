@@ -16,12 +16,13 @@ from entrain_bench.specs.job import LayoutRequest
 
 @dataclass
 class LayoutConfig:
-    """``layout.*`` as the user writes it; null leaves a degree to the planner."""
+    """``layout.*`` as the user writes it; null leaves a value to the planner."""
 
     tp: int | None = MISSING
     cp: int | None = MISSING
     pp: int | None = MISSING
     dp: int | None = MISSING
+    recompute: list[str] | None = MISSING
 
 
 @dataclass
@@ -36,7 +37,7 @@ class ConfigSchema:
     seed: int = MISSING
     iterations: int = MISSING
     global_batch: int = MISSING
-    microbatch_size: int = MISSING
+    microbatch_size: int | None = MISSING
     layout: LayoutConfig = field(default_factory=LayoutConfig)
     belief_error: float = MISSING
     belief_bias: float = MISSING
@@ -85,7 +86,7 @@ class RunConfig:
     seed: int
     iterations: int
     global_batch: int
-    microbatch_size: int
+    microbatch_size: int | None
     layout: LayoutRequest
     belief_error: float
     belief_bias: float
@@ -116,7 +117,9 @@ class RunConfig:
         known = ConfigSchema.__dataclass_fields__
         if unknown := sorted(set(map(str, values)) - set(known) - {"figure"}):
             raise unknown_choice("key", unknown[0], known)
-        given = {str(key): value for key, value in values.items()} | {"layout": LayoutRequest(**values["layout"])}
+        given = {str(key): value for key, value in values.items()} | {
+            "layout": LayoutRequest.from_values(values["layout"])
+        }
         given.pop("figure", None)
         framework = Framework.from_values(given)
         for name in Framework.__dataclass_fields__:
@@ -127,7 +130,7 @@ class RunConfig:
         """Everything that decides the result, as plain values; where it is written does not."""
         skipped = {"results_dir", "mlflow", "framework"}
         content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in skipped}
-        content["layout"] = {name: getattr(self.layout, name) for name in ("tp", "cp", "pp", "dp")}
+        content["layout"] = self.layout.values
         content |= {**asdict(self.framework), "freeze": [*self.framework.freeze]}
         return content
 

@@ -54,6 +54,7 @@ SETTINGS = (
     *Framework.__dataclass_fields__,
 )
 DEGREES = ("layout_tp", "layout_cp", "layout_pp", "layout_dp")
+RECOMPUTE = "layout_recompute"
 PARAMETERS = ("planner", "assigner", "scheduler", "strategy_parameters", "workload_parameters")
 
 
@@ -97,6 +98,7 @@ class Record:
     def row(self) -> dict[str, Any]:
         """The run's row of ``table.csv``; empty where the run is older than a setting."""
         degrees = {name: self.config["layout"][name.removeprefix("layout_")] for name in DEGREES}
+        recompute = self.config["layout"].get("recompute")
         return {
             **{name: self.labels[name] for name in LABELS},
             "status": self.status,
@@ -104,6 +106,7 @@ class Record:
             **{name: self.metrics.get(name) for name in METRICS},
             **self.settings,
             **degrees,
+            RECOMPUTE: None if recompute is None else "+".join(recompute) or "none",
             "layout": "; ".join(f"{name} {text}" for name, text in sorted(self.layout.items())),
             **{part: self.labels[part] for part in ("planner", "assigner", "scheduler")},
             "strategy_parameters": parameters_text(self.config["strategy"]),
@@ -136,12 +139,17 @@ def new_record(cell: Cell, status: str, reason: str = "", outcome: Outcome | Non
     result: dict[str, Any] = {}
     if outcome:
         result = {
-            "layout": outcome.layout.describe(),
+            "layout": outcome.layout.describe() | _microbatches(cell.config, outcome),
             "metrics": dict(outcome.metrics),
             "iterations": outcome.iterations,
         }
     content = cell.config.content()
     return Record(cell.key, status, reason, labels_of(cell.config), content, cell.code_version, **result)
+
+
+def _microbatches(config: RunConfig, outcome: Outcome) -> dict[str, str]:
+    """The number of a replica's microbatches, where it was the planner's to choose."""
+    return {"microbatches": str(outcome.layout.num_microbatches)} if config.microbatch_size is None else {}
 
 
 def labels_of(config: RunConfig) -> dict[str, Any]:
@@ -228,7 +236,8 @@ def table_csv(records: Sequence[Record]) -> str:
     """Records as the text of ``table.csv``; every number is the shortest text that stands for it alone."""
     table = pd.DataFrame([record.row() for record in records])
     # Whole numbers, also beside those that are left to the planner.
-    return table.astype({name: "Int64" for name in DEGREES if name in table}).to_csv(index=False, lineterminator="\n")
+    whole = (*DEGREES, "microbatch_size")
+    return table.astype({name: "Int64" for name in whole if name in table}).to_csv(index=False, lineterminator="\n")
 
 
 def sorted_records(records: Iterable[Record]) -> list[Record]:
@@ -236,7 +245,7 @@ def sorted_records(records: Iterable[Record]) -> list[Record]:
 
     def place(record: Record) -> list[str]:
         row = record.row()
-        return [str(row[name]) for name in (*LABELS, *SETTINGS, *DEGREES, *PARAMETERS, "key")]
+        return [str(row[name]) for name in (*LABELS, *SETTINGS, *DEGREES, RECOMPUTE, *PARAMETERS, "key")]
 
     return sorted(records, key=place)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -47,6 +48,23 @@ class Profile:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_rng", np.random.default_rng([self._seed, 0x70726F66]))
+
+    def for_job(self, job: Job) -> Profile:
+        """The same window for a job that differs in what planners choose; samples that one draws the other does not."""
+        other = copy(self)
+        object.__setattr__(other, "job", job)
+        return other
+
+    def each_microbatch_size(self) -> list[Profile]:
+        """The same window for the job with every microbatch size it may have."""
+        return [self.for_job(job) for job in self.job.each_microbatch_size()]
+
+    def under(self, layout: Layout) -> Profile:
+        """The same window for the job with a layout's microbatch size, where that was the planner's to choose."""
+        if not self.job.free_microbatch_size:
+            return self
+        num_microbatches = layout.modules[self.job.model.llm_index].dp * layout.num_microbatches
+        return self.for_job(self.job.with_microbatch_size(-(-self.job.global_batch // num_microbatches)))
 
     def draw(self, num_samples: int) -> SampleShapes:
         """Independent samples of the workload, apart from the training stream; every call draws new ones."""

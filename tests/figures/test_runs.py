@@ -7,7 +7,7 @@ import pytest
 
 from entrain_bench.figures import forward_variability, sensitivity
 from entrain_bench.records.tables import Runs
-from support.figures import MODELS, TRACES, actions, contexts, drawn, errors, splits, table, written
+from support.figures import MODELS, TRACES, actions, contexts, drawn, errors, splits, table, warmups, written
 
 
 def test_iteration_times_are_means_over_seeds_with_their_spread_and_speedup() -> None:
@@ -81,6 +81,15 @@ def test_splits_are_relative_to_the_best_and_the_planners_own_is_marked() -> Non
     assert rows["planned"].to_dict() == {2: False, 3: False, 4: True, 5: False, 6: False, 7: False}
     assert sensitivity.encoder_stages("llm tp2 cp1 pp3 dp4 layers 9; vision tp2 cp1 pp5 dp4 layers 7", "vision") == 5
     assert sensitivity.encoder_stages("nan", "vision") is None
+
+
+def test_numbers_of_forwards_stand_in_their_order_and_no_limit_comes_last() -> None:
+    figure, shown = drawn("warmup", warmups(["first"], TRACES[:1]).sample(frac=1.0, random_state=0))
+    assert [text.get_text() for text in figure.axes[-1].get_xticklabels()] == ["0", "2", "16", "any"]
+    rows = shown[shown["model"] == MODELS[0]].set_index("max_extra_forwards")
+    assert rows["peak_memory_gib"].to_dict() == pytest.approx({"0": 5.0, "2": 7.0, "16": 13.0, "any": 13.0})
+    seconds = rows["iteration_time_s"]
+    assert seconds["2"] / seconds["0"] == pytest.approx(0.9)
 
 
 def test_a_line_without_all_its_points_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

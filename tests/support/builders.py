@@ -22,7 +22,7 @@ from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
 from entrain_bench.strategy.interface import Planner, Strategy
 from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.schedules import OneForwardOneBackward
+from entrain_bench.strategy.warmup import OneForwardOneBackward
 from entrain_bench_strategies.entrain import EntrainAssigner, EntrainScheduler
 from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner
 

@@ -24,7 +24,8 @@ from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.unet import UNetConfig, parse_unet, unet_layers
 from entrain_bench.strategy.interface import Strategy
 from entrain_bench.strategy.planning import Island, place_islands
-from entrain_bench.strategy.schedules import OneForwardOneBackward, chain_program, stages_behind
+from entrain_bench.strategy.schedules import chain_program, stages_behind
+from entrain_bench.strategy.warmup import OneForwardOneBackward
 from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainPlanner, DistTrainScheduler
 from entrain_bench_strategies.disttrain.planner import Orchestration, SubProblem
 from entrain_bench_strategies.entrain import EntrainAssigner, EntrainPlanner, EntrainScheduler

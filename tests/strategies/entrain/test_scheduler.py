@@ -20,7 +20,8 @@ from entrain_bench.specs.job import PLANNING_SHARE, Job
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
 from entrain_bench.strategy.schedules import backward_microbatch, chain_chunks, chain_program, stages_behind
-from entrain_bench_strategies.entrain.scheduler import EntrainScheduler, eager_warmup, held_tokens
+from entrain_bench.strategy.warmup import eager_warmup, held_tokens
+from entrain_bench_strategies.entrain.scheduler import EntrainScheduler
 from support.builders import (
     chain_layout,
     no_delay,
