@@ -6,6 +6,7 @@ library end in other digits where there is FMA or AVX-512. Nothing that decides 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from fractions import Fraction
 from typing import overload
@@ -20,6 +21,7 @@ DECISIVE_BITS = 30  # 2^-30, about 1e-9
 # Terms of the series below; the next one is under 1e-17 of the result.
 LOG_TERMS = 20
 SINE_TERMS = 14
+EXP_TERMS = 20
 LN_2 = 0.6931471805599453
 
 
@@ -98,6 +100,16 @@ def log2(values: ArrayLike) -> FloatArray:
 def log(value: float) -> float:
     """Natural logarithm of a positive number."""
     return float(log2(value)) * LN_2
+
+
+def exp(value: float) -> float:
+    """Exponential function of a number within the range of floats, within some 1e-16 of the exponent."""
+    # The nearest power of two is taken out; what is left is at most ln(2) / 2, either way.
+    power = round(value / LN_2)
+    rest, series = value - power * LN_2, 1.0
+    for term in range(EXP_TERMS, 0, -1):
+        series = 1.0 + series * rest / term
+    return math.ldexp(series, power)
 
 
 def sine_of_turns(turns: ArrayLike) -> FloatArray:

@@ -42,6 +42,8 @@ METRICS = (
     "lower_bound_s",
     "gap_to_lower_bound",
 )
+# What an iteration has of its own.
+PER_ITERATION = tuple(name for name in METRICS if name != "planning_time_s")
 SETTINGS = (
     "global_batch",
     "microbatch_size",
@@ -158,7 +160,7 @@ def labels_of(config: RunConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The results folder: ``runs/<key>.json``, ``timelines/<key>.parquet`` and ``.json``, ``table.csv``."""
+    """The results folder: runs, timelines, and the tables of all runs (results/README.md)."""
 
     root: Path
 
@@ -215,11 +217,13 @@ class Results:
                 logger.warning("left out of the table: %s", error)
         return sorted_records(found)
 
-    def write_table(self) -> None:
-        """Write ``table.csv``, the tidy table of all records."""
+    def write_tables(self) -> None:
+        """Write ``table.csv`` and ``iterations.parquet``, the tidy tables of all records and of their iterations."""
         self.root.mkdir(parents=True, exist_ok=True)
         with FileLock(str(self.root / "table.lock"), timeout=LOCK_TIMEOUT_S):
-            write_atomically(self.root / "table.csv", table_csv(self.records()).encode())
+            records = self.records()
+            write_atomically(self.root / "table.csv", table_csv(records).encode())
+            write_atomically(self.root / "iterations.parquet", iterations_parquet(records))
 
 
 def table_csv(records: Sequence[Record]) -> str:
@@ -227,6 +231,18 @@ def table_csv(records: Sequence[Record]) -> str:
     table = pd.DataFrame([record.row() for record in records])
     # Whole numbers, also beside those that are left to the planner.
     return table.astype({name: "Int64" for name in DEGREES if name in table}).to_csv(index=False, lineterminator="\n")
+
+
+def iterations_parquet(records: Iterable[Record]) -> bytes:
+    """One row an iteration: ``key`` and ``seed`` of the run, ``iteration`` from 0, and ``PER_ITERATION``; a file."""
+    rows = [
+        {"key": record.key, "seed": record.labels["seed"], "iteration": index, **values}
+        for record in records
+        for index, values in enumerate(record.iterations)
+    ]
+    table = pd.DataFrame(rows, columns=["key", "seed", "iteration", *PER_ITERATION])
+    kinds = dict.fromkeys(("seed", "iteration"), "int64") | dict.fromkeys(PER_ITERATION, "float64")
+    return table.astype(kinds).to_parquet(index=False)
 
 
 def sorted_records(records: Iterable[Record]) -> list[Record]:
