@@ -42,9 +42,10 @@ The verdict follows one rule, applied to the gain (a ratio's distance from 1, a 
 *reproduced*: at least 80% of the paper's gain, or beyond; *partly*: at least a third of it; *not reproduced*: less, or
 the other direction; *undecided*: not the same at both ends of the interval. Of a range the end nearer to no gain is
 taken. Where a paper gives an order and no number ("> 1"), *reproduced* means that it holds by more than 2%, with the
-whole interval, for every workload and model measured, *partly* for at least a third of them; *undecided* that it depends
-on those whose interval lies on both sides. Seeds at which a run has no result are left out and counted. Hardware, data
-and cost model differ from the papers' ([costs.md](../docs/costs.md)), so agreement is not expected to the digit.
+whole interval, for every workload and model measured, *partly* for at least a third of them; *undecided* that it
+depends on those whose interval lies on both sides. Seeds at which a run has no result are left out and counted.
+Hardware, data and cost model differ from the papers' ([costs.md](../docs/costs.md)), so agreement is not expected to
+the digit.
 """
 
 
