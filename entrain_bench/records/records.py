@@ -71,6 +71,7 @@ class Record:
         layout: short text a module.
         metrics: means over iterations.
         iterations: metrics of every iteration.
+        settled: whether a failure follows from configuration, data and code, so that another attempt would end alike.
     """
 
     key: str
@@ -82,11 +83,12 @@ class Record:
     layout: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     iterations: tuple[Mapping[str, float], ...] = ()
+    settled: bool = False
 
     @property
     def finished(self) -> bool:
-        """Whether a sweep leaves the run alone; failed ones are tried again, for what broke them may lie outside."""
-        return self.status in ("ok", "skipped")
+        """Whether a sweep leaves the run alone; other failures are tried again, for what broke them may lie outside."""
+        return self.status in ("ok", "skipped") or self.settled
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -131,7 +133,9 @@ def parameters_text(node: Mapping[str, Any]) -> str:
     return " ".join(f"{path}={json.dumps(value)}" for path, value in sorted(leaves.items()) if "_target_" not in path)
 
 
-def new_record(cell: Cell, status: str, reason: str = "", outcome: Outcome | None = None) -> Record:
+def new_record(
+    cell: Cell, status: str, reason: str = "", outcome: Outcome | None = None, settled: bool = False
+) -> Record:
     """The record of a finished, skipped or failed run."""
     result: dict[str, Any] = {}
     if outcome:
@@ -141,7 +145,9 @@ def new_record(cell: Cell, status: str, reason: str = "", outcome: Outcome | Non
             "iterations": outcome.iterations,
         }
     content = cell.config.content()
-    return Record(cell.key, status, reason, labels_of(cell.config), content, cell.code_version, **result)
+    return Record(
+        cell.key, status, reason, labels_of(cell.config), content, cell.code_version, settled=settled, **result
+    )
 
 
 def labels_of(config: RunConfig) -> dict[str, Any]:
