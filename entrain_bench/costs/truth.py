@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray, rows_of
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.memory import Memory
+from entrain_bench.costs.noise import ActionNoise
 from entrain_bench.costs.relay import Relay, relay_between_modules
 from entrain_bench.costs.roofline import PassTimes, Roofline, loads_of
 from entrain_bench.costs.transform import colocated_transforms
@@ -50,11 +51,13 @@ class CostTruth:
 
     Attributes:
         framework: how the framework runs the job.
+        noise: of executed actions.
     """
 
     model: ModelSpec
     cluster: ClusterSpec
     framework: Framework = field(default_factory=Framework)
+    noise: ActionNoise = field(default_factory=ActionNoise)
 
     @property
     def roofline(self) -> Roofline:
@@ -77,6 +80,11 @@ class CostTruth:
         counts = module.kind_counts(placed.layers_per_stage)
         loads = loads_of(module, module.lengths(shapes, chunks.members), chunks.offsets)
         return self.roofline.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
+
+    def charge(self, program: Program) -> Prices:
+        """What one execution of a program costs: its price, but for the noise."""
+        prices, factors = self.price(program), self.noise.factors(program)
+        return replace(prices, duration_s=factors * prices.duration_s, comm_s=factors * prices.comm_s)
 
     def price(self, program: Program) -> Prices:
         """Durations and delays of a whole program."""

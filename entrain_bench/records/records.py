@@ -50,6 +50,8 @@ SETTINGS = (
     "iterations",
     "belief_error",
     "belief_bias",
+    "action_noise",
+    "speed",
     "memory_fraction",
     *Framework.__dataclass_fields__,
 )
@@ -92,9 +94,8 @@ class Record:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings as a table shows them, lists as ``a+b``; None where the run is older than a setting."""
-        values = {name: self.config.get(name) for name in SETTINGS}
-        return {name: "+".join(value) if isinstance(value, list) else value for name, value in values.items()}
+        """Settings as a table shows them; None where the run is older than a setting."""
+        return {name: _setting(self.config.get(name)) for name in SETTINGS}
 
     def row(self) -> dict[str, Any]:
         """The run's row of ``table.csv``; empty where the run is older than a setting."""
@@ -113,6 +114,13 @@ class Record:
             "code_version": self.code_version,
             "key": self.key,
         }
+
+
+def _setting(value: Any) -> Any:
+    """Lists as ``a+b``, factors as ``a=2.0`` where they are not 1, anything else as it is."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={factor}" for name, factor in value.items() if factor != 1)
+    return "+".join(value) if isinstance(value, list) else value
 
 
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:

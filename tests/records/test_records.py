@@ -53,6 +53,14 @@ def test_a_record_older_than_a_setting_keeps_its_row(config: RunConfig, tmp_path
     assert table.loc[record.key, "belief_error"] == 0
 
 
+def test_changed_speeds_stand_in_the_table() -> None:
+    (cell,) = compose_cells(["model=tiny", "cluster=tiny", "speed.gemm=0.7", "speed.network=2", "action_noise=0.1"])
+    row = new_record(cell, "ok").row()
+    assert (row["speed"], row["action_noise"]) == ("gemm=0.7 network=2.0", 0.1)
+    (plain,) = compose_cells(["model=tiny", "cluster=tiny"])
+    assert new_record(plain, "ok").row()["speed"] == ""
+
+
 def test_every_iteration_has_a_row(config: RunConfig, tmp_path: Path) -> None:
     first = made_up(config)
     values = [dict.fromkeys(PER_ITERATION, 0.1 + index) for index in range(3)]
