@@ -11,8 +11,9 @@ import numpy as np
 
 from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import RunConfig
+from entrain_bench.costs.noise import ActionNoise
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import UserError
+from entrain_bench.errors import UserError, require
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.table import timeline_frame
@@ -70,7 +71,7 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> Setting:
     Raises:
         UserError: naming what is wrong in the configuration or the data.
     """
-    model, cluster = ModelSpec.from_config(config.model), ClusterSpec.from_config(config.cluster)
+    model, cluster = ModelSpec.from_config(config.model), ClusterSpec.from_config(config.cluster).at(config.speed)
     budget = cluster.device.memory_bytes * config.memory_fraction
     job = Job(
         model,
@@ -82,12 +83,14 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> Setting:
         config.framework,
         free_microbatch_size=config.microbatch_size is None,
     )
-    truth = CostTruth(model, cluster, config.framework)
+    truth = CostTruth(model, cluster, config.framework, ActionNoise(config.action_noise, config.seed))
     parts: dict[str, Any] = {
         part: instantiate(config.strategy[part], f"strategy.{part}", method)
         for part, method in (("planner", "plan"), ("assigner", "assign"), ("scheduler", "schedule"))
     }
     executor = instantiate(config.harness, "harness", ("execute", "train"), truth=truth, memory_budget_bytes=budget)
+    if isinstance(executor, Trainer):
+        require(not config.action_noise, "action_noise", config.action_noise, "0 where the harness trains")
     if source is None:
         workload: Workload = instantiate(config.workload, "workload", "source")
         source = workload.source(model.tokens)

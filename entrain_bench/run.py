@@ -12,9 +12,17 @@ from threading import Thread
 from time import perf_counter
 
 import pandas as pd
+from hydra.utils import get_class
 
 from entrain_bench.config.compose import Composer
-from entrain_bench.errors import TRACEBACK_VARIABLE, ExecutionError, IncompatibleError, UserError, explain
+from entrain_bench.errors import (
+    TRACEBACK_VARIABLE,
+    ExecutionError,
+    IncompatibleError,
+    OutOfMemoryError,
+    UserError,
+    explain,
+)
 from entrain_bench.experiment import run_experiment
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Record, Results, new_record
@@ -108,12 +116,17 @@ def _run_or_explain(cell: Cell) -> tuple[Record, pd.DataFrame | None]:
     except IncompatibleError as error:
         return make("skipped", str(error)), None
     except (UserError, ExecutionError) as error:
-        return make("failed", str(error)), None
+        return make("failed", str(error), settled=is_settled(cell, error)), None
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exc()
         return make("failed", explain(error)), None
     return make("ok", outcome=outcome), outcome.timeline
+
+
+def is_settled(cell: Cell, error: Exception) -> bool:
+    """Whether a failure is a result: a simulated program that does not fit memory never does, a trained one may."""
+    return isinstance(error, OutOfMemoryError) and not hasattr(get_class(cell.config.harness["_target_"]), "train")
 
 
 def _ahead(cells: Iterable[Cell]) -> Iterator[Cell]:

@@ -79,7 +79,7 @@ def make(wanted: Sequence[Output], study: Study, mlflow: bool = True) -> bool:
         note = f": incomplete: {problem}" if problem else ""
         say(f"[{number}/{len(wanted)}] {output.name}{note}")
     if ran:
-        results.write_table()
+        results.write_tables()
     if ran and mlflow:
         for output in wanted:
             found = [results.read(key) for key in study.cells_by_key(output.sweeps)]

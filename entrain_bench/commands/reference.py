@@ -13,11 +13,11 @@ from entrain_bench.documents.tables import pages_with_tables
 from entrain_bench.errors import UserError
 from entrain_bench.files import write_atomically
 from entrain_bench.records.compare import drifts, read_text
-from entrain_bench.records.records import Results, sorted_records, table_csv
+from entrain_bench.records.records import Results, iterations_parquet, sorted_records, table_csv
 from entrain_bench.study import Output, Study
 
 EXIT_FAILED = 1
-TABLE = "table.csv"
+TABLE, ITERATIONS = "table.csv", "iterations.parquet"
 # In ``docs``: text by hand, tables by the suite.
 PAGES = "strategies"
 # Wall times, which are others every time: a figure is committed, no row of the table.
@@ -28,7 +28,7 @@ COMPARED = ".csv"
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The committed results: table and figures of ``results/reference``, documents in ``docs``, tables on its pages."""
+    """The committed results: files of ``results/reference``, documents in ``docs``, tables on its pages."""
 
     results: Path
     documents: Path
@@ -86,11 +86,12 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[Re
 
 
 def generated(reference: Reference, wanted: Sequence[Output], study: Study) -> Iterator[tuple[Path, bytes]]:
-    """Every committed file with what the outputs have made of it: table of their runs, own files, pages with tables."""
+    """Every committed file as the outputs have made it: tables of their runs, own files, pages with tables."""
     cells = study.cells_by_key(sweep for output in wanted if output.name != MEASURED for sweep in output.sweeps)
     records = sorted_records(record for key in cells if (record := study.results.read(key)))
     if records:
         yield reference.results / TABLE, table_csv(records).encode()
+        yield reference.results / ITERATIONS, iterations_parquet(records)
     for output in wanted:
         for file in map(Path, output.committed):
             yield reference.path_of(file), (study.results.root / file).read_bytes()

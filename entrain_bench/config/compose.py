@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
@@ -20,17 +20,26 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, first_line, in_tree, one_line_errors
-from entrain_bench.config.schema import ConfigSchema, LayoutConfig, RunConfig, plain_values, register_schema
+from entrain_bench.config.schema import (
+    ConfigSchema,
+    LayoutConfig,
+    RunConfig,
+    SpeedConfig,
+    plain_values,
+    register_schema,
+)
 from entrain_bench.config.tree import config_tree
 from entrain_bench.errors import UserError
 from entrain_bench.specs.framework import Framework
 from entrain_bench.store import Store
 
+# Mappings of plain keys.
+NESTED: Mapping[str, type[LayoutConfig | SpeedConfig]] = {"layout": LayoutConfig, "speed": SpeedConfig}
 # Keys that no choice of a group depends on: cells that differ in them alone share one composition.
 PLAIN_KEYS = frozenset(
-    {"seed", "iterations", "global_batch", "microbatch_size", "belief_error", "belief_bias", "memory_fraction"}
-    | {*Framework.__dataclass_fields__, "results_dir", "mlflow"}
-    | {f"layout.{name}" for name in LayoutConfig.__dataclass_fields__}
+    {"seed", "iterations", "global_batch", "microbatch_size", "belief_error", "belief_bias", "action_noise"}
+    | {*Framework.__dataclass_fields__, "memory_fraction", "results_dir", "mlflow"}
+    | {f"{group}.{name}" for group, config in NESTED.items() for name in config.__dataclass_fields__}
 )
 
 
@@ -73,8 +82,10 @@ class Composer:
         with one_line_errors([*self._search, *overrides]):
             plain = dict(_plain(text) for text in overrides if _is_plain(_parse(text)))
             values = self._choices(tuple(text for text in overrides if not _is_plain(_parse(text))))
-            layout = {name: plain.pop(f"layout.{name}", degree) for name, degree in values["layout"].items()}
-            values = {**values, **plain, "layout": layout}
+            for group in NESTED:
+                given = values[group].items()
+                values = values | {group: {name: plain.pop(f"{group}.{name}", value) for name, value in given}}
+            values = values | plain
             if INTERPOLATION in json.dumps(values):
                 values = plain_values(OmegaConf.create(values))
             return RunConfig.from_values(values)

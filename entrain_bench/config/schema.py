@@ -10,6 +10,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from entrain_bench.errors import UserError, require, unknown_choice
+from entrain_bench.specs.cluster import Speed
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.job import LayoutRequest
 
@@ -23,6 +24,16 @@ class LayoutConfig:
     pp: int | None = MISSING
     dp: int | None = MISSING
     recompute: list[str] | None = MISSING
+
+
+@dataclass
+class SpeedConfig:
+    """``speed.*`` as the user writes it."""
+
+    gemm: float = MISSING
+    attention: float = MISSING
+    memory: float = MISSING
+    network: float = MISSING
 
 
 @dataclass
@@ -41,6 +52,8 @@ class ConfigSchema:
     layout: LayoutConfig = field(default_factory=LayoutConfig)
     belief_error: float = MISSING
     belief_bias: float = MISSING
+    action_noise: float = MISSING
+    speed: SpeedConfig = field(default_factory=SpeedConfig)
     memory_fraction: float = MISSING
     distributed_optimizer: bool = MISSING
     overlap_grad_reduce: bool = MISSING
@@ -90,6 +103,8 @@ class RunConfig:
     layout: LayoutRequest
     belief_error: float
     belief_bias: float
+    action_noise: float
+    speed: Speed
     memory_fraction: float
     framework: Framework
     results_dir: str
@@ -113,13 +128,13 @@ class RunConfig:
         require(values["iterations"] >= 1, "iterations", values["iterations"], "at least 1")
         for key in ("belief_error", "belief_bias"):
             require(0 <= values[key] < 1, key, values[key], "in [0, 1)")
+        require(0 <= values["action_noise"] <= 0.5, "action_noise", values["action_noise"], "in [0, 0.5]")
         require(0 < values["memory_fraction"] <= 1, "memory_fraction", values["memory_fraction"], "in (0, 1]")
         known = ConfigSchema.__dataclass_fields__
         if unknown := sorted(set(map(str, values)) - set(known) - {"figure"}):
             raise unknown_choice("key", unknown[0], known)
-        given = {str(key): value for key, value in values.items()} | {
-            "layout": LayoutRequest.from_values(values["layout"])
-        }
+        given = {str(key): value for key, value in values.items()}
+        given |= {"layout": LayoutRequest.from_values(values["layout"]), "speed": Speed(**values["speed"])}
         given.pop("figure", None)
         framework = Framework.from_values(given)
         for name in Framework.__dataclass_fields__:
@@ -131,6 +146,7 @@ class RunConfig:
         skipped = {"results_dir", "mlflow", "framework"}
         content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in skipped}
         content["layout"] = self.layout.values
+        content["speed"] = asdict(self.speed)
         content |= {**asdict(self.framework), "freeze": [*self.framework.freeze]}
         return content
 

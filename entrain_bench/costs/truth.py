@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.costs.edges import edges_of, held_after_s
 from entrain_bench.costs.memory import Memory
+from entrain_bench.costs.noise import ActionNoise
 from entrain_bench.costs.roofline import PassTimes, Roofline, loads_of
 from entrain_bench.costs.steps import StepCosts, Steps
 from entrain_bench.costs.transfers import Transfers, both, relay_between_modules, transfers_between_blocks
@@ -54,11 +55,13 @@ class CostTruth:
 
     Attributes:
         framework: how the framework runs the job.
+        noise: of executed actions.
     """
 
     model: ModelSpec
     cluster: ClusterSpec
     framework: Framework = field(default_factory=Framework)
+    noise: ActionNoise = field(default_factory=ActionNoise)
 
     @property
     def roofline(self) -> Roofline:
@@ -81,6 +84,11 @@ class CostTruth:
         counts = module.kind_counts(placed.layers_per_stage)
         loads = loads_of(module, module.lengths(shapes, chunks.members), chunks.offsets)
         return self.roofline.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
+
+    def charge(self, program: Program) -> Prices:
+        """What one execution of a program costs: its price, but for the noise."""
+        prices, factors = self.price(program), self.noise.factors(program)
+        return replace(prices, duration_s=factors * prices.duration_s, comm_s=factors * prices.comm_s)
 
     @property
     def step_costs(self) -> StepCosts:

@@ -44,12 +44,16 @@ METRICS = (
     "gap_to_lower_bound",
     "cluster_bound_s",
 )
+# What an iteration has of its own.
+PER_ITERATION = tuple(name for name in METRICS if name != "planning_time_s")
 SETTINGS = (
     "global_batch",
     "microbatch_size",
     "iterations",
     "belief_error",
     "belief_bias",
+    "action_noise",
+    "speed",
     "memory_fraction",
     *Framework.__dataclass_fields__,
 )
@@ -72,6 +76,7 @@ class Record:
         layout: short text a module.
         metrics: means over iterations.
         iterations: metrics of every iteration.
+        settled: whether a failure follows from configuration, data and code, so that another attempt would end alike.
     """
 
     key: str
@@ -83,17 +88,17 @@ class Record:
     layout: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     iterations: tuple[Mapping[str, float], ...] = ()
+    settled: bool = False
 
     @property
     def finished(self) -> bool:
-        """Whether a sweep leaves the run alone; failed ones are tried again, for what broke them may lie outside."""
-        return self.status in ("ok", "skipped")
+        """Whether a sweep leaves the run alone; other failures are tried again, for what broke them may lie outside."""
+        return self.status in ("ok", "skipped") or self.settled
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings as a table shows them, lists as ``a+b``; None where the run is older than a setting."""
-        values = {name: self.config.get(name) for name in SETTINGS}
-        return {name: "+".join(value) if isinstance(value, list) else value for name, value in values.items()}
+        """Settings as a table shows them; None where the run is older than a setting."""
+        return {name: _setting(self.config.get(name)) for name in SETTINGS}
 
     def row(self) -> dict[str, Any]:
         """The run's row of ``table.csv``; empty where the run is older than a setting."""
@@ -116,6 +121,13 @@ class Record:
         }
 
 
+def _setting(value: Any) -> Any:
+    """Lists as ``a+b``, factors as ``a=2.0`` where they are not 1, anything else as it is."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={factor}" for name, factor in value.items() if factor != 1)
+    return "+".join(value) if isinstance(value, list) else value
+
+
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
     """The leaves of a configuration by their dotted paths."""
     if isinstance(node, Mapping):
@@ -134,7 +146,9 @@ def parameters_text(node: Mapping[str, Any]) -> str:
     return " ".join(f"{path}={json.dumps(value)}" for path, value in sorted(leaves.items()) if "_target_" not in path)
 
 
-def new_record(cell: Cell, status: str, reason: str = "", outcome: Outcome | None = None) -> Record:
+def new_record(
+    cell: Cell, status: str, reason: str = "", outcome: Outcome | None = None, settled: bool = False
+) -> Record:
     """The record of a finished, skipped or failed run."""
     result: dict[str, Any] = {}
     if outcome:
@@ -144,7 +158,9 @@ def new_record(cell: Cell, status: str, reason: str = "", outcome: Outcome | Non
             "iterations": outcome.iterations,
         }
     content = cell.config.content()
-    return Record(cell.key, status, reason, labels_of(cell.config), content, cell.code_version, **result)
+    return Record(
+        cell.key, status, reason, labels_of(cell.config), content, cell.code_version, settled=settled, **result
+    )
 
 
 def _microbatches(config: RunConfig, outcome: Outcome) -> dict[str, str]:
@@ -168,7 +184,7 @@ def labels_of(config: RunConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The results folder: ``runs/<key>.json``, ``timelines/<key>.parquet`` and ``.json``, ``table.csv``."""
+    """The results folder: runs, timelines, and the tables of all runs (results/README.md)."""
 
     root: Path
 
@@ -225,11 +241,13 @@ class Results:
                 logger.warning("left out of the table: %s", error)
         return sorted_records(found)
 
-    def write_table(self) -> None:
-        """Write ``table.csv``, the tidy table of all records."""
+    def write_tables(self) -> None:
+        """Write ``table.csv`` and ``iterations.parquet``, the tidy tables of all records and of their iterations."""
         self.root.mkdir(parents=True, exist_ok=True)
         with FileLock(str(self.root / "table.lock"), timeout=LOCK_TIMEOUT_S):
-            write_atomically(self.root / "table.csv", table_csv(self.records()).encode())
+            records = self.records()
+            write_atomically(self.root / "table.csv", table_csv(records).encode())
+            write_atomically(self.root / "iterations.parquet", iterations_parquet(records))
 
 
 def table_csv(records: Sequence[Record]) -> str:
@@ -238,6 +256,18 @@ def table_csv(records: Sequence[Record]) -> str:
     # Whole numbers, also beside those that are left to the planner.
     whole = (*DEGREES, "microbatch_size")
     return table.astype({name: "Int64" for name in whole if name in table}).to_csv(index=False, lineterminator="\n")
+
+
+def iterations_parquet(records: Iterable[Record]) -> bytes:
+    """One row an iteration: ``key`` and ``seed`` of the run, ``iteration`` from 0, and ``PER_ITERATION``; a file."""
+    rows = [
+        {"key": record.key, "seed": record.labels["seed"], "iteration": index, **values}
+        for record in records
+        for index, values in enumerate(record.iterations)
+    ]
+    table = pd.DataFrame(rows, columns=["key", "seed", "iteration", *PER_ITERATION])
+    kinds = dict.fromkeys(("seed", "iteration"), "int64") | dict.fromkeys(PER_ITERATION, "float64")
+    return table.astype(kinds).to_parquet(index=False)
 
 
 def sorted_records(records: Iterable[Record]) -> list[Record]:

@@ -37,7 +37,7 @@ class Simulator:
         """
         check_program(program)
         memory = self.check_memory(program)
-        prices = self.truth.price(program)
+        prices = self.truth.charge(program)
         start, end, wait = place_program(program, prices)
         peak = np.maximum.reduceat(memory[0], program.lane_offsets[:-1])
         return Timeline(program, start, end, prices.comm_s, wait, peak, memory)

@@ -8,7 +8,7 @@ from zlib import crc32
 
 import numpy as np
 
-from entrain_bench.arithmetic import fit_polynomial, log2, matmul, sine_of_turns
+from entrain_bench.arithmetic import GOLDEN, fit_polynomial, log2, matmul, mix, sine_of_turns, uniform
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.roofline import PassTimes, loads_of
@@ -155,8 +155,5 @@ class Profile:
         if not self.belief_error:
             return np.ones(len(sample_ids))
         name = np.uint64((crc32(module.encode()) << 31) ^ self._seed)
-        bits = (np.asarray(sample_ids).astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) ^ name
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
-        uniform = ((bits ^ (bits >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / 2.0**53
-        return 1.0 + self.belief_error * (2.0 * uniform - 1.0)
+        bits = mix((np.asarray(sample_ids).astype(np.uint64) + np.uint64(1)) * GOLDEN ^ name)
+        return 1.0 + self.belief_error * (2.0 * uniform(bits) - 1.0)

@@ -15,7 +15,9 @@ from omegaconf import OmegaConf
 
 from entrain_bench.config.tree import config_tree
 from entrain_bench.errors import UserError
-from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, LinkTier
+from entrain_bench.experiment import prepare
+from entrain_bench.run import compose_cells
+from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, LinkTier, Speed
 from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import ModelSpec, Role
 from entrain_bench.specs.shapes import shapes_from_lists
@@ -263,6 +265,26 @@ def test_attainable_link_rates_stay_below_what_vendors_quote() -> None:
         assert rates(name).keys() == links.keys()
         for link, rate in links.items():
             assert 0.75 * rate < rates(name)[link] < rate
+
+
+def test_a_faster_or_slower_cluster_attains_more_or_less() -> None:
+    spec = cluster("a40x64")
+    assert spec.at(Speed()) == spec
+    changed = spec.at(Speed(gemm=0.5, attention=0.7, memory=3.0, network=2.0))
+    assert changed.device.gemm_efficiency == spec.device.gemm_efficiency / 2
+    assert changed.device.attention_forward_efficiency == pytest.approx(0.7 * spec.device.attention_forward_efficiency)
+    assert changed.device.attention_backward_efficiency == pytest.approx(
+        0.7 * spec.device.attention_backward_efficiency
+    )
+    # No more than the datasheet says.
+    assert changed.device.memory_efficiency == 1.0
+    bandwidths = [tier.bandwidth_bytes_per_s for tier in changed.tiers]
+    assert bandwidths == [
+        tier.bandwidth_bytes_per_s * factor for tier, factor in zip(spec.tiers, (1, 1, 2), strict=True)
+    ]
+    (cell,) = compose_cells(["speed.network=0.5"])
+    setting = prepare(cell.config)
+    assert setting.truth.cluster == setting.job.cluster == spec.at(Speed(network=0.5))
 
 
 # Errors
