@@ -12,12 +12,28 @@ from entrain_bench.arrays import IntArray
 from entrain_bench.errors import UserError, require
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 
+# Sizes at which efficiencies are half of their large-size limit.
+SIZES = frozenset({"gemm_half_flops", "attention_half_tokens", "attention_half_head_dim"})
+# Head dimension that attention's efficiencies are stated for.
+HEAD_DIM = 128
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
     """One accelerator. Efficiencies are the attainable fractions of the datasheet figure for large, regular work.
 
-    The host link (to CPU memory) is stated as attainable bytes per second and direction.
+    What smaller work attains saturates: at half of the large size a product, a sequence or a head has half of it
+    (``entrain_bench/costs/roofline.py``). The host link (to CPU memory) is stated as attainable bytes per second and
+    direction.
+
+    Attributes:
+        sustained_fraction: share of all attainable arithmetic that training keeps, under its power limit and beside
+            whatever a step does besides.
+        gemm_half_flops: FLOPs of a product on one rank at which it attains half of ``gemm_efficiency``.
+        attention_half_tokens: sequence length at which attention without a mask attains half of its efficiency.
+        attention_half_head_dim: head dimension at which attention attains half of what very wide heads do; its
+            efficiencies are stated for ``HEAD_DIM``.
+        elementwise_efficiency: share of attainable memory bandwidth that norms, activations and their like have.
     """
 
     name: str
@@ -30,6 +46,11 @@ class DeviceSpec:
     memory_efficiency: float
     kernel_launch_s: float
     host_bandwidth_bytes_per_s: float
+    sustained_fraction: float
+    gemm_half_flops: float
+    attention_half_tokens: float
+    attention_half_head_dim: float
+    elementwise_efficiency: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +126,11 @@ class ClusterSpec:
                 value = getattr(spec, field.name)
                 if isinstance(value, str):
                     continue
-                require(value > 0, f"cluster.{prefix}.{field.name}", value, "positive")
-                if "efficiency" in field.name:
+                if field.name in SIZES:
+                    require(value >= 0, f"cluster.{prefix}.{field.name}", value, "0 or more (0: no matter how small)")
+                else:
+                    require(value > 0, f"cluster.{prefix}.{field.name}", value, "positive")
+                if field.name.endswith(("efficiency", "fraction")):
                     require(value <= 1, f"cluster.{prefix}.{field.name}", value, "in (0, 1]")
                 if field.name != "num_ranks" and f"{prefix}.{field.name}" not in sources:
                     raise UserError(f"cluster.sources.{prefix}.{field.name}: missing; say where the constant is from")

@@ -145,10 +145,10 @@ def test_causal_attention_never_costs_more_than_full_attention() -> None:
 
 def test_attention_time_by_hand() -> None:
     attention = Attention(128, 64, causal=True)
-    forward, backward = Roofline(CLUSTER).attention_s(attention, np.array([86016.0]), 1, 1)
+    forward, backward = Roofline(CLUSTER).attention_s(attention, np.array([86016.0]), np.array([512.0]), 1, 1)
     assert seconds(forward) == pytest.approx(4 * 128 * 86016 / 5e11, rel=1e-12)
     assert seconds(backward) == pytest.approx(2.5 * 4 * 128 * 86016 / 4e11, rel=1e-12)
-    forward, backward = Roofline(CLUSTER).attention_s(attention, np.array([86016.0]), 2, 4)
+    forward, backward = Roofline(CLUSTER).attention_s(attention, np.array([86016.0]), np.array([512.0]), 2, 4)
     assert seconds(forward) == pytest.approx(4 * 128 * 86016 / 8 / 5e11, rel=1e-12)
 
 
