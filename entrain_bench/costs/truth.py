@@ -117,14 +117,14 @@ class CostTruth:
             return np.asarray(parameters / shard * (OPTIMIZER_TRAFFIC_BYTES / bandwidth))
         seconds = np.zeros(placed.pp)
         if group > 1:
-            tiers = self.cluster.tier_of(placed.ranks.min(axis=(0, 2)), placed.ranks.max(axis=(0, 2)))
-            for index in np.unique(tiers):
-                tier, held = self.cluster.tiers[index], parameters[tiers == index]
+            shards = module.weight_shards(placed.tp)
+            for stage, held in enumerate(parameters):
+                tier = self.cluster.ring_tier(placed.ranks[:, stage, ::shards])
                 if self.framework.distributed_optimizer:
                     scatter = all_gather_s(FP32_BYTES * held, group, tier)
-                    seconds[tiers == index] = scatter + all_gather_s(BF16_BYTES * held, group, tier)
+                    seconds[stage] = scatter + all_gather_s(BF16_BYTES * held, group, tier)
                 else:
-                    seconds[tiers == index] = all_reduce_s(FP32_BYTES * held, group, tier)
+                    seconds[stage] = all_reduce_s(FP32_BYTES * held, group, tier)
         if module.config.tied_embeddings and not placed.is_closed:
             tier = self.cluster.group_tier(placed.ranks[0, [0, -1]])
             embedding = FP32_BYTES * module.layers[0].parameters / placed.tp

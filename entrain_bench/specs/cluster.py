@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,21 @@ class ClusterSpec:
     def group_tier(self, ranks: IntArray) -> LinkTier:
         """The innermost tier that joins all the given ranks."""
         return self.tiers[int(self.tier_of(np.array(np.min(ranks)), np.array(np.max(ranks))))]
+
+    def ring_tier(self, ranks: IntArray) -> LinkTier:
+        """The links of a ring through the given ranks: the slowest it crosses, at the latency of the outermost.
+
+        Every rank has a link of its own to each tier (a GPU its NIC). Where a ring passes through several ranks of a
+        block, data leave it through all their links, as NCCL has it with a ring for each.
+        """
+        ranks = np.asarray(ranks).ravel()
+        outermost, bandwidth, inner = self.group_tier(ranks), np.inf, 1
+        for tier in self.tiers:
+            _, members = np.unique(ranks // inner, return_counts=True)
+            if len(np.unique(ranks // tier.num_ranks)) < len(members):
+                bandwidth = min(bandwidth, int(members.min()) * tier.bandwidth_bytes_per_s)
+            inner = tier.num_ranks
+        return replace(outermost, bandwidth_bytes_per_s=bandwidth) if np.isfinite(bandwidth) else outermost
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ClusterSpec:
