@@ -129,11 +129,21 @@ class KernelAnchor:
 
 @dataclass(frozen=True, slots=True)
 class Anchors:
-    """All published times."""
+    """All published times.
+
+    Attributes:
+        toggles: overrides in place of a run's own, by what they assume.
+    """
 
     iterations: tuple[Anchor, ...]
     forwards: tuple[ForwardAnchor, ...]
     kernels: tuple[KernelAnchor, ...]
+    toggles: Mapping[str, tuple[str, ...]]
+
+    @property
+    def runs(self) -> list[tuple[str, ...]]:
+        """Overrides of the run behind every iteration and every forward."""
+        return [*(each.overrides for each in self.iterations), *(each.overrides for each in self.forwards)]
 
     @property
     def devices(self) -> list[str]:
@@ -152,7 +162,14 @@ def load_anchors(path: Path | None = None) -> Anchors:
     values = check_mapping(yaml.safe_load(path.read_text()), path.name)
     iterations = [anchor for group in values["iterations"] for anchor in _iterations(group, path.name)]
     forwards = [anchor for group in values["forwards"] for anchor in _forwards(group, path.name)]
-    return Anchors(tuple(iterations), tuple(forwards), tuple(_kernels(values, path.name)))
+    toggles = {str(name): tuple(map(str, changes)) for name, changes in values["toggles"].items()}
+    return Anchors(tuple(iterations), tuple(forwards), tuple(_kernels(values, path.name)), toggles)
+
+
+def toggled(overrides: Sequence[str], changes: Sequence[str]) -> tuple[str, ...]:
+    """A run's overrides with others in place of those of the same keys."""
+    merged = {text.partition("=")[0]: text for text in (*overrides, *changes)}
+    return tuple(merged.values())
 
 
 def _group(values: Mapping[str, Any], where: str) -> Group:

@@ -17,7 +17,7 @@ from entrain_bench.specs.cluster import DeviceSpec
 # no more apart).
 PRODUCTS = {"gemm_half_flops": 5e9}
 ATTENTION = {"attention_half_tokens": 300.0, "attention_half_head_dim": 44.0}
-ITERATIONS = {"sustained_fraction": 0.85, "elementwise_efficiency": 0.7}
+ITERATIONS = {"sustained_fraction": 0.85}
 FORWARDS = {"sustained_fraction": 0.35}
 MOST = 1.0
 MAX_STEPS = 30

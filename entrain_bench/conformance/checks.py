@@ -34,7 +34,6 @@ OTHER_TRUTH = {
     "gemm_half_flops": 3.0,
     "attention_half_tokens": 0.2,
     "attention_half_head_dim": 2.0,
-    "elementwise_efficiency": 0.6,
 }
 OTHER_LINKS = {"bandwidth_bytes_per_s": 0.3, "latency_s": 5.0}
 

@@ -128,7 +128,7 @@ class Roofline:
         if not layer.tensor_parallel:
             # Whole sequences on every rank: rows are shared as under context parallelism, and nothing is gathered.
             tp, cp = 1, tp * cp
-        bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_efficiency * device.elementwise_efficiency
+        bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
         elementwise = np.maximum(
             (layer.elementwise_bytes_per_token / (tp * cp * bandwidth)) * tokens,
             layer.num_elementwise_kernels * device.kernel_launch_s,

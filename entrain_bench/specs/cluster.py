@@ -33,7 +33,6 @@ class DeviceSpec:
         attention_half_tokens: sequence length at which attention without a mask attains half of its efficiency.
         attention_half_head_dim: head dimension at which attention attains half of what very wide heads do; its
             efficiencies are stated for ``HEAD_DIM``.
-        elementwise_efficiency: share of attainable memory bandwidth that norms, activations and their like have.
     """
 
     name: str
@@ -50,7 +49,6 @@ class DeviceSpec:
     gemm_half_flops: float
     attention_half_tokens: float
     attention_half_head_dim: float
-    elementwise_efficiency: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,6 @@ UNLIMITED: dict[str, Any] = {
     "gemm_half_flops": 0.0,
     "attention_half_tokens": 0.0,
     "attention_half_head_dim": 0.0,
-    "elementwise_efficiency": 1.0,
 }
 FRAMEWORK = Framework()
 rngs = st.integers(0, 2**32 - 1).map(np.random.default_rng)
