@@ -99,8 +99,9 @@ class Roofline:
         k = gemm.k / tp if gemm.row_parallel else gemm.k
         n = gemm.n if gemm.row_parallel else gemm.n / tp
         flops = 2.0 * k * float(_pad(n, GEMM_TILE)) * _pad(rows, GEMM_TILE)
-        arithmetic = (flops + device.gemm_half_flops) / (
-            device.peak_bf16_flops * device.gemm_efficiency * device.sustained_fraction
+        # Starting a product takes no power, so its time stays.
+        arithmetic = (flops / device.sustained_fraction + device.gemm_half_flops) / (
+            device.peak_bf16_flops * device.gemm_efficiency
         )
         traffic = (BF16_BYTES * (rows * (k / gemm.taps + n) + k * n)) / (
             device.memory_bandwidth_bytes_per_s * device.memory_efficiency

@@ -308,6 +308,8 @@ def changed(config: dict[str, Any], path: str, value: object) -> dict[str, Any]:
         ("device/peak_bf16_flop", 1.0, "did you mean peak_bf16_flops"),
         ("device/peak_bf16_flops", -1.0, "cluster.device.peak_bf16_flops=-1.0: must be positive"),
         ("device/gemm_efficiency", 1.5, "cluster.device.gemm_efficiency=1.5: must be in (0, 1]"),
+        ("device/sustained_fraction", 1.5, "cluster.device.sustained_fraction=1.5: must be in (0, 1]"),
+        ("device/gemm_half_flops", -1.0, "cluster.device.gemm_half_flops=-1.0: must be 0 or more"),
         ("device/memory_bytes", 1.5, "cluster.device.memory_bytes=1.5: must be an integer"),
         ("device/kernel_launch_s", None, "cluster.device.kernel_launch_s: missing"),
         ("tiers/0/latency_s", 0.0, "cluster.tiers.nvlink.latency_s=0.0: must be positive"),
