@@ -12,7 +12,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 # Containers set it; then every process compiles the suite, torch and megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quick figures measured claims verify reference test test-slow mutants bench ui lint clean
+.PHONY: help setup quick figures measured claims calibration verify reference test test-slow mutants bench ui lint clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -46,6 +46,10 @@ measured: setup ## Train on 4 ranks of this machine; draws results/figures/measu
 
 claims: setup ## Run what is missing; write results/claims.csv, results/claims.md and results/results.md
 	$(BENCH) figures$(FOLDER) claims results
+
+calibration: setup ## Fit devices to published times anew and print the residuals; writes results/calibration.md
+	$(BENCH) figures calibration
+	$(BENCH) calibrate
 
 verify: setup ## Compute every reference cell anew and name what is not the same to the last digit
 	$(BENCH) verify

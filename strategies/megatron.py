@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from entrain_bench.arrays import FloatArray
-from entrain_bench.errors import require, unknown_choice
+from entrain_bench.errors import UserError, require, unknown_choice
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees
@@ -32,6 +32,7 @@ from entrain_bench.strategy.planning import (
     recompute_choices,
     recompute_factor,
     rising_candidates,
+    spread_blocks,
     stage_sums,
 )
 from entrain_bench.strategy.profile import Profile
@@ -40,6 +41,7 @@ type Layers = list[tuple[int, ...]]
 """Layers of each stage, for every module of the model."""
 
 PLACEMENTS = ("auto", "first_stage", "leading_stages")
+SPLITS = ("balanced", "uniform")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,9 @@ class MegatronPlanner:
         placement: ``first_stage``, ``leading_stages``, or ``auto`` for either.
         profile_samples: samples averaged into one shape.
         num_trials: best estimates that fit memory and run a profiled batch on trial.
+        split: LLM layers so that the slowest stage is fastest (``balanced``), or as many blocks on every stage and
+            encoders on the first (``uniform``).
+        virtual_stages: LLM stages that each rank of a pipeline holds; if more than one, encoders are on the first.
     """
 
     handles_generators: ClassVar[bool] = True
@@ -57,19 +62,39 @@ class MegatronPlanner:
     placement: str = "auto"
     profile_samples: int = 256
     num_trials: int = 8
+    split: str = "balanced"
+    virtual_stages: int = 1
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
             raise unknown_choice("strategy.planner.placement", self.placement, PLACEMENTS)
+        if self.split not in SPLITS:
+            raise unknown_choice("strategy.planner.split", self.split, SPLITS)
         require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
         require(self.num_trials >= 1, "strategy.planner.num_trials", self.num_trials, "at least 1")
+        require(self.virtual_stages >= 1, "strategy.planner.virtual_stages", self.virtual_stages, "at least 1")
+        fits = self._is_plain or self.placement != "leading_stages"
+        allowed = "auto or first_stage with split=uniform or virtual_stages"
+        require(fits, "strategy.planner.placement", self.placement, allowed)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the LLM is split like any other module; otherwise encoders ride on its first stage."""
+        return self.split == "balanced" and self.virtual_stages == 1
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
         samples = profile.draw(self.profile_samples)
 
         def candidates(each: Profile) -> Iterator[Candidate]:
-            return rising_candidates(self._drafts(each, samples))
+            drafts = [*self._drafts(each, samples)]
+            if not drafts and not self._is_plain:
+                blocks = len(profile.job.model.llm.layers) - 2
+                raise UserError(
+                    f"strategy.planner.virtual_stages={self.virtual_stages} split={self.split}: the {blocks} blocks of "
+                    f"{profile.job.model.llm.name} cannot be spread over the stages of any layout that was asked for"
+                )
+            return rising_candidates(drafts)
 
         return fastest_in_trials(profile, candidates, make_program, self.num_trials)
 
@@ -79,7 +104,7 @@ class MegatronPlanner:
         def place(
             least_s: float, degrees: Degrees, layers: Layers, recompute: tuple[bool, ...], leading: bool
         ) -> Candidate:
-            layout = place_chain(job, degrees, layers, recompute, leading)
+            layout = place_chain(job, degrees, layers, recompute, leading, self.virtual_stages)
             return Candidate(least_s + profile.step_s(layout), layout)
 
         for degrees in job.degrees():
@@ -87,8 +112,11 @@ class MegatronPlanner:
             for recompute in recompute_choices(job):
                 costs = [cost * recompute_factor(r) for cost, r in zip(measured, recompute, strict=True)]
                 for layers, leading in self._splits(job.model, degrees.pp, costs):
-                    stages = _stage_s(job.model, degrees.pp, costs, layers, leading)
-                    least_s = float(stages.sum() + (job.num_microbatches(degrees.dp) - 1) * stages.max())
+                    stages = _stage_s(job.model, degrees.pp * self.virtual_stages, costs, layers, leading)
+                    # Virtual stages fill and drain as much faster as there are of them on a rank.
+                    ranks = stages.reshape(self.virtual_stages, degrees.pp).sum(axis=0)
+                    ahead, behind = 1 / self.virtual_stages, job.num_microbatches(degrees.dp)
+                    least_s = float(ahead * ranks.sum() + (behind - ahead) * ranks.max())
                     yield Draft(least_s, partial(place, least_s, degrees, layers, recompute, leading))
 
     def _splits(self, model: ModelSpec, pp: int, costs: list[FloatArray]) -> Iterator[tuple[Layers, bool]]:
@@ -98,14 +126,15 @@ class MegatronPlanner:
         """
         llm = costs[model.llm_index]
         encoders, generators = costs[: model.llm_index], costs[model.llm_index + 1 :]
-        if pp <= len(llm) and (self.placement != "leading_stages" or len(costs) == 1):
+        if self.placement != "leading_stages" or len(costs) == 1:
             # The encoders ride on the first stage and generators on the last: count them with the LLM's outer layers.
             loaded = llm.copy()
             loaded[0] += sum(float(c.sum()) for c in encoders)
             loaded[-1] += sum(float(c.sum()) for c in generators)
             others = [(len(c),) for c in costs]
-            yield [*others[: model.llm_index], partition_layers(loaded, pp), *others[model.llm_index + 1 :]], False
-        if len(costs) == 1 or self.placement == "first_stage":
+            if own := self._llm_split(loaded, pp):
+                yield [*others[: model.llm_index], own, *others[model.llm_index + 1 :]], False
+        if len(costs) == 1 or self.placement == "first_stage" or not self._is_plain:
             return
         split = cache(lambda module, stages: partition_layers(costs[module], stages))
 
@@ -123,6 +152,13 @@ class MegatronPlanner:
             counts = [(ahead, pp - ahead - behind, behind) for behind in tail if 1 <= pp - ahead - behind <= len(llm)]
             if counts:
                 yield layers_of(min(counts, key=slowest_s)), True
+
+    def _llm_split(self, layer_s: FloatArray, pp: int) -> tuple[int, ...] | None:
+        """LLM layers of each stage of a pipeline of ``pp`` ranks; None if they cannot be split so."""
+        stages = pp * self.virtual_stages
+        if stages > len(layer_s) or (self.virtual_stages > 1 and pp == 1):
+            return None
+        return partition_layers(layer_s, stages) if self.split == "balanced" else spread_blocks(len(layer_s), stages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from time import perf_counter
 
 from entrain_bench.commands.publish import log_to_mlflow
 from entrain_bench.commands.watch import Watch, say
+from entrain_bench.documents.calibration import calibration_output
 from entrain_bench.documents.claims import claims_output
 from entrain_bench.documents.results import results_output
 from entrain_bench.documents.tables import tables_output
@@ -18,9 +19,10 @@ from entrain_bench.run import Done
 from entrain_bench.study import Output, Study, bring_up_to_date
 
 # Made only when named: training on ranks of this machine takes longer and cannot run everywhere; the quick figure is
-# a part of the whole one; the tables have runs of their own that no figure shares.
-ON_REQUEST = frozenset({"measured_gantt", "quick", "tables"})
+# a part of the whole one; the tables and the calibration have runs of their own that no figure shares.
+ON_REQUEST = frozenset({"calibration", "measured_gantt", "quick", "tables"})
 DOCUMENTS = {
+    "calibration": "Predicted against published times; calibration.md.",
     "claims": "What the papers claim, and what comes out here; claims.md and claims.csv.",
     "results": "Iteration times of every strategy; results.md.",
     "tables": "The measured tables of docs/strategies; tables/<name>.md.",
@@ -49,6 +51,7 @@ def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Ou
         if name not in known:
             raise unknown_choice("figure", name, known)
     makers: Mapping[str, Callable[[], Output]] = {name: partial(figure_output, name) for name in known} | {
+        "calibration": calibration_output,
         "claims": partial(claims_output, config_dir),
         "results": results_output,
         "tables": tables_output,
@@ -58,7 +61,7 @@ def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Ou
 
 def reference_outputs() -> list[Output]:
     """Those whose results are committed, whatever machine made them."""
-    return [*outputs(), *outputs(["tables"])]
+    return [*outputs(), *outputs(["tables", "calibration"])]
 
 
 def make(wanted: Sequence[Output], study: Study, mlflow: bool = True) -> bool:

@@ -30,6 +30,10 @@ OTHER_TRUTH = {
     "memory_bandwidth_bytes_per_s": 0.5,
     "memory_efficiency": 0.7,
     "kernel_launch_s": 7.0,
+    "sustained_fraction": 0.8,
+    "gemm_half_flops": 3.0,
+    "attention_half_tokens": 0.2,
+    "attention_half_head_dim": 2.0,
 }
 OTHER_LINKS = {"bandwidth_bytes_per_s": 0.3, "latency_s": 5.0}
 

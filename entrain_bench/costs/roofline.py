@@ -1,8 +1,10 @@
-"""The cost truth of a layer: a roofline whose efficiency depends on size through tile padding and launch overhead.
+"""The cost truth of a layer: a roofline whose efficiency depends on size.
 
 Every operator takes the longest of its arithmetic, its memory traffic and its kernel launches. Efficiency falls for
-small work because tiles are padded, weights must be read whatever the number of tokens, and a launch has a floor; no
-other size dependence is assumed. See docs/costs.md.
+small work because tiles are padded, weights must be read whatever the number of tokens, a launch has a floor, and the
+rate of arithmetic saturates with size: n FLOPs take (n + half) / limit (Hockney and Jesshope, Parallel Computers, 1981,
+r-infinity and n-half), so that time rises with size and two parts together never take longer than one after the other.
+See docs/costs.md.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from entrain_bench.arrays import FloatArray, IntArray, sum_rows
 from entrain_bench.costs.links import all_gather_s
-from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.cluster import HEAD_DIM, ClusterSpec
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.layer import BF16_BYTES, Attention, Gemm, Layer
 from entrain_bench.specs.model import ModuleSpec
@@ -106,20 +108,29 @@ class Roofline:
         rows = np.ceil(tokens * (gemm.rows_per_token / cp))
         k = gemm.k / tp if gemm.row_parallel else gemm.k
         n = gemm.n if gemm.row_parallel else gemm.n / tp
-        arithmetic = (2.0 * k * float(_pad(n, GEMM_TILE)) / (device.peak_bf16_flops * device.gemm_efficiency)) * _pad(
-            rows, GEMM_TILE
+        flops = 2.0 * k * float(_pad(n, GEMM_TILE)) * _pad(rows, GEMM_TILE)
+        # Starting a product takes no power, so its time stays.
+        arithmetic = (flops / device.sustained_fraction + device.gemm_half_flops) / (
+            device.peak_bf16_flops * device.gemm_efficiency
         )
         traffic = (BF16_BYTES * (rows * (k / gemm.taps + n) + k * n)) / (
             device.memory_bandwidth_bytes_per_s * device.memory_efficiency
         )
         return np.maximum(np.maximum(arithmetic, traffic), device.kernel_launch_s)
 
-    def attention_s(self, attention: Attention, area: FloatArray, tp: int, cp: int) -> tuple[FloatArray, FloatArray]:
-        """Forward and backward time of attention with the given padded score area."""
+    def attention_s(
+        self, attention: Attention, area: FloatArray, tokens: FloatArray, tp: int, cp: int
+    ) -> tuple[FloatArray, FloatArray]:
+        """Forward and backward time of attention with the given padded score area and number of tokens."""
         device = self.cluster.device
-        flops = (4.0 * attention.query_width / (tp * cp)) * area
-        forward = flops / (device.peak_bf16_flops * device.attention_forward_efficiency)
-        backward = flops * (ATTENTION_BACKWARD / (device.peak_bf16_flops * device.attention_backward_efficiency))
+        half = device.attention_half_head_dim
+        narrow = (1.0 + half / attention.head_dim) / (1.0 + half / HEAD_DIM)
+        # The n-half of a sequence: as if its queries saw that many keys more.
+        scores = area + (device.attention_half_tokens * attention.rows_per_token) * tokens
+        flops = (4.0 * attention.query_width * narrow / (tp * cp)) * scores
+        rate = device.peak_bf16_flops * device.sustained_fraction
+        forward = flops / (rate * device.attention_forward_efficiency)
+        backward = flops * (ATTENTION_BACKWARD / (rate * device.attention_backward_efficiency))
         return np.maximum(forward, device.kernel_launch_s), np.maximum(backward, device.kernel_launch_s)
 
     def layer_s(self, layer: Layer, loads: Loads, tp: int, cp: int) -> PassTimes:
@@ -134,7 +145,7 @@ class Roofline:
         forward = gemm + elementwise
         backward = GEMM_BACKWARD * gemm + ELEMENTWISE_BACKWARD * elementwise
         if layer.attention:
-            ahead, back = self.attention_s(layer.attention, loads.areas[layer.kind], tp, cp)
+            ahead, back = self.attention_s(layer.attention, loads.areas[layer.kind], tokens, tp, cp)
             forward, backward = forward + ahead, backward + back
         comm = comm_backward = np.zeros_like(tokens)
         if tp > 1 and layer.num_gathers + layer.num_scatters:

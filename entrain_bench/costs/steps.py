@@ -191,9 +191,9 @@ class StepCosts:
         for stage, parameters in enumerate(self._parameters(module, placed)):
             yield stage, bucket_parameters(float(parameters), copies, overlapped)
 
-    def _tier(self, placed: ModuleLayout, stage: int) -> LinkTier:
-        """The links that join all copies of a stage."""
-        return self.roofline.cluster.group_tier(placed.ranks[:, stage])
+    def _ring(self, module: ModuleSpec, placed: ModuleLayout, stage: int) -> LinkTier:
+        """The links of a ring through the ranks that hold the same weights of a stage."""
+        return self.roofline.cluster.ring_tier(placed.ranks[:, stage, :: module.weight_shards(placed.tp)])
 
     def _syncs_s(self, buckets: FloatArray, module: ModuleSpec, placed: ModuleLayout, stage: int) -> FloatArray:
         """Reduction of each bucket's fp32 gradients: a reduce-scatter where states are sharded, else an all-reduce."""
@@ -201,13 +201,13 @@ class StepCosts:
         if copies == 1:
             return np.zeros(len(buckets))
         reduce_s = all_gather_s if self.memory.framework.distributed_optimizer else all_reduce_s
-        return reduce_s(FP32_BYTES * buckets, copies, self._tier(placed, stage))
+        return reduce_s(FP32_BYTES * buckets, copies, self._ring(module, placed, stage))
 
     def _gathers_s(self, buckets: FloatArray, module: ModuleSpec, placed: ModuleLayout, stage: int) -> FloatArray:
         copies = self._copies(module, placed)
         if copies == 1 or not self.memory.framework.distributed_optimizer:
             return np.zeros(len(buckets))
-        return all_gather_s(BF16_BYTES * buckets, copies, self._tier(placed, stage))
+        return all_gather_s(BF16_BYTES * buckets, copies, self._ring(module, placed, stage))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,27 @@ from entrain_bench.arrays import IntArray
 from entrain_bench.errors import UserError, require
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 
+# Sizes at which efficiencies are half of their large-size limit.
+SIZES = frozenset({"gemm_half_flops", "attention_half_tokens", "attention_half_head_dim"})
+# Head dimension that attention's efficiencies are stated for.
+HEAD_DIM = 128
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
     """One accelerator. Efficiencies are the attainable fractions of the datasheet figure for large, regular work.
 
-    The host link (to CPU memory) is stated as attainable bytes per second and direction.
+    What smaller work attains saturates: at half of the large size a product, a sequence or a head has half of it
+    (``entrain_bench/costs/roofline.py``). The host link (to CPU memory) is stated as attainable bytes per second and
+    direction.
+
+    Attributes:
+        sustained_fraction: share of all attainable arithmetic that training keeps, under its power limit and beside
+            whatever a step does besides.
+        gemm_half_flops: FLOPs of a product on one rank at which it attains half of ``gemm_efficiency``.
+        attention_half_tokens: sequence length at which attention without a mask attains half of its efficiency.
+        attention_half_head_dim: head dimension at which attention attains half of what very wide heads do; its
+            efficiencies are stated for ``HEAD_DIM``.
     """
 
     name: str
@@ -30,6 +45,10 @@ class DeviceSpec:
     memory_efficiency: float
     kernel_launch_s: float
     host_bandwidth_bytes_per_s: float
+    sustained_fraction: float
+    gemm_half_flops: float
+    attention_half_tokens: float
+    attention_half_head_dim: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +118,24 @@ class ClusterSpec:
             "attention_backward_efficiency": speed.attention,
             "memory_efficiency": speed.memory,
         }
-        changed = {name: min(1.0, getattr(device, name) * factor) for name, factor in efficiencies.items()}
+        changed = {name: getattr(device, name) * factor for name, factor in efficiencies.items()}
         link = replace(outermost, bandwidth_bytes_per_s=outermost.bandwidth_bytes_per_s * speed.network)
         return replace(self, device=replace(device, **changed), tiers=(*self.tiers[:-1], link))
+
+    def ring_tier(self, ranks: IntArray) -> LinkTier:
+        """The links of a ring through the given ranks: the slowest it crosses, at the latency of the outermost.
+
+        Every rank has a link of its own to each tier (a GPU its NIC). Where a ring passes through several ranks of a
+        block, data leave it through all their links, as NCCL has it with a ring for each.
+        """
+        ranks = np.asarray(ranks).ravel()
+        outermost, bandwidth, inner = self.group_tier(ranks), np.inf, 1
+        for tier in self.tiers:
+            _, members = np.unique(ranks // inner, return_counts=True)
+            if len(np.unique(ranks // tier.num_ranks)) < len(members):
+                bandwidth = min(bandwidth, int(members.min()) * tier.bandwidth_bytes_per_s)
+            inner = tier.num_ranks
+        return replace(outermost, bandwidth_bytes_per_s=bandwidth) if np.isfinite(bandwidth) else outermost
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ClusterSpec:
@@ -138,8 +172,11 @@ class ClusterSpec:
                 value = getattr(spec, field.name)
                 if isinstance(value, str):
                     continue
-                require(value > 0, f"cluster.{prefix}.{field.name}", value, "positive")
-                if "efficiency" in field.name:
+                if field.name in SIZES:
+                    require(value >= 0, f"cluster.{prefix}.{field.name}", value, "0 or more (0: no matter how small)")
+                else:
+                    require(value > 0, f"cluster.{prefix}.{field.name}", value, "positive")
+                if field.name.endswith(("efficiency", "fraction")):
                     require(value <= 1, f"cluster.{prefix}.{field.name}", value, "in (0, 1]")
                 if field.name != "num_ranks" and f"{prefix}.{field.name}" not in sources:
                     raise UserError(f"cluster.sources.{prefix}.{field.name}: missing; say where the constant is from")

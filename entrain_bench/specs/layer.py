@@ -35,7 +35,7 @@ class Attention:
     """Scaled dot-product attention inside each sequence, or inside windows of ``window_tokens`` of it.
 
     A token stands for ``rows_per_token`` queries. With ``context_tokens`` keys and values are a context's of that
-    length, not the sequence's own (cross-attention).
+    length, not the sequence's own (cross-attention). ``head_dim`` decides how fast it is.
     """
 
     query_width: int
@@ -44,6 +44,7 @@ class Attention:
     window_tokens: int = 0
     rows_per_token: float = 1.0
     context_tokens: int = 0
+    head_dim: int = 128
 
     def flops(self, lengths: IntArray) -> FloatArray:
         """FLOPs of scores and weighted sum in forward for sequences of the given lengths; causal masks halve them."""

@@ -310,7 +310,7 @@ def _block(config: ModuleConfig, kind: str, window_tokens: int) -> Layer:
     return Layer(
         kind=kind,
         gemms=(Gemm(h, q + 2 * kv), Gemm(q, h, row_parallel=True), Gemm(h, up), Gemm(f, h, row_parallel=True)),
-        attention=Attention(q, kv, causal=config.role == Role.LLM, window_tokens=window_tokens),
+        attention=Attention(q, kv, config.role == Role.LLM, window_tokens, head_dim=config.head_dim),
         elementwise_bytes_per_token=BF16_BYTES * elementwise,
         num_elementwise_kernels=5 + (2 if config.rotary else 0),
         num_gathers=2,

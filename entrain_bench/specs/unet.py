@@ -18,6 +18,8 @@ from entrain_bench.specs.parse import parse
 # A 3 x 3 convolution; with stride 2 each value is read for a quarter of the taps.
 TAPS = 9
 STRIDED_TAPS = TAPS / 4
+# Stable Diffusion 2.1: 5, 10, 20 and 20 heads of 320, 640, 1280 and 1280 channels (unet/config.json).
+HEAD_DIM = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ class _Builder:
             3,
             8 * c * rows,
             c * rows,
-            Attention(c, c, causal=False, rows_per_token=rows),
+            Attention(c, c, causal=False, rows_per_token=rows, head_dim=HEAD_DIM),
         )
         once = context / self.positions
         cross_gemms = [Gemm(c, n, rows_per_token=rows) for n in (c, c, 8 * c)]
@@ -169,7 +171,7 @@ class _Builder:
             6,
             19 * c * rows + 2 * c * once,
             c * rows,
-            Attention(c, c, causal=False, rows_per_token=rows, context_tokens=context),
+            Attention(c, c, causal=False, rows_per_token=rows, context_tokens=context, head_dim=HEAD_DIM),
         )
 
     def resample(self, factor: float) -> None:

@@ -96,6 +96,20 @@ def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
     return tuple(np.diff([0, *bounds]).tolist())
 
 
+def spread_blocks(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
+    """As many blocks on every stage, the embedding with the first and the head with the last, as Megatron-LM does.
+
+    None if the blocks cannot be spread evenly.
+    """
+    blocks, rest = divmod(num_layers - 2, num_stages)
+    if rest or not blocks:
+        return None
+    layers = np.full(num_stages, blocks)
+    layers[0] += 1
+    layers[-1] += 1
+    return tuple(layers.tolist())
+
+
 def slowest_stages_s(layer_s: FloatArray) -> FloatArray:
     """Slowest stage of the best partition into 1, 2, ... stages, as many as there are layers ``[layers]``."""
     return np.array([best[-1] for best, _ in _partitions(layer_s)])
@@ -124,7 +138,12 @@ def stage_sums(layer_s: FloatArray, layers_per_stage: Sequence[int]) -> FloatArr
 
 
 def place_chain(
-    job: Job, degrees: Degrees, layers: Sequence[tuple[int, ...]], recompute: Sequence[bool], leading: bool
+    job: Job,
+    degrees: Degrees,
+    layers: Sequence[tuple[int, ...]],
+    recompute: Sequence[bool],
+    leading: bool,
+    virtual_stages: int = 1,
 ) -> Layout:
     """A homogeneous replica: LLM stages in a chain; encoders before them and generators behind, or on the outer ones.
 
@@ -137,13 +156,14 @@ def place_chain(
         layers: layers of each stage, for every module of the model.
         recompute: modules that recompute their activations.
         leading: whether encoders have leading stages of their own, and generators trailing ones.
+        virtual_stages: stages that each rank of the pipeline holds in turn; ``degrees.pp`` counts the ranks.
     """
     width = degrees.tp * degrees.cp
     ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
     modules = []
-    firsts = chain_starts(job.model, degrees.pp, layers, leading)
+    firsts = chain_starts(job.model, degrees.pp * virtual_stages, layers, leading)
     for module, first, split, again in zip(job.model.modules, firsts, layers, recompute, strict=True):
-        held = np.ascontiguousarray(ranks[:, first : first + len(split)])
+        held = np.ascontiguousarray(ranks[:, (first + np.arange(len(split))) % degrees.pp])
         modules.append(ModuleLayout(module.name, degrees.tp, degrees.cp, split, held, again))
     layout = Layout(tuple(modules), job.num_microbatches(degrees.dp))
     check_layout(layout, job.model, job.cluster)

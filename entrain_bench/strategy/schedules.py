@@ -136,7 +136,7 @@ def chain_program(
     """
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward)
     freed = backward_microbatch(model, shapes, assignment, chunks)
-    places = _microbatches_per_replica(layout, chunks, freed)
+    places = microbatches_per_replica(layout, chunks, freed)
     slots = []
     for rows, last, ahead, per_replica in zip(chunks, freed, warmup, places, strict=True):
         count = per_replica[rows.replica][:, None]
@@ -172,7 +172,7 @@ def three_phase_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, 
     return build_program(model, layout, shapes, chunks, [*slots, Slots(first_llm + forward, first_llm + backward)])
 
 
-def _microbatches_per_replica(layout: Layout, chunks: Sequence[Chunks], freed: Sequence[IntArray]) -> list[IntArray]:
+def microbatches_per_replica(layout: Layout, chunks: Sequence[Chunks], freed: Sequence[IntArray]) -> list[IntArray]:
     """Places in the order of every replica, one array a module.
 
     Modules of one DP count together, for they may share lanes.

@@ -96,6 +96,15 @@ def test_a_tiny_product_takes_a_launch() -> None:
     assert time.tolist() == [0.5, 0.5]
 
 
+def test_a_product_attains_half_of_the_limit_at_half_flops() -> None:
+    # 1e12 FLOP/s at most; 128 x 128 x 100 products of 3276800 FLOPs.
+    rate, time = cluster_with(memory_bandwidth_bytes_per_s=2e18, gemm_half_flops=3276800.0), np.array([128.0])
+    assert seconds(Roofline(rate).gemm_s(Gemm(100, 128), time, 1, 1)) == pytest.approx(2 * 3276800 / 1e12, rel=1e-12)
+    # At a fraction of the rate the FLOPs take longer, starting does not.
+    slower = replace(rate, device=replace(rate.device, sustained_fraction=0.5))
+    assert seconds(Roofline(slower).gemm_s(Gemm(100, 128), time, 1, 1)) == pytest.approx(3 * 3276800 / 1e12, rel=1e-12)
+
+
 # Attention
 
 
@@ -145,11 +154,23 @@ def test_causal_attention_never_costs_more_than_full_attention() -> None:
 
 def test_attention_time_by_hand() -> None:
     attention = Attention(128, 64, causal=True)
-    forward, backward = Roofline(CLUSTER).attention_s(attention, np.array([86016.0]), 1, 1)
+    forward, backward = Roofline(CLUSTER).attention_s(attention, np.array([86016.0]), np.array([512.0]), 1, 1)
     assert seconds(forward) == pytest.approx(4 * 128 * 86016 / 5e11, rel=1e-12)
     assert seconds(backward) == pytest.approx(2.5 * 4 * 128 * 86016 / 4e11, rel=1e-12)
-    forward, backward = Roofline(CLUSTER).attention_s(attention, np.array([86016.0]), 2, 4)
+    forward, backward = Roofline(CLUSTER).attention_s(attention, np.array([86016.0]), np.array([512.0]), 2, 4)
     assert seconds(forward) == pytest.approx(4 * 128 * 86016 / 8 / 5e11, rel=1e-12)
+
+
+def test_short_sequences_and_narrow_heads_are_slower() -> None:
+    # 100 tokens count as 100 x 50 elements more, a head of 64 against 128 as (1 + 32 / 64) / (1 + 32 / 128) = 1.2.
+    device = {"attention_half_tokens": 50.0, "attention_half_head_dim": 32.0, "sustained_fraction": 0.5}
+    roofline, tokens = Roofline(cluster_with(**device)), np.array([100.0])
+    for head_dim, slower in ((128, 1.0), (64, 1.2)):
+        attention = Attention(128, 64, causal=False, head_dim=head_dim)
+        forward, backward = roofline.attention_s(attention, np.array([16384.0]), tokens, 1, 1)
+        flops = slower * 4 * 128 * (16384 + 5000)
+        assert seconds(forward) == pytest.approx(flops / 2.5e11, rel=1e-12)
+        assert seconds(backward) == pytest.approx(2.5 * flops / 2e11, rel=1e-12)
 
 
 # A whole layer
@@ -211,34 +232,44 @@ def layer_of(module: str, kind: str) -> tuple[ModuleSpec, Layer]:
     return spec, next(layer for layer in spec.kinds if layer.kind == kind)
 
 
-def packed(module: str, kind: str, chunks: list[list[int]], tp: int, cp: int) -> PassTimes:
+# Of the order of the products and sequences tested, so that they decide.
+SATURATING = cluster_with(
+    sustained_fraction=0.7, gemm_half_flops=1e7, attention_half_tokens=300.0, attention_half_head_dim=44.0
+)
+
+
+def packed(cluster: ClusterSpec, module: str, kind: str, chunks: list[list[int]], tp: int, cp: int) -> PassTimes:
     spec, layer = layer_of(module, kind)
     flat = np.array([length for chunk in chunks for length in chunk])
     offsets = np.cumsum([0, *map(len, chunks)])
-    return Roofline(CLUSTER).layer_s(layer, loads_of(spec, flat, offsets), tp, cp)
+    return Roofline(cluster).layer_s(layer, loads_of(spec, flat, offsets), tp, cp)
 
 
 COLUMNS = ("forward_s", "forward_comm_s", "backward_s", "backward_comm_s", "total_s")
 
 
+@pytest.mark.parametrize("cluster", [CLUSTER, SATURATING], ids=["linear", "saturating"])
 @pytest.mark.parametrize(("module", "kind"), KINDS)
 @settings(max_examples=40, deadline=None)
 @given(lengths_lists, lengths_lists, st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]))
 def test_packing_two_chunks_into_one_never_takes_longer(
-    module: str, kind: str, one: list[int], other: list[int], tp: int, cp: int
+    cluster: ClusterSpec, module: str, kind: str, one: list[int], other: list[int], tp: int, cp: int
 ) -> None:
-    times = packed(module, kind, [one, other, one + other], tp, cp)
+    times = packed(cluster, module, kind, [one, other, one + other], tp, cp)
     for column in COLUMNS:
         first, second, both = getattr(times, column)
         assert both <= (first + second) * (1 + 1e-12), column
         assert both >= max(first, second) * (1 - 1e-12), column
 
 
+@pytest.mark.parametrize("cluster", [CLUSTER, SATURATING], ids=["linear", "saturating"])
 @pytest.mark.parametrize(("module", "kind"), KINDS)
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 5000), st.integers(0, 3000), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]))
-def test_longer_sequences_never_take_less(module: str, kind: str, length: int, more: int, tp: int, cp: int) -> None:
-    times = packed(module, kind, [[length], [length + more]], tp, cp)
+def test_longer_sequences_never_take_less(
+    cluster: ClusterSpec, module: str, kind: str, length: int, more: int, tp: int, cp: int
+) -> None:
+    times = packed(cluster, module, kind, [[length], [length + more]], tp, cp)
     for column in COLUMNS:
         short, long = getattr(times, column)
         assert short <= long * (1 + 1e-12), column

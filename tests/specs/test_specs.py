@@ -21,11 +21,12 @@ from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, LinkTier, Speed
 from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import ModelSpec, Role
 from entrain_bench.specs.shapes import shapes_from_lists
+from support.builders import tiny_cluster
 
 CONFIGS = config_tree()
 MODELS = sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml"))
 CLUSTERS = sorted(path.stem for path in (CONFIGS / "cluster").glob("*.yaml"))
-OBTAINED = {"cited", "derived", "measured", "carried over"}
+OBTAINED = {"cited", "derived", "measured", "carried over", "fitted"}
 
 
 def load(group: str, name: str) -> dict[str, Any]:
@@ -62,7 +63,6 @@ def test_every_model_composes_and_parses(name: str) -> None:
     assert spec.name == name
     assert spec.modules == (*spec.encoders, spec.llm, *spec.generators)
     assert spec.llm.role is Role.LLM
-    assert spec.encoders
     for encoder in spec.encoders:
         assert encoder.is_encoder
         projected = encoder.layers[-1].gemms[-1]
@@ -105,6 +105,27 @@ def test_every_constant_has_a_complete_source(name: str) -> None:
 @pytest.mark.parametrize("path", sorted((CONFIGS / "model" / "module").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_module_is_used(path: Path) -> None:
     assert any(path.stem in top.read_text() for top in (CONFIGS / "model").glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "bandwidth", "latency_s"),
+    [
+        # Tiers of 2, 8 and 16 ranks at 1e9, 5e8 and 1e8 bytes/s.
+        ([0, 1], 1e9, 1e-6),
+        ([0, 2], 5e8, 2e-6),  # one of each pair
+        ([0, 1, 2, 3], 1e9, 2e-6),  # both of each pair: 2 x 5e8
+        ([0, 8], 1e8, 1e-5),  # one of each node
+        ([0, 2, 8, 10], 2e8, 1e-5),  # two of each node, one of each pair
+        ([*range(16)], 8e8, 1e-5),  # all: 8 x 1e8 between nodes, 2 x 5e8 between pairs
+        ([0, 1, 2, 8], 1e8, 1e-5),  # the node with fewest ranks decides
+        ([5], 1e9, 1e-6),
+    ],
+)
+def test_a_ring_leaves_a_block_through_the_links_of_all_its_ranks(
+    ranks: list[int], bandwidth: float, latency_s: float
+) -> None:
+    tier = tiny_cluster(2, 8).ring_tier(np.array(ranks))
+    assert (tier.bandwidth_bytes_per_s, tier.latency_s) == (bandwidth, latency_s)
 
 
 # Published sizes
@@ -309,6 +330,8 @@ def changed(config: dict[str, Any], path: str, value: object) -> dict[str, Any]:
         ("device/peak_bf16_flop", 1.0, "did you mean peak_bf16_flops"),
         ("device/peak_bf16_flops", -1.0, "cluster.device.peak_bf16_flops=-1.0: must be positive"),
         ("device/gemm_efficiency", 1.5, "cluster.device.gemm_efficiency=1.5: must be in (0, 1]"),
+        ("device/sustained_fraction", 1.5, "cluster.device.sustained_fraction=1.5: must be in (0, 1]"),
+        ("device/gemm_half_flops", -1.0, "cluster.device.gemm_half_flops=-1.0: must be 0 or more"),
         ("device/memory_bytes", 1.5, "cluster.device.memory_bytes=1.5: must be an integer"),
         ("device/kernel_launch_s", None, "cluster.device.kernel_launch_s: missing"),
         ("tiers/0/latency_s", 0.0, "cluster.tiers.nvlink.latency_s=0.0: must be positive"),

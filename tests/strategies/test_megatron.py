@@ -14,6 +14,7 @@ from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.job import Degrees, LayoutRequest
+from entrain_bench.strategy.interleaved import Interleaved
 from entrain_bench.strategy.profile import Profile
 from entrain_bench.strategy.warmup import OneForwardOneBackward
 from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner, average_layer_s
@@ -169,6 +170,40 @@ def test_the_best_estimate_is_of_every_split_and_placement(
     assert [vision.recompute, llm.recompute] == [False, False]
 
 
+@pytest.mark.parametrize("split", ["balanced", "uniform"])
+def test_virtual_stages_go_round_the_ranks_and_run_interleaved(split: str) -> None:
+    model = tiny_model(encoder=2, llm=8)
+    job = tiny_job(model, tiny_cluster(1, 4), request=LayoutRequest(tp=1, cp=1, dp=2), microbatch_size=1)
+    planner = MegatronPlanner(profile_samples=4, split=split, virtual_stages=2)
+    profile = profile_of(job, samples(ROW))
+    layout = plan_with(planner, profile)
+    vision, llm = layout.modules
+    assert (llm.pp, llm.stages_per_rank) == (4, 2)
+    assert llm.ranks[0].ravel().tolist() == [0, 1, 0, 1]
+    assert np.array_equal(vision.ranks, llm.ranks[:, :1])
+    assert split == "balanced" or llm.layers_per_stage == (3, 2, 2, 3)
+    shapes = samples(*[ROW] * job.global_batch)
+    check_program(Interleaved().schedule(shapes, layout, ArrivalOrder().assign(shapes, layout, profile), profile))
+
+
+def test_a_uniform_split_is_megatrons_and_no_better_balanced() -> None:
+    profile = profile_for(ROW, tp=1, cp=1, dp=2)
+    layouts = [plan_with(MegatronPlanner("first_stage", 4, 1, split), profile) for split in ("balanced", "uniform")]
+    vision, llm = (c.tolist() for c in average_layer_s(profile, profile.draw(4), Degrees(1, 1, 4, 2)))
+    slowest = []
+    for layout in layouts:
+        bounds = np.cumsum((0, *layout.modules[1].layers_per_stage))
+        stages = [sum(llm[lo:hi]) for lo, hi in pairwise(bounds)]
+        slowest.append(max(sum(vision) + stages[0], *stages[1:]))
+    assert layouts[1].modules[1].layers_per_stage == (2, 1, 1, 2)
+    assert slowest[0] <= slowest[1]
+
+
+def test_blocks_that_cannot_be_spread_are_named() -> None:
+    with pytest.raises(UserError, match=r"virtual_stages=3 split=uniform: the 4 blocks of llm cannot be spread"):
+        plan_with(MegatronPlanner(profile_samples=4, split="uniform", virtual_stages=3), profile_for(ROW, pp=2, tp=1))
+
+
 def test_all_modules_share_tp_cp_and_dp() -> None:
     layout = plan_with(MegatronPlanner(profile_samples=8), profile_for(ROW))
     vision, llm = layout.modules
@@ -232,6 +267,9 @@ def test_two_encoders_are_planned() -> None:
         ({"placement": "first"}, r"strategy\.planner\.placement=first: unknown"),
         ({"profile_samples": 0}, r"strategy\.planner\.profile_samples=0: must be at least 1"),
         ({"num_trials": 0}, r"strategy\.planner\.num_trials=0: must be at least 1"),
+        ({"split": "even"}, r"strategy\.planner\.split=even: unknown"),
+        ({"virtual_stages": 0}, r"strategy\.planner\.virtual_stages=0: must be at least 1"),
+        ({"placement": "leading_stages", "virtual_stages": 2}, r"strategy\.planner\.placement=leading_stages: must be"),
     ],
 )
 def test_bad_settings_are_named(planner: dict[str, object], message: str) -> None:

@@ -21,8 +21,8 @@ from entrain_bench.specs.job import Job, LayoutRequest
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
 from entrain_bench.strategy.interface import Planner, Strategy
+from entrain_bench.strategy.interleaved import Interleaved
 from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.warmup import OneForwardOneBackward
 from entrain_bench_strategies.entrain import EntrainAssigner, EntrainScheduler
 from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner
 
@@ -38,6 +38,13 @@ TOKENS = {
     "text_chars_per_token": 4.0,
 }
 GIB = 2**30
+# Efficiencies that do not depend on size.
+UNLIMITED: dict[str, Any] = {
+    "sustained_fraction": 1.0,
+    "gemm_half_flops": 0.0,
+    "attention_half_tokens": 0.0,
+    "attention_half_head_dim": 0.0,
+}
 FRAMEWORK = Framework()
 rngs = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 
@@ -92,7 +99,7 @@ def tiny_cluster(
     num_nodes: int = 1, gpus_per_node: int = 8, memory_bytes: int = 16 * GIB, launch_s: float = 1e-6
 ) -> ClusterSpec:
     """Round numbers: an effective 1e12 FLOP/s and 1e9 bytes/s of memory; pairs, nodes, a network, a host link."""
-    device = DeviceSpec("handmade", 2e12, memory_bytes, 2e9, 0.5, 0.25, 0.2, 0.5, launch_s, 1e8)
+    device = DeviceSpec("handmade", 2e12, memory_bytes, 2e9, 0.5, 0.25, 0.2, 0.5, launch_s, 1e8, **UNLIMITED)
     tiers = (
         LinkTier("pair", min(2, gpus_per_node), 1e9, 1e-6),
         LinkTier("node", gpus_per_node, 5e8, 2e-6),
@@ -337,5 +344,5 @@ def as_ints(values: Iterable[int]) -> IntArray:
 def plan_with(planner: Planner, profile: Profile) -> Layout:
     """The layout a planner chooses beside the other parts of its system."""
     if isinstance(planner, MegatronPlanner):
-        return Strategy("megatron", planner, ArrivalOrder(), OneForwardOneBackward()).plan(profile)
+        return Strategy("megatron", planner, ArrivalOrder(), Interleaved()).plan(profile)
     return Strategy("entrain", planner, EntrainAssigner(), EntrainScheduler()).plan(profile)

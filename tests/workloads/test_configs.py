@@ -28,7 +28,7 @@ def workload(name: str, *overrides: str) -> Any:
 def test_the_documented_workloads_exist() -> None:
     traces = "chartqa chartqa_qa coco librispeech mathvision nextqa opencqa_ocr sroie trace"
     dflop = "dflop_mixed dflop_multi dflop_single dflop_uniform dflop_video"
-    other = "synthetic synthetic_av laion_packed uniform uniform_mix"
+    other = "synthetic synthetic_av laion_packed packed_text uniform uniform_mix"
     assert set(NAMES) == {*traces.split(), *dflop.split(), *other.split()}
 
 
@@ -63,6 +63,12 @@ def test_uniform_is_the_same_sample_again_and_again() -> None:
     assert np.all(shapes.item_llm_tokens == 256)
     assert np.all(shapes.item_encoder_tokens == 1024)
     assert np.all(np.diff(shapes.item_offsets) == 1)
+
+
+def test_packed_text_is_text_of_one_length() -> None:
+    shapes = workload("packed_text", "workload.text=2048").source(RULES).batch(3, 50, 0)
+    assert np.all(shapes.llm_tokens == 2048)
+    assert shapes.num_items == 0
 
 
 @pytest.mark.parametrize(("tokens", "share", "images"), [(8192, 0.25, 8), (8192, 0.875, 28), (131072, 0.75, 384)])

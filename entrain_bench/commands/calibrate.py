@@ -1,0 +1,98 @@
+"""``entrain-bench calibrate``: fit the constants of devices to published times anew, and print what is left."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from entrain_bench.calibrate.anchors import Anchors, load_anchors
+from entrain_bench.calibrate.cases import ForwardCase, IterationCase, forward_case, iteration_case, kernel_case
+from entrain_bench.calibrate.fit import ATTENTION, FORWARDS, ITERATIONS, PRODUCTS, fit_device, interval
+from entrain_bench.calibrate.kernels import KernelCase, Product
+from entrain_bench.commands.watch import say
+from entrain_bench.config.compose import Composer
+from entrain_bench.specs.cluster import DeviceSpec
+
+EXIT_DIFFERS = 1
+# Values of a constant of which an interval is searched.
+TRIED = np.arange(0.05, 1.0, 0.005)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Fit every device to its kernels and to the fit half of its published times, and print constants and residuals.
+
+    Returns:
+        0, or 1 if a fitted constant is not the one in ``experiments/cluster/device``.
+
+    Raises:
+        UserError: for anchors that are wrong.
+    """
+    parser = argparse.ArgumentParser(
+        prog="entrain-bench calibrate",
+        description="Fit the constants of devices to the fit half of published times; print constants and residuals.",
+    )
+    parser.add_argument("devices", nargs="*", help="which; default: all that anchors are of")
+    parser.add_argument("--anchors", type=Path, help="a file of anchors (default: experiments/anchors.yaml)")
+    options = parser.parse_args(arguments)
+    anchors, composer = load_anchors(options.anchors), Composer()
+    same = [_calibrate(device, anchors, composer) for device in options.devices or anchors.devices]
+    composer.save()
+    return 0 if all(same) else EXIT_DIFFERS
+
+
+def _calibrate(name: str, anchors: Anchors, composer: Composer) -> bool:
+    """Fit a device, print what comes out; returns whether its YAML says the same."""
+    say(f"{name}: making programs")
+    kernels = [kernel_case(each, composer) for each in anchors.kernels if each.device == name]
+    forwards = [forward_case(each, composer) for each in anchors.forwards if each.group.device == name]
+    iterations = [iteration_case(each, composer) for each in anchors.iterations if each.group.device == name]
+    configured = (forwards[0] if forwards else iterations[0]).device
+    products = [case for case in kernels if isinstance(case.kernel, Product)]
+    attention = [case for case in kernels if not isinstance(case.kernel, Product)]
+    found, fitted = configured, dict[str, float]()
+    for cases, start in (
+        (products, PRODUCTS),
+        (attention, ATTENTION),
+        ([case for case in iterations if case.anchor.half == "fit"], ITERATIONS),
+        (forwards, FORWARDS),
+    ):
+        if cases:
+            found, fitted = fit_device(found, cases, start), fitted | start
+    for constant in fitted:
+        own, value = getattr(configured, constant), getattr(found, constant)
+        note = "" if own == value else f", but device/{name}.yaml says {own:g}"
+        print(f"{name}: {constant} {value:g}{note}")
+    for line in (*_kernels(products, attention, found), *_iterations(iterations, found), *_forwards(forwards, found)):
+        print(f"  {line}")
+    return all(getattr(configured, constant) == getattr(found, constant) for constant in fitted)
+
+
+def _kernels(products: Sequence[KernelCase], attention: Sequence[KernelCase], found: DeviceSpec) -> Iterator[str]:
+    for what, cases in (("products", products), ("attention kernels", attention)):
+        if cases:
+            errors = 100 * np.abs([case.ratio(found) - 1.0 for case in cases])
+            yield f"{len(cases)} {what}: median error {np.median(errors):.0f}%, largest {errors.max():.0f}%"
+
+
+def _iterations(cases: Sequence[IterationCase], found: DeviceSpec) -> Iterator[str]:
+    for case in cases:
+        anchor, error = case.anchor, case.ratio(found) - 1.0
+        yield (
+            f"{anchor.half:4} {anchor.group.name}, {anchor.gpus} GPUs, TP {anchor.settings.tp} PP "
+            f"{anchor.settings.pp}: published {anchor.published_s:.2f} s, {100 * error:+.1f}%"
+        )
+
+
+def _forwards(cases: Sequence[ForwardCase], found: DeviceSpec) -> Iterator[str]:
+    for case in cases:
+        anchor, (low, high) = case.anchor, case.anchor.published_ms
+        yield (
+            f"{anchor.workload} {anchor.model} {anchor.module}: published {low:.0f} to {high:.0f} ms, "
+            f"{case.predicted_ms(found):.0f} ms"
+        )
+    for name in FORWARDS if cases else ():
+        least, most = interval(cases, found, name, TRIED)
+        yield f"every range holds for {name} from {least:.3f} to {most:.3f}"
