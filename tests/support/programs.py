@@ -94,7 +94,8 @@ def random_layout(rng: np.random.Generator, model: ModelSpec) -> Layout:
         first = free if rng.integers(2) else 0
         ranks = first + np.arange(dp * blocks * tp * cp).reshape(dp, blocks, tp * cp)
         free = max(free, -(-(int(ranks.max()) + 1) // 4) * 4)
-        modules.append(placed(module, np.tile(ranks, (1, turns, 1)), tp, cp, recompute=bool(rng.integers(2))))
+        place = placed(module, np.tile(ranks, (1, turns, 1)), tp, cp, recompute=bool(rng.integers(2)))
+        modules.append(replace(place, offload=not rng.integers(4)))
     return Layout(tuple(modules), 4, single_rank_boundary=not rng.integers(4))
 
 
