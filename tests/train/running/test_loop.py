@@ -51,6 +51,8 @@ def _non_finite(rank: int, config: str) -> str:
         works = [feed.take(iteration, last=iteration == 2).work for iteration in range(3)]
         weights = [p for trained in runtime.stages.values() for p in trained.stage.parameters()]
         runtime.run(works[0], Clock(CPU))
+        for trained in runtime.stages.values():
+            trained.gather_weights()
         before = [p.detach().clone() for p in weights]
         assert not isfinite(runtime.run(works[1], Clock(CPU)).grad_norm)
         assert all(torch.equal(p, old) for p, old in zip(weights, before, strict=True)), "weights changed"
