@@ -205,14 +205,25 @@ def test_flops_of_a_llama_1b_block() -> None:
 
 def test_activation_bytes_of_a_llama_1b_block() -> None:
     block = model("qwen25vl_llama3_1b").llm.layers[1]
-    # bf16: inputs and outputs of two norms, queries and attention output, keys and values, gate and up, their product.
-    assert block.activation_bytes_per_token == 2 * (4 * 2048 + 2 * 2048 + 2 * 512 + 16384 + 8192)
+    # bf16: inputs and outputs of two norms, queries and attention output, keys and values, gate and up, their product;
+    # fp32: a number for each of 32 heads.
+    split = 2 * (2 * 2048 + 2 * 512 + 16384 + 8192)
+    assert block.activation_bytes_per_token == 2 * 4 * 2048 + split + 4 * 32
     assert block.input_bytes_per_token == 2 * 2048
+    # Sequence parallelism decides whether tensor parallelism divides the hidden states; fp32 weights double bf16 only.
+    assert block.kept_bytes(1, False) == block.activation_bytes_per_token
+    assert block.kept_bytes(4, True) == (2 * 4 * 2048 + split) / 4 + 4 * 8
+    assert block.kept_bytes(4, False) == 2 * 4 * 2048 + split / 4 + 4 * 8
+    assert block.kept_bytes(4, False, 4) == 2 * (2 * 4 * 2048 + split / 4) + 4 * 8
+    assert [block.held_input_bytes(4, split) for split in (True, False)] == [1024, 4096]
+    assert block.working_bytes(4) == 2 * (16384 + 8192) / 4
 
 
 def test_head_of_llama_1b_keeps_fp32_probabilities() -> None:
     head = model("qwen25vl_llama3_1b").llm.layers[-1]
     assert head.activation_bytes_per_token == 2 * 2 * 2048 + 4 * 128256
+    # bf16 logits beside the fp32 ones, and their gradients; there are none in fp32.
+    assert [head.working_bytes(2, size) for size in (2, 4)] == [2 * 128256 / 2, 0]
 
 
 def test_windows_bound_attention() -> None:

@@ -127,5 +127,7 @@ def _checkpoints(settings: TrainSettings, config: RunConfig, layout: Layout) -> 
         "global batch": str(config.global_batch),
         "dtype": settings.dtype,
         "distributed optimizer": str(config.framework.distributed_optimizer),
+        # Buckets decide which part of the optimizer's states a rank has.
+        "overlap of gradient sums": str(config.framework.overlap_grad_reduce),
     }
     return Checkpoints(Path(settings.checkpoint_dir), identity)

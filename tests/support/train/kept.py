@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import sleep
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.modules import Pack, StageGroups, build_stage, input_width
 from entrain_bench.train.modules.ends import merge_tokens
 from support.builders import TOKENS, placed
-from support.train.allocations import allocated, num_bytes
+from support.train.allocations import allocated, num_bytes, saved_bytes
 from support.train.modules import CPU, module_config
 
 LENGTHS = (96, 40, 120, 64, 40, 24)
@@ -67,11 +66,7 @@ def kept_and_predicted(
         parameter.grad = torch.zeros_like(parameter)
 
     def forward() -> Any:
-        output = stage(hidden, pack)
-        if tp > 1:
-            # Threads of gloo let go of what they sent a moment after it has arrived.
-            sleep(0.05)
-        return output
+        return stage(hidden, pack)
 
     def forward_and_backward() -> None:
         output = forward()
@@ -82,13 +77,16 @@ def kept_and_predicted(
     # Buffers that stay are there after the first time.
     hidden, pack = input_of(module, layer, groups, dtype)
     forward_and_backward()
+    before = num_bytes(hidden)
+    saved = before + saved_bytes(forward, hidden, *stage.parameters())
     ahead, both = allocated(forward), allocated(forward_and_backward)
-    before, handed = num_bytes(hidden), num_bytes(ahead.result)
+    handed = num_bytes(ahead.result)
     place = placed(module, np.arange(tp * cp).reshape(1, 1, -1), tp=tp, cp=cp, recompute=recompute)
     memory = Memory(model, Framework(sequence_parallel=groups.sequence_parallel), dtype.itemsize)
     kind = module.layer_kind[layer]
     kept, working = (float(values[kind]) * sum(LENGTHS) for values in memory.layer_bytes(module, place))
     return {
+        "saved": (saved, kept + handed),
         "kept": (before + ahead.left_bytes, kept + handed),
         "forward": (before + ahead.peak_bytes, kept + handed + working),
         "backward": (before + both.peak_bytes, kept + handed + working),
