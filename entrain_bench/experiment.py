@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
 
@@ -85,6 +85,9 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> Setting:
         config.framework,
         free_microbatch_size=config.microbatch_size is None,
     )
+    # Checked by the job; what is frozen is a property of the model from here on.
+    model = model.with_frozen(config.framework.freeze)
+    job = replace(job, model=model)
     truth = CostTruth(model, cluster, config.framework)
     parts: dict[str, Any] = {
         part: instantiate(config.strategy[part], f"strategy.{part}", method)

@@ -127,7 +127,7 @@ class Roofline:
         for product in layer.gemms:
             gemm += self.gemm_s(product, tokens, tp, cp)
         forward = gemm + elementwise
-        backward = GEMM_BACKWARD * gemm + ELEMENTWISE_BACKWARD * elementwise
+        backward = GEMM_BACKWARD * layer.backward_share * gemm + ELEMENTWISE_BACKWARD * elementwise
         comm = np.zeros_like(tokens)
         comm_backward = comm
         if tp > 1 and layer.num_gathers:
@@ -145,6 +145,8 @@ class Roofline:
                 width = 2 * BF16_BYTES * layer.attention.key_value_width / tp
                 gather = all_gather_s(width * tokens, cp, tier)
                 comm, comm_backward = comm + gather, comm_backward + 2 * gather
+        if not layer.backward_share:
+            backward = comm_backward = np.zeros_like(tokens)
         return PassTimes(forward, comm, backward, comm_backward)
 
     def stages_s(
@@ -161,11 +163,14 @@ class Roofline:
             recompute: whether backward runs each layer's forward once more.
         """
         totals = np.zeros((4, len(loads.tokens), len(counts)))
+        again = np.zeros_like(totals[:2])
         for index, layer in enumerate(module.kinds):
             times = self.layer_s(layer, loads, tp, cp)
             columns = (times.forward_s, times.forward_comm_s, times.backward_s, times.backward_comm_s)
             for total, column in zip(totals, columns, strict=True):
                 total += column[:, None] * counts[:, index]
-        if recompute:
-            totals[2:] += totals[:2]
+            if recompute and layer.backward_share:
+                for total, column in zip(again, columns[:2], strict=True):
+                    total += column[:, None] * counts[:, index]
+        totals[2:] += again
         return PassTimes(*totals)

@@ -108,7 +108,7 @@ class CostTruth:
         Gradients travel in fp32. With a distributed optimizer they are reduce-scattered and the bf16 weights
         all-gathered; without, all-reduced. A tied embedding held by two blocks is all-reduced between them.
         """
-        parameters = self.memory.stage_parameters(module, placed) / module.weight_shards(placed.tp)
+        parameters = self.memory.learning_parameters(module, placed) / module.weight_shards(placed.tp)
         group = module.weight_copies(placed.tp, placed.dp * placed.cp)
         if kind is Pass.OPTIMIZER:
             shard = group if self.framework.distributed_optimizer else 1
@@ -125,7 +125,8 @@ class CostTruth:
                     seconds[tiers == index] = scatter + all_gather_s(BF16_BYTES * held, group, tier)
                 else:
                     seconds[tiers == index] = all_reduce_s(FP32_BYTES * held, group, tier)
-        if module.config.tied_embeddings and not placed.is_closed:
+            seconds[parameters == 0] = 0.0
+        if module.config.tied_embeddings and not placed.is_closed and module.layers[0].learns:
             tier = self.cluster.group_tier(placed.ranks[0, [0, -1]])
             embedding = FP32_BYTES * module.layers[0].parameters / placed.tp
             seconds[[0, -1]] += all_reduce_s(embedding, 2, tier)
