@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,8 +18,10 @@ from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
+from entrain_bench.records.keys import plan_key
 from entrain_bench.records.metrics import measure
 from entrain_bench.records.outcome import Outcome
+from entrain_bench.records.plans import Plan, Plans
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import ModelSpec
@@ -83,6 +85,9 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> Setting:
         config.framework,
         free_microbatch_size=config.microbatch_size is None,
     )
+    # Checked by the job; what is frozen is a property of the model from here on.
+    model = model.with_frozen(config.framework.freeze)
+    job = replace(job, model=model)
     truth = CostTruth(model, cluster, config.framework, ActionNoise(config.action_noise, config.seed))
     parts: dict[str, Any] = {
         part: instantiate(config.strategy[part], f"strategy.{part}", method)
@@ -142,8 +147,24 @@ class Feed:
         self._executed = timeline
 
 
+def plan_of(setting: Setting, config: RunConfig, plans: Plans | None) -> Plan:
+    """The plan of a run: one that an earlier run made of the same, or a new one."""
+    key = plan_key(config) if plans else ""
+    if plans and (known := plans.read(key)):
+        return known
+    started = perf_counter()
+    layout = setting.strategy.plan(setting.profile)
+    plan = Plan(layout, perf_counter() - started)
+    if plans:
+        plans.write(key, plan)
+    return plan
+
+
 def run_experiment(
-    config: RunConfig, progress: Callable[[int], None] = lambda _: None, source: ShapeSource | None = None
+    config: RunConfig,
+    progress: Callable[[int], None] = lambda _: None,
+    source: ShapeSource | None = None,
+    plans: Plans | None = None,
 ) -> Outcome:
     """Plan once, then assign, schedule, execute and measure every iteration.
 
@@ -151,6 +172,7 @@ def run_experiment(
         config: the run.
         progress: called with the number of finished iterations.
         source: samples instead of the configured workload's; only where the harness simulates.
+        plans: where plans of earlier runs are; None plans anew.
 
     Raises:
         UserError: naming what is wrong in the configuration, the data, or what parts made of them.
@@ -163,9 +185,8 @@ def run_experiment(
         return setting.executor.train(config, progress)
     job, strategy, profile = setting.job, setting.strategy, setting.profile
     job.model.check_shapes(setting.source.batch(0, job.global_batch, config.seed))
-    started = perf_counter()
-    layout = strategy.plan(profile)
-    planning_time_s = perf_counter() - started
+    plan = plan_of(setting, config, plans if source is None else None)
+    layout = plan.layout
     check_layout(layout, job.model, job.cluster)
     # Once unmeasured: the first call compiles what later ones only run.
     strategy.program(profile.draw(job.global_batch), layout, profile)
@@ -183,4 +204,4 @@ def run_experiment(
             frame = timeline_frame(timeline)
         progress(iteration + 1)
     metrics = {name: float(np.mean([row[name] for row in measured])) for name in measured[0]}
-    return Outcome(layout, {**metrics, "planning_time_s": planning_time_s}, tuple(measured), frame)
+    return Outcome(layout, {**metrics, "planning_time_s": plan.planning_time_s}, tuple(measured), frame)

@@ -25,6 +25,7 @@ from entrain_bench.errors import (
 )
 from entrain_bench.experiment import run_experiment
 from entrain_bench.records.cells import Cell
+from entrain_bench.records.plans import Plans
 from entrain_bench.records.records import Record, Results, new_record
 from entrain_bench.workers import Died, work_off
 
@@ -67,7 +68,7 @@ def run_one(cell: Cell, results: Results, progress: Callable[[int], None] = lamb
         results: where its record goes.
         progress: called with the number of finished iterations.
     """
-    outcome = run_experiment(cell.config, progress)
+    outcome = run_experiment(cell.config, progress, plans=Plans(results.root))
     record = new_record(cell, "ok", outcome=outcome)
     results.write(record, outcome.timeline)
     return record
@@ -100,7 +101,7 @@ def attempt(cell: Cell, results: Results) -> Done:
     """Run a cell and write down what came out: ok, skipped or failed. Never raises."""
     started = perf_counter()
     try:
-        record, timeline = _run_or_explain(cell)
+        record, timeline = _run_or_explain(cell, Plans(results.root))
         results.write(record, timeline)
         return Done(cell, record, "", perf_counter() - started)
     except UserError as error:
@@ -109,10 +110,10 @@ def attempt(cell: Cell, results: Results) -> Done:
         return Done(cell, None, explain(error), perf_counter() - started)
 
 
-def _run_or_explain(cell: Cell) -> tuple[Record, pd.DataFrame | None]:
+def _run_or_explain(cell: Cell, plans: Plans) -> tuple[Record, pd.DataFrame | None]:
     make = partial(new_record, cell)
     try:
-        outcome = run_experiment(cell.config)
+        outcome = run_experiment(cell.config, plans=plans)
     except IncompatibleError as error:
         return make("skipped", str(error)), None
     except (UserError, ExecutionError) as error:

@@ -74,16 +74,24 @@ class Memory:
 
         On one set of ranks the tied embedding is one tensor.
         """
-        counts = module.kind_counts(placed.layers_per_stage)
-        parameters = matmul(counts, [layer.parameters for layer in module.kinds])
+        return self._parameters(module, placed, [layer.parameters for layer in module.kinds])
+
+    def learning_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
+        """Those of ``stage_parameters`` that learn."""
+        return self._parameters(module, placed, [layer.parameters * layer.learns for layer in module.kinds])
+
+    def _parameters(self, module: ModuleSpec, placed: ModuleLayout, per_kind: list[int]) -> FloatArray:
+        parameters = matmul(module.kind_counts(placed.layers_per_stage), per_kind)
         if module.config.tied_embeddings and placed.is_closed:
-            parameters[-1] -= module.layers[0].parameters
+            parameters[-1] -= per_kind[0]
         return parameters
 
     def stage_state_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
-        """Weights, gradients and optimizer states on one rank of each stage ``[stages]``."""
+        """Weights, gradients and optimizer states on one rank of each stage ``[stages]``; of frozen layers weights."""
         shards, copies = module.weight_shards(placed.tp), module.weight_copies(placed.tp, placed.dp * placed.cp)
-        return np.asarray(self.stage_parameters(module, placed) / shards * self.parameter_bytes(copies))
+        learning = self.learning_parameters(module, placed)
+        frozen = self.stage_parameters(module, placed) - learning
+        return np.asarray(learning / shards * self.parameter_bytes(copies) + frozen / shards * BF16_BYTES)
 
     def token_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
         """Bytes a token adds on one rank of each stage ``[stages]``.

@@ -143,7 +143,7 @@ class Roofline:
         gemm = sum_in_order(gemms, tokens)
         elementwise = self._elementwise_s(layer, tokens, tp, cp)
         forward = gemm + elementwise
-        backward = GEMM_BACKWARD * gemm + ELEMENTWISE_BACKWARD * elementwise
+        backward = GEMM_BACKWARD * layer.backward_share * gemm + ELEMENTWISE_BACKWARD * elementwise
         if layer.attention:
             ahead, back = self.attention_s(layer.attention, loads.areas[layer.kind], tokens, tp, cp)
             forward, backward = forward + ahead, backward + back
@@ -160,6 +160,8 @@ class Roofline:
             width = 2 * BF16_BYTES * layer.attention.key_value_width / tp
             gather = all_gather_s(width * tokens, cp, tier)
             comm, comm_backward = comm + gather, comm_backward + 2 * gather
+        if not layer.backward_share:
+            backward = comm_backward = np.zeros_like(tokens)
         return PassTimes(forward, comm, backward, comm_backward)
 
     def _elementwise_s(self, layer: Layer, tokens: FloatArray, tp: int, cp: int) -> FloatArray:
@@ -192,6 +194,15 @@ class Roofline:
         """
         tier = self.cluster.group_tier(np.arange(tp))
         one = all_gather_s((BF16_BYTES * layer.hidden_size / cp) * tokens, tp, tier)
+        if not layer.learns:
+            # No product for weights that a gather would be for, or that would hide anything.
+            both = (layer.num_gathers + layer.num_scatters) * one
+            forward = both if self.framework.sequence_parallel else 2 * layer.num_scatters * one
+            return (
+                forward,
+                both if self.framework.sequence_parallel else 2 * layer.num_gathers * one,
+                np.zeros_like(one),
+            )
         if not self.framework.sequence_parallel:
             hidden = sum_in_order([np.minimum(2 * one, product) for product in columns], tokens)
             return 2 * layer.num_scatters * one, 2 * layer.num_gathers * one, hidden
@@ -225,7 +236,7 @@ class Roofline:
             columns = (times.forward_s, times.forward_comm_s, times.backward_s, times.backward_comm_s)
             for total, column in zip(totals, columns, strict=True):
                 total += column[:, None] * counts[:, index]
-            if recompute and layer.recomputed:
+            if recompute and layer.recomputed and layer.backward_share:
                 totals[2] += times.forward_s[:, None] * counts[:, index]
                 totals[3] += times.forward_comm_s[:, None] * counts[:, index]
         return PassTimes(*totals)

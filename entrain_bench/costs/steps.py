@@ -89,7 +89,7 @@ class StepCosts:
 
     def tied_s(self, module: ModuleSpec, placed: ModuleLayout) -> float:
         """All-reduce of a tied embedding between the two blocks that hold it, after all other gradients are reduced."""
-        if not module.config.tied_embeddings or placed.is_closed:
+        if not module.config.tied_embeddings or placed.is_closed or not module.layers[0].learns:
             return 0.0
         tier = self.roofline.cluster.group_tier(placed.ranks[0, [0, -1]])
         return float(all_reduce_s(FP32_BYTES * module.layers[0].parameters / placed.tp, 2, tier))
@@ -174,16 +174,16 @@ class StepCosts:
         return module.weight_copies(placed.tp, placed.dp * placed.cp)
 
     def _parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
-        """Parameters on a rank of each stage ``[stages]``."""
-        return self.memory.stage_parameters(module, placed) / module.weight_shards(placed.tp)
+        """Parameters that learn on a rank of each stage ``[stages]``."""
+        return self.memory.learning_parameters(module, placed) / module.weight_shards(placed.tp)
 
     def _layer_parameters(self, module: ModuleSpec, placed: ModuleLayout, stage: int) -> FloatArray:
-        """Parameters on a rank of each layer of a stage ``[layers]``; ends of a closed pipeline share a tied one."""
+        """Parameters that learn on a rank, of each layer of a stage ``[layers]``; one of a pair that is tied on it."""
         first = sum(placed.layers_per_stage[:stage])
         held = module.layers[first : first + placed.layers_per_stage[stage]]
-        parameters = np.array([float(layer.parameters) for layer in held])
+        parameters = np.array([float(layer.parameters * layer.learns) for layer in held])
         if module.config.tied_embeddings and placed.is_closed and stage == placed.pp - 1:
-            parameters[-1] -= module.layers[0].parameters
+            parameters[-1] -= module.layers[0].parameters * module.layers[0].learns
         return parameters / module.weight_shards(placed.tp)
 
     def _buckets(self, module: ModuleSpec, placed: ModuleLayout) -> Iterator[tuple[int, FloatArray]]:

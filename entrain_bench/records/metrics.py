@@ -12,9 +12,6 @@ from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass
 from entrain_bench.program.timeline import Timeline
 
-# A backward takes twice the forward's model FLOPs.
-TRAINING_FLOPS = 3.0
-
 
 def microbatch_forward(timeline: Timeline, modules: Sequence[int]) -> pd.DataFrame:
     """Forward time of every microbatch of the given modules together, summed over stages and parts.
@@ -64,7 +61,7 @@ def measure(timeline: Timeline, truth: CostTruth, assignment_time_s: float = 0.0
     encoders = [index for index, module in enumerate(truth.model.modules) if module.is_encoder]
     seconds = timeline.iteration_time_s
     passes = program.kind <= Pass.BACKWARD
-    flops = TRAINING_FLOPS * truth.model.forward_flops(program.shapes)
+    flops = truth.model.training_flops(program.shapes)
     flops_per_s = flops / seconds / cluster.num_ranks
     bound_s = lower_bound_s(truth, program.layout, program.shapes)
     busy_s = rank_seconds(timeline, timeline.end_s - timeline.start_s)

@@ -29,7 +29,7 @@ class Framework:
             for its batch of sends and receives); ``overlapped`` leaves both free while links serve transfers in turn.
         sequence_parallel: whether ranks of a tensor-parallel group split by tokens what they do not split by weights.
         tp_overlap: share of tensor-parallel communication that hides behind computation, in [0, 1].
-        freeze: modules that do not learn.
+        freeze: modules that do not learn, but for the projectors of encoders (``ModuleSpec.frozen``).
     """
 
     distributed_optimizer: bool = True

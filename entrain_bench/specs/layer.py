@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -78,6 +78,9 @@ class Layer:
             divides it.
         cast_bytes_per_token: likewise, but only in a model that is not fp32 itself: what is cast to fp32 or from it.
         recomputed: whether recomputation covers the layer; megatron-core recomputes blocks, not the ends.
+        learns: whether it has weight gradients and optimizer states.
+        backward_share: products of its backward relative to those for both gradients: 0.5 for that of its input alone,
+            0 for a layer without backward.
     """
 
     kind: str
@@ -99,6 +102,37 @@ class Layer:
     transient_bytes_per_token: float = 0.0
     cast_bytes_per_token: float = 0.0
     recomputed: bool = True
+    learns: bool = True
+    backward_share: float = 1.0
+
+    def frozen(self, passes_gradients: bool) -> Layer:
+        """The layer with weights that do not learn.
+
+        Without gradients to pass on there is no backward, and nothing is kept for it.
+
+        Args:
+            passes_gradients: whether anything before the layer learns.
+        """
+        if passes_gradients:
+            return replace(self, learns=False, backward_share=0.5)
+        return replace(
+            self,
+            learns=False,
+            backward_share=0.0,
+            activation_bytes_per_token=0.0,
+            input_bytes_per_token=0.0,
+            replicated_bytes_per_token=0.0,
+            whole_bytes_per_token=0.0,
+            fp32_bytes_per_token=0.0,
+        )
+
+    def unneeded_flops(self, lengths: IntArray) -> FloatArray:
+        """Of three times the FLOPs of a forward, those that a frozen layer has no need of, per sequence."""
+        tokens = np.asarray(lengths, np.float64)
+        products = sum((gemm.flops(tokens) for gemm in self.gemms), start=np.zeros_like(tokens))
+        if self.backward_share > 0:
+            return 2.0 * (1.0 - self.backward_share) * products
+        return 2.0 * self.forward_flops(lengths)
 
     def forward_flops(self, lengths: IntArray) -> FloatArray:
         """Model FLOPs of a forward for sequences of the given lengths; a backward takes twice as many."""

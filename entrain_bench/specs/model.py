@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -16,6 +16,9 @@ from entrain_bench.specs.parse import check_keys, check_mapping, parse
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 from entrain_bench.specs.unet import parse_unet, unet_layers
+
+# A backward takes twice the forward's model FLOPs.
+TRAINING_FLOPS = 3.0
 
 
 class Role(StrEnum):
@@ -126,10 +129,49 @@ class ModuleSpec:
         tied = self.config.tied_embeddings and self.config.vocab_size * self.config.hidden_size
         return sum(layer.parameters for layer in self.layers) - int(tied)
 
+    @property
+    def learning_parameters(self) -> int:
+        """Number of parameters that learn."""
+        if all(layer.learns for layer in self.layers):
+            return self.parameters
+        return sum(layer.parameters for layer in self.layers if layer.learns)
+
+    @property
+    def frozen_parameters(self) -> int:
+        """Number of parameters that do not."""
+        return self.parameters - self.learning_parameters
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether a gradient reaches the module's first layers or stops inside it."""
+        return any(layer.backward_share > 0 for layer in self.layers)
+
+    @property
+    def work_share(self) -> float:
+        """Products of both passes relative to those of a module that learns in full."""
+        flops = np.array([float(sum(gemm.flops(np.ones(1))[0] for gemm in layer.gemms)) for layer in self.layers])
+        needed = np.array([1.0 + 2.0 * layer.backward_share for layer in self.layers])
+        return float((flops * needed).sum() / (flops * 3.0).sum()) if np.any(needed < 3.0) else 1.0
+
+    def frozen(self, passes_gradients: bool) -> ModuleSpec:
+        """The module with weights that do not learn, but for an encoder's head: the projector is trained as ever.
+
+        Args:
+            passes_gradients: whether anything before the module learns.
+        """
+        fixed = len(self.layers) - 1 if self.is_encoder else len(self.layers)
+        still = tuple(layer.frozen(passes_gradients) for layer in self.layers[:fixed])
+        return replace(self, layers=(*still, *self.layers[fixed:]))
+
     def cut_bytes(self, layers_per_stage: Sequence[int]) -> IntArray:
         """Bytes a token hands from each stage but the last to the next (bf16) ``[stages - 1]``."""
         last = np.cumsum(layers_per_stage)[:-1] - 1
         return BF16_BYTES * np.array([self.layers[layer].hidden_size for layer in last], np.int64)
+
+    def gradient_cut_bytes(self, layers_per_stage: Sequence[int]) -> IntArray:
+        """Bytes of gradients a token hands back over the same cuts; 0 where no layer before the cut has a backward."""
+        needed = np.cumsum([layer.backward_share > 0 for layer in self.layers]) > 0
+        return self.cut_bytes(layers_per_stage) * needed[np.cumsum(layers_per_stage)[:-1] - 1]
 
     def lengths(self, shapes: SampleShapes, units: IntArray) -> IntArray:
         """Sequence length of each of the given units: encoder tokens of items, LLM tokens of samples."""
@@ -194,6 +236,26 @@ class ModelSpec:
         """Indices of the modules that DistTrain lays out as one: encoders, LLM, generators."""
         roles = [[i for i, module in enumerate(self.modules) if module.role is role] for role in Role]
         return tuple(tuple(unit) for unit in roles if unit)
+
+    def with_frozen(self, names: Sequence[str]) -> ModelSpec:
+        """The model with the named modules frozen (``ModuleSpec.frozen``)."""
+        modules: list[ModuleSpec] = []
+        for module in self.modules:
+            # Encoders are the first to work, whatever their number.
+            before = [] if module.is_encoder else modules
+            passes = any(layer.learns for other in before for layer in other.layers)
+            modules.append(module.frozen(passes) if module.name in names else module)
+        return replace(self, modules=tuple(modules))
+
+    def training_flops(self, shapes: SampleShapes) -> float:
+        """Model FLOPs of an iteration: three times those of a forward, less what frozen layers have no need of."""
+        unneeded = 0.0
+        for module in self.modules:
+            counts, lengths = np.bincount(module.layer_kind), module.lengths(shapes, module.units(shapes))
+            for count, kind in zip(counts, module.kinds, strict=True):
+                if not kind.learns:
+                    unneeded += float(count * kind.unneeded_flops(lengths).sum())
+        return TRAINING_FLOPS * self.forward_flops(shapes) - unneeded
 
     def module(self, name: str) -> ModuleSpec:
         """The module of that name."""

@@ -55,7 +55,10 @@ def allocate_stages(profile: Profile, samples: SampleShapes, degrees: Degrees) -
     encoder, llm = profile.estimate_samples(samples, degrees.tp, degrees.cp)
     model = profile.job.model
     most = [min(len(module.layers) for module in model.encoders), len(model.llm.layers)]
-    return proportional_allocation(degrees.pp, np.array([encoder.sum(), llm.sum()]), most)
+    # Forwards are estimated; what is frozen has less of a backward.
+    encoder_share = float(np.mean([module.work_share for module in model.encoders]))
+    shares = np.array([encoder.sum() * encoder_share, llm.sum() * model.llm.work_share])
+    return proportional_allocation(degrees.pp, shares, most)
 
 
 def stable_samples(profile: Profile, degrees: Degrees, num_validations: int, max_samples: int) -> tuple[int, bool]:

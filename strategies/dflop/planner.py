@@ -12,6 +12,7 @@ from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import BoolArray, FloatArray, IntArray
 from entrain_bench.errors import OutOfMemoryError, require, unknown_choice
 from entrain_bench.program.layout import Layout
+from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import (
@@ -152,7 +153,11 @@ class DflopPlanner:
         """Rows of ``degrees``, microbatch numbers and estimates, in blocks with one TP a module."""
         job = profile.job
         batch = job.global_batch
-        parameter_bytes = profile.memory.parameter_bytes
+
+        def state_bytes(module: ModuleSpec, dp: IntArray, shards: IntArray) -> FloatArray:
+            learning = module.learning_parameters / shards * profile.memory.parameter_bytes(dp)
+            return np.asarray(learning + module.frozen_parameters / shards * BF16_BYTES)
+
         *encoders, llm = job.model.modules
         means = [np.full(1, tokens) for tokens in (*shapes.item_tokens, shapes.sequence_tokens)]
         for encoder_tp, llm_tp in np.unique(degrees[:, [0, 3]], axis=0).tolist():
@@ -185,7 +190,7 @@ class DflopPlanner:
                     flops = float(module.forward_flops(np.array([tokens]))[0])
                     encoder_s += table.seconds(flops * whole, whole, encoder_pp) * factor[encoder_pp - 1]
                     encoder_act += activation_bytes(module, whole * tokens, encoder_tp * encoder_pp)
-                    encoder_state += module.parameters / (encoder_tp * encoder_pp) * parameter_bytes(encoder_dp)
+                    encoder_state += state_bytes(module, encoder_dp, encoder_tp * encoder_pp)
                 each = np.array([shapes.sequence_tokens])
                 llm_s = llm_table.seconds(each, packed, llm_pp) * sequences * uneven[-1][llm_pp - 1]
                 yield (
@@ -197,7 +202,7 @@ class DflopPlanner:
                         encoder_act,
                         activation_bytes(llm, packed, llm_tp * llm_pp),
                         encoder_state,
-                        llm.parameters / (llm_tp * llm_pp) * parameter_bytes(llm_dp),
+                        state_bytes(llm, llm_dp, llm_tp * llm_pp),
                         within,
                     ),
                 )

@@ -16,6 +16,7 @@ from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import FloatArray
 from entrain_bench.errors import UserError, require
 from entrain_bench.program.layout import Layout
+from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import (
@@ -303,7 +304,8 @@ class Orchestration:
         total = 0.0
         for spec in (self.profile.job.model.modules[m] for m in self.groups[group]):
             copies = spec.weight_copies(tp, dp * self.cp)
-            total += spec.parameters * copies * float(self.profile.memory.parameter_bytes(copies))
+            total += spec.learning_parameters * copies * float(self.profile.memory.parameter_bytes(copies))
+            total += spec.frozen_parameters * copies * BF16_BYTES
         return total
 
     def _fewest(self, problem: SubProblem, group: int, dp: int, activations: bool) -> float:

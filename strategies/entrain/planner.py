@@ -129,6 +129,8 @@ def _estimate(
     for module, again in zip(job.model.modules, recompute, strict=True):
         count = stages[0] if module.is_encoder else stages[-1]
         costs = _mean_layer_s(profile, samples, module.name, degrees) * job.microbatch_size * recompute_factor(again)
+        # Two thirds of a layer's time are its backward's.
+        costs = costs * np.array([(1.0 + 2.0 * layer.backward_share) / 3.0 for layer in module.layers])
         split = partition_layers(costs, count)
         layers.append(split)
         latencies.append(stage_sums(costs, split))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from entrain_bench.config.schema import RunConfig
+from entrain_bench.program.layout_json import layout_from_json, layout_to_json
 from entrain_bench.records.outcome import Outcome
-from entrain_bench.train.messages.wire import layout_from_json, layout_to_json
 
 
 def config_to_json(config: RunConfig) -> str:
