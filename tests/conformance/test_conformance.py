@@ -45,9 +45,28 @@ LARGE = {
     "mllm_9b": "a100x64",
     "mllm_15b": "a100x1280",
     "mllm_72b": "a100x1280",
+    "llama3_8b": "a100x64",
+    "llama1_13b_128k": "a100x64",
+    "llama1_30b_128k": "a100x64",
+    "llama1_65b_128k": "a100x64",
+    "nemotron4_15b": "h100x64",
+    "llama31_70b": "h100x64",
+    "gpt3_175b": "h100x256",
+    "nemotron4_340b": "h100x256",
+    "llama31_405b": "h100x256",
 }
+# Without encoders.
+TEXT_MODELS = ("llama", "nemotron4", "gpt3")
 # Larger than others on the same cluster.
-SLOW_MODELS = ("mllm_15b", "mllm_72b", "vit3b_llm120b", "vit7b_llm120b", "vit12b_llm120b")
+SLOW_MODELS = (
+    "mllm_15b",
+    "mllm_72b",
+    "vit3b_llm120b",
+    "vit7b_llm120b",
+    "vit12b_llm120b",
+    "nemotron4_340b",
+    "llama31_405b",
+)
 
 
 @cache
@@ -158,6 +177,7 @@ def held() -> list[object]:
 @pytest.mark.parametrize(("model", "cluster"), held())
 def test_every_model_runs_on_every_cluster_that_holds_it(model: str, cluster: str) -> None:
     workload = {"whisper": "librispeech", "mllm": "laion_packed"}.get(model.split("_")[0], "chartqa")
+    workload, text = ("packed_text", ["workload.text=2048"]) if model.startswith(TEXT_MODELS) else (workload, [])
     tp = 4 if model in LARGE and cluster == LARGE[model] else "null"
     searched = [f"layout.tp={tp}", "layout.dp=null", "layout.cp=1", "strategy=megatron"]
     batch = ["global_batch=64", "microbatch_size=1"]
@@ -165,7 +185,7 @@ def test_every_model_runs_on_every_cluster_that_holds_it(model: str, cluster: st
         composed(*batch, *searched),
         model=composed(f"model={model}").model,
         cluster=composed(f"cluster={cluster}").cluster,
-        workload=composed(f"workload={workload}").workload,
+        workload=composed(f"workload={workload}", *text).workload,
     )
     try:
         outcome = run_experiment(run)
