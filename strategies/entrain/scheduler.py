@@ -39,9 +39,11 @@ class EntrainScheduler:
         model = profile.job.model
         warmup = stages_behind(layout)
         if self.eager != "none":
+            plain = chain_program(model, shapes, layout, assignment, warmup, self.split_backward)
+            handed = profile.memory.handed_bytes(plain)
             chunks = chain_chunks(model, shapes, layout, assignment, self.split_backward)
             freed = backward_microbatch(model, shapes, assignment, chunks)
-            warmup = eager_warmup(profile, shapes, layout, chunks, freed, only_encoders=self.eager == "encoder")
+            warmup = eager_warmup(profile, shapes, layout, chunks, freed, handed, only_encoders=self.eager == "encoder")
         return chain_program(model, shapes, layout, assignment, warmup, self.split_backward)
 
 
@@ -51,6 +53,7 @@ def eager_warmup(
     layout: Layout,
     chunks: list[Chunks],
     freed: list[IntArray],
+    handed: tuple[FloatArray, FloatArray],
     only_encoders: bool,
 ) -> list[IntArray]:
     """The longest warm-up of each stage whose activations fit the memory budget ``[stages]`` for every module.
@@ -60,9 +63,11 @@ def eager_warmup(
     """
     job = profile.job
     memory = profile.memory
-    room = job.planning_budget_bytes - memory.lane_state_bytes(layout)
+    given, moving = handed
+    room = job.planning_budget_bytes - memory.lane_state_bytes(layout) - moving
     num_microbatches = 1 + max(int(last.max(initial=0)) for last in freed)
-    need = np.zeros((layout.num_lanes, num_microbatches))
+    # Of another module's tensors a microbatch that is held keeps its own.
+    need = given[:, None] * (1.0 + np.arange(num_microbatches))
     for module, placed, blocks, rows, last in zip(
         job.model.modules, layout.modules, layout.blocks, chunks, freed, strict=True
     ):
