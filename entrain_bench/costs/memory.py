@@ -179,6 +179,22 @@ class Memory:
         received, sent = (np.bincount(end, moved, len(program.kind)) for end in (target, source))
         return Transfers(received, sent, held)
 
+    def posted_bytes(self, program: Program) -> FloatArray:
+        """Most that receives posted ahead take on a rank of each lane ``[lanes]``, in whatever order it runs."""
+        received = self.transfers(program).received[program.lane_actions]
+        return self.framework.receives_ahead * np.maximum.reduceat(received, program.lane_offsets[:-1])
+
+    def handed_bytes(self, program: Program) -> tuple[FloatArray, FloatArray]:
+        """Tensors between actions on a rank of each lane ``[lanes]``, in whatever order it runs, at most.
+
+        Returns:
+            What a forward keeps of another module's, and what there is besides while any action runs.
+        """
+        handed, starts = self.transfers(program), program.lane_offsets[:-1]
+        moved = (handed.sent + handed.received)[program.lane_actions]
+        held = np.maximum.reduceat(handed.held[program.lane_actions], starts)
+        return held, np.maximum.reduceat(moved, starts) + self.posted_bytes(program)
+
     def action_bytes(self, program: Program) -> tuple[FloatArray, FloatArray]:
         """Bytes each action adds to a rank (forwards) or frees (backwards, negative), and needs while it runs."""
         change, working = np.zeros(program.num_actions), np.zeros(program.num_actions)

@@ -54,10 +54,12 @@ class WarmUp:
         model = profile.job.model
         if self.eager == "none" or self.max_extra_forwards == 0:
             return stages_behind(layout, model.llm_index)
+        behind = stages_behind(layout, model.llm_index)
+        handed = profile.memory.handed_bytes(chain_program(model, shapes, layout, assignment, behind, split_backward))
         chunks = chain_chunks(model, shapes, layout, assignment, split_backward)
         freed = backward_microbatch(model, shapes, assignment, chunks)
         only_encoders = self.eager == "encoder"
-        return eager_warmup(profile, shapes, layout, chunks, freed, only_encoders, self.max_extra_forwards)
+        return eager_warmup(profile, shapes, layout, chunks, freed, handed, only_encoders, self.max_extra_forwards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ def eager_warmup(
     layout: Layout,
     chunks: Sequence[Chunks],
     freed: Sequence[IntArray],
+    handed: tuple[FloatArray, FloatArray],
     only_encoders: bool,
     max_extra: int | None = None,
 ) -> list[IntArray]:
@@ -96,14 +99,17 @@ def eager_warmup(
         layout: a chain of lanes.
         chunks: chunks of every module.
         freed: microbatch in whose slot each chunk runs backward, one array a module ``[chunks]``.
+        handed: tensors between actions on a rank of each lane (``Memory.handed_bytes``).
         only_encoders: whether stages of the LLM and of generators, and what shares their lanes, keep 1F1B's warm-up.
         max_extra: forwards beyond 1F1B's at most; None sets no limit.
     """
     job = profile.job
     memory = profile.memory
-    room = job.planning_budget_bytes - memory.lane_state_bytes(layout)
+    given, moving = handed
+    room = job.planning_budget_bytes - memory.lane_state_bytes(layout) - moving
     num_microbatches = 1 + max(int(last.max(initial=0)) for last in freed)
-    need = np.zeros((layout.num_lanes, num_microbatches))
+    # Of another module's tensors a microbatch that is held keeps its own.
+    need = given[:, None] * (1.0 + np.arange(num_microbatches))
     for module, placed, blocks, rows, last in zip(
         job.model.modules, layout.modules, layout.blocks, chunks, freed, strict=True
     ):

@@ -129,8 +129,16 @@ def test_memory_over_time_is_what_is_alive_at_each_moment(recompute: bool) -> No
 
 
 def alive_bytes(timeline: Timeline, truth: CostTruth, lane: int, moment: float) -> float:
-    """Activations between the start of their forward and the end of their backward, and what that recomputes."""
+    """Activations between the start of their forward and the end of their backward, and what actions need besides.
+
+    And the receive of the action that follows the one that has begun last.
+    """
     program, total = timeline.program, 0.0
+    handed = truth.memory.transfers(program)
+    order = [view.index for view in program.lane(lane)]
+    begun = [index for index in order if timeline.start_s[index] < moment]
+    if begun and len(begun) < len(order):
+        total += handed.received[order[len(begun)]]
     actions = {(view.kind, view.module, view.stage, view.members): view.index for view in program.lane(lane)}
     for (kind, name, stage, members), action in actions.items():
         if kind is not Pass.FORWARD:
@@ -141,9 +149,11 @@ def alive_bytes(timeline: Timeline, truth: CostTruth, lane: int, moment: float) 
         tokens = module.lengths(program.shapes, np.array(members)).sum()
         back = actions[Pass.BACKWARD, name, stage, members]
         if timeline.start_s[action] < moment < timeline.end_s[back]:
-            total += tokens * kept[stage]
-        if timeline.start_s[back] < moment < timeline.end_s[back]:
-            total += tokens * working[stage]
+            total += tokens * kept[stage] + handed.held[action]
+        for running in (action, back):
+            if timeline.start_s[running] < moment < timeline.end_s[running]:
+                total += tokens * working[stage] + handed.sent[running]
+                total += handed.received[running] if running == back else 0.0
     return total
 
 

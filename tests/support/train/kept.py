@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 from entrain_bench.costs.memory import Memory
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
-from entrain_bench.train.modules import Pack, StageGroups, build_stage, input_width
+from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, input_width
 from entrain_bench.train.modules.ends import merge_tokens
 from support.builders import TOKENS, placed
 from support.train.allocations import allocated, num_bytes, saved_bytes
@@ -56,38 +57,62 @@ def wide_model() -> ModelSpec:
     return ModelSpec.from_config({"name": "wide", "modules": modules, "tokens": TOKENS})
 
 
-def kept_and_predicted(
+@dataclass(frozen=True, slots=True)
+class OneLayer:
+    """A stage of one layer under test, run once, so that buffers that stay are there."""
+
+    model: ModelSpec
+    module: ModuleSpec
+    layer: int
+    groups: StageGroups
+    dtype: torch.dtype
+    recompute: bool
+    stage: Stage
+    hidden: Tensor | None
+    pack: Pack
+
+    def forward(self) -> Any:
+        return self.stage(self.hidden, self.pack)
+
+    def forward_and_backward(self) -> None:
+        output = self.forward()
+        output.backward(torch.ones_like(output))
+
+    def saved(self) -> int:
+        """Bytes of the input, and of what forward saves and returns."""
+        return num_bytes(self.hidden) + saved_bytes(self.forward, self.hidden, *self.stage.parameters())
+
+    def counted(self) -> dict[str, int]:
+        """Bytes of the input and of what a forward leaves, and at most while it and its backward run."""
+        before = num_bytes(self.hidden)
+        ahead, both = allocated(self.forward), allocated(self.forward_and_backward)
+        return {
+            "kept": before + ahead.left_bytes,
+            "forward": before + ahead.peak_bytes,
+            "backward": before + both.peak_bytes,
+        }
+
+    def predicted(self) -> tuple[float, float]:
+        """Bytes of what the layer keeps and of its output, and at most while it runs."""
+        tp, cp = self.groups.tp.size(), self.groups.cp.size()
+        place = placed(self.module, np.arange(tp * cp).reshape(1, 1, -1), tp=tp, cp=cp, recompute=self.recompute)
+        memory = Memory(self.model, Framework(sequence_parallel=self.groups.splits_tokens), self.dtype.itemsize)
+        kind = self.module.layer_kind[self.layer]
+        kept, working = (float(each[kind]) * sum(LENGTHS) for each in memory.layer_bytes(self.module, place))
+        with torch.no_grad():
+            kept += num_bytes(self.forward())
+        return kept, kept + working
+
+
+def one_layer(
     model: ModelSpec, module: ModuleSpec, layer: int, groups: StageGroups, dtype: torch.dtype, recompute: bool
-) -> dict[str, tuple[float, float]]:
-    """Bytes a layer keeps, its input and its output included, and its peaks: counted, and predicted."""
+) -> OneLayer:
+    """A stage of one layer, and its input."""
     held = range(layer, layer + 1)
     stage = build_stage(model, module, held, groups, dtype=dtype, seed=0, device=CPU, recompute=recompute)
     for parameter in stage.parameters():
         parameter.grad = torch.zeros_like(parameter)
-
-    def forward() -> Any:
-        return stage(hidden, pack)
-
-    def forward_and_backward() -> None:
-        output = forward()
-        output.backward(torch.ones_like(output))
-
-    tp, cp = groups.tp.size(), groups.cp.size()
-
-    # Buffers that stay are there after the first time.
-    hidden, pack = input_of(module, layer, groups, dtype)
-    forward_and_backward()
-    before = num_bytes(hidden)
-    saved = before + saved_bytes(forward, hidden, *stage.parameters())
-    ahead, both = allocated(forward), allocated(forward_and_backward)
-    handed = num_bytes(ahead.result)
-    place = placed(module, np.arange(tp * cp).reshape(1, 1, -1), tp=tp, cp=cp, recompute=recompute)
-    memory = Memory(model, Framework(sequence_parallel=groups.sequence_parallel), dtype.itemsize)
-    kind = module.layer_kind[layer]
-    kept, working = (float(values[kind]) * sum(LENGTHS) for values in memory.layer_bytes(module, place))
-    return {
-        "saved": (saved, kept + handed),
-        "kept": (before + ahead.left_bytes, kept + handed),
-        "forward": (before + ahead.peak_bytes, kept + handed + working),
-        "backward": (before + both.peak_bytes, kept + handed + working),
-    }
+    inputs = input_of(module, layer, groups, dtype)
+    ready = OneLayer(model, module, layer, groups, dtype, recompute, stage, *inputs)
+    ready.forward_and_backward()
+    return ready

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.modules import StageGroups
 from entrain_bench.train.platform import prepare_platform
-from support.train.kept import kept_and_predicted, wide_model
+from support.train.kept import one_layer, wide_model
 from support.train.ranks import run_ranks
 
 MODEL = wide_model()
@@ -38,29 +38,29 @@ def name_of(module: ModuleSpec, layer: int) -> str:
 
 
 @pytest.mark.parametrize(("module", "layer"), LAYERS, ids=[name_of(MODEL.module(m), layer) for m, layer in LAYERS])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 def test_a_layer_keeps_what_is_predicted(
     alone: StageGroups, module: str, layer: int, dtype: torch.dtype, recompute: bool
 ) -> None:
-    found = kept_and_predicted(MODEL, MODEL.module(module), layer, alone, dtype, recompute)
-    for counted, predicted in (found["kept"], found["saved"]):
-        assert counted == pytest.approx(predicted, rel=TOLERANCE)
+    ready = one_layer(MODEL, MODEL.module(module), layer, alone, dtype, recompute)
+    kept, _ = ready.predicted()
+    assert ready.counted()["kept"] == pytest.approx(kept, rel=TOLERANCE)
+    assert ready.saved() == pytest.approx(kept, rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_the_language_head_needs_what_is_predicted_while_it_runs(alone: StageGroups, direction: str) -> None:
-    llm = MODEL.llm
-    found = kept_and_predicted(MODEL, llm, len(llm.layers) - 1, alone, torch.bfloat16, False)
-    counted, predicted = found[direction]
-    assert counted == pytest.approx(predicted, rel=TOLERANCE)
+def test_the_language_head_needs_what_is_predicted_while_it_runs(alone: StageGroups) -> None:
+    ready = one_layer(MODEL, MODEL.llm, len(MODEL.llm.layers) - 1, alone, torch.bfloat16, False)
+    counted, (_, most) = ready.counted(), ready.predicted()
+    assert counted["forward"] == pytest.approx(most, rel=TOLERANCE)
+    assert counted["backward"] == pytest.approx(most, rel=TOLERANCE)
 
 
-def test_the_backward_of_a_block_needs_what_is_predicted(alone: StageGroups) -> None:
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+def test_the_backward_of_a_block_needs_what_is_predicted(alone: StageGroups, recompute: bool) -> None:
     """But for gradients of weights, which a GPU's fused kernels add to the buffer at once."""
-    for recompute in (False, True):
-        counted, predicted = kept_and_predicted(MODEL, MODEL.llm, 1, alone, torch.bfloat16, recompute)["backward"]
-        assert counted == pytest.approx(predicted, rel=0.2)
+    ready = one_layer(MODEL, MODEL.llm, 1, alone, torch.bfloat16, recompute)
+    assert ready.counted()["backward"] == pytest.approx(ready.predicted()[1], rel=0.2)
 
 
 def kept_on_ranks(rank: int, tp: int) -> dict[str, tuple[float, float]]:
@@ -74,21 +74,14 @@ def kept_on_ranks(rank: int, tp: int) -> dict[str, tuple[float, float]]:
         for split in (False, True):
             for recompute in (False, True):
                 case = replace(own, sequence_parallel=split)
-                both = kept_and_predicted(MODEL, module, layer, case, torch.float32, recompute)
-                found[f"{name_of(module, layer)} tp={tp} {split=} {recompute=}"] = both["saved"]
+                ready = one_layer(MODEL, module, layer, case, torch.float32, recompute)
+                found[f"{name_of(module, layer)} tp={tp} {split=} {recompute=}"] = ready.saved(), ready.predicted()[0]
     return found
 
 
-def check_ranks(tp: int) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [2, 4])
+def test_tensor_parallel_ranks_keep_what_is_predicted(tp: int) -> None:
     for found in run_ranks(kept_on_ranks, tp, tp):
         wrong = {case: both for case, both in found.items() if abs(both[0] / both[1] - 1) > TOLERANCE}
         assert not wrong
-
-
-def test_two_tensor_parallel_ranks_keep_what_is_predicted() -> None:
-    check_ranks(2)
-
-
-@pytest.mark.slow
-def test_four_tensor_parallel_ranks_keep_what_is_predicted() -> None:
-    check_ranks(4)
