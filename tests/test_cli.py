@@ -110,6 +110,15 @@ def test_finished_cells_are_skipped_and_failed_ones_tried_again(tmp_path: Path, 
         assert (path.stat().st_mtime_ns != time_ns) == (again and found[path] == "failed")
 
 
+def test_a_single_run_leaves_a_trace_also_of_what_a_sweep_has_finished(tmp_path: Path) -> None:
+    assert run(tmp_path, "--multirun", "seed=0,1") == 0
+    assert len([*(tmp_path / "timelines").glob("*.parquet")]) == 2
+    assert not [*(tmp_path / "timelines").glob("*.json")]
+    assert run(tmp_path, "seed=1") == 0
+    (trace,) = (tmp_path / "timelines").glob("*.json")
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
 def test_another_configuration_or_data_is_another_run(tmp_path: Path) -> None:
     trace = tmp_path / "mine.parquet"
     write_trace(trace, sizes=[300, 400, 500])

@@ -102,7 +102,7 @@ def test_missing_data_replaces_an_old_figure_by_its_reason(study: Study, error: 
     def load(*_: object) -> None:
         raise error
 
-    stub: Any = SimpleNamespace(EXPERIMENT="any", RUNS=False, load=load, draw=None)
+    stub: Any = SimpleNamespace(EXPERIMENT="iteration_time", RUNS=False, load=load, draw=None)
     problem = draw_figure("stub", stub, study)
     assert "no data at all" in problem
     assert (folder / "stub.csv").read_text() == f"reason\n{problem}\n"

@@ -65,6 +65,8 @@ class ConfigSchema:
     freeze: list[str] = MISSING
     results_dir: str = MISSING
     mlflow: bool = MISSING
+    # Of a figure's sweep, not of a run.
+    figure: Any = None
 
 
 # Keys that each group's choice must have.
@@ -131,7 +133,7 @@ class RunConfig:
         require(0 <= values["action_noise"] <= 0.5, "action_noise", values["action_noise"], "in [0, 0.5]")
         require(0 < values["memory_fraction"] <= 1, "memory_fraction", values["memory_fraction"], "in (0, 1]")
         known = ConfigSchema.__dataclass_fields__
-        if unknown := sorted(set(map(str, values)) - set(known) - {"figure"}):
+        if unknown := sorted(set(map(str, values)) - set(known)):
             raise unknown_choice("key", unknown[0], known)
         given = {str(key): value for key, value in values.items()}
         given |= {"layout": LayoutRequest.from_values(values["layout"]), "speed": Speed(**values["speed"])}

@@ -225,11 +225,16 @@ class Results:
         try:
             if timeline is not None:
                 write_atomically(self.timeline_path(record.key), timeline.to_parquet(index=False))
-                write_atomically(self.trace_path(record.key), json.dumps(chrome_trace(timeline)).encode())
             text = json.dumps(asdict(record), indent=1, sort_keys=True)
             write_atomically(self.record_path(record.key), text.encode())
         except OSError as error:
             raise UserError(f"results_dir={self.root}: cannot be written to ({error})") from error
+
+    def write_trace(self, key: str) -> None:
+        """Write the Chrome trace of a key from its timeline, if it has one; ten times as large, so not for sweeps."""
+        if self.timeline_path(key).exists():
+            trace = chrome_trace(pd.read_parquet(self.timeline_path(key)))
+            write_atomically(self.trace_path(key), json.dumps(trace).encode())
 
     def records(self) -> list[Record]:
         """All readable records, in the order of tables; a warning names the others."""

@@ -142,6 +142,27 @@ def contexts(strategies: Sequence[str]) -> pd.DataFrame:
     return data[data["model"] == MODELS[0]]
 
 
+CHANGES = [
+    *(f"some constant x {factor}" for factor in range(12)),
+    "gradients after backward",
+    "no sequence parallelism",
+]
+
+
+def changes(
+    strategies: Sequence[str], traces: Sequence[str], rows: Sequence[str] = ("as usual", *CHANGES)
+) -> pd.DataFrame:
+    """Runs of rows in which the strategies change places one by one, the last first."""
+    parts = []
+    for place, row in enumerate(rows):
+        data = table(strategies, traces)
+        moved = data["strategy"].isin(strategies[len(strategies) - place :])
+        parts.append(
+            data.assign(row=row, iteration_time_s=data["iteration_time_s"].where(~moved, 0.1 * data["samples_per_s"]))
+        )
+    return pd.concat(parts, ignore_index=True)
+
+
 def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
     """Data for any figure."""
     made: dict[str, Callable[[], Any]] = {
@@ -159,6 +180,7 @@ def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
         "warmup": lambda: warmups(strategies, traces[:2]),
         "sensitivity": lambda: splits(traces[:4]),
         "context_length": lambda: contexts(strategies[:3]),
+        "robustness": lambda: changes(strategies, traces[:2]),
     }
     return made[name]()
 
