@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from entrain_bench.config.schema import RunConfig
@@ -104,4 +104,6 @@ def all_cases() -> Iterator[Case]:
     for num_ranks, workload, seed, strategy in product(NUM_RANKS, WORKLOADS, SEEDS, STRATEGIES):
         (cell,) = compose_cells(overrides_of(num_ranks, workload, seed, strategy))
         _, program = setting_and_program(cell.config)
+        # Training sends from block to block, whatever relay the layout asks for.
+        program = replace(program, layout=replace(program.layout, single_rank_boundary=False))
         yield Case(num_ranks, workload, seed, strategy, cell.config, program)

@@ -14,6 +14,7 @@ from scipy.stats import kendalltau
 
 from entrain_bench.arrays import FloatArray
 from entrain_bench.fidelity.cases import Case
+from entrain_bench.fidelity.predict import replayed_s
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import rank_seconds
@@ -25,11 +26,14 @@ TARGET_ITERATION, TARGET_SPEEDUP = 0.10, 0.05
 def case_rows(cases: Sequence[Case], folder: Path) -> pd.DataFrame:
     """One row a case whose files are there; times are medians over repetitions.
 
-    ``noise`` is half the interquartile range of the measured iteration over its median, ``action_error`` the median
-    over passes of the relative error's size, ``action_bias`` that of the error. A bubble is a share of the time from
-    the first pass to the end of the last, in which a rank runs none.
+    ``noise`` is half the interquartile range of the measured iteration over its median. ``action_error`` is the median
+    over passes of the size of the error of their processor seconds, ``action_bias`` that of the error; on a machine
+    with nothing else to do they are those of the time. ``replay_error`` is that of the time from the first pass to the
+    end of the last (``core_error``) when passes take as long as they did: what order and messages leave unexplained.
+    A bubble is the share of that time in which a rank runs no pass.
     """
-    return pd.DataFrame([_row(case, *found) for case in cases if (found := _read(case, folder))])
+    links = json.loads((folder / "links.json").read_text())
+    return pd.DataFrame([_row(case, links, *found) for case in cases if (found := _read(case, folder))])
 
 
 def _read(case: Case, folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -40,16 +44,19 @@ def _read(case: Case, folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | N
     return measured, predicted
 
 
-def _row(case: Case, measured: dict[str, Any], predicted: dict[str, Any]) -> dict[str, object]:
+def _row(case: Case, links: dict[str, float], measured: dict[str, Any], predicted: dict[str, Any]) -> dict[str, object]:
     program = case.program
     starts, ends = np.array(measured["start_s"]), np.array(measured["end_s"])
     start, end = np.array(predicted["start_s"]), np.array(predicted["end_s"])
     passes = program.kind <= Pass.BACKWARD
     iteration_s = ends.max(axis=1)
-    took_s = np.median(ends - starts, axis=0)[passes]
-    error = (end - start)[passes] / took_s - 1.0
+    cpu_s = np.median(np.array(measured["cpu_s"]), axis=0)[passes]
+    error = np.array(predicted["work_s"])[passes] / cpu_s - 1.0
     low, middle, high = np.percentile(iteration_s, [25, 50, 75])
-    core_s = np.median(ends[:, passes].max(axis=1) - starts[:, passes].min(axis=1))
+    cores_s = ends[:, passes].max(axis=1) - starts[:, passes].min(axis=1)
+    replayed = [
+        replayed_s(case, links, took_s) / core_s - 1.0 for took_s, core_s in zip(ends - starts, cores_s, strict=True)
+    ]
     bubbles = [_bubble(program, one, other) for one, other in zip(starts, ends, strict=True)]
     values = {
         "num_ranks": case.num_ranks,
@@ -62,7 +69,8 @@ def _row(case: Case, measured: dict[str, Any], predicted: dict[str, Any]) -> dic
         "predicted_s": float(end.max()),
         "noise": float((high - low) / 2 / middle),
         "iteration_error": float(end.max() / middle - 1.0),
-        "core_error": float((end[passes].max() - start[passes].min()) / core_s - 1.0),
+        "core_error": float((end[passes].max() - start[passes].min()) / np.median(cores_s) - 1.0),
+        "replay_error": float(np.median(replayed)),
         "action_error": float(np.median(np.abs(error))),
         "action_bias": float(np.median(error)),
         "measured_bubble": float(np.median(bubbles)),
@@ -120,7 +128,7 @@ def summary(rows: pd.DataFrame, pairs: pd.DataFrame) -> dict[str, float]:
     """The numbers that have targets, and those beside them."""
     errors = {
         name: float(rows[name].abs().median())
-        for name in ("iteration_error", "core_error", "action_error", "memory_error")
+        for name in ("iteration_error", "core_error", "replay_error", "action_error", "memory_error")
     }
     return {
         "num_programs": float(len(rows)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,7 +17,8 @@ NUM_NAMED = 3
 QUANTITIES = {
     "iteration_error": "Iteration",
     "core_error": "Passes\nalone",
-    "action_bias": "One\naction",
+    "replay_error": "Order and\nmessages",
+    "action_bias": "One\npass",
     "bubble_error": "Bubble\n(points)",
     "memory_error": "Memory",
 }
@@ -40,7 +43,7 @@ def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]
 def _draw_times(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], markers: dict[str, str]) -> None:
     _diagonal(panel, rows["measured_s"], rows["predicted_s"], TARGET_ITERATION)
     for row in rows.to_dict("records"):
-        mark = {"color": colours[row["strategy"]], "marker": markers[row["num_ranks"]], "ms": 4}
+        mark: dict[str, Any] = {"color": colours[row["strategy"]], "marker": markers[row["num_ranks"]], "ms": 4}
         noise_s = row["noise"] * row["measured_s"]
         panel.errorbar(row["measured_s"], row["predicted_s"], xerr=noise_s, elinewidth=0.6, ls="", **mark)
     worst = rows.loc[rows["iteration_error"].abs().nlargest(NUM_NAMED).index]
@@ -57,7 +60,7 @@ def _draw_gains(panel: Axes, pairs: pd.DataFrame, markers: dict[str, str]) -> No
         line(value, color=FAINT, linewidth=0.6)
     for row in pairs.to_dict("records"):
         colour = "#d55e00" if row["sign_error"] else INK
-        mark = {"color": colour, "marker": markers[row["num_ranks"]], "ms": 3, "alpha": 0.7}
+        mark: dict[str, Any] = {"color": colour, "marker": markers[row["num_ranks"]], "ms": 3, "alpha": 0.7}
         panel.errorbar(
             row["measured_speedup"], row["predicted_speedup"], xerr=row["noise"], elinewidth=0.5, ls="", **mark
         )

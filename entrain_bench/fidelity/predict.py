@@ -11,15 +11,19 @@ from multiprocessing import get_context
 from multiprocessing.queues import Queue
 from pathlib import Path
 
+import numpy as np
+
+from entrain_bench.arrays import FloatArray
 from entrain_bench.bench.ranks import pin
-from entrain_bench.costs.truth import CostTruth
+from entrain_bench.costs.truth import CostTruth, Prices
 from entrain_bench.emulate import Emulator
 from entrain_bench.experiment import prepare
 from entrain_bench.fidelity.cases import Case
 from entrain_bench.fidelity.shared import cores_of_lanes, place_on_cores
 from entrain_bench.files import write_atomically
+from entrain_bench.program import Pass
 from entrain_bench.program.timeline import Timeline
-from entrain_bench.simulate.place import timeline_of
+from entrain_bench.simulate.place import place_program, timeline_of
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 
 
@@ -52,8 +56,9 @@ def predict_group(cases: Sequence[Case], links: Mapping[str, float], cores: Sequ
     model, cluster, framework = setting.job.model, setting.job.cluster, setting.job.framework
     emulator = Emulator(CostTruth(model, joined_by(cluster, links), framework), float("inf"), "cpu", "float32")
     for case in cases:
-        timeline = _predicted(case, emulator, cores)
+        prices, timeline = _predicted(case, emulator, cores)
         values = {
+            "work_s": prices.duration_s.tolist(),
             "start_s": timeline.start_s.tolist(),
             "end_s": timeline.end_s.tolist(),
             "peak_bytes": float(timeline.peak_memory_bytes.max()),
@@ -67,12 +72,27 @@ def joined_by(cluster: ClusterSpec, links: Mapping[str, float]) -> ClusterSpec:
     return replace(cluster, tiers=(LinkTier("gloo", cluster.num_ranks, **links),))
 
 
-def _predicted(case: Case, emulator: Emulator, cores: Sequence[int]) -> Timeline:
+def _predicted(case: Case, emulator: Emulator, cores: Sequence[int]) -> tuple[Prices, Timeline]:
     program = case.program
     prices, memory = emulator.price(program), emulator.truth.memory.over_program(program)
     if case.num_ranks <= len(cores):
-        return timeline_of(program, prices, memory)
-    return place_on_cores(program, prices, cores_of_lanes(program.layout, cores), memory)
+        return prices, timeline_of(program, prices, memory)
+    return prices, place_on_cores(program, prices, cores_of_lanes(program.layout, cores), memory)
+
+
+def replayed_s(case: Case, links: Mapping[str, float], took_s: FloatArray) -> float:
+    """From the first pass to the end of the last, if passes take as long as they did and messages as long as modelled.
+
+    Args:
+        case: the case.
+        links: latency and bandwidth of a message.
+        took_s: of each action ``[actions]``.
+    """
+    job, program = prepare(case.config).job, case.program
+    prices = CostTruth(job.model, joined_by(job.cluster, links), job.framework).price(program)
+    passes = program.kind <= Pass.BACKWARD
+    start, end, _ = place_program(program, replace(prices, duration_s=np.where(passes, took_s, 0.0)))
+    return float(end[passes].max() - start[passes].min())
 
 
 def _take_core(free: Queue[int]) -> None:

@@ -6,12 +6,13 @@ import gc
 import json
 import weakref
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,26 @@ WARM_UPS = 2
 CPU = torch.device("cpu")
 # Bytes of messages that tell latency and bandwidth apart, and round trips of each.
 MESSAGES_BYTES, ROUND_TRIPS = (64, 1 << 20), 50
+
+
+@dataclass(slots=True)
+class TwoClocks(Clock):
+    """Besides when actions ran, the seconds of the processor that each took."""
+
+    cpu_s: list[float] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Take this moment as zero."""
+        self.cpu_s.clear()
+        Clock.start(self)
+
+    @contextmanager
+    def action(self, action: int) -> Iterator[None]:
+        """Time what runs inside as one action."""
+        before = thread_time()
+        with Clock.action(self, action):
+            yield
+        self.cpu_s.append(thread_time() - before)
 
 
 class Kept:
@@ -133,7 +154,7 @@ class _Run:
         self.case, self.control = case, control
         self.setting = prepare(case.config)
         self.runtime = self._build("float32")
-        self.clock, self.rows = Clock(CPU), list[list[list[float]]]()
+        self.clock, self.rows = TwoClocks(CPU), list[list[list[float]]]()
         self.work = self._prepare(self.runtime)
         # Made once: they would take the core from the passes that are measured.
         self.inputs = list(self.work.inputs)
@@ -142,7 +163,7 @@ class _Run:
         """One iteration."""
         self.runtime.run(replace(self.work, inputs=iter(self.inputs)), self.clock)
         if keep:
-            self.rows.append(self.clock.rows().tolist())
+            self.rows.append(np.column_stack([self.clock.rows(), self.clock.cpu_s]).tolist())
 
     def measured_bytes(self) -> float:
         """Highest memory of this rank in bfloat16: what lives through iterations, and what autograd keeps."""
@@ -154,17 +175,19 @@ class _Run:
         return float(kept.peak + _live_bytes() - before)
 
     def write(self, folder: Path, own_bytes: float) -> None:
-        """Leave start and end of every action in every repetition, and the bytes of every rank; collective."""
+        """Leave when actions ran and what they took of the processor, and the bytes of every rank; collective."""
         everyone = gather_json({"rows": self.rows, "bytes": own_bytes}, self.control)
         if dist.get_rank():
             return
         program, peaks = self.case.program, [own["bytes"] for own in everyone]
-        starts, ends = [], []
+        values: dict[str, Any] = {"start_s": [], "end_s": [], "cpu_s": [], "peak_bytes": max(peaks)}
         for repetition in range(len(self.rows)):
-            timeline = merge_timeline(program, [np.array(own["rows"][repetition]) for own in everyone], peaks)
-            starts.append(timeline.start_s.tolist())
-            ends.append(timeline.end_s.tolist())
-        values = {"start_s": starts, "end_s": ends, "peak_bytes": max(peaks)}
+            rows = [np.array(own["rows"][repetition]) for own in everyone]
+            timeline, cpu_s = merge_timeline(program, rows, peaks), np.zeros(program.num_actions)
+            for own in rows:
+                np.maximum.at(cpu_s, own[:, 0].astype(np.int64), own[:, 3])
+            for name, column in (("start_s", timeline.start_s), ("end_s", timeline.end_s), ("cpu_s", cpu_s)):
+                values[name].append(column.tolist())
         write_atomically(folder / f"{self.case.key}.json", json.dumps(values).encode())
 
     def _build(self, dtype: str) -> Runtime:

@@ -74,7 +74,8 @@ def _place_passes(program: Program, prices: Prices, cores: Sequence[Sequence[int
             if action in left_s or any(queues[lane][position[lane]] != action for lane in lanes_of[action]):
                 continue
             rows = slice(program.dep_offsets[action], program.dep_offsets[action + 1])
-            ready_s = max((end[program.dep_actions[rows]] + delay_s[rows]).tolist(), default=0.0)
+            # Not a number as long as one of them is not done.
+            ready_s = float((end[program.dep_actions[rows]] + delay_s[rows]).max(initial=0.0))
             if ready_s <= now:
                 start[action], left_s[action] = now, float(prices.duration_s[action])
             elif np.isfinite(ready_s):
