@@ -1,8 +1,7 @@
 """A lower bound on the iteration time that no assignment and no order of actions can beat under a given layout.
 
-Packing is never slower than running apart (layer times are subadditive and rise with the tokens), so all of a stage's
-work in one pack, divided by its replicas, bounds the busiest lane from below, and a sample alone bounds every chunk
-that holds it.
+All of a stage's work in its best packing, divided by its replicas, bounds the busiest lane from below, and a sample
+alone bounds every chunk that holds it, as layer times rise with what they are given (``LayerTimes``).
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.arrays import FloatArray, rows_of
-from entrain_bench.costs.roofline import loads_of
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass
 from entrain_bench.program.layout import Layout
@@ -100,11 +98,9 @@ def _work_bound(
     work, fill, drain, own_step = [], [], [], []
     for module, placed, path in zip(truth.model.modules, layout.modules, _paths(truth, layout, shapes), strict=True):
         units = module.units(shapes)
-        pack = np.array([0, len(units)])
-        loads = loads_of(module, module.lengths(shapes, units), pack)
-        counts = module.kind_counts(placed.layers_per_stage)
-        times = truth.roofline.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
-        work.append(times.total_s[0] / placed.dp if len(units) else np.zeros(placed.pp))
+        counts, lengths = module.kind_counts(placed.layers_per_stage), module.lengths(shapes, units)
+        seconds = truth.layer_times.work_s(module, lengths, counts, placed.tp, placed.cp, placed.recompute)
+        work.append(seconds / placed.dp if len(units) else np.zeros(placed.pp))
         fill.append(path.fill_s)
         drain.append(path.drain_s)
         own_step.append(steps[module.name])

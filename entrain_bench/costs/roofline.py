@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from entrain_bench.arrays import FloatArray, IntArray, sum_rows
 from entrain_bench.costs.links import all_gather_s
 from entrain_bench.specs.cluster import ClusterSpec
-from entrain_bench.specs.layer import BF16_BYTES, Attention, Gemm, Layer
+from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
 from entrain_bench.specs.model import ModuleSpec
 
 # Output tile of a matrix product, and rows and columns of a flash-attention tile (FlashAttention-2's forward kernel
@@ -29,6 +29,9 @@ KEY_TILE = 64
 GEMM_BACKWARD = 2.0
 ATTENTION_BACKWARD = 2.5
 ELEMENTWISE_BACKWARD = 2.0
+# Adam in mixed precision reads the fp32 gradient and reads and writes the fp32 weight and both moments; it writes the
+# bf16 weight.
+OPTIMIZER_TRAFFIC_BYTES = FP32_BYTES * 7 + BF16_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,10 @@ class Roofline:
 
     cluster: ClusterSpec
 
+    def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
+        """As ``loads_of``."""
+        return loads_of(module, lengths, offsets)
+
     def gemm_s(self, gemm: Gemm, tokens: FloatArray, tp: int, cp: int) -> FloatArray:
         """Forward time of a sharded matrix product."""
         device = self.cluster.device
@@ -128,6 +135,14 @@ class Roofline:
             gemm += self.gemm_s(product, tokens, tp, cp)
         forward = gemm + elementwise
         backward = GEMM_BACKWARD * gemm + ELEMENTWISE_BACKWARD * elementwise
+        if layer.attention:
+            ahead, back = self.attention_s(layer.attention, loads.areas[layer.kind], tp, cp)
+            forward, backward = forward + ahead, backward + back
+        comm, comm_backward = self.comm_s(layer, tokens, tp, cp)
+        return PassTimes(forward, comm, backward, comm_backward)
+
+    def comm_s(self, layer: Layer, tokens: FloatArray, tp: int, cp: int) -> tuple[FloatArray, FloatArray]:
+        """Communication inside one layer's forward and backward for each chunk ``[chunks]``."""
         comm = np.zeros_like(tokens)
         comm_backward = comm
         if tp > 1 and layer.num_gathers:
@@ -135,17 +150,18 @@ class Roofline:
             hidden = (BF16_BYTES * layer.hidden_size / cp) * tokens
             comm = layer.num_gathers * all_gather_s(hidden, tp, tier)
             comm_backward = comm
-        if layer.attention:
-            ahead, back = self.attention_s(layer.attention, loads.areas[layer.kind], tp, cp)
-            forward, backward = forward + ahead, backward + back
-            if cp > 1 and layer.tensor_parallel:
-                # Keys and values are gathered over the context-parallel group in both passes; backward scatters their
-                # gradients as well.
-                tier = self.cluster.group_tier(np.array([0, tp * cp - 1]))
-                width = 2 * BF16_BYTES * layer.attention.key_value_width / tp
-                gather = all_gather_s(width * tokens, cp, tier)
-                comm, comm_backward = comm + gather, comm_backward + 2 * gather
-        return PassTimes(forward, comm, backward, comm_backward)
+        if cp > 1 and layer.attention and layer.tensor_parallel:
+            # Keys and values are gathered over the context-parallel group in both passes; backward scatters their
+            # gradients as well.
+            tier = self.cluster.group_tier(np.array([0, tp * cp - 1]))
+            width = 2 * BF16_BYTES * layer.attention.key_value_width / tp
+            gather = all_gather_s(width * tokens, cp, tier)
+            comm, comm_backward = comm + gather, comm_backward + 2 * gather
+        return comm, comm_backward
+
+    def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int) -> list[PassTimes]:
+        """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``."""
+        return [self.layer_s(layer, loads, tp, cp) for layer in module.kinds]
 
     def stages_s(
         self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool
@@ -161,11 +177,26 @@ class Roofline:
             recompute: whether backward runs each layer's forward once more.
         """
         totals = np.zeros((4, len(loads.tokens), len(counts)))
-        for index, layer in enumerate(module.kinds):
-            times = self.layer_s(layer, loads, tp, cp)
+        for index, times in enumerate(self.layers_s(module, loads, tp, cp)):
             columns = (times.forward_s, times.forward_comm_s, times.backward_s, times.backward_comm_s)
             for total, column in zip(totals, columns, strict=True):
                 total += column[:, None] * counts[:, index]
         if recompute:
             totals[2:] += totals[:2]
         return PassTimes(*totals)
+
+    def work_s(
+        self, module: ModuleSpec, lengths: IntArray, counts: FloatArray, tp: int, cp: int, recompute: bool
+    ) -> FloatArray:
+        """Least time in which each stage is through with sequences, however they are packed ``[stages]``.
+
+        Packing is never slower than running apart: times are subadditive, so it is that of one pack.
+        """
+        loads = loads_of(module, lengths, np.array([0, len(lengths)]))
+        return np.asarray(self.stages_s(module, loads, counts, tp, cp, recompute).total_s[0])
+
+    def optimizer_s(self, parameters: FloatArray) -> FloatArray:
+        """Time of the optimizer step over parameters whose states a rank holds, of the shape given."""
+        device = self.cluster.device
+        bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
+        return np.asarray(parameters * (OPTIMIZER_TRAFFIC_BYTES / bandwidth))

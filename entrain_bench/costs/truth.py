@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray, rows_of
+from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.relay import Relay, relay_between_modules
-from entrain_bench.costs.roofline import PassTimes, Roofline, loads_of
+from entrain_bench.costs.roofline import PassTimes, Roofline
 from entrain_bench.costs.transform import colocated_transforms
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Chunks
@@ -20,10 +21,6 @@ from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
-
-# Adam in mixed precision reads the fp32 gradient and reads and writes the fp32 weight and both moments; it writes the
-# bf16 weight.
-OPTIMIZER_TRAFFIC_BYTES = FP32_BYTES * 7 + BF16_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +47,18 @@ class CostTruth:
 
     Attributes:
         framework: how the framework runs the job.
+        measured: layer times of a profile of the device; None: the roofline's.
     """
 
     model: ModelSpec
     cluster: ClusterSpec
     framework: Framework = field(default_factory=Framework)
+    measured: LayerTimes | None = None
 
     @property
-    def roofline(self) -> Roofline:
+    def layer_times(self) -> LayerTimes:
         """Layer times on the cluster."""
-        return Roofline(self.cluster)
+        return self.measured or Roofline(self.cluster)
 
     @property
     def memory(self) -> Memory:
@@ -69,14 +68,14 @@ class CostTruth:
     def unit_times(self, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray) -> PassTimes:
         """Times of sequences that each form a chunk alone ``[sequences, stages]``."""
         counts = module.kind_counts(placed.layers_per_stage)
-        loads = loads_of(module, lengths)
-        return self.roofline.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
+        loads = self.layer_times.loads(module, lengths)
+        return self.layer_times.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
 
     def chunk_times(self, module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, chunks: Chunks) -> PassTimes:
         """Times of packed chunks ``[chunks, stages]``."""
         counts = module.kind_counts(placed.layers_per_stage)
-        loads = loads_of(module, module.lengths(shapes, chunks.members), chunks.offsets)
-        return self.roofline.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
+        loads = self.layer_times.loads(module, module.lengths(shapes, chunks.members), chunks.offsets)
+        return self.layer_times.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
 
     def price(self, program: Program) -> Prices:
         """Durations and delays of a whole program."""
@@ -112,9 +111,7 @@ class CostTruth:
         group = module.weight_copies(placed.tp, placed.dp * placed.cp)
         if kind is Pass.OPTIMIZER:
             shard = group if self.framework.distributed_optimizer else 1
-            device = self.cluster.device
-            bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
-            return np.asarray(parameters / shard * (OPTIMIZER_TRAFFIC_BYTES / bandwidth))
+            return self.layer_times.optimizer_s(parameters / shard)
         seconds = np.zeros(placed.pp)
         if group > 1:
             tiers = self.cluster.tier_of(placed.ranks.min(axis=(0, 2)), placed.ranks.max(axis=(0, 2)))
