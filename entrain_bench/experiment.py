@@ -11,6 +11,7 @@ import numpy as np
 
 from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import RunConfig
+from entrain_bench.costs.profiled.cluster import cluster_with_times
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import UserError
 from entrain_bench.program import Program
@@ -19,7 +20,6 @@ from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import measure
 from entrain_bench.records.outcome import Outcome
-from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
@@ -70,7 +70,8 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> Setting:
     Raises:
         UserError: naming what is wrong in the configuration or the data.
     """
-    model, cluster = ModelSpec.from_config(config.model), ClusterSpec.from_config(config.cluster)
+    model = ModelSpec.from_config(config.model)
+    cluster, measured = cluster_with_times(config.cluster, model)
     budget = cluster.device.memory_bytes * config.memory_fraction
     job = Job(
         model,
@@ -81,7 +82,7 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> Setting:
         budget,
         config.framework,
     )
-    truth = CostTruth(model, cluster, config.framework)
+    truth = CostTruth(model, cluster, config.framework, measured)
     parts: dict[str, Any] = {
         part: instantiate(config.strategy[part], f"strategy.{part}", method)
         for part, method in (("planner", "plan"), ("assigner", "assign"), ("scheduler", "schedule"))

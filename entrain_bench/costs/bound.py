@@ -99,8 +99,9 @@ def _work_bound(
     for module, placed, path in zip(truth.model.modules, layout.modules, _paths(truth, layout, shapes), strict=True):
         units = module.units(shapes)
         counts, lengths = module.kind_counts(placed.layers_per_stage), module.lengths(shapes, units)
-        seconds = truth.layer_times.work_s(module, lengths, counts, placed.tp, placed.cp, placed.recompute)
-        work.append(seconds / placed.dp if len(units) else np.zeros(placed.pp))
+        loads = truth.layer_times.loads(module, lengths, np.array([0, len(units)]))
+        seconds = truth.layer_times.work_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
+        work.append(seconds[0] / placed.dp if len(units) else np.zeros(placed.pp))
         fill.append(path.fill_s)
         drain.append(path.drain_s)
         own_step.append(steps[module.name])

@@ -36,9 +36,9 @@ class LayerTimes(Protocol):
         ...
 
     def work_s(
-        self, module: ModuleSpec, lengths: IntArray, counts: FloatArray, tp: int, cp: int, recompute: bool
+        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool
     ) -> FloatArray:
-        """Least time in which each stage is through with sequences, however they are packed ``[stages]``."""
+        """Least time in which each stage is through with a chunk's sequences, however packed ``[chunks, stages]``."""
         ...
 
     def optimizer_s(self, parameters: FloatArray) -> FloatArray:

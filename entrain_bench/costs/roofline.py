@@ -8,7 +8,7 @@ other size dependence is assumed. See docs/costs.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -40,11 +40,13 @@ class Loads:
 
     Attributes:
         tokens: packed tokens ``[chunks]``.
-        areas: padded score-matrix elements of each layer kind with attention ``[chunks]``.
+        areas: score-matrix elements of each layer kind with attention, for the roofline padded ``[chunks]``.
+        segments: sequences, or windows, that each such kind attends in, for those who ask ``[chunks]``.
     """
 
     tokens: FloatArray
     areas: Mapping[str, FloatArray]
+    segments: Mapping[str, FloatArray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +188,13 @@ class Roofline:
         return PassTimes(*totals)
 
     def work_s(
-        self, module: ModuleSpec, lengths: IntArray, counts: FloatArray, tp: int, cp: int, recompute: bool
+        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool
     ) -> FloatArray:
-        """Least time in which each stage is through with sequences, however they are packed ``[stages]``.
+        """Least time in which each stage is through with a chunk's sequences, however packed ``[chunks, stages]``.
 
-        Packing is never slower than running apart: times are subadditive, so it is that of one pack.
+        Times are subadditive: packing is never slower than running apart.
         """
-        loads = loads_of(module, lengths, np.array([0, len(lengths)]))
-        return np.asarray(self.stages_s(module, loads, counts, tp, cp, recompute).total_s[0])
+        return self.stages_s(module, loads, counts, tp, cp, recompute).total_s
 
     def optimizer_s(self, parameters: FloatArray) -> FloatArray:
         """Time of the optimizer step over parameters whose states a rank holds, of the shape given."""
