@@ -10,9 +10,9 @@ from typing import Any
 from entrain_bench.costs.profiled.file import digest, read_profile
 from entrain_bench.costs.profiled.fitting import fit_two
 from entrain_bench.costs.profiled.layers import MEDIAN
-from entrain_bench.costs.profiled.points import CollectivePoint, DeviceProfile
+from entrain_bench.costs.profiled.points import STATISTICS, CollectivePoint, DeviceProfile
 from entrain_bench.costs.profiled.times import ProfiledTimes
-from entrain_bench.errors import UserError
+from entrain_bench.errors import UserError, unknown_choice
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.parse import check_mapping, parse
@@ -35,11 +35,13 @@ class ProfiledDevice:
     Attributes:
         path: the profile's file.
         extrapolate: whether packs may lie outside what was measured.
+        statistic: of the repetitions of each point, one of ``STATISTICS``.
         name: the device that it must be of; None for any.
     """
 
     path: str
     extrapolate: bool = False
+    statistic: str = "median"
     name: str | None = None
 
     @classmethod
@@ -48,7 +50,10 @@ class ProfiledDevice:
         device = cluster.get("device")
         if not isinstance(device, Mapping) or "path" not in device:
             return None
-        return parse(cls, device, "cluster.device")
+        found = parse(cls, device, "cluster.device")
+        if found.statistic not in STATISTICS:
+            raise unknown_choice("cluster.device.statistic", found.statistic, STATISTICS)
+        return found
 
     @property
     def where(self) -> str:
@@ -72,7 +77,7 @@ class ProfiledDevice:
         profile = read_profile(Path(self.path).expanduser(), self.where)
         if self.name is not None and profile.subject.device != self.name:
             raise UserError(f"{self.where}: is of {profile.subject.device}, not of cluster.device.name={self.name}")
-        return profile
+        return profile.only(self.statistic)
 
 
 def cluster_with_times(config: Mapping[str, Any], model: ModelSpec) -> tuple[ClusterSpec, ProfiledTimes | None]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from entrain_bench.errors import UserError, require, unknown_choice
 from entrain_bench.specs.model import ModuleSpec
 
+STATISTICS = ("p10", "median", "p90")
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "send")
 # Of a module's configuration, what changes no time of one of its layers.
 IRRELEVANT = frozenset({"source", "num_layers", "full_attention_layers", "context_tokens", "tied_embeddings"})
@@ -184,6 +185,25 @@ class DeviceProfile:
     stages: tuple[StagePoint, ...] = ()
     steps: tuple[StepPoint, ...] = ()
     collectives: tuple[CollectivePoint, ...] = ()
+
+    def only(self, statistic: str) -> DeviceProfile:
+        """The profile with one of the three seconds in place of all of them."""
+        index = STATISTICS.index(statistic)
+        return replace(
+            self,
+            stages=_only(self.stages, index),
+            steps=_only(self.steps, index),
+            collectives=_only(self.collectives, index),
+        )
+
+
+def _only[T: StagePoint | StepPoint | CollectivePoint](points: tuple[T, ...], index: int) -> tuple[T, ...]:
+    """Points with one of their three seconds in place of all."""
+    names = [name for name in ("forward_s", "backward_s", "remade_s", "seconds") if points and hasattr(points[0], name)]
+    return tuple(
+        replace(point, **{name: getattr(point, name)[index : index + 1] * len(STATISTICS) for name in names})
+        for point in points
+    )
 
 
 def module_values(module: ModuleSpec) -> dict[str, Any]:

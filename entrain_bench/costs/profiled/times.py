@@ -102,10 +102,11 @@ class ProfiledTimes:
 
         Every term of a curve is at least its lowest rate times what it is of; communication is least in one pack.
         """
-        carried = {layer.kind: [values / cp for values in _of_kind(layer, loads)] for layer in module.kinds}
+        carried = {layer.kind: _of_kind(layer, loads) for layer in module.kinds}
 
         def least(kind: str, curve: Curve) -> FloatArray:
-            return curve.least(*carried[kind], self.extrapolate)
+            tokens, scores, segments = carried[kind]
+            return curve.least(tokens / cp, scores / cp, segments / cp, self.extrapolate)
 
         return self._stages(module, loads, counts, tp, cp, recompute, least).total_s
 
