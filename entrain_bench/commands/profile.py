@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,10 +53,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _measure(model: ModelSpec, settings: ProfileSettings) -> tuple[DeviceProfile, Path]:
+    # What libraries have to say about themselves.
+    warnings.simplefilter("ignore")
     # Imported once the options are known to be good: torch takes seconds.
     import torch
 
-    import entrain_bench.train.launching.preload  # noqa: F401  (without what libraries say about themselves)
+    import entrain_bench.train.launching.preload  # noqa: F401
     from entrain_bench.train.calibration.session import Session, default_path, dtype_of, ranks_of
     from entrain_bench.train.device import find_device
 
@@ -81,11 +84,12 @@ def print_summary(profile: DeviceProfile, model: ModelSpec) -> None:
     """A row for every kind of layer and degree: what was measured, and how far its curve is from it."""
     groups: dict[tuple[str, str, int], list[Residual]] = defaultdict(list)
     for residual in residuals(profile, model.modules):
-        groups[residual.module, residual.kind, residual.tp].append(residual)
+        point = residual.point
+        groups[point.module, point.kind, point.tp].append(residual)
     table = Table("module", "layer", "tp", "tokens", "packs", "median error", "largest error")
     for (module, kind, tp), found in groups.items():
         errors = np.abs([residual.relative for residual in found])
-        packs = {residual.lengths for residual in found}
+        packs = {residual.point.lengths for residual in found}
         tokens = [sum(lengths) for lengths in packs]
         span = f"{min(tokens)}..{max(tokens)}"
         shares = (f"{100 * float(error):.1f}%" for error in (np.median(errors), errors.max()))

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from entrain_bench.costs.profiled.file import digest, read_profile
-from entrain_bench.costs.profiled.fitting import fit_two
+from entrain_bench.costs.profiled.fitting import fit_factors
 from entrain_bench.costs.profiled.layers import MEDIAN
 from entrain_bench.costs.profiled.points import STATISTICS, CollectivePoint, DeviceProfile
 from entrain_bench.costs.profiled.times import ProfiledTimes
@@ -122,10 +124,10 @@ def fitted_link(points: tuple[CollectivePoint, ...], where: str) -> dict[str, fl
     """
     if not points:
         raise UserError(f"{where}: has no communication; entrain-bench profile ranks=[...] measures it")
-    steps, moved = zip(*(link_parts(point) for point in points), strict=True)
-    latency_s, per_byte_s = fit_two(steps, moved, [point.seconds[MEDIAN] for point in points])
-    # A ClusterSpec wants both positive.
-    return {"bandwidth_bytes_per_s": 1.0 / max(per_byte_s, 1e-15), "latency_s": max(latency_s, 1e-12)}
+    parts = np.array([link_parts(point) for point in points])
+    latency_s, per_byte_s = fit_factors(parts, [point.seconds[MEDIAN] for point in points])
+    # A cluster has positive ones.
+    return {"bandwidth_bytes_per_s": 1.0 / max(float(per_byte_s), 1e-15), "latency_s": max(float(latency_s), 1e-12)}
 
 
 def link_parts(point: CollectivePoint) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Curves of a profile's layers, made of the stages that were timed."""
+"""Curves of a profile's layers, fitted to the stages that were timed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.costs.profiled.curve import Curve, Load, fit_curve
+from entrain_bench.costs.profiled.curve import Curve, Line, knots_of_scores, rises
+from entrain_bench.costs.profiled.fitting import fit_factors
 from entrain_bench.costs.profiled.points import DeviceProfile, StagePoint
 from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import ModuleSpec
@@ -24,7 +25,7 @@ class LayerCurves:
 
     Attributes:
         layer: of a layer, by ``PASSES``.
-        stage: what a stage takes beside its layers, by ``PASSES``; none for layers that are no blocks.
+        stage: what a stage takes beside its layers, by ``PASSES``; nothing for layers that are no blocks.
         tokens: fewest and most that were measured.
         scores: most scores that were measured.
         kept_bytes_per_token: what a layer keeps from forward to backward, at most tokens.
@@ -39,45 +40,59 @@ class LayerCurves:
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """A measured pack beside what the curve says of it, seconds of one layer."""
+    """A pass over a stage as it was measured, and as the curves have it, in seconds."""
 
-    module: str
-    kind: str
-    tp: int
+    point: StagePoint
     name: str
-    lengths: tuple[int, ...]
     measured_s: float
     curve_s: float
 
     @property
     def relative(self) -> float:
-        """Error of the curve over what was measured."""
+        """Error of the curves over what was measured."""
         return self.curve_s / self.measured_s - 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Pack:
-    """Stages of one kind on one pack: the shortest that was timed, and the longest."""
+class _Group:
+    """The stages of one kind of layer at one tensor-parallel degree, and what each depends on ``[stages]``."""
 
-    few: StagePoint
-    many: StagePoint
-
-    def layer_s(self, name: str) -> float:
-        """Median seconds of a layer: what each further one adds, unless noise swallows it."""
-        few, many = getattr(self.few, name)[MEDIAN], getattr(self.many, name)[MEDIAN]
-        added = (many - few) / max(1, self.many.layers - self.few.layers)
-        return float(added if added > 0 else many / self.many.layers)
-
-    def stage_s(self, name: str) -> float:
-        """Median seconds of a stage beside its layers."""
-        return float(max(0.0, getattr(self.few, name)[MEDIAN] - self.few.layers * self.layer_s(name)))
+    points: tuple[StagePoint, ...]
+    tokens: FloatArray
+    scores: FloatArray
+    segments: FloatArray
 
     @property
-    def kept_bytes(self) -> float:
-        """What a layer keeps for its backward."""
-        if self.few is self.many:
-            return self.many.kept_bytes / self.many.layers
-        return (self.many.kept_bytes - self.few.kept_bytes) / (self.many.layers - self.few.layers)
+    def depth(self) -> FloatArray:
+        """Layers of each stage."""
+        return np.array([point.layers for point in self.points], np.float64)
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether stages differ in their layers, so that what the stage adds can be told."""
+        return len({point.layers for point in self.points}) > 1
+
+    def passes(self) -> list[str]:
+        """Passes that were timed."""
+        return [name for name in PASSES if getattr(self.points[0], name)]
+
+    def seconds(self, name: str) -> list[float]:
+        """Median of a pass over each stage."""
+        return [getattr(point, name)[MEDIAN] for point in self.points]
+
+    def curves(self, name: str) -> tuple[Curve, Curve]:
+        """A layer's curve, and the stage's, which together come closest to what was measured of a pass."""
+        places, marks = np.unique(self.tokens), knots_of_scores(self.tokens, self.scores)
+        once = np.column_stack([np.ones(len(self.points)), rises(places, self.tokens)])
+        parts = np.column_stack([once, rises(marks, self.scores), self.segments]) * self.depth[:, None]
+        if self.is_stacked:
+            parts = np.column_stack([parts, once])
+        factors = fit_factors(parts, self.seconds(name))
+        ends = np.cumsum([len(places), len(marks) - 1, 1])
+        products, attention, (segment_s,), stage = np.split(factors, ends)
+        attending = Line(marks, np.append(0.0, np.cumsum(attention))) if len(marks) > 1 else None
+        beside = np.cumsum(stage) if self.is_stacked else np.zeros(len(places))
+        return Curve(Line(places, np.cumsum(products)), attending, float(segment_s)), Curve(Line(places, beside))
 
 
 def score_elements(attention: Attention, lengths: IntArray) -> FloatArray:
@@ -91,58 +106,53 @@ def num_segments(attention: Attention, lengths: IntArray) -> FloatArray:
     return np.asarray(-(-np.asarray(lengths) // window) if window else np.ones(len(lengths)), np.float64)
 
 
-def load_of(attention: Attention | None, lengths: Sequence[int]) -> Load:
-    """What a pass over a pack depends on."""
-    array = np.array(lengths)
-    if attention is None:
-        return Load(float(array.sum()))
-    scores, segments = score_elements(attention, array), num_segments(attention, array)
-    return Load(float(array.sum()), float(scores.sum()), float(segments.sum()))
-
-
 def curves_of(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> dict[tuple[str, str, int], LayerCurves]:
     """Curves by module, kind and tensor-parallel degree of all kinds that were measured."""
-    return {key: _curves(packs, attention) for key, attention, packs in _measured(profile, modules)}
+    return {key: _curves(group) for key, group in _groups(profile, modules)}
 
 
 def residuals(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> Iterator[Residual]:
-    """Every measured pack of every pass beside its curve."""
-    for (module, kind, tp), attention, packs in _measured(profile, modules):
-        curves = _curves(packs, attention)
-        for name, curve in zip(PASSES, curves.layer, strict=False):
-            for pack in packs:
-                load = load_of(attention, pack.many.lengths)
-                seconds = curve.at(*(np.array([each]) for each in (load.tokens, load.scores, load.segments)))
-                yield Residual(module, kind, tp, name, pack.many.lengths, pack.layer_s(name), float(seconds[0]))
+    """Every pass that was timed beside its curves."""
+    for _, group in _groups(profile, modules):
+        for name in group.passes():
+            layer, stage = group.curves(name)
+            carried = group.tokens, group.scores, group.segments
+            seconds = layer.at(*carried) * group.depth + stage.at(*carried)
+            for point, measured, curve in zip(group.points, group.seconds(name), seconds, strict=True):
+                yield Residual(point, name, measured, float(curve))
 
 
-def _measured(
-    profile: DeviceProfile, modules: Sequence[ModuleSpec]
-) -> Iterator[tuple[tuple[str, str, int], Attention | None, list[_Pack]]]:
+def _groups(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> Iterator[tuple[tuple[str, str, int], _Group]]:
     attentions = {(module.name, layer.kind): layer.attention for module in modules for layer in module.kinds}
-    groups: dict[tuple[str, str, int], dict[tuple[int, ...], list[StagePoint]]] = {}
-    for point in profile.stages:
-        group = groups.setdefault((point.module, point.kind, point.tp), {})
-        group.setdefault(point.lengths, []).append(point)
-    for key, group in groups.items():
+    found: dict[tuple[str, str, int], list[StagePoint]] = {}
+    # In one order, whatever the order in which they were measured.
+    for point in sorted(profile.stages, key=lambda point: point.key):
+        found.setdefault((point.module, point.kind, point.tp), []).append(point)
+    for key, points in found.items():
         if key[:2] in attentions:
-            ordered = [sorted(points, key=lambda point: point.layers) for points in group.values()]
-            yield key, attentions[key[:2]], [_Pack(points[0], points[-1]) for points in ordered]
+            loads = np.array([_load(attentions[key[:2]], point.lengths) for point in points])
+            yield key, _Group(tuple(points), *loads.T)
 
 
-def _curves(packs: Sequence[_Pack], attention: Attention | None) -> LayerCurves:
-    loads = [load_of(attention, pack.many.lengths) for pack in packs]
-    names = [name for name in PASSES if getattr(packs[0].many, name)]
-    passes = [fit_curve(loads, [pack.layer_s(name) for pack in packs]) for name in names]
-    stage = []
-    if attention:
-        tokens = [Load(load.tokens) for load in loads]
-        stage = [fit_curve(tokens, [pack.stage_s(name) for pack in packs]) for name in names]
-    largest = max(packs, key=lambda pack: sum(pack.many.lengths))
+def _load(attention: Attention | None, lengths: tuple[int, ...]) -> tuple[float, float, float]:
+    """Tokens, scores and segments of a pack."""
+    array = np.array(lengths)
+    if attention is None:
+        return float(array.sum()), 0.0, 0.0
+    scores, segments = score_elements(attention, array), num_segments(attention, array)
+    return float(array.sum()), float(scores.sum()), float(segments.sum())
+
+
+def _curves(group: _Group) -> LayerCurves:
+    pairs = [group.curves(name) for name in group.passes()]
+    largest = max(group.points, key=lambda point: (sum(point.lengths), point.layers))
+    alike = [point for point in group.points if point.lengths == largest.lengths]
+    few, many = min(alike, key=lambda point: point.layers), max(alike, key=lambda point: point.layers)
+    kept = (many.kept_bytes - few.kept_bytes) / (many.layers - few.layers) if few is not many else many.kept_bytes
     return LayerCurves(
-        tuple(passes),
-        tuple(stage),
-        (int(min(load.tokens for load in loads)), int(max(load.tokens for load in loads))),
-        max(load.scores for load in loads),
-        largest.kept_bytes / sum(largest.many.lengths),
+        tuple(layer for layer, _ in pairs),
+        tuple(stage for _, stage in pairs) if group.is_stacked else (),
+        (int(group.tokens.min()), int(group.tokens.max())),
+        float(group.scores.max()),
+        kept / sum(largest.lengths),
     )

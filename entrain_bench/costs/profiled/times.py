@@ -9,7 +9,7 @@ import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray, sum_rows
 from entrain_bench.costs.profiled.curve import Curve
-from entrain_bench.costs.profiled.fitting import fit_two
+from entrain_bench.costs.profiled.fitting import fit_factors
 from entrain_bench.costs.profiled.layers import MEDIAN, LayerCurves, curves_of, num_segments, score_elements
 from entrain_bench.costs.profiled.points import DeviceProfile
 from entrain_bench.costs.roofline import Loads, PassTimes, Roofline
@@ -62,9 +62,9 @@ class ProfiledTimes:
                     raise UserError(f"{where}: stages: has no {layer.kind} of {module.name}; profile the device anew")
         if not profile.steps:
             raise UserError(f"{where}: steps: has no optimizer step; profile the device anew")
-        seconds = [point.seconds[MEDIAN] for point in profile.steps]
-        step_s = fit_two([1.0] * len(seconds), [float(point.parameters) for point in profile.steps], seconds)
-        return cls(Roofline(cluster), curves, step_s, where, extrapolate)
+        parts = np.array([[1.0, point.parameters] for point in profile.steps])
+        fixed, each = fit_factors(parts, [point.seconds[MEDIAN] for point in profile.steps])
+        return cls(Roofline(cluster), curves, (float(fixed), float(each)), where, extrapolate)
 
     def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
         """What curves depend on, of chunks of sequences; without offsets each sequence is a chunk of its own."""
