@@ -91,7 +91,7 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> Setting:
     if source is None:
         workload: Workload = instantiate(config.workload, "workload", "source")
         source = workload.source(model.tokens)
-    profile = Profile(job, truth, source, config.seed, config.belief_error, config.belief_bias)
+    profile = Profile(job, truth.beyond, source, config.seed, config.belief_error, config.belief_bias)
     return Setting(job, truth, source, Strategy(str(config.strategy["name"]), **parts), executor, profile)
 
 

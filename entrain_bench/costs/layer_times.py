@@ -12,6 +12,11 @@ from entrain_bench.specs.model import ModuleSpec
 class LayerTimes(Protocol):
     """Seconds that layers take on one cluster; a longer or further sequence never makes a chunk faster."""
 
+    @property
+    def beyond(self) -> LayerTimes:
+        """The same times, also for what they are only known for by going on as they end."""
+        ...
+
     def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
         """What times depend on, of chunks of sequences of the given lengths; without offsets each is a chunk alone."""
         ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -59,6 +59,11 @@ class CostTruth:
     def layer_times(self) -> LayerTimes:
         """Layer times on the cluster."""
         return self.measured or Roofline(self.cluster)
+
+    @property
+    def beyond(self) -> CostTruth:
+        """The same truth, with layer times also outside what was measured: for estimates, which may be wrong."""
+        return replace(self, measured=self.measured.beyond) if self.measured else self
 
     @property
     def memory(self) -> Memory:

@@ -28,14 +28,14 @@ class LayerCurves:
         stage: what a stage takes beside its layers, by ``PASSES``; nothing for layers that are no blocks.
         tokens: fewest and most that were measured.
         scores: most scores that were measured.
-        kept_bytes_per_token: what a layer keeps from forward to backward, at most tokens.
+        kept_bytes_per_token: what a layer keeps from forward to backward, at most tokens; and with recomputation.
     """
 
     layer: tuple[Curve, ...]
     stage: tuple[Curve, ...]
     tokens: tuple[int, int]
     scores: float
-    kept_bytes_per_token: float
+    kept_bytes_per_token: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +145,22 @@ def _load(attention: Attention | None, lengths: tuple[int, ...]) -> tuple[float,
 
 def _curves(group: _Group) -> LayerCurves:
     pairs = [group.curves(name) for name in group.passes()]
-    largest = max(group.points, key=lambda point: (sum(point.lengths), point.layers))
-    alike = [point for point in group.points if point.lengths == largest.lengths]
-    few, many = min(alike, key=lambda point: point.layers), max(alike, key=lambda point: point.layers)
-    kept = (many.kept_bytes - few.kept_bytes) / (many.layers - few.layers) if few is not many else many.kept_bytes
     return LayerCurves(
         tuple(layer for layer, _ in pairs),
         tuple(stage for _, stage in pairs) if group.is_stacked else (),
         (int(group.tokens.min()), int(group.tokens.max())),
         float(group.scores.max()),
-        kept / sum(largest.lengths),
+        _kept_bytes_per_token(group),
     )
+
+
+def _kept_bytes_per_token(group: _Group) -> tuple[float, float]:
+    """What a layer keeps, without and with recomputation, of the pack of most tokens."""
+    largest = max(group.points, key=lambda point: sum(point.lengths)).lengths
+    alike = sorted((point for point in group.points if point.lengths == largest), key=lambda point: point.layers)
+    few, many = alike[0], alike[-1]
+    pairs = [(few.kept_bytes, many.kept_bytes), (few.remade_kept_bytes, many.remade_kept_bytes)]
+    if few is many:
+        return pairs[0][0] / sum(largest), pairs[1][0] / sum(largest)
+    plain, remade = ((after - before) / (many.layers - few.layers) / sum(largest) for before, after in pairs)
+    return plain, remade

@@ -30,6 +30,7 @@ class StagePoint:
         backward_s: seconds of the backward after it.
         remade_s: of a backward that runs the blocks' forwards once more; none for layers that are not blocks.
         kept_bytes: what the forward keeps for the backward, parameters apart.
+        remade_kept_bytes: what it keeps where the blocks' forwards are run once more; 0 for layers that are not blocks.
         repetitions: how often it ran, warm-up apart.
     """
 
@@ -42,6 +43,7 @@ class StagePoint:
     backward_s: tuple[float, ...]
     remade_s: tuple[float, ...]
     kept_bytes: int
+    remade_kept_bytes: int
     repetitions: int
 
     @property
@@ -55,7 +57,8 @@ class StagePoint:
             require(getattr(self, name) >= 1, f"{where}.{name}", getattr(self, name), "at least 1")
         lengths = [*self.lengths]
         require(bool(lengths) and min(lengths) >= 1, f"{where}.lengths", lengths, "sequences of at least 1 token")
-        require(self.kept_bytes >= 0, f"{where}.kept_bytes", self.kept_bytes, "at least 0")
+        for name in ("kept_bytes", "remade_kept_bytes"):
+            require(getattr(self, name) >= 0, f"{where}.{name}", getattr(self, name), "at least 0")
         for name in ("forward_s", "backward_s", *(["remade_s"] if self.remade_s else [])):
             check_quantiles(getattr(self, name), f"{where}.{name}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -65,6 +65,11 @@ class ProfiledTimes:
         parts = np.array([[1.0, point.parameters] for point in profile.steps])
         fixed, each = fit_factors(parts, [point.seconds[MEDIAN] for point in profile.steps])
         return cls(Roofline(cluster), curves, (float(fixed), float(each)), where, extrapolate)
+
+    @property
+    def beyond(self) -> ProfiledTimes:
+        """The same curves, also outside what was measured."""
+        return replace(self, extrapolate=True)
 
     def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
         """What curves depend on, of chunks of sequences; without offsets each sequence is a chunk of its own."""

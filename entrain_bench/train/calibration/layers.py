@@ -40,7 +40,7 @@ class TargetStages:
         try:
             if self._turn_s(inputs, device) > TURN_SHARE * patience.point_s:
                 return []
-            kept = {depth: kept_bytes(stage, inputs) for depth, stage in self.stages.items()}
+            kept = [self._kept(stage, inputs) for stage in self.stages.values()]
             rows = sample(partial(self._turn, inputs), device, patience)
         except torch.OutOfMemoryError:
             for stage in self.stages.values():
@@ -52,7 +52,7 @@ class TargetStages:
             passes = [quantiles(rows[:, width * index + part]) for part in range(width)]
             remade = passes[REMADE] if width > REMADE else ()
             key = (self.target.module.name, self.target.kind, depth, self.target.tp, lengths)
-            points.append(StagePoint(*key, passes[FORWARD], passes[BACKWARD], remade, kept[depth], len(rows)))
+            points.append(StagePoint(*key, passes[FORWARD], passes[BACKWARD], remade, *kept[index], len(rows)))
         return points
 
     @property
@@ -70,6 +70,16 @@ class TargetStages:
         rows = clock.rows()
         # A backward is two forwards, one with recomputation and the forward before it four.
         return float((rows[:, 2] - rows[:, 1]).min()) * (7 if self._parts > 2 else 3) * sum(self.stages) / depth
+
+    def _kept(self, trained: TrainedStage, inputs: Inputs) -> tuple[int, int]:
+        """Bytes that a forward keeps, without and with recomputation."""
+        plain = kept_bytes(trained, inputs)
+        if self._parts <= REMADE:
+            return plain, 0
+        trained.stage.recompute = True
+        again = kept_bytes(trained, inputs)
+        trained.stage.recompute = False
+        return plain, again
 
     def _turn(self, inputs: Inputs, clock: Clock) -> None:
         """Every stage once, depths in turn, so that a machine that slows down slows all of them."""
