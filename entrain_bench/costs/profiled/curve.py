@@ -54,17 +54,23 @@ class Line:
 
 
 def rises(knots: FloatArray, places: FloatArray) -> FloatArray:
-    """Functions that rise from 0 to 1 between a knot and the next, at places ``[places, knots - 1]``.
+    """Functions that rise from 0 to 1 between a knot and the next, the last goes on ``[places, knots - 1]``.
 
     Sums of them, with factors >= 0, are the functions that are linear between knots and never fall.
     """
-    return np.clip((places[:, None] - knots[:-1]) / np.diff(knots), 0.0, 1.0)
+    most = np.append(np.ones(max(0, len(knots) - 2)), np.inf)[: len(knots) - 1]
+    return np.clip((places[:, None] - knots[:-1]) / np.diff(knots), 0.0, most)
 
 
 def knots_of_scores(tokens: FloatArray, scores: FloatArray) -> FloatArray:
-    """Knots of the attention term: 0, and the most scores of packs of as many tokens, where they make a difference."""
-    most = {float(scores[tokens == each].max()) for each in np.unique(tokens)}
-    return np.array([0.0, *sorted(each for each in most if each >= min(LEAST_SCORES, max(most)) > 0)])
+    """Knots of the attention term: 0, and the most scores of packs of as many tokens, where they make a difference.
+
+    Packs of as many tokens that all have as many scores do not tell attention from products.
+    """
+    groups = [scores[tokens == each] for each in np.unique(tokens)]
+    most = {float(group.max()) for group in groups if group.max() > group.min()}
+    least = min(LEAST_SCORES, max(most, default=0.0))
+    return np.array([0.0, *sorted(each for each in most if each >= least)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,20 +29,23 @@ def targets_of(module: ModuleSpec, tp: int) -> list[Target]:
 
 
 def packs_of(target: Target, tokens: int) -> Iterator[tuple[int, ...]]:
-    """Sequences of so many tokens in all: for blocks one, few and many, as lengths that all differ.
+    """Sequences of so many tokens in all: one, for blocks also a few and many, as lengths that all differ.
 
-    Only a sequence that the module takes: an LLM has a longest context.
+    No longer than the module takes: instead of one, as few sequences as an LLM's context allows, if it allows any.
     """
-    many = isqrt(tokens)
-    numbers = sorted({1, isqrt(many), many}) if len(target.depths) > 1 else [1]
-    longest = target.module.config.context_tokens or tokens
-    for number in numbers:
-        lengths = split_tokens(tokens, number)
-        if max(lengths) <= longest:
-            yield lengths
+    longest, most = target.module.config.context_tokens or tokens, isqrt(tokens)
+    allowed = [number for number in range(1, most + 1) if longest_of(tokens, number) <= longest]
+    wanted = {1, isqrt(most), most} if len(target.depths) > 1 else {1}
+    for number in sorted({max(each, *allowed[:1]) for each in wanted if allowed}):
+        yield split_tokens(tokens, number)
 
 
 def split_tokens(tokens: int, number: int) -> tuple[int, ...]:
     """Lengths in proportion 1 : 3 : 5 ..., as whole tokens allow; ``number`` squared is at most ``tokens``."""
     ends = [tokens * index * index // (number * number) for index in range(number + 1)]
     return tuple(end - start for start, end in pairwise(ends))
+
+
+def longest_of(tokens: int, number: int) -> int:
+    """The last and longest of these lengths."""
+    return tokens - tokens * (number - 1) ** 2 // number**2
