@@ -12,6 +12,7 @@ import numpy as np
 from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.costs.noise import ActionNoise
+from entrain_bench.costs.profiled.cluster import cluster_with_times
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import UserError, require
 from entrain_bench.program import Program
@@ -22,7 +23,6 @@ from entrain_bench.records.keys import plan_key
 from entrain_bench.records.metrics import measure
 from entrain_bench.records.outcome import Outcome
 from entrain_bench.records.plans import Plan, Plans
-from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
@@ -73,7 +73,8 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> Setting:
     Raises:
         UserError: naming what is wrong in the configuration or the data.
     """
-    model, cluster = ModelSpec.from_config(config.model), ClusterSpec.from_config(config.cluster).at(config.speed)
+    model = ModelSpec.from_config(config.model)
+    cluster, measured = cluster_with_times(config.cluster, model, config.framework, config.speed)
     budget = cluster.device.memory_bytes * config.memory_fraction
     job = Job(
         model,
@@ -88,7 +89,7 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> Setting:
     # Checked by the job; what is frozen is a property of the model from here on.
     model = model.with_frozen(config.framework.freeze)
     job = replace(job, model=model)
-    truth = CostTruth(model, cluster, config.framework, ActionNoise(config.action_noise, config.seed))
+    truth = CostTruth(model, cluster, config.framework, ActionNoise(config.action_noise, config.seed), measured)
     parts: dict[str, Any] = {
         part: instantiate(config.strategy[part], f"strategy.{part}", method)
         for part, method in (("planner", "plan"), ("assigner", "assign"), ("scheduler", "schedule"))
@@ -99,7 +100,7 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> Setting:
     if source is None:
         workload: Workload = instantiate(config.workload, "workload", "source")
         source = workload.source(model.tokens)
-    profile = Profile(job, truth, source, config.seed, config.belief_error, config.belief_bias)
+    profile = Profile(job, truth.beyond, source, config.seed, config.belief_error, config.belief_bias)
     return Setting(job, truth, source, Strategy(str(config.strategy["name"]), **parts), executor, profile)
 
 

@@ -1,8 +1,7 @@
 """A lower bound on the iteration time that no assignment and no order of actions can beat under a given layout.
 
-Packing is never slower than running apart (layer times are subadditive and rise with the tokens), so all of a stage's
-work in one pack, divided by its replicas, bounds the busiest lane from below, and a sample alone bounds every chunk
-that holds it.
+All of a stage's work in its best packing, divided by its replicas, bounds the busiest lane from below, and a sample
+alone bounds every chunk that holds it, as layer times rise with what they are given (``LayerTimes``).
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
-from entrain_bench.costs.roofline import loads_of
 from entrain_bench.costs.steps import ExposedStep
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -159,9 +157,9 @@ def _busiest_replica_s(
         packs.append(longest[count * placed.dp - count : count * placed.dp + 1])
         count *= 2
     offsets = offsets_from_counts(np.array([len(pack) for pack in packs]))
-    loads = loads_of(module, np.concatenate(packs), offsets)
+    loads = truth.layer_times.loads(module, np.concatenate(packs), offsets)
     counts = module.kind_counts(placed.layers_per_stage)
-    total_s = truth.roofline.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute).total_s
+    total_s = truth.layer_times.work_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
     return total_s[0] / placed.dp, total_s[1:]
 
 
@@ -178,9 +176,9 @@ def cluster_bound_s(truth: CostTruth, shapes: SampleShapes) -> float:
     for module in modules:
         lengths = module.lengths(shapes, module.units(shapes))
         if len(lengths):
-            loads = loads_of(module, lengths, np.array([0, len(lengths)]))
-            times = truth.roofline.stages_s(module, loads, module.kind_counts([len(module.layers)]), 1, 1, False)
-            work += float(times.total_s[0, 0])
+            loads = truth.layer_times.loads(module, lengths, np.array([0, len(lengths)]))
+            counts = module.kind_counts([len(module.layers)])
+            work += float(truth.layer_times.work_s(module, loads, counts, 1, 1, False)[0, 0])
     longest = int(np.argmax(shapes.llm_tokens))
     widest = [_widest_s(truth, module, shapes, longest) for module in modules]
     return max(work / ranks, sum(max(widest[index] for index in group) for group in truth.model.module_groups))
@@ -192,7 +190,7 @@ def _widest_s(truth: CostTruth, module: ModuleSpec, shapes: SampleShapes, sample
     mine = units[module.owners(shapes, units) == sample]
     if not len(mine):
         return 0.0
-    loads = loads_of(module, module.lengths(shapes, mine).max(keepdims=True))
+    loads = truth.layer_times.loads(module, module.lengths(shapes, mine).max(keepdims=True))
     counts = module.kind_counts([len(module.layers)])
     node, ranks = truth.cluster.gpus_per_node, truth.cluster.num_ranks
     widths = [
@@ -202,4 +200,4 @@ def _widest_s(truth: CostTruth, module: ModuleSpec, shapes: SampleShapes, sample
         for cp in range(1, ranks // tp + 1)
         if ranks % (tp * cp) == 0
     ]
-    return min(float(truth.roofline.stages_s(module, loads, counts, tp, cp, False).total_s.sum()) for tp, cp in widths)
+    return min(float(truth.layer_times.work_s(module, loads, counts, tp, cp, False).sum()) for tp, cp in widths)

@@ -19,7 +19,7 @@ from entrain_bench.arrays import FloatArray, IntArray, sum_rows
 from entrain_bench.costs.links import all_gather_s
 from entrain_bench.specs.cluster import HEAD_DIM, ClusterSpec
 from entrain_bench.specs.framework import Framework
-from entrain_bench.specs.layer import BF16_BYTES, Attention, Gemm, Layer
+from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
 from entrain_bench.specs.model import ModuleSpec
 
 # Output tile of a matrix product, and rows and columns of a flash-attention tile (FlashAttention-2's forward kernel
@@ -32,6 +32,9 @@ KEY_TILE = 64
 GEMM_BACKWARD = 2.0
 ATTENTION_BACKWARD = 2.5
 ELEMENTWISE_BACKWARD = 2.0
+# Adam in mixed precision reads the fp32 gradient and reads and writes the fp32 weight and both moments; it writes the
+# bf16 weight.
+OPTIMIZER_TRAFFIC_BYTES = FP32_BYTES * 7 + BF16_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +43,13 @@ class Loads:
 
     Attributes:
         tokens: packed tokens ``[chunks]``.
-        areas: padded score-matrix elements of each layer kind with attention ``[chunks]``.
+        areas: score-matrix elements of each layer kind with attention, for the roofline padded ``[chunks]``.
+        segments: sequences, or windows, that each such kind attends in, for those who ask ``[chunks]``.
     """
 
     tokens: FloatArray
     areas: Mapping[str, FloatArray]
+    segments: Mapping[str, FloatArray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,15 @@ class Roofline:
     cluster: ClusterSpec
     framework: Framework = field(default_factory=Framework)
 
+    @property
+    def beyond(self) -> Roofline:
+        """Itself: it knows the times of everything."""
+        return self
+
+    def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
+        """As ``loads_of``."""
+        return loads_of(module, lengths, offsets)
+
     def gemm_s(self, gemm: Gemm, tokens: FloatArray, tp: int, cp: int) -> FloatArray:
         """Forward time of a sharded matrix product."""
         device = self.cluster.device
@@ -147,12 +161,36 @@ class Roofline:
         if layer.attention:
             ahead, back = self.attention_s(layer.attention, loads.areas[layer.kind], tokens, tp, cp)
             forward, backward = forward + ahead, backward + back
+        if not layer.backward_share:
+            backward = np.zeros_like(tokens)
+        columns = [each for each, product in zip(gemms, layer.gemms, strict=True) if not product.row_parallel]
+        comm, comm_backward = self.comm_s(layer, tokens, tp, cp, (forward, backward), columns)
+        return PassTimes(forward, comm, backward, comm_backward)
+
+    def comm_s(
+        self,
+        layer: Layer,
+        tokens: FloatArray,
+        tp: int,
+        cp: int,
+        compute_s: tuple[FloatArray, FloatArray],
+        columns_s: Sequence[FloatArray] = (),
+    ) -> tuple[FloatArray, FloatArray]:
+        """Exposed communication inside one layer's forward and backward for each chunk ``[chunks]``.
+
+        Args:
+            layer: the layer.
+            tokens: of each chunk ``[chunks]``.
+            tp: tensor-parallel degree of the layer.
+            cp: context-parallel degree.
+            compute_s: its forward and backward without communication.
+            columns_s: forwards of its column-parallel products, under which communication hides; none if unknown.
+        """
         comm = comm_backward = np.zeros_like(tokens)
         if tp > 1 and layer.num_gathers + layer.num_scatters:
-            columns = [each for each, product in zip(gemms, layer.gemms, strict=True) if not product.row_parallel]
-            ahead, back, hidden = self._tensor_parallel_s(layer, tokens, tp, cp, columns[: layer.num_gathers])
-            comm = self._exposed_s(ahead, np.zeros_like(ahead), forward)
-            comm_backward = self._exposed_s(back, hidden, backward)
+            ahead, back, hidden = self._tensor_parallel_s(layer, tokens, tp, cp, columns_s[: layer.num_gathers])
+            comm = self._exposed_s(ahead, np.zeros_like(ahead), compute_s[0])
+            comm_backward = self._exposed_s(back, hidden, compute_s[1])
         if layer.attention and cp > 1 and layer.tensor_parallel:
             # Keys and values are gathered over the context-parallel group in both passes; backward scatters their
             # gradients as well.
@@ -160,9 +198,11 @@ class Roofline:
             width = 2 * BF16_BYTES * layer.attention.key_value_width / tp
             gather = all_gather_s(width * tokens, cp, tier)
             comm, comm_backward = comm + gather, comm_backward + 2 * gather
-        if not layer.backward_share:
-            backward = comm_backward = np.zeros_like(tokens)
-        return PassTimes(forward, comm, backward, comm_backward)
+        return comm, comm_backward if layer.backward_share else np.zeros_like(tokens)
+
+    def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int) -> list[PassTimes]:
+        """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``."""
+        return [self.layer_s(layer, loads, tp, cp) for layer in module.kinds]
 
     def _elementwise_s(self, layer: Layer, tokens: FloatArray, tp: int, cp: int) -> FloatArray:
         """Forward time of norms, residuals, rotary positions and activations."""
@@ -231,8 +271,7 @@ class Roofline:
             recompute: whether backward runs the forward of each layer that recomputation covers once more.
         """
         totals = np.zeros((4, len(loads.tokens), len(counts)))
-        for index, layer in enumerate(module.kinds):
-            times = self.layer_s(layer, loads, tp, cp)
+        for index, (layer, times) in enumerate(zip(module.kinds, self.layers_s(module, loads, tp, cp), strict=True)):
             columns = (times.forward_s, times.forward_comm_s, times.backward_s, times.backward_comm_s)
             for total, column in zip(totals, columns, strict=True):
                 total += column[:, None] * counts[:, index]
@@ -240,3 +279,18 @@ class Roofline:
                 totals[2] += times.forward_s[:, None] * counts[:, index]
                 totals[3] += times.forward_comm_s[:, None] * counts[:, index]
         return PassTimes(*totals)
+
+    def work_s(
+        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool
+    ) -> FloatArray:
+        """Least time in which each stage is through with a chunk's sequences, however packed ``[chunks, stages]``.
+
+        Times are subadditive: packing is never slower than running apart.
+        """
+        return self.stages_s(module, loads, counts, tp, cp, recompute).total_s
+
+    def optimizer_s(self, parameters: FloatArray) -> FloatArray:
+        """Time of the optimizer step over parameters whose states a rank holds, of the shape given."""
+        device = self.cluster.device
+        bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
+        return np.asarray(parameters * (OPTIMIZER_TRAFFIC_BYTES / bandwidth))

@@ -9,18 +9,15 @@ import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray, take_rows
 from entrain_bench.costs.buckets import bucket_parameters, gather_lead_s, gather_stall_s, sync_lag_s
+from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.memory import Memory
-from entrain_bench.costs.roofline import PassTimes, Roofline, loads_of
+from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.specs.cluster import LinkTier
+from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModuleSpec
-
-# Adam in mixed precision reads the fp32 gradient and reads and writes the fp32 weight and both moments; it writes the
-# bf16 weight.
-OPTIMIZER_TRAFFIC_BYTES = FP32_BYTES * 7 + BF16_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +63,13 @@ class StepCosts:
     """What steps cost on the cluster under the framework's settings."""
 
     memory: Memory
-    roofline: Roofline
+    layer_times: LayerTimes
+    cluster: ClusterSpec
 
     def optimizer_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Optimizer step of each stage ``[stages]``; a distributed optimizer steps a shard on every rank."""
         shard = self._copies(module, placed) if self.memory.framework.distributed_optimizer else 1
-        device = self.roofline.cluster.device
-        bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
-        return np.asarray(self._parameters(module, placed) / shard * (OPTIMIZER_TRAFFIC_BYTES / bandwidth))
+        return self.layer_times.optimizer_s(self._parameters(module, placed) / shard)
 
     def sync_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """How long the gradients of each stage occupy the links, in their buckets ``[stages]``."""
@@ -91,7 +87,7 @@ class StepCosts:
         """All-reduce of a tied embedding between the two blocks that hold it, after all other gradients are reduced."""
         if not module.config.tied_embeddings or placed.is_closed or not module.layers[0].learns:
             return 0.0
-        tier = self.roofline.cluster.group_tier(placed.ranks[0, [0, -1]])
+        tier = self.cluster.group_tier(placed.ranks[0, [0, -1]])
         return float(all_reduce_s(FP32_BYTES * module.layers[0].parameters / placed.tp, 2, tier))
 
     def exposed(self, module: ModuleSpec, placed: ModuleLayout) -> ExposedStep:
@@ -115,7 +111,7 @@ class StepCosts:
         for index, (module, placed) in enumerate(zip(program.model.modules, layout.modules, strict=True)):
             mine = last_of_stages(program, index)
             backwards += mine
-            times = _LayerTimes.of(self.roofline, program, index, np.concatenate(mine))
+            times = _LayerTimes.of(self.layer_times, program, index, np.concatenate(mine))
             for stage, buckets in self._buckets(module, placed):
                 bucket_s = self._syncs_s(buckets, module, placed, stage)
                 lag = np.zeros(len(mine[stage]))
@@ -154,7 +150,7 @@ class StepCosts:
             return release, stall
         for index, (module, placed) in enumerate(zip(program.model.modules, program.layout.modules, strict=True)):
             firsts = first_of_stages(program, index)
-            times = _LayerTimes.of(self.roofline, program, index, np.concatenate(firsts))
+            times = _LayerTimes.of(self.layer_times, program, index, np.concatenate(firsts))
             for stage, buckets in self._buckets(module, placed):
                 bucket_s = self._gathers_s(buckets, module, placed, stage)
                 if not bucket_s.sum():
@@ -193,7 +189,7 @@ class StepCosts:
 
     def _ring(self, module: ModuleSpec, placed: ModuleLayout, stage: int) -> LinkTier:
         """The links of a ring through the ranks that hold the same weights of a stage."""
-        return self.roofline.cluster.ring_tier(placed.ranks[:, stage, :: module.weight_shards(placed.tp)])
+        return self.cluster.ring_tier(placed.ranks[:, stage, :: module.weight_shards(placed.tp)])
 
     def _syncs_s(self, buckets: FloatArray, module: ModuleSpec, placed: ModuleLayout, stage: int) -> FloatArray:
         """Reduction of each bucket's fp32 gradients: a reduce-scatter where states are sharded, else an all-reduce."""
@@ -225,12 +221,12 @@ class _LayerTimes:
     kinds: list[PassTimes]
 
     @classmethod
-    def of(cls, roofline: Roofline, program: Program, index: int, actions: IntArray) -> _LayerTimes:
+    def of(cls, layer_times: LayerTimes, program: Program, index: int, actions: IntArray) -> _LayerTimes:
         module, placed, rows = program.model.modules[index], program.layout.modules[index], program.chunks[index]
         chunks = np.unique(program.chunk[actions]).astype(np.int64)
         offsets, entries = take_rows(rows.offsets, chunks)
-        loads = loads_of(module, module.lengths(program.shapes, rows.members[entries]), offsets)
-        kinds = [roofline.layer_s(kind, loads, placed.tp, placed.cp) for kind in module.kinds]
+        loads = layer_times.loads(module, module.lengths(program.shapes, rows.members[entries]), offsets)
+        kinds = layer_times.layers_s(module, loads, placed.tp, placed.cp)
         return cls(program, index, chunks, kinds)
 
     def of_stage(self, actions: IntArray, stage: int, kind: Pass) -> FloatArray:

@@ -8,9 +8,10 @@ import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.costs.edges import edges_of, held_after_s
+from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.noise import ActionNoise
-from entrain_bench.costs.roofline import PassTimes, Roofline, loads_of
+from entrain_bench.costs.roofline import PassTimes, Roofline
 from entrain_bench.costs.steps import StepCosts, Steps
 from entrain_bench.costs.transfers import Transfers, both, relay_between_modules, transfers_between_blocks
 from entrain_bench.costs.transform import colocated_transforms
@@ -56,17 +57,24 @@ class CostTruth:
     Attributes:
         framework: how the framework runs the job.
         noise: of executed actions.
+        measured: layer times of a profile of the device; None: the roofline's.
     """
 
     model: ModelSpec
     cluster: ClusterSpec
     framework: Framework = field(default_factory=Framework)
     noise: ActionNoise = field(default_factory=ActionNoise)
+    measured: LayerTimes | None = None
 
     @property
-    def roofline(self) -> Roofline:
+    def layer_times(self) -> LayerTimes:
         """Layer times on the cluster."""
-        return Roofline(self.cluster, self.framework)
+        return self.measured or Roofline(self.cluster, self.framework)
+
+    @property
+    def beyond(self) -> CostTruth:
+        """The same truth, with layer times also outside what was measured: for estimates, which may be wrong."""
+        return replace(self, measured=self.measured.beyond) if self.measured else self
 
     @property
     def memory(self) -> Memory:
@@ -76,14 +84,14 @@ class CostTruth:
     def unit_times(self, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray) -> PassTimes:
         """Times of sequences that each form a chunk alone ``[sequences, stages]``."""
         counts = module.kind_counts(placed.layers_per_stage)
-        loads = loads_of(module, lengths)
-        return self.roofline.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
+        loads = self.layer_times.loads(module, lengths)
+        return self.layer_times.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
 
     def chunk_times(self, module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, chunks: Chunks) -> PassTimes:
         """Times of packed chunks ``[chunks, stages]``."""
         counts = module.kind_counts(placed.layers_per_stage)
-        loads = loads_of(module, module.lengths(shapes, chunks.members), chunks.offsets)
-        return self.roofline.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
+        loads = self.layer_times.loads(module, module.lengths(shapes, chunks.members), chunks.offsets)
+        return self.layer_times.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
 
     def charge(self, program: Program) -> Prices:
         """What one execution of a program costs: its price, but for the noise."""
@@ -93,7 +101,7 @@ class CostTruth:
     @property
     def step_costs(self) -> StepCosts:
         """Times of gradient synchronisation, optimizer and weight gathering."""
-        return StepCosts(self.memory, self.roofline)
+        return StepCosts(self.memory, self.layer_times, self.cluster)
 
     def price(self, program: Program) -> Prices:
         """Durations and delays of a whole program."""

@@ -10,8 +10,9 @@ from itertools import product
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.experiment import Setting, prepare
 from entrain_bench.program import Program
+from entrain_bench.program.layout_json import layout_to_json
 from entrain_bench.run import compose_cells
-from entrain_bench.train.messages.wire import layout_to_json, program_to_bytes
+from entrain_bench.train.messages.wire import program_to_bytes
 
 STRATEGIES = ("megatron", "entrain", "disttrain", "dflop", "dip")
 NUM_RANKS = (2, 4)

@@ -11,7 +11,7 @@ import numpy as np
 from entrain_bench.arithmetic import GOLDEN, fit_polynomial, log2, matmul, mix, sine_of_turns, uniform
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.costs.memory import Memory
-from entrain_bench.costs.roofline import PassTimes, loads_of
+from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
@@ -72,8 +72,9 @@ class Profile:
 
     def measure(self, module: ModuleSpec, lengths: IntArray, tp: int, cp: int) -> list[PassTimes]:
         """Measured times of one layer of each kind on one packed microbatch of sequences of the given lengths."""
-        loads = loads_of(module, np.asarray(lengths), np.array([0, len(lengths)]))
-        return [self._truth.roofline.layer_s(kind, loads, tp, cp) for kind in module.kinds]
+        times = self._truth.layer_times
+        loads = times.loads(module, np.asarray(lengths), np.array([0, len(lengths)]))
+        return times.layers_s(module, loads, tp, cp)
 
     @property
     def memory(self) -> Memory:

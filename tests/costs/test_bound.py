@@ -174,7 +174,9 @@ def test_the_busiest_lane_waits_to_be_reached_works_and_is_waited_for(text: bool
     for module, own, fill, drain, step in zip(GENERATING.modules, layout.modules, fills, drains, steps, strict=True):
         lengths = module.lengths(shapes, module.units(shapes))
         loads = loads_of(module, lengths, np.array([0, len(lengths)]))
-        work = TRUTH.roofline.stages_s(module, loads, module.kind_counts(own.layers_per_stage), 1, 1, False).total_s[0]
+        work = TRUTH.layer_times.stages_s(module, loads, module.kind_counts(own.layers_per_stage), 1, 1, False).total_s[
+            0
+        ]
         first_step = min(float(each[0]) for each in steps)
         bounds += [f + w + max(s, d + first_step) for f, w, s, d in zip(fill, work, step, drain, strict=True)]
     assert lower_bound_s(TRUTH, layout, shapes) == pytest.approx(max(bounds), rel=1e-12)
