@@ -192,9 +192,9 @@ class ModuleSpec:
     def kind_counts(self, layers_per_stage: Sequence[int]) -> FloatArray:
         """How many layers of each kind every stage holds ``[stages, kinds]``."""
         stage = np.repeat(np.arange(len(layers_per_stage)), layers_per_stage)
-        counts = np.zeros((len(layers_per_stage), len(self.kinds)))
-        np.add.at(counts, (stage, self.layer_kind), 1.0)
-        return counts
+        shape = len(layers_per_stage), len(self.kinds)
+        counts = np.bincount(stage * shape[1] + self.layer_kind, minlength=shape[0] * shape[1])
+        return counts.reshape(shape).astype(np.float64)
 
     def forward_flops(self, lengths: IntArray) -> FloatArray:
         """Model FLOPs of a forward through the whole module, per sequence."""
