@@ -124,9 +124,11 @@ def interleave(actions: Actions, lane_set: IntArray, room_bytes: IntArray) -> tu
 def _nothing_run(actions: Actions, room_bytes: IntArray) -> tuple[Queues, Lanes, Groups]:
     """The state before the first action, with empty queues."""
     num_actions, num_lanes, num_groups = len(actions.lane), len(room_bytes), int(actions.group.max()) + 1
-    num_left, need_bytes = (np.zeros((num_lanes, num_groups), np.int64) for _ in range(2))
-    np.add.at(num_left, (actions.lane, actions.group), 1)
-    np.add.at(need_bytes, (actions.lane, actions.group), np.where(actions.is_backward, 0, actions.size_bytes))
+    place, shape = actions.lane * num_groups + actions.group, (num_lanes, num_groups)
+    num_left = np.bincount(place, minlength=num_lanes * num_groups).reshape(shape)
+    held_bytes = np.where(actions.is_backward, 0, actions.size_bytes)
+    # Sums of bytes are integers that floats hold.
+    need_bytes = np.bincount(place, held_bytes, num_lanes * num_groups).astype(np.int64).reshape(shape)
     queues = Queues(
         first=offsets_from_counts(np.bincount(2 * actions.lane + actions.is_backward, minlength=2 * num_lanes)),
         length=np.zeros(2 * num_lanes, np.int64),
