@@ -9,7 +9,7 @@ from entrain_bench.config.profile import compose_profile
 from entrain_bench.costs.profiled.file import write_profile
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.parse import parse
-from entrain_bench.train.calibration.settings import ProfileSettings
+from entrain_bench.train.profiling.settings import ProfileSettings
 from support.profiled import profile_of_formula
 
 

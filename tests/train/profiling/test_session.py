@@ -14,11 +14,11 @@ import torch
 from entrain_bench.cli import EXIT_INTERRUPTED, run_command
 from entrain_bench.costs.profiled.file import read_profile
 from entrain_bench.costs.profiled.points import COLLECTIVES, DeviceProfile
-from entrain_bench.train.calibration import layers
-from entrain_bench.train.calibration.collectives import measure_collectives
-from entrain_bench.train.calibration.packs import Target, targets_of
-from entrain_bench.train.calibration.sampling import Patience
-from entrain_bench.train.calibration.stages import Bench, one_of_many
+from entrain_bench.train.profiling import layers
+from entrain_bench.train.profiling.collectives import measure_collectives
+from entrain_bench.train.profiling.packs import Target, targets_of
+from entrain_bench.train.profiling.sampling import Patience
+from entrain_bench.train.profiling.stages import Bench, one_of_many
 from support.train.modules import small_model
 
 OPTIONS = ("profile", "model=tiny", "tokens=[1,64]", "tp=[1]", "ranks=[]", "min_repetitions=2", "max_repetitions=2")
