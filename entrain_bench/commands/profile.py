@@ -21,7 +21,7 @@ from entrain_bench.costs.profiled.layers import Residual, residuals
 from entrain_bench.costs.profiled.points import DeviceProfile
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.parse import parse
-from entrain_bench.train.calibration.settings import ProfileSettings, check_model
+from entrain_bench.train.profiling.settings import ProfileSettings, check_model
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -59,8 +59,8 @@ def _measure(model: ModelSpec, settings: ProfileSettings) -> tuple[DeviceProfile
     import torch
 
     import entrain_bench.train.launching.preload  # noqa: F401
-    from entrain_bench.train.calibration.session import Session, default_path, dtype_of, ranks_of
     from entrain_bench.train.device import find_device
+    from entrain_bench.train.profiling.session import Session, default_path, dtype_of, ranks_of
 
     device = find_device(settings.device)
     torch.set_num_threads(settings.threads)

@@ -13,9 +13,9 @@ import torch
 
 from entrain_bench.costs.profiled.points import Constants, Subject, module_values
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.train.calibration.sampling import Patience, sample
-from entrain_bench.train.calibration.settings import ProfileSettings
 from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.profiling.sampling import Patience, sample
+from entrain_bench.train.profiling.settings import ProfileSettings
 
 # Rows of square products, and bytes of copies, that are large for the device and take it milliseconds.
 PRODUCT_ROWS = {"cpu": 1024, "cuda": 8192}

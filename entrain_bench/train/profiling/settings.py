@@ -75,7 +75,7 @@ def check_model(model: ModelSpec) -> None:
     """Raise ``UserError`` for a model whose layers the training runtime does not have."""
     if model.generators:
         raise IncompatibleError(
-            f"model={model.name}: has a generator ({model.generators[0].name}), which nothing here can run"
+            f"model={model.name}: has a generator ({model.generators[0].name}), whose layers training does not have"
         )
 
 

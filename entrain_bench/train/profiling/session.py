@@ -15,14 +15,14 @@ from entrain_bench.costs.profiled.file import read_profile, write_profile
 from entrain_bench.costs.profiled.points import CollectivePoint, DeviceProfile, StagePoint, StepPoint
 from entrain_bench.errors import UserError
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.train.calibration.collectives import measure_collectives
-from entrain_bench.train.calibration.constants import constants_of, device_name, subject_of
-from entrain_bench.train.calibration.layers import TargetStages
-from entrain_bench.train.calibration.packs import Target, packs_of, targets_of
-from entrain_bench.train.calibration.sampling import Patience
-from entrain_bench.train.calibration.settings import ProfileSettings
-from entrain_bench.train.calibration.stages import Bench, one_of_many
-from entrain_bench.train.calibration.steps import measure_step
+from entrain_bench.train.profiling.collectives import measure_collectives
+from entrain_bench.train.profiling.constants import constants_of, device_name, subject_of
+from entrain_bench.train.profiling.layers import TargetStages
+from entrain_bench.train.profiling.packs import Target, packs_of, targets_of
+from entrain_bench.train.profiling.sampling import Patience
+from entrain_bench.train.profiling.settings import ProfileSettings
+from entrain_bench.train.profiling.stages import Bench, one_of_many
+from entrain_bench.train.profiling.steps import measure_step
 
 # Between two writes of the file.
 WRITE_S = 2.0
