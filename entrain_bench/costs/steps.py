@@ -185,7 +185,8 @@ class StepCosts:
     def _buckets(self, module: ModuleSpec, placed: ModuleLayout) -> Iterator[tuple[int, FloatArray]]:
         copies, overlapped = self._copies(module, placed), self.memory.framework.overlap_grad_reduce
         for stage, parameters in enumerate(self._parameters(module, placed)):
-            yield stage, bucket_parameters(float(parameters), copies, overlapped)
+            # megatron-core splits the first stage of a pipeline only: later ones have its backwards to hide behind.
+            yield stage, bucket_parameters(float(parameters), copies, overlapped and stage == 0)
 
     def _ring(self, module: ModuleSpec, placed: ModuleLayout, stage: int) -> LinkTier:
         """The links of a ring through the ranks that hold the same weights of a stage."""
