@@ -32,13 +32,13 @@ class _Paths:
 def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes) -> float:
     """The larger of two bounds, transfers taken as free.
 
-    1. Work: for every class of lanes, the time until anything can reach it (fill), what it must wait of the gather of
-       its weights, its share of the total work, and what must follow on the way back (drain) and at the step.
-    2. Critical path: the heaviest sample alone, forward and backward through all stages and, between them, its slowest
-       item through its generator; and the step.
+    1. Work: for every class of lanes, the time until anything can reach it (fill) or its weights are gathered, its
+       share of the total work, and what must follow on the way back (drain) and at the step.
+    2. Critical path: the gather of a first stage's weights; the heaviest sample alone, forward and backward through all
+       stages and, between them, its slowest item through its generator; and the step.
     """
-    modules = [*zip(truth.model.modules, layout.modules, strict=True)]
-    steps = [truth.step_costs.exposed(module, placed) for module, placed in modules]
+    steps = [_ends(truth, module, placed) for module, placed in zip(truth.model.modules, layout.modules, strict=True)]
+    first_gather = min(float(own.gather_s[0]) for own in steps)
     first_step = min(float(own.sync_s[0] + own.optimizer_s[0]) for own in steps)
     forward, backward = _sample_paths(truth, layout, shapes)
     turn = np.zeros(len(shapes))
@@ -46,8 +46,16 @@ def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes) -> flo
         units = module.units(shapes)
         times = truth.unit_times(module, own, module.lengths(shapes, units))
         np.maximum.at(turn, module.owners(shapes, units), times.total_s.sum(axis=1))
-    critical = float((forward[-1] + turn + backward[-1]).max()) + first_step
+    critical = first_gather + float((forward[-1] + turn + backward[-1]).max()) + first_step
     return max(critical, _work_bound(truth, layout, shapes, steps, first_step))
+
+
+def _ends(truth: CostTruth, module: ModuleSpec, placed: ModuleLayout) -> ExposedStep:
+    """What of a module's step nothing can hide; weights that no forward waits for are gathered by the optimizer."""
+    exposed = truth.step_costs.exposed(module, placed)
+    if truth.framework.overlap_param_gather:
+        return exposed
+    return ExposedStep(np.zeros(placed.pp), exposed.sync_s, exposed.optimizer_s + exposed.gather_s)
 
 
 def _sample_paths(truth: CostTruth, layout: Layout, shapes: SampleShapes) -> tuple[FloatArray, FloatArray]:
@@ -97,22 +105,25 @@ def _work_bound(
     truth: CostTruth, layout: Layout, shapes: SampleShapes, steps: Sequence[ExposedStep], first_step: float
 ) -> float:
     """The work bound over all classes of lanes; a class is the lanes that hold the same stages."""
+    first_stage = np.cumsum([0, *(m.pp for m in layout.modules)])
     work, heavy = [], []
-    for module, placed in zip(truth.model.modules, layout.modules, strict=True):
+    for module, placed, first in zip(truth.model.modules, layout.modules, first_stage[:-1], strict=True):
         lengths = module.lengths(shapes, module.units(shapes))
         share, heaviest = _busiest_replica_s(truth, module, placed, lengths)
         work.append(share)
-        heavy.append(heaviest)
+        heavy.append(np.zeros((len(heaviest), first_stage[-1])))
+        heavy[-1][:, first : first + placed.pp] = heaviest
     paths = _paths(truth, layout, shapes)
-    first_stage = np.cumsum([0, *(m.pp for m in layout.modules)])
     held = np.zeros((layout.num_lanes, first_stage[-1]), bool)
     for index, blocks in enumerate(layout.blocks):
         stage = first_stage[index] + rows_of(blocks.offsets) % blocks.num_stages
         held[blocks.lanes, stage] = True
     work_s, heavy_s = np.concatenate(work), np.concatenate(heavy)
     fill_s, drain_s = (np.concatenate([getattr(path, name) for path in paths]) for name in ("fill_s", "drain_s"))
-    sync_s, optimizer_s = (np.concatenate([getattr(own, name) for own in steps]) for name in ("sync_s", "optimizer_s"))
-    module_of = np.repeat(np.arange(len(paths)), np.diff(first_stage))
+    gather_s, sync_s, optimizer_s = (
+        np.concatenate([getattr(own, name) for own in steps]) for name in ("gather_s", "sync_s", "optimizer_s")
+    )
+    fill_s = np.maximum(fill_s, gather_s)
     classes, lane_class = np.unique(held, axis=0, return_inverse=True)
     best = 0.0
     for index, stages in enumerate(classes):
@@ -121,8 +132,8 @@ def _work_bound(
         inside = held[lane_class.ravel() == index].sum(axis=0)[stages]
         complete = np.array_equal(inside, held.sum(axis=0)[stages])
         for group in [np.flatnonzero(stages)] if complete else np.flatnonzero(stages)[:, None]:
-            # The stages of one module are as busy as its heaviest samples make them, in the same replica.
-            total = max(float(work_s[group].sum()), float(np.bincount(module_of[group], heavy_s[group]).max()))
+            # The stages of one module are as busy as its heaviest units make them, in the same replica.
+            total = max(float(work_s[group].sum()), float(heavy_s[:, group].sum(axis=1).max(initial=0.0)))
             # Beside other work of the lane only the last synchronisation shows.
             synced = float(sync_s[group].min() if truth.framework.overlap_grad_reduce else sync_s[group].sum())
             after = max(synced + float(optimizer_s[group].sum()), float(drain_s[group].min()) + first_step)
@@ -134,12 +145,13 @@ def _work_bound(
 def _busiest_replica_s(
     truth: CostTruth, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Least work of the busiest replica on each stage ``[stages]``: an even share of all, and its heaviest units.
+    """Least work of the busiest replica: an even share of all ``[stages]``, and its heaviest units ``[sets, stages]``.
 
-    Of the k x DP + 1 longest units some replica has k + 1, which are at least as long as the k + 1 shortest of them.
+    Of the k x DP + 1 longest units some replica has k + 1, which are at least as long as the k + 1 shortest of them; a
+    set for every k that is a power of 2. Another replica may have those of another k.
     """
     if not len(lengths):
-        return np.zeros(placed.pp), np.zeros(placed.pp)
+        return np.zeros(placed.pp), np.zeros((0, placed.pp))
     longest = -np.sort(-lengths, kind="stable")
     packs = [longest]
     count = 1
@@ -150,15 +162,16 @@ def _busiest_replica_s(
     loads = loads_of(module, np.concatenate(packs), offsets)
     counts = module.kind_counts(placed.layers_per_stage)
     total_s = truth.roofline.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute).total_s
-    return total_s[0] / placed.dp, total_s[1:].max(axis=0, initial=0.0)
+    return total_s[0] / placed.dp, total_s[1:]
 
 
 def cluster_bound_s(truth: CostTruth, shapes: SampleShapes) -> float:
-    """A bound on the iteration time under any layout: all work over all GPUs, or the heaviest sample at its widest.
+    """A bound on the iteration time under any layout: all work over all GPUs, or the longest sample at its widest.
 
     Work is what one GPU takes for all of it in one pack without communication or recomputation; no split of it is less,
     for parts are padded as the whole, read weights of their own and launch as many kernels. A sample passes an item's
-    encoder and the LLM one after the other, each at the tensor and context parallelism that suit it best.
+    encoder, the LLM and an item's generator one after the other, each at the tensor and context parallelism that suit
+    it best; those of one role may run side by side.
     """
     modules, ranks = truth.model.modules, truth.cluster.num_ranks
     work = 0.0
@@ -169,11 +182,12 @@ def cluster_bound_s(truth: CostTruth, shapes: SampleShapes) -> float:
             times = truth.roofline.stages_s(module, loads, module.kind_counts([len(module.layers)]), 1, 1, False)
             work += float(times.total_s[0, 0])
     longest = int(np.argmax(shapes.llm_tokens))
-    return max(work / ranks, sum(_widest_s(truth, module, shapes, longest) for module in modules))
+    widest = [_widest_s(truth, module, shapes, longest) for module in modules]
+    return max(work / ranks, sum(max(widest[index] for index in group) for group in truth.model.module_groups))
 
 
 def _widest_s(truth: CostTruth, module: ModuleSpec, shapes: SampleShapes, sample: int) -> float:
-    """Least time of the longest unit that a sample has in a module, over all tensor and context parallelism."""
+    """Least time of the longest unit that a sample has in a module, over all blocks that fill the cluster evenly."""
     units = module.units(shapes)
     mine = units[module.owners(shapes, units) == sample]
     if not len(mine):
@@ -184,7 +198,8 @@ def _widest_s(truth: CostTruth, module: ModuleSpec, shapes: SampleShapes, sample
     widths = [
         (tp, cp)
         for tp in range(1, node + 1)
-        for cp in (2**power for power in range((ranks // tp).bit_length()))
         if node % tp == 0 and all(size % tp == 0 for size in module.sharded_sizes.values())
+        for cp in range(1, ranks // tp + 1)
+        if ranks % (tp * cp) == 0
     ]
     return min(float(truth.roofline.stages_s(module, loads, counts, tp, cp, False).total_s.sum()) for tp, cp in widths)

@@ -31,6 +31,7 @@ class Steps:
         overlapped: whether gradients are synchronised beside what else ranks do, rather than after it.
         sync_s: how long the gradients of a stage occupy the links.
         optimizer_s: optimizer step.
+        gather_s: gather of the weights right after it; 0 if it goes on beside the first forwards.
         last_backwards: the last backward of each replica on the stage, one array a stage.
         lag_s: from the end of each of them to the end of the synchronisation, links free.
         tied: pairs of stages that hold one embedding, and the seconds that reducing it between them takes after both
@@ -40,9 +41,15 @@ class Steps:
     overlapped: bool
     sync_s: FloatArray
     optimizer_s: FloatArray
+    gather_s: FloatArray
     last_backwards: tuple[IntArray, ...]
     lag_s: tuple[FloatArray, ...]
     tied: tuple[tuple[int, int, float], ...]
+
+    @property
+    def comm_s(self) -> FloatArray:
+        """Communication inside each step, first of the synchronisations, then of the optimizer steps ``[2 stages]``."""
+        return np.concatenate([np.zeros_like(self.sync_s) if self.overlapped else self.sync_s, self.gather_s])
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +129,16 @@ class StepCosts:
         modules = [*zip(program.model.modules, layout.modules, strict=True)]
         sync_s = np.concatenate([self.sync_s(module, placed) for module, placed in modules])
         optimizer_s = np.concatenate([self.optimizer_s(module, placed) for module, placed in modules])
-        if not framework.overlap_param_gather:
-            optimizer_s += np.concatenate([self.gather_s(module, placed) for module, placed in modules])
-        return Steps(framework.overlap_grad_reduce, sync_s, optimizer_s, tuple(backwards), tuple(lags), tuple(tied))
+        gather_s = np.concatenate([self.gather_s(module, placed) for module, placed in modules])
+        return Steps(
+            framework.overlap_grad_reduce,
+            sync_s,
+            optimizer_s,
+            np.zeros_like(gather_s) if framework.overlap_param_gather else gather_s,
+            tuple(backwards),
+            tuple(lags),
+            tuple(tied),
+        )
 
     def gathers(self, program: Program) -> tuple[FloatArray, FloatArray]:
         """What the gathers of weights do to the first forward of every stage and replica ``[actions]``.
@@ -143,7 +157,7 @@ class StepCosts:
             times = _LayerTimes.of(self.roofline, program, index, np.concatenate(firsts))
             for stage, buckets in self._buckets(module, placed):
                 bucket_s = self._gathers_s(buckets, module, placed, stage)
-                if not bucket_s.sum() or not len(firsts[stage]):
+                if not bucket_s.sum():
                     continue
                 layer_s = times.of_stage(firsts[stage], stage, Pass.FORWARD)
                 passes = layer_s, self._layer_parameters(module, placed, stage), buckets, bucket_s

@@ -28,7 +28,7 @@ class Prices:
 
     Attributes:
         duration_s: of each pass, communication inside it included; 0 for steps ``[actions]``.
-        comm_s: the communication inside it ``[actions]``.
+        comm_s: the communication inside it, that of steps included ``[actions]``.
         hold_s: how long transfers hold an action's lanes after it ``[actions]``.
         release_s: the earliest start of an action that needs weights gathered beside the lanes ``[actions]``.
         stall_s: how long it waits for its weights once all else is ready ``[actions]``.
@@ -101,7 +101,9 @@ class CostTruth:
         hold, delay, transfers = self._transfers(program)
         release, stall = self.step_costs.gathers(program)
         steps = self.step_costs.steps(program)
-        return Prices(duration + comm, comm, hold, release, stall, delay, transfers, steps)
+        duration += comm
+        comm[program.first_action[-1] :] = steps.comm_s
+        return Prices(duration, comm, hold, release, stall, delay, transfers, steps)
 
     def _transfers(self, program: Program) -> tuple[FloatArray, FloatArray, Transfers | None]:
         """How long lanes are held after each action, delays of the dependencies, and what queues for links."""

@@ -34,7 +34,6 @@ def place_actions(
         transfers: those that queue for links.
         hold_s: how long an action's lanes are held after it ``[actions]``; not at all if None.
         release_s: its earliest start ``[actions]``; 0 if None.
-        release_s: its earliest start ``[actions]``.
         stall_s: how long it waits once all else is ready ``[actions]``; not at all if None.
 
     Raises:
@@ -61,6 +60,7 @@ class Columns(NamedTuple):
         carriers: what the data of each dependency arrive with, the action it names or a transfer ``[dependencies]``.
         duration_s: of an action; how long a transfer occupies its links ``[actions]``.
         hold_s: how long its lanes are held after it ``[actions]``.
+        release_s: its earliest start ``[actions]``.
         stall_s: how long it waits once all else is ready ``[actions]``.
         delay_s: from the end of its carrier ``[dependencies]``.
         link_offsets, links: links of each transfer, CSR.

@@ -52,11 +52,11 @@ def place_steps(
     tied = [max(synced[one], synced[other]) + seconds for one, other, seconds in steps.tied]
     ready_s = max(computed_s, float(synced.max()), *tied)
     optimizer = first + num_stages
-    lane_free[:] = ready_s
+    np.maximum(lane_free, ready_s, out=lane_free)
     for stage in range(num_stages):
         begin = float(lane_free[lanes[stage]].max())
         start[optimizer + stage] = begin
-        end[optimizer + stage] = lane_free[lanes[stage]] = begin + steps.optimizer_s[stage]
+        end[optimizer + stage] = lane_free[lanes[stage]] = begin + steps.optimizer_s[stage] + steps.gather_s[stage]
     wait[first:] = 0.0
     waited = np.zeros(layout.num_lanes, bool)
     for stage in range(num_stages):
