@@ -63,12 +63,8 @@ def constants_of(
             values[name], sources[name] = getattr(known, name), known.sources[name]
             return
         values[name] = measure() if stated is None else stated
-        how = (
-            "option of entrain-bench profile; {}; stated"
-            if stated
-            else f"{what}, entrain-bench profile; {{}}; measured"
-        )
-        sources[name] = f"{unit}; {how.format(date)}"
+        what, how = (f"{what}, entrain-bench profile", "measured") if stated is None else ("the user", "stated")
+        sources[name] = f"{unit}; {what}; {date}; {how}"
 
     product = f"best {rows} x {rows} x {rows} product in {str(dtype).removeprefix('torch.')}"
     note("peak_bf16_flops", "FLOP/s", product, partial(_product_flops, rows, dtype, device))

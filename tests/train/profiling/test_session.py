@@ -21,13 +21,24 @@ from entrain_bench.train.profiling.sampling import Patience
 from entrain_bench.train.profiling.stages import Bench, one_of_many
 from support.train.modules import small_model
 
-OPTIONS = ("profile", "model=tiny", "tokens=[1,64]", "tp=[1]", "ranks=[]", "min_repetitions=2", "max_repetitions=2")
+OPTIONS = (
+    "profile",
+    "model=tiny",
+    "device=cpu",
+    "tokens=[1,64]",
+    "tp=[1]",
+    "ranks=[]",
+    "min_repetitions=2",
+    "max_repetitions=2",
+)
 PATIENCE = Patience(1, 1, 0.5, 60.0)
 
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
     """Packs that are measured; the fifth is interrupted."""
+    # The command hides GPUs for good; after the test they are back.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     measured: list[tuple[int, ...]] = []
     measure = layers.TargetStages.measure
 
