@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
@@ -55,6 +56,9 @@ def main(arguments: Sequence[str]) -> int:
 def _measure(model: ModelSpec, settings: ProfileSettings) -> tuple[DeviceProfile, Path]:
     # What libraries have to say about themselves.
     warnings.simplefilter("ignore")
+    if settings.device == "cpu":
+        # megatron-core takes a GPU where it sees one.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # Imported once the options are known to be good: torch takes seconds.
     import torch
 

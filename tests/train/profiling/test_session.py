@@ -21,13 +21,24 @@ from entrain_bench.train.profiling.sampling import Patience
 from entrain_bench.train.profiling.stages import Bench, one_of_many
 from support.train.modules import small_model
 
-OPTIONS = ("profile", "model=tiny", "tokens=[1,64]", "tp=[1]", "ranks=[]", "min_repetitions=2", "max_repetitions=2")
+OPTIONS = (
+    "profile",
+    "model=tiny",
+    "device=cpu",
+    "tokens=[1,64]",
+    "tp=[1]",
+    "ranks=[]",
+    "min_repetitions=2",
+    "max_repetitions=2",
+)
 PATIENCE = Patience(1, 1, 0.5, 60.0)
 
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
     """Packs that are measured; the fifth is interrupted."""
+    # The command hides GPUs for good; after the test they are back.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     measured: list[tuple[int, ...]] = []
     measure = layers.TargetStages.measure
 
@@ -69,10 +80,12 @@ def test_a_profile_is_measured_goes_on_where_it_stopped_and_is_simulated_with(
     assert run_command([*simulate, *job, *data, "cluster.device.extrapolate=true"]) == 0
     (record,) = (json.loads(file.read_text()) for file in (tmp_path / "runs").glob("*.json"))
     assert record["metrics"]["iteration_time_s"] > 0
-    before = path.read_bytes()
-    assert run_command(arguments) == 0
+    assert run_command([*arguments, "peak_bf16_flops=3e9"]) == 0
     assert len(counted) == 21
-    assert path.read_bytes() == before
+    again = read_profile(path, "x")
+    assert (again.stages, again.constants.memory_bytes) == (profile.stages, profile.constants.memory_bytes)
+    assert again.constants.peak_bf16_flops == 3e9
+    assert again.constants.sources["peak_bf16_flops"].endswith("stated")
 
 
 def check_times(profile: DeviceProfile) -> None:

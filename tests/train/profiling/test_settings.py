@@ -36,7 +36,7 @@ BAD_OPTIONS = [
     ("min_repetitions=9 max_repetitions=3", "max_repetitions=3: must be at least min_repetitions=9"),
     ("precision=0", "precision=0.0: must be in (0, 1)"),
     ("point_s=0", "point_s=0.0: must be positive"),
-    ("peak_flops=-1", "peak_flops=-1.0: must be positive"),
+    ("peak_bf16_flops=-1", "peak_bf16_flops=-1.0: must be positive"),
     ("model=mllm_9b", "has a generator (generator), whose layers training does not have"),
     ("strategy=entrain", "strategy"),
 ]
