@@ -6,12 +6,13 @@ library end in other digits where there is FMA or AVX-512. Nothing that decides 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from fractions import Fraction
 from typing import overload
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from entrain_bench.arrays import FloatArray
 
@@ -20,7 +21,10 @@ DECISIVE_BITS = 30  # 2^-30, about 1e-9
 # Terms of the series below; the next one is under 1e-17 of the result.
 LOG_TERMS = 20
 SINE_TERMS = 14
+EXP_TERMS = 20
 LN_2 = 0.6931471805599453
+# Spreads consecutive numbers over 64 bits: 2^64 over the golden ratio.
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def matmul(a: ArrayLike, b: ArrayLike) -> FloatArray:
@@ -100,6 +104,16 @@ def log(value: float) -> float:
     return float(log2(value)) * LN_2
 
 
+def exp(value: float) -> float:
+    """Exponential function of a number within the range of floats, within some 1e-16 of the exponent."""
+    # The nearest power of two is taken out; what is left is at most ln(2) / 2, either way.
+    power = round(value / LN_2)
+    rest, series = value - power * LN_2, 1.0
+    for term in range(EXP_TERMS, 0, -1):
+        series = 1.0 + series * rest / term
+    return math.ldexp(series, power)
+
+
 def sine_of_turns(turns: ArrayLike) -> FloatArray:
     """Sine of 2 pi times the given numbers, within some 1e-15."""
     turn = np.asarray(turns, np.float64)
@@ -110,6 +124,18 @@ def sine_of_turns(turns: ArrayLike) -> FloatArray:
     for term in range(SINE_TERMS, 0, -1):
         series = (1.0 + series) * (-square / (2 * term * (2 * term + 1)))
     return np.asarray(np.where(half % 2 == 0, 1.0, -1.0) * angle * (1.0 + series))
+
+
+def mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Well mixed bits, the same for the same: the last steps of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    return np.asarray(bits ^ (bits >> np.uint64(31)))
+
+
+def uniform(bits: NDArray[np.uint64]) -> FloatArray:
+    """Mixed bits as numbers in [0, 1)."""
+    return np.asarray((bits >> np.uint64(11)).astype(np.float64) / 2.0**53)
 
 
 @overload

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,15 +11,18 @@ import numpy as np
 
 from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import RunConfig
+from entrain_bench.costs.noise import ActionNoise
+from entrain_bench.costs.profiled.cluster import cluster_with_times
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import UserError
+from entrain_bench.errors import UserError, require
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
+from entrain_bench.records.keys import plan_key
 from entrain_bench.records.metrics import measure
 from entrain_bench.records.outcome import Outcome
-from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.records.plans import Plan, Plans
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
@@ -70,27 +73,34 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> Setting:
     Raises:
         UserError: naming what is wrong in the configuration or the data.
     """
-    model, cluster = ModelSpec.from_config(config.model), ClusterSpec.from_config(config.cluster)
+    model = ModelSpec.from_config(config.model)
+    cluster, measured = cluster_with_times(config.cluster, model, config.framework, config.speed)
     budget = cluster.device.memory_bytes * config.memory_fraction
     job = Job(
         model,
         cluster,
         config.global_batch,
-        config.microbatch_size,
+        1 if config.microbatch_size is None else config.microbatch_size,
         config.layout,
         budget,
         config.framework,
+        free_microbatch_size=config.microbatch_size is None,
     )
-    truth = CostTruth(model, cluster, config.framework)
+    # Checked by the job; what is frozen is a property of the model from here on.
+    model = model.with_frozen(config.framework.freeze)
+    job = replace(job, model=model)
+    truth = CostTruth(model, cluster, config.framework, ActionNoise(config.action_noise, config.seed), measured)
     parts: dict[str, Any] = {
         part: instantiate(config.strategy[part], f"strategy.{part}", method)
         for part, method in (("planner", "plan"), ("assigner", "assign"), ("scheduler", "schedule"))
     }
     executor = instantiate(config.harness, "harness", ("execute", "train"), truth=truth, memory_budget_bytes=budget)
+    if isinstance(executor, Trainer):
+        require(not config.action_noise, "action_noise", config.action_noise, "0 where the harness trains")
     if source is None:
         workload: Workload = instantiate(config.workload, "workload", "source")
         source = workload.source(model.tokens)
-    profile = Profile(job, truth, source, config.seed, config.belief_error, config.belief_bias)
+    profile = Profile(job, truth.beyond, source, config.seed, config.belief_error, config.belief_bias)
     return Setting(job, truth, source, Strategy(str(config.strategy["name"]), **parts), executor, profile)
 
 
@@ -138,8 +148,24 @@ class Feed:
         self._executed = timeline
 
 
+def plan_of(setting: Setting, config: RunConfig, plans: Plans | None) -> Plan:
+    """The plan of a run: one that an earlier run made of the same, or a new one."""
+    key = plan_key(config) if plans else ""
+    if plans and (known := plans.read(key)):
+        return known
+    started = perf_counter()
+    layout = setting.strategy.plan(setting.profile)
+    plan = Plan(layout, perf_counter() - started)
+    if plans:
+        plans.write(key, plan)
+    return plan
+
+
 def run_experiment(
-    config: RunConfig, progress: Callable[[int], None] = lambda _: None, source: ShapeSource | None = None
+    config: RunConfig,
+    progress: Callable[[int], None] = lambda _: None,
+    source: ShapeSource | None = None,
+    plans: Plans | None = None,
 ) -> Outcome:
     """Plan once, then assign, schedule, execute and measure every iteration.
 
@@ -147,6 +173,7 @@ def run_experiment(
         config: the run.
         progress: called with the number of finished iterations.
         source: samples instead of the configured workload's; only where the harness simulates.
+        plans: where plans of earlier runs are; None plans anew.
 
     Raises:
         UserError: naming what is wrong in the configuration, the data, or what parts made of them.
@@ -159,9 +186,8 @@ def run_experiment(
         return setting.executor.train(config, progress)
     job, strategy, profile = setting.job, setting.strategy, setting.profile
     job.model.check_shapes(setting.source.batch(0, job.global_batch, config.seed))
-    started = perf_counter()
-    layout = strategy.plan(profile)
-    planning_time_s = perf_counter() - started
+    plan = plan_of(setting, config, plans if source is None else None)
+    layout = plan.layout
     check_layout(layout, job.model, job.cluster)
     # Once unmeasured: the first call compiles what later ones only run.
     strategy.program(profile.draw(job.global_batch), layout, profile)
@@ -179,4 +205,4 @@ def run_experiment(
             frame = timeline_frame(timeline)
         progress(iteration + 1)
     metrics = {name: float(np.mean([row[name] for row in measured])) for name in measured[0]}
-    return Outcome(layout, {**metrics, "planning_time_s": planning_time_s}, tuple(measured), frame)
+    return Outcome(layout, {**metrics, "planning_time_s": plan.planning_time_s}, tuple(measured), frame)

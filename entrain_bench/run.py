@@ -12,11 +12,20 @@ from threading import Thread
 from time import perf_counter
 
 import pandas as pd
+from hydra.utils import get_class
 
 from entrain_bench.config.compose import Composer
-from entrain_bench.errors import TRACEBACK_VARIABLE, ExecutionError, IncompatibleError, UserError, explain
+from entrain_bench.errors import (
+    TRACEBACK_VARIABLE,
+    ExecutionError,
+    IncompatibleError,
+    OutOfMemoryError,
+    UserError,
+    explain,
+)
 from entrain_bench.experiment import run_experiment
 from entrain_bench.records.cells import Cell
+from entrain_bench.records.plans import Plans
 from entrain_bench.records.records import Record, Results, new_record
 from entrain_bench.workers import Died, work_off
 
@@ -59,7 +68,7 @@ def run_one(cell: Cell, results: Results, progress: Callable[[int], None] = lamb
         results: where its record goes.
         progress: called with the number of finished iterations.
     """
-    outcome = run_experiment(cell.config, progress)
+    outcome = run_experiment(cell.config, progress, plans=Plans(results.root))
     record = new_record(cell, "ok", outcome=outcome)
     results.write(record, outcome.timeline)
     return record
@@ -92,7 +101,7 @@ def attempt(cell: Cell, results: Results) -> Done:
     """Run a cell and write down what came out: ok, skipped or failed. Never raises."""
     started = perf_counter()
     try:
-        record, timeline = _run_or_explain(cell)
+        record, timeline = _run_or_explain(cell, Plans(results.root))
         results.write(record, timeline)
         return Done(cell, record, "", perf_counter() - started)
     except UserError as error:
@@ -101,19 +110,24 @@ def attempt(cell: Cell, results: Results) -> Done:
         return Done(cell, None, explain(error), perf_counter() - started)
 
 
-def _run_or_explain(cell: Cell) -> tuple[Record, pd.DataFrame | None]:
+def _run_or_explain(cell: Cell, plans: Plans) -> tuple[Record, pd.DataFrame | None]:
     make = partial(new_record, cell)
     try:
-        outcome = run_experiment(cell.config)
+        outcome = run_experiment(cell.config, plans=plans)
     except IncompatibleError as error:
         return make("skipped", str(error)), None
     except (UserError, ExecutionError) as error:
-        return make("failed", str(error)), None
+        return make("failed", str(error), settled=is_settled(cell, error)), None
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exc()
         return make("failed", explain(error)), None
     return make("ok", outcome=outcome), outcome.timeline
+
+
+def is_settled(cell: Cell, error: Exception) -> bool:
+    """Whether a failure is a result: a simulated program that does not fit memory never does, a trained one may."""
+    return isinstance(error, OutOfMemoryError) and not hasattr(get_class(cell.config.harness["_target_"]), "train")
 
 
 def _ahead(cells: Iterable[Cell]) -> Iterator[Cell]:

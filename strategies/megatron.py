@@ -85,14 +85,18 @@ class MegatronPlanner:
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
         samples = profile.draw(self.profile_samples)
-        drafts = [*self._drafts(profile, samples)]
-        if not drafts and not self._is_plain:
-            blocks = len(profile.job.model.llm.layers) - 2
-            raise UserError(
-                f"strategy.planner.virtual_stages={self.virtual_stages} split={self.split}: the {blocks} blocks of "
-                f"{profile.job.model.llm.name} cannot be spread over the stages of any layout that was asked for"
-            )
-        return fastest_in_trials(profile, rising_candidates(drafts), make_program, self.num_trials)
+
+        def candidates(each: Profile) -> Iterator[Candidate]:
+            drafts = [*self._drafts(each, samples)]
+            if not drafts and not self._is_plain:
+                blocks = len(profile.job.model.llm.layers) - 2
+                raise UserError(
+                    f"strategy.planner.virtual_stages={self.virtual_stages} split={self.split}: the {blocks} blocks of "
+                    f"{profile.job.model.llm.name} cannot be spread over the stages of any layout that was asked for"
+                )
+            return rising_candidates(drafts)
+
+        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
 
     def _drafts(self, profile: Profile, samples: SampleShapes) -> Iterator[Draft]:
         job = profile.job
@@ -105,7 +109,7 @@ class MegatronPlanner:
 
         for degrees in job.degrees():
             measured = average_layer_s(profile, samples, degrees)
-            for recompute in recompute_choices(len(measured)):
+            for recompute in recompute_choices(job):
                 costs = [cost * recompute_factor(r) for cost, r in zip(measured, recompute, strict=True)]
                 for layers, leading in self._splits(job.model, degrees.pp, costs):
                     stages = _stage_s(job.model, degrees.pp * self.virtual_stages, costs, layers, leading)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrain_bench.arithmetic import decisive, fit_polynomial, log, log2, matmul, sine_of_turns, solve
+from entrain_bench.arithmetic import decisive, exp, fit_polynomial, log, log2, matmul, sine_of_turns, solve
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -62,6 +62,13 @@ def test_logarithms_to_an_ulp_or_two(value: float) -> None:
 def test_logarithms_of_powers_of_two_are_exact() -> None:
     powers = np.arange(-40.0, 60.0)
     np.testing.assert_array_equal(log2(2.0**powers), powers)
+
+
+@given(st.floats(-700, 700))
+def test_exponentials(value: float) -> None:
+    assert exp(value) == pytest.approx(math.exp(value), rel=4e-16 * max(1.0, abs(value)))
+    assert exp(log(math.exp(value))) == pytest.approx(math.exp(value), rel=1e-12)
+    assert exp(0.0) == 1.0
 
 
 @given(st.floats(-50, 50))

@@ -91,14 +91,32 @@ def test_sweep_keeps_going_past_failed_and_skipped_cells(tmp_path: Path, capsys:
     assert "[4/4]" in capsys.readouterr().err
 
 
-def test_finished_cells_are_skipped_and_failed_ones_tried_again(tmp_path: Path) -> None:
-    sweep = ["--multirun", "workload=coco,librispeech", "memory_fraction=0.9,0.00001"]
+@pytest.mark.parametrize(
+    ("broken", "again"),
+    [
+        ("strategy.assigner.defer=true,3", True),
+        # What does not fit simulated memory never will.
+        ("memory_fraction=0.9,0.00001", False),
+    ],
+)
+def test_finished_cells_are_skipped_and_failed_ones_tried_again(tmp_path: Path, broken: str, again: bool) -> None:
+    sweep = ["--multirun", "workload=coco,librispeech", broken]
     run(tmp_path, *sweep)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*.json")}
     assert run(tmp_path, *sweep) == 1
+    found = {path: json.loads(path.read_text())["status"] for path in before}
+    assert {"ok", "failed"} <= {*found.values()}
     for path, time_ns in before.items():
-        status = json.loads(path.read_text())["status"]
-        assert (path.stat().st_mtime_ns != time_ns) == (status == "failed")
+        assert (path.stat().st_mtime_ns != time_ns) == (again and found[path] == "failed")
+
+
+def test_a_single_run_leaves_a_trace_also_of_what_a_sweep_has_finished(tmp_path: Path) -> None:
+    assert run(tmp_path, "--multirun", "seed=0,1") == 0
+    assert len([*(tmp_path / "timelines").glob("*.parquet")]) == 2
+    assert not [*(tmp_path / "timelines").glob("*.json")]
+    assert run(tmp_path, "seed=1") == 0
+    (trace,) = (tmp_path / "timelines").glob("*.json")
+    assert json.loads(trace.read_text())["traceEvents"]
 
 
 def test_another_configuration_or_data_is_another_run(tmp_path: Path) -> None:
@@ -154,6 +172,9 @@ BAD_INPUT = [
     ("layout.pp=100", "the layers of model=tiny"),
     ("belief_error=1.5", "[0, 1)"),
     ("belief_bias=1.5", "[0, 1)"),
+    ("action_noise=0.6", "[0, 0.5]"),
+    ("speed.gemm=0", "speed.gemm=0.0: must be above 0"),
+    ("speed.gem=2", "speed"),
     ("memory_fraction=0.00001", "GiB more than"),
     ("cluster.num_nodes=0", "at least 1"),
     ("cluster.device.peak_bf16_flops=-1", "positive"),

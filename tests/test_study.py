@@ -11,13 +11,13 @@ import pytest
 
 from entrain_bench import study as study_module
 from entrain_bench.cli import run_command
-from entrain_bench.errors import UserError
+from entrain_bench.errors import OutOfMemoryError, UserError
 from entrain_bench.figures._runner import draw_figure, render
 from entrain_bench.figures._style import empty_figure
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Record, Results, new_record
 from entrain_bench.records.tables import run_table
-from entrain_bench.run import Done, compose_cells
+from entrain_bench.run import Done, compose_cells, is_settled
 from entrain_bench.study import Output, Study, bring_up_to_date
 
 TINY = ("model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "layout.tp=1", "layout.dp=2")
@@ -56,6 +56,21 @@ def test_what_is_wrong_with_a_sweep(study: Study, two_cells: list[Cell], statuse
     assert run_table(two_cells, study.results)["status"].tolist() == statuses
 
 
+def test_only_what_does_not_fit_simulated_memory_is_a_result(two_cells: list[Cell]) -> None:
+    (training,) = compose_cells(["harness=train", *TINY])
+    assert is_settled(two_cells[0], OutOfMemoryError("told so"))
+    assert not is_settled(two_cells[0], UserError("told so"))
+    assert not is_settled(training, OutOfMemoryError("told so"))
+
+
+def test_a_settled_failure_is_no_problem(study: Study, two_cells: list[Cell]) -> None:
+    leave(study, two_cells[:1], ["ok"])
+    study.results.write(new_record(two_cells[1], "failed", "told so", settled=True), None)
+    assert study.problem("figure=any") == ""
+    study.results.write(new_record(two_cells[1], "failed", "told so"), None)
+    assert study.problem("figure=any") == "1 of 2 runs have no result: told so"
+
+
 def test_cells_run_once_and_outputs_are_written_when_theirs_have_run(tmp_path: Path) -> None:
     study, order = Study(Results(tmp_path)), list[str]()
 
@@ -87,7 +102,7 @@ def test_missing_data_replaces_an_old_figure_by_its_reason(study: Study, error: 
     def load(*_: object) -> None:
         raise error
 
-    stub: Any = SimpleNamespace(EXPERIMENT="any", RUNS=False, load=load, draw=None)
+    stub: Any = SimpleNamespace(EXPERIMENT="iteration_time", RUNS=False, load=load, draw=None)
     problem = draw_figure("stub", stub, study)
     assert "no data at all" in problem
     assert (folder / "stub.csv").read_text() == f"reason\n{problem}\n"

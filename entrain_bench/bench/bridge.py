@@ -23,6 +23,7 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.run import compose_cells
+from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
 from entrain_bench.strategy.schedules import chain_program, stages_behind, three_phase_program
@@ -102,7 +103,8 @@ class Messages:
 
     def exchange(self, handed: Tensors) -> Tensors:
         """What this rank gets when every rank hands over what it has to."""
-        transfers = Transfers(self.plan, self.channels, lambda _: self.hidden_size, torch.float32, CPU)
+        settings = Framework(p2p="overlapped")
+        transfers = Transfers(self.plan, self.channels, lambda _: self.hidden_size, torch.float32, CPU, settings)
         got: Tensors = {}
         for index, step in enumerate(self.plan.steps):
             transfers.post_receives(index)

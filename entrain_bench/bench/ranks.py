@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from multiprocessing import get_context
@@ -19,17 +19,38 @@ TIMEOUT_S = 120.0
 WARM_UPS = 3
 
 
-def on_ranks(function: Callable[..., dict[str, float]], num_ranks: int, *args: Any) -> list[dict[str, float]]:
-    """Call ``function(*args, group of all ranks)`` in a process for each rank; what they return, by rank."""
+def on_ranks(
+    function: Callable[..., dict[str, float]], num_ranks: int, *args: Any, cores: Sequence[int] = ()
+) -> list[dict[str, float]]:
+    """Call ``function(*args, group of all ranks)`` in a process for each rank; what they return, by rank.
+
+    Args:
+        function: what ranks do.
+        num_ranks: ranks.
+        *args: of the function.
+        cores: those that ranks are pinned to, taking turns; none pins nobody.
+    """
     with TemporaryDirectory() as folder, ProcessPoolExecutor(num_ranks, get_context("spawn")) as pool:
         store = Path(folder) / "store"
-        ranks = [pool.submit(_joined, rank, num_ranks, store, function, args) for rank in range(num_ranks)]
+        ranks = [pool.submit(_joined, rank, num_ranks, store, function, args, cores) for rank in range(num_ranks)]
         return [rank.result() for rank in ranks]
 
 
+def pin(cores: Sequence[int], index: int) -> None:
+    """Keep this process, and the threads it starts from now on, on one of the cores, where the system can do that."""
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {cores[index % len(cores)]})
+
+
 def _joined(
-    rank: int, num_ranks: int, store: Path, function: Callable[..., dict[str, float]], args: tuple[Any, ...]
+    rank: int,
+    num_ranks: int,
+    store: Path,
+    function: Callable[..., dict[str, float]],
+    args: tuple[Any, ...],
+    cores: Sequence[int],
 ) -> dict[str, float]:
+    pin(cores, rank)
     # A machine with GPUs is measured on its CPU like any other.
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
     timeout = timedelta(seconds=TIMEOUT_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import perf_counter
 
@@ -77,16 +78,17 @@ def make(wanted: Sequence[Output], study: Study, mlflow: bool = True) -> bool:
         watch(done)
         ran += 1
 
-    for number, (output, problem) in enumerate(bring_up_to_date(wanted, study, num_processes(), count), start=1):
-        incomplete = incomplete or bool(problem)
-        note = f": incomplete: {problem}" if problem else ""
-        say(f"[{number}/{len(wanted)}] {output.name}{note}")
+    # A thread of its own: logging thousands of runs takes minutes, in which others run.
+    with ThreadPoolExecutor(1) as logging:
+        for number, (output, problem) in enumerate(bring_up_to_date(wanted, study, num_processes(), count), start=1):
+            incomplete = incomplete or bool(problem)
+            note = f": incomplete: {problem}" if problem else ""
+            say(f"[{number}/{len(wanted)}] {output.name}{note}")
+            if ran and mlflow:
+                found = [results.read(key) for key in study.cells_by_key(output.sweeps)]
+                logging.submit(log_to_mlflow, results, [record for record in found if record], output.name)
     if ran:
-        results.write_table()
-    if ran and mlflow:
-        for output in wanted:
-            found = [results.read(key) for key in study.cells_by_key(output.sweeps)]
-            log_to_mlflow(results, [record for record in found if record], output.name)
+        results.write_tables()
     say(f"{len(wanted)} figures and documents in {results.root} ({perf_counter() - started:.0f} s, {ran} runs)")
     return not incomplete
 

@@ -1,4 +1,4 @@
-"""What stands at the end of a command that ran cells: the table of all records, what is shown of some, and MLflow."""
+"""What stands at the end of a command that ran cells: the tables of all records, what is shown of some, and MLflow."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from entrain_bench.records.tracking import log_records
 
 
 def publish(results: Results, records: Sequence[Record], name: str, mlflow: bool) -> None:
-    """Write ``table.csv``, print the records and log them under a name."""
-    results.write_table()
+    """Write the tables of all records, print these and log them under a name."""
+    results.write_tables()
     print_table(records)
     if mlflow:
         log_to_mlflow(results, records, name)

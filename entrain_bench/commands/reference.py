@@ -13,11 +13,11 @@ from entrain_bench.documents.tables import pages_with_tables
 from entrain_bench.errors import UserError
 from entrain_bench.files import write_atomically
 from entrain_bench.records.compare import drifts, read_text
-from entrain_bench.records.records import Results, sorted_records, table_csv
+from entrain_bench.records.records import Results, iterations_parquet, sorted_records, table_csv
 from entrain_bench.study import Output, Study
 
 EXIT_FAILED = 1
-TABLE = "table.csv"
+TABLE, ITERATIONS = "table.csv", "iterations.parquet"
 # In ``docs``: text by hand, tables by the suite.
 PAGES = "strategies"
 # Wall times, which are others every time: a figure is committed, no row of the table.
@@ -28,7 +28,7 @@ COMPARED = ".csv"
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The committed results: table and figures of ``results/reference``, documents in ``docs``, tables on its pages."""
+    """The committed results: files of ``results/reference``, documents in ``docs``, tables on its pages."""
 
     results: Path
     documents: Path
@@ -65,8 +65,8 @@ def main(arguments: Sequence[str]) -> int:
     if not make(wanted, study):
         say("results/reference and docs are left as they were")
         return EXIT_FAILED
-    changed, charged = changes(reference, wanted, study)
-    for line in (*changed, *charged):
+    changed = changes(reference, wanted, study)
+    for line in changed:
         print(line)
     for path, content in generated(reference, wanted, study):
         if not path.exists() or path.read_bytes() != content:
@@ -86,11 +86,12 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[Re
 
 
 def generated(reference: Reference, wanted: Sequence[Output], study: Study) -> Iterator[tuple[Path, bytes]]:
-    """Every committed file with what the outputs have made of it: table of their runs, own files, pages with tables."""
+    """Every committed file as the outputs have made it: tables of their runs, own files, pages with tables."""
     cells = study.cells_by_key(sweep for output in wanted if output.name != MEASURED for sweep in output.sweeps)
     records = sorted_records(record for key in cells if (record := study.results.read(key)))
     if records:
         yield reference.results / TABLE, table_csv(records).encode()
+        yield reference.results / ITERATIONS, iterations_parquet(records)
     for output in wanted:
         for file in map(Path, output.committed):
             yield reference.path_of(file), (study.results.root / file).read_bytes()
@@ -98,19 +99,14 @@ def generated(reference: Reference, wanted: Sequence[Output], study: Study) -> I
         yield page, text.encode()
 
 
-def changes(reference: Reference, wanted: Sequence[Output], study: Study) -> tuple[list[str], list[str]]:
-    """What is not as it is committed, a line for every value of the table, figure, document and page.
-
-    Returns:
-        Other results, and other wall times where these stand for results.
-    """
-    found, charged = list[str](), list[str]()
+def changes(reference: Reference, wanted: Sequence[Output], study: Study) -> list[str]:
+    """What is not as it is committed, a line for every value of the table, figure, document and page."""
+    found = list[str]()
     for path, content in generated(reference, wanted, study):
         before = path.read_bytes() if path.exists() else b""
         if path.name == TABLE:
             after = read_text(content.decode())
-            for drift in drifts(read_text(before.decode()) if before else after[:0], after):
-                (charged if drift.charged else found).append(str(drift))
+            found += map(str, drifts(read_text(before.decode()) if before else after[:0], after))
         elif path.suffix in (COMPARED, ".md") and before != content:
             found.append(f"{path}: {'differs' if before else 'new'}")
-    return found, charged
+    return found

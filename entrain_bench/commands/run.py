@@ -68,17 +68,20 @@ def _reject_unsupported(parsed: Namespace) -> None:
 
 
 def _single(cell: Cell) -> Record:
-    """Run one cell, or read its finished record; bad input raises and leaves nothing behind."""
+    """Run one cell, or read its finished record, with its Chrome trace; bad input raises and leaves nothing behind."""
     results = Results(Path(cell.config.results_dir))
     record = results.read(cell.key)
+    results.check_writable()
     if record and record.status == "ok":
         say(f"finished earlier: {results.record_path(cell.key)}")
-        return record
-    results.check_writable()
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"{cell.config.strategy['name']} iterations", total=cell.config.iterations)
-        return run_one(cell, results, lambda done: progress.update(task, completed=done))
+    else:
+        console = Console(stderr=True)
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+            task = progress.add_task(f"{cell.config.strategy['name']} iterations", total=cell.config.iterations)
+            record = run_one(cell, results, lambda done: progress.update(task, completed=done))
+    if not results.trace_path(cell.key).exists():
+        results.write_trace(cell.key)
+    return record
 
 
 def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> tuple[list[Record], RunConfig]:

@@ -62,8 +62,18 @@ def in_tree() -> initialize_config_module:
 
 
 @contextmanager
-def one_line_errors(overrides: Sequence[str]) -> Iterator[None]:
-    """Turn Hydra's errors about the overrides into a ``UserError`` of one line."""
+def one_line_errors(
+    overrides: Sequence[str],
+    config_name: str = CONFIG_NAME,
+    keys: Iterable[str] = tuple(ConfigSchema.__dataclass_fields__),
+) -> Iterator[None]:
+    """Turn Hydra's errors about the overrides of a configuration into a ``UserError`` of one line.
+
+    Args:
+        overrides: as given.
+        config_name: what they change.
+        keys: its top-level keys.
+    """
     try:
         yield
     except UserError:
@@ -74,18 +84,18 @@ def one_line_errors(overrides: Sequence[str]) -> Iterator[None]:
             raise unknown_choice(group or "config", name, error.options) from error
         raise UserError(first_line(error)) from error
     except (HydraException, OmegaConfBaseException) as error:
-        raise _translate(error, overrides) from error
+        raise _translate(error, overrides, config_name, keys) from error
     except ValueError as error:
         raise UserError(f"{' '.join(overrides)}: {first_line(error)}") from error
 
 
-def _translate(error: Exception, overrides: Sequence[str]) -> UserError:
+def _translate(error: Exception, overrides: Sequence[str], config_name: str, keys: Iterable[str]) -> UserError:
     """Hydra's and OmegaConf's messages as one line that names the key."""
     text = f"{error}\n{error.__cause__ or ''}"
     if found := re.search(r"(?:Could not override|Error merging override) '?([^'\n]+?)'?\.?(?:\n|$)", text):
         key, _, value = found.group(1).partition("=")
         if "not in struct" in text or "Key '" in text:
-            return _unknown_key(key, overrides)
+            return _unknown_key(key, overrides, config_name, keys)
         lines = [
             line.strip() for line in text.splitlines() if not re.search("full_key|object_type|Error merging", line)
         ]
@@ -96,16 +106,16 @@ def _translate(error: Exception, overrides: Sequence[str]) -> UserError:
     return UserError(first_line(error))
 
 
-def _unknown_key(key: str, overrides: Sequence[str]) -> UserError:
+def _unknown_key(key: str, overrides: Sequence[str], config_name: str, keys: Iterable[str]) -> UserError:
     """The error for a key that does not exist, with its siblings as choices."""
     parent, _, name = key.rpartition(".")
-    siblings: Iterable[str] = ConfigSchema.__dataclass_fields__
+    siblings = keys
     if parent:
         try:
             # Choices of groups and the search path; other values may be unknown as well.
             rest = [text for text in overrides if "." not in text.partition("=")[0] or text.startswith("hydra.")]
             with in_tree():
-                node = OmegaConf.select(compose(CONFIG_NAME, overrides=rest), parent)
+                node = OmegaConf.select(compose(config_name, overrides=rest), parent)
             siblings = [str(k) for k in node if k != "_target_"] if isinstance(node, DictConfig) else []
         except (HydraException, OmegaConfBaseException):
             siblings = []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
@@ -12,29 +13,42 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, first_line, in_tree, one_line_errors
-from entrain_bench.config.schema import ConfigSchema, LayoutConfig, RunConfig, plain_values, register_schema
+from entrain_bench.config.schema import (
+    ConfigSchema,
+    LayoutConfig,
+    RunConfig,
+    SpeedConfig,
+    plain_values,
+    register_schema,
+)
 from entrain_bench.config.tree import config_tree
 from entrain_bench.errors import UserError
 from entrain_bench.specs.framework import Framework
 from entrain_bench.store import Store
 
+# Mappings of plain keys.
+NESTED: Mapping[str, type[LayoutConfig | SpeedConfig]] = {"layout": LayoutConfig, "speed": SpeedConfig}
 # Keys that no choice of a group depends on: cells that differ in them alone share one composition.
 PLAIN_KEYS = frozenset(
-    {"seed", "iterations", "global_batch", "microbatch_size", "belief_error", "belief_bias", "memory_fraction"}
-    | {*Framework.__dataclass_fields__, "results_dir", "mlflow"}
-    | {f"layout.{name}" for name in LayoutConfig.__dataclass_fields__}
+    {"seed", "iterations", "global_batch", "microbatch_size", "belief_error", "belief_bias", "action_noise"}
+    | {*Framework.__dataclass_fields__, "memory_fraction", "results_dir", "mlflow"}
+    | {f"{group}.{name}" for group, config in NESTED.items() for name in config.__dataclass_fields__}
 )
 
 
 INTERPOLATION = "${"
+# Keys of a figure's YAML that do not change its runs, and overrides that may change how something is swept.
+SWEEP_KEYS = frozenset({"hydra", "figure"})
+SWEEPING = re.compile(r"(figure|hydra)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +76,7 @@ class Composer:
     def __init__(self, config_dir: str | None = None) -> None:
         register_schema()
         self._search = add_config_dir(config_dir)
+        self._folders = [config_tree(), *([Path(config_dir)] if config_dir else [])]
         self._store = Store("compositions", _tree_hash(config_dir))
 
     def run(self, overrides: Sequence[str]) -> RunConfig:
@@ -73,8 +88,10 @@ class Composer:
         with one_line_errors([*self._search, *overrides]):
             plain = dict(_plain(text) for text in overrides if _is_plain(_parse(text)))
             values = self._choices(tuple(text for text in overrides if not _is_plain(_parse(text))))
-            layout = {name: plain.pop(f"layout.{name}", degree) for name, degree in values["layout"].items()}
-            values = {**values, **plain, "layout": layout}
+            for group in NESTED:
+                given = values[group].items()
+                values = values | {group: {name: plain.pop(f"{group}.{name}", value) for name, value in given}}
+            values = values | plain
             if INTERPOLATION in json.dumps(values):
                 values = plain_values(OmegaConf.create(values))
             return RunConfig.from_values(values)
@@ -98,7 +115,25 @@ class Composer:
         self._store.save()
 
     def _choices(self, overrides: tuple[str, ...]) -> dict[str, Any]:
-        """What Hydra composes of overrides that choose, interpolations left as they are."""
+        """What Hydra composes of overrides that choose, interpolations left as they are.
+
+        Values inside of a choice are put in afterwards, so that cells which differ in them share one composition; what
+        that cannot do is left to Hydra, which says what is wrong.
+        """
+        parsed = [_parse(text) for text in overrides if not self._only_sweeps(text)]
+        inside = [override for override in parsed if _is_inside(override)]
+        chosen = [str(override.input_line) for override in parsed if not _is_inside(override)]
+        if len({override.key_or_group for override in parsed}) == len(parsed):
+            chosen.sort()
+        try:
+            values = self._composed(tuple(chosen))
+            for override in inside:
+                values = _with_value(values, override.key_or_group.split("."), override.value())
+        except KeyError:
+            values = self._composed(overrides)
+        return values
+
+    def _composed(self, overrides: tuple[str, ...]) -> dict[str, Any]:
         key = ["run", *overrides]
         values: dict[str, Any] | None = self._store.get(key)
         if values is None:
@@ -108,6 +143,14 @@ class Composer:
             self._store.put(key, values)
         return values
 
+    def _only_sweeps(self, override: str) -> bool:
+        """Whether an override chooses a figure whose YAML says nothing about single runs."""
+        group, _, name = override.partition("=")
+        if group != "figure":
+            return False
+        files = [folder / group / f"{name}.yaml" for folder in self._folders]
+        return any(file.is_file() and _keys_of(file) <= SWEEP_KEYS for file in files)
+
     def _expand(self, overrides: Sequence[str]) -> dict[str, Any]:
         # The loader knows the choices of a group, which glob(*) asks for; of the user's folder it has to be told.
         loader = GlobalHydra.instance().config_loader()
@@ -116,15 +159,26 @@ class Composer:
         )
         parser = OverridesParser.create(loader)
         parsed = parser.parse_overrides(list(overrides))
-        fixed = [text for text, one in zip(overrides, parsed, strict=True) if not one.is_sweep_override()]
-        base: DictConfig = hydra.compose(CONFIG_NAME, overrides=[*self._search, *fixed], return_hydra_config=True)
-        swept = [f"{key}={value}" for key, value in (base.hydra.sweeper.params or {}).items()]
-        batches = BasicSweeper.split_arguments(parser.parse_overrides([*swept, *overrides]), None)
-        return {
-            "cells": [list(cell) for batch in batches for cell in batch],
-            "launcher": str(base.hydra.launcher["_target_"]),
-            "num_processes": int(base.hydra.launcher.get("n_jobs") or 1),
-        }
+        # Only these say how something is swept.
+        fixed = [one for one in parsed if not one.is_sweep_override() and SWEEPING.match(one.key_or_group)]
+        base = self._sweeper(tuple(str(one.input_line) for one in fixed))
+        batches = BasicSweeper.split_arguments(parser.parse_overrides([*base["swept"], *overrides]), None)
+        return {**base, "cells": [list(cell) for batch in batches for cell in batch]}
+
+    def _sweeper(self, overrides: tuple[str, ...]) -> dict[str, Any]:
+        """The sweep that a figure states, and its launcher."""
+        key = ["sweeper", *overrides]
+        found: dict[str, Any] | None = self._store.get(key)
+        if found is None:
+            composed = hydra.compose(CONFIG_NAME, overrides=[*self._search, *overrides], return_hydra_config=True)
+            launcher, params = composed.hydra.launcher, composed.hydra.sweeper.params or {}
+            found = {
+                "swept": [f"{key}={value}" for key, value in params.items()],
+                "launcher": str(launcher["_target_"]),
+                "num_processes": int(launcher.get("n_jobs") or 1),
+            }
+            self._store.put(key, found)
+        return found
 
 
 def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
@@ -158,13 +212,38 @@ def _plain(text: str) -> tuple[str, Any]:
         OmegaConf.update(typed, override.key_or_group, override.value())
     except OmegaConfBaseException as error:
         raise UserError(f"{text}: {first_line(error)}") from error
-    return override.key_or_group, OmegaConf.select(typed, override.key_or_group)
+    value = OmegaConf.select(typed, override.key_or_group)
+    return override.key_or_group, OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
 def _is_plain(override: Override) -> bool:
     """Whether an override gives a plain key one value."""
     changes = override.type is OverrideType.CHANGE and override.package is None
     return changes and override.key_or_group in PLAIN_KEYS and not override.is_sweep_override()
+
+
+def _is_inside(override: Override) -> bool:
+    """Whether an override gives one plain value to something inside of a choice."""
+    changes = override.type is OverrideType.CHANGE and override.package is None and not override.is_sweep_override()
+    return changes and "." in override.key_or_group and not isinstance(override.value(), dict | list)
+
+
+def _with_value(node: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
+    """A mapping with one of its values exchanged.
+
+    Raises:
+        KeyError: if there is no such value.
+    """
+    first, *rest = path
+    if not isinstance(node, dict) or isinstance(old := node[first], list) or (not rest and isinstance(old, dict)):
+        raise KeyError(first)
+    return {**node, first: _with_value(old, rest, value) if rest else value}
+
+
+@cache
+def _keys_of(file: Path) -> frozenset[str]:
+    """Top-level keys of a YAML."""
+    return frozenset(map(str, yaml.safe_load(file.read_text()) or {}))
 
 
 def _tree_hash(config_dir: str | None) -> str:

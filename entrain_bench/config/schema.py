@@ -10,18 +10,30 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from entrain_bench.errors import UserError, require, unknown_choice
+from entrain_bench.specs.cluster import Speed
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.job import LayoutRequest
 
 
 @dataclass
 class LayoutConfig:
-    """``layout.*`` as the user writes it; null leaves a degree to the planner."""
+    """``layout.*`` as the user writes it; null leaves a value to the planner."""
 
     tp: int | None = MISSING
     cp: int | None = MISSING
     pp: int | None = MISSING
     dp: int | None = MISSING
+    recompute: list[str] | None = MISSING
+
+
+@dataclass
+class SpeedConfig:
+    """``speed.*`` as the user writes it."""
+
+    gemm: float = MISSING
+    attention: float = MISSING
+    memory: float = MISSING
+    network: float = MISSING
 
 
 @dataclass
@@ -36,20 +48,25 @@ class ConfigSchema:
     seed: int = MISSING
     iterations: int = MISSING
     global_batch: int = MISSING
-    microbatch_size: int = MISSING
+    microbatch_size: int | None = MISSING
     layout: LayoutConfig = field(default_factory=LayoutConfig)
     belief_error: float = MISSING
     belief_bias: float = MISSING
+    action_noise: float = MISSING
+    speed: SpeedConfig = field(default_factory=SpeedConfig)
     memory_fraction: float = MISSING
     distributed_optimizer: bool = MISSING
     overlap_grad_reduce: bool = MISSING
     overlap_param_gather: bool = MISSING
+    align_param_gather: bool = MISSING
     p2p: str = MISSING
     sequence_parallel: bool = MISSING
     tp_overlap: float = MISSING
     freeze: list[str] = MISSING
     results_dir: str = MISSING
     mlflow: bool = MISSING
+    # Of a figure's sweep, not of a run.
+    figure: Any = None
 
 
 # Keys that each group's choice must have.
@@ -84,10 +101,12 @@ class RunConfig:
     seed: int
     iterations: int
     global_batch: int
-    microbatch_size: int
+    microbatch_size: int | None
     layout: LayoutRequest
     belief_error: float
     belief_bias: float
+    action_noise: float
+    speed: Speed
     memory_fraction: float
     framework: Framework
     results_dir: str
@@ -111,11 +130,13 @@ class RunConfig:
         require(values["iterations"] >= 1, "iterations", values["iterations"], "at least 1")
         for key in ("belief_error", "belief_bias"):
             require(0 <= values[key] < 1, key, values[key], "in [0, 1)")
+        require(0 <= values["action_noise"] <= 0.5, "action_noise", values["action_noise"], "in [0, 0.5]")
         require(0 < values["memory_fraction"] <= 1, "memory_fraction", values["memory_fraction"], "in (0, 1]")
         known = ConfigSchema.__dataclass_fields__
-        if unknown := sorted(set(map(str, values)) - set(known) - {"figure"}):
+        if unknown := sorted(set(map(str, values)) - set(known)):
             raise unknown_choice("key", unknown[0], known)
-        given = {str(key): value for key, value in values.items()} | {"layout": LayoutRequest(**values["layout"])}
+        given = {str(key): value for key, value in values.items()}
+        given |= {"layout": LayoutRequest.from_values(values["layout"]), "speed": Speed(**values["speed"])}
         given.pop("figure", None)
         framework = Framework.from_values(given)
         for name in Framework.__dataclass_fields__:
@@ -126,7 +147,8 @@ class RunConfig:
         """Everything that decides the result, as plain values; where it is written does not."""
         skipped = {"results_dir", "mlflow", "framework"}
         content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in skipped}
-        content["layout"] = {name: getattr(self.layout, name) for name in ("tp", "cp", "pp", "dp")}
+        content["layout"] = self.layout.values
+        content["speed"] = asdict(self.speed)
         content |= {**asdict(self.framework), "freeze": [*self.framework.freeze]}
         return content
 

@@ -1,21 +1,21 @@
 """A lower bound on the iteration time that no assignment and no order of actions can beat under a given layout.
 
-Packing is never slower than running apart (layer times are subadditive and rise with the tokens), so all of a stage's
-work in one pack, divided by its replicas, bounds the busiest lane from below, and a sample alone bounds every chunk
-that holds it.
+All of a stage's work in its best packing, divided by its replicas, bounds the busiest lane from below, and a sample
+alone bounds every chunk that holds it, as layer times rise with what they are given (``LayerTimes``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, rows_of
-from entrain_bench.costs.roofline import loads_of
+from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
+from entrain_bench.costs.steps import ExposedStep
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.program import Pass
-from entrain_bench.program.layout import Layout
+from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
 
@@ -30,24 +30,30 @@ class _Paths:
 def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes) -> float:
     """The larger of two bounds, transfers taken as free.
 
-    1. Work: for every class of lanes, the time until anything can reach it (fill), its share of the total work, and
-       what must follow on the way back (drain) and at the step.
-    2. Critical path: the heaviest sample alone, forward and backward through all stages and, between them, its slowest
-       item through its generator; and the step.
+    1. Work: for every class of lanes, the time until anything can reach it (fill) or its weights are gathered, its
+       share of the total work, and what must follow on the way back (drain) and at the step.
+    2. Critical path: the gather of a first stage's weights; the heaviest sample alone, forward and backward through all
+       stages and, between them, its slowest item through its generator; and the step.
     """
-    steps = {
-        module.name: truth.step_s(module, placed, Pass.GRAD_SYNC) + truth.step_s(module, placed, Pass.OPTIMIZER)
-        for module, placed in zip(truth.model.modules, layout.modules, strict=True)
-    }
-    first_step = min(float(step[0]) for step in steps.values())
+    steps = [_ends(truth, module, placed) for module, placed in zip(truth.model.modules, layout.modules, strict=True)]
+    first_gather = min(float(own.gather_s[0]) for own in steps)
+    first_step = min(float(own.sync_s[0] + own.optimizer_s[0]) for own in steps)
     forward, backward = _sample_paths(truth, layout, shapes)
     turn = np.zeros(len(shapes))
     for module, own in zip(truth.model.generators, layout.modules[truth.model.llm_index + 1 :], strict=True):
         units = module.units(shapes)
         times = truth.unit_times(module, own, module.lengths(shapes, units))
         np.maximum.at(turn, module.owners(shapes, units), times.total_s.sum(axis=1))
-    critical = float((forward[-1] + turn + backward[-1]).max()) + first_step
+    critical = first_gather + float((forward[-1] + turn + backward[-1]).max()) + first_step
     return max(critical, _work_bound(truth, layout, shapes, steps, first_step))
+
+
+def _ends(truth: CostTruth, module: ModuleSpec, placed: ModuleLayout) -> ExposedStep:
+    """What of a module's step nothing can hide; weights that no forward waits for are gathered by the optimizer."""
+    exposed = truth.step_costs.exposed(module, placed)
+    if truth.framework.overlap_param_gather:
+        return exposed
+    return ExposedStep(np.zeros(placed.pp), exposed.sync_s, exposed.optimizer_s + exposed.gather_s)
 
 
 def _sample_paths(truth: CostTruth, layout: Layout, shapes: SampleShapes) -> tuple[FloatArray, FloatArray]:
@@ -94,26 +100,28 @@ def _paths(truth: CostTruth, layout: Layout, shapes: SampleShapes) -> list[_Path
 
 
 def _work_bound(
-    truth: CostTruth, layout: Layout, shapes: SampleShapes, steps: dict[str, FloatArray], first_step: float
+    truth: CostTruth, layout: Layout, shapes: SampleShapes, steps: Sequence[ExposedStep], first_step: float
 ) -> float:
     """The work bound over all classes of lanes; a class is the lanes that hold the same stages."""
-    work, fill, drain, own_step = [], [], [], []
-    for module, placed, path in zip(truth.model.modules, layout.modules, _paths(truth, layout, shapes), strict=True):
-        units = module.units(shapes)
-        pack = np.array([0, len(units)])
-        loads = loads_of(module, module.lengths(shapes, units), pack)
-        counts = module.kind_counts(placed.layers_per_stage)
-        times = truth.roofline.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
-        work.append(times.total_s[0] / placed.dp if len(units) else np.zeros(placed.pp))
-        fill.append(path.fill_s)
-        drain.append(path.drain_s)
-        own_step.append(steps[module.name])
     first_stage = np.cumsum([0, *(m.pp for m in layout.modules)])
+    work, heavy = [], []
+    for module, placed, first in zip(truth.model.modules, layout.modules, first_stage[:-1], strict=True):
+        lengths = module.lengths(shapes, module.units(shapes))
+        share, heaviest = _busiest_replica_s(truth, module, placed, lengths)
+        work.append(share)
+        heavy.append(np.zeros((len(heaviest), first_stage[-1])))
+        heavy[-1][:, first : first + placed.pp] = heaviest
+    paths = _paths(truth, layout, shapes)
     held = np.zeros((layout.num_lanes, first_stage[-1]), bool)
     for index, blocks in enumerate(layout.blocks):
         stage = first_stage[index] + rows_of(blocks.offsets) % blocks.num_stages
         held[blocks.lanes, stage] = True
-    work_s, fill_s, drain_s, step_s = (np.concatenate(part) for part in (work, fill, drain, own_step))
+    work_s, heavy_s = np.concatenate(work), np.concatenate(heavy)
+    fill_s, drain_s = (np.concatenate([getattr(path, name) for path in paths]) for name in ("fill_s", "drain_s"))
+    gather_s, sync_s, optimizer_s = (
+        np.concatenate([getattr(own, name) for own in steps]) for name in ("gather_s", "sync_s", "optimizer_s")
+    )
+    fill_s = np.maximum(fill_s, gather_s)
     classes, lane_class = np.unique(held, axis=0, return_inverse=True)
     best = 0.0
     for index, stages in enumerate(classes):
@@ -122,8 +130,74 @@ def _work_bound(
         inside = held[lane_class.ravel() == index].sum(axis=0)[stages]
         complete = np.array_equal(inside, held.sum(axis=0)[stages])
         for group in [np.flatnonzero(stages)] if complete else np.flatnonzero(stages)[:, None]:
-            total = float(work_s[group].sum())
-            after = max(float(step_s[group].sum()), float(drain_s[group].min()) + first_step)
+            # The stages of one module are as busy as its heaviest units make them, in the same replica.
+            total = max(float(work_s[group].sum()), float(heavy_s[:, group].sum(axis=1).max(initial=0.0)))
+            # Beside other work of the lane only the last synchronisation shows.
+            synced = float(sync_s[group].min() if truth.framework.overlap_grad_reduce else sync_s[group].sum())
+            after = max(synced + float(optimizer_s[group].sum()), float(drain_s[group].min()) + first_step)
             if total > 0:
                 best = max(best, float(fill_s[group].min()) + total + after)
     return best
+
+
+def _busiest_replica_s(
+    truth: CostTruth, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray
+) -> tuple[FloatArray, FloatArray]:
+    """Least work of the busiest replica: an even share of all ``[stages]``, and its heaviest units ``[sets, stages]``.
+
+    Of the k x DP + 1 longest units some replica has k + 1, which are at least as long as the k + 1 shortest of them; a
+    set for every k that is a power of 2. Another replica may have those of another k.
+    """
+    if not len(lengths):
+        return np.zeros(placed.pp), np.zeros((0, placed.pp))
+    longest = -np.sort(-lengths, kind="stable")
+    packs = [longest]
+    count = 1
+    while count * placed.dp < len(longest):
+        packs.append(longest[count * placed.dp - count : count * placed.dp + 1])
+        count *= 2
+    offsets = offsets_from_counts(np.array([len(pack) for pack in packs]))
+    loads = truth.layer_times.loads(module, np.concatenate(packs), offsets)
+    counts = module.kind_counts(placed.layers_per_stage)
+    total_s = truth.layer_times.work_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
+    return total_s[0] / placed.dp, total_s[1:]
+
+
+def cluster_bound_s(truth: CostTruth, shapes: SampleShapes) -> float:
+    """A bound on the iteration time under any layout: all work over all GPUs, or the longest sample at its widest.
+
+    Work is what one GPU takes for all of it in one pack without communication or recomputation; no split of it is less,
+    for parts are padded as the whole, read weights of their own and launch as many kernels. A sample passes an item's
+    encoder, the LLM and an item's generator one after the other, each at the tensor and context parallelism that suit
+    it best; those of one role may run side by side.
+    """
+    modules, ranks = truth.model.modules, truth.cluster.num_ranks
+    work = 0.0
+    for module in modules:
+        lengths = module.lengths(shapes, module.units(shapes))
+        if len(lengths):
+            loads = truth.layer_times.loads(module, lengths, np.array([0, len(lengths)]))
+            counts = module.kind_counts([len(module.layers)])
+            work += float(truth.layer_times.work_s(module, loads, counts, 1, 1, False)[0, 0])
+    longest = int(np.argmax(shapes.llm_tokens))
+    widest = [_widest_s(truth, module, shapes, longest) for module in modules]
+    return max(work / ranks, sum(max(widest[index] for index in group) for group in truth.model.module_groups))
+
+
+def _widest_s(truth: CostTruth, module: ModuleSpec, shapes: SampleShapes, sample: int) -> float:
+    """Least time of the longest unit that a sample has in a module, over all blocks that fill the cluster evenly."""
+    units = module.units(shapes)
+    mine = units[module.owners(shapes, units) == sample]
+    if not len(mine):
+        return 0.0
+    loads = truth.layer_times.loads(module, module.lengths(shapes, mine).max(keepdims=True))
+    counts = module.kind_counts([len(module.layers)])
+    node, ranks = truth.cluster.gpus_per_node, truth.cluster.num_ranks
+    widths = [
+        (tp, cp)
+        for tp in range(1, node + 1)
+        if node % tp == 0 and all(size % tp == 0 for size in module.sharded_sizes.values())
+        for cp in range(1, ranks // tp + 1)
+        if ranks % (tp * cp) == 0
+    ]
+    return min(float(truth.layer_times.work_s(module, loads, counts, tp, cp, False).sum()) for tp, cp in widths)

@@ -15,9 +15,9 @@ from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 
-# bf16 weight and fp32 gradient; fp32 weight and both Adam moments.
+# bf16 weight and fp32 gradient; both Adam moments.
 WEIGHT_BYTES = BF16_BYTES + FP32_BYTES
-OPTIMIZER_BYTES = 3 * FP32_BYTES
+MOMENT_BYTES = 2 * FP32_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,47 +34,91 @@ class _OffloadWindow:
 
 
 @dataclass(frozen=True, slots=True)
+class Transfers:
+    """Tensors that actions hand each other, in bytes on a rank ``[actions]``.
+
+    Attributes:
+        received: what reaches an action from other ranks.
+        sent: what an action sends to other ranks.
+        held: what a forward has from another module, held until its backward.
+    """
+
+    received: FloatArray
+    sent: FloatArray
+    held: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory sizes of a model under the settings of the framework."""
+    """Memory sizes of a model under the settings of the framework.
+
+    Attributes:
+        element_bytes: of weights and activations; simulated jobs are bf16, training on a CPU may be fp32.
+    """
 
     model: ModelSpec
     framework: Framework = field(default_factory=Framework)
+    element_bytes: int = BF16_BYTES
 
     def parameter_bytes(self, copies: IntArray | int) -> FloatArray:
-        """Weight, gradient and optimizer states of a parameter on a rank, of which ``copies`` ranks hold the same."""
-        return np.asarray(
-            WEIGHT_BYTES + OPTIMIZER_BYTES / np.asarray(copies if self.framework.distributed_optimizer else 1)
-        )
+        """Weight, gradient and optimizer states of a parameter on a rank, of which ``copies`` ranks hold the same.
+
+        A bf16 weight has an fp32 copy beside its moments.
+        """
+        states = MOMENT_BYTES + (FP32_BYTES if self.element_bytes < FP32_BYTES else 0)
+        shared = np.asarray(copies if self.framework.distributed_optimizer else 1)
+        return np.asarray(self.element_bytes + FP32_BYTES + states / shared)
 
     def stage_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Parameters of each stage before tensor parallelism ``[stages]``; a tied embedding is held by both its stages.
 
         On one set of ranks the tied embedding is one tensor.
         """
-        counts = module.kind_counts(placed.layers_per_stage)
-        parameters = matmul(counts, [layer.parameters for layer in module.kinds])
+        return self._parameters(module, placed, [layer.parameters for layer in module.kinds])
+
+    def learning_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
+        """Those of ``stage_parameters`` that learn."""
+        return self._parameters(module, placed, [layer.parameters * layer.learns for layer in module.kinds])
+
+    def _parameters(self, module: ModuleSpec, placed: ModuleLayout, per_kind: list[int]) -> FloatArray:
+        parameters = matmul(module.kind_counts(placed.layers_per_stage), per_kind)
         if module.config.tied_embeddings and placed.is_closed:
-            parameters[-1] -= module.layers[0].parameters
+            parameters[-1] -= per_kind[0]
         return parameters
 
     def stage_state_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
-        """Weights, gradients and optimizer states on one rank of each stage ``[stages]``."""
+        """Weights, gradients and optimizer states on one rank of each stage ``[stages]``; of frozen layers weights."""
         shards, copies = module.weight_shards(placed.tp), module.weight_copies(placed.tp, placed.dp * placed.cp)
-        return np.asarray(self.stage_parameters(module, placed) / shards * self.parameter_bytes(copies))
+        learning = self.learning_parameters(module, placed)
+        frozen = self.stage_parameters(module, placed) - learning
+        return np.asarray(learning / shards * self.parameter_bytes(copies) + frozen / shards * BF16_BYTES)
 
     def token_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
         """Bytes a token adds on one rank of each stage ``[stages]``.
 
         Returns:
-            What is kept from forward to backward, and what exists only while a backward recomputes its largest layer.
+            What is kept from forward to backward, and what exists only while a pass runs: the most that a layer needs.
         """
+        kept, working = self.layer_bytes(module, placed)
         counts = module.kind_counts(placed.layers_per_stage)
-        kept = np.array([layer.activation_bytes_per_token for layer in module.kinds])
-        inputs = np.array([layer.input_bytes_per_token for layer in module.kinds])
-        if not placed.recompute:
-            return matmul(counts, kept) / placed.ranks_per_block, np.zeros(len(counts))
-        working = np.max(np.where(counts > 0, kept, 0.0), axis=1)
-        return matmul(counts, inputs) / placed.ranks_per_block, working / placed.ranks_per_block
+        return matmul(counts, kept), np.max(np.where(counts > 0, working, 0.0), axis=1)
+
+    def layer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
+        """Bytes a token adds on a rank by a layer of each kind ``[kinds]``: kept, and while a pass runs.
+
+        The latter is what recomputation brings back, what a layer needs besides, and with sequence parallelism the
+        buffer into which megatron-core gathers hidden states.
+        """
+        tp, split, size = placed.tp, self.framework.splits_tokens(placed.tp), self.element_bytes
+        kept = np.array([layer.kept_bytes(tp, split, size) for layer in module.kinds])
+        gathered = np.array([layer.hidden_size * (layer.num_gathers > 0) for layer in module.kinds])
+        working = np.array([layer.working_bytes(tp, size) for layer in module.kinds]) + gathered * (size * split)
+        if placed.recompute:
+            covered = np.array([layer.recomputed for layer in module.kinds])
+            inputs = np.array([layer.held_input_bytes(tp, split, size) for layer in module.kinds])
+            working += np.where(covered, kept, 0.0)
+            kept = np.where(covered, inputs, kept)
+        return kept / placed.cp, working / placed.cp
 
     def lane_state_bytes(self, layout: Layout) -> FloatArray:
         """Weights, gradients and optimizer states on a rank of each lane ``[lanes]``, all its modules together."""
@@ -111,15 +155,59 @@ class Memory:
             only = [values * (other == index) for other, values in enumerate(held)]
             yield _OffloadWindow(last[lanes], first[lanes], layout.lane_sums(only)[lanes])
 
+    def transfers(self, program: Program) -> Transfers:
+        """Tensors that the program's actions hand each other.
+
+        Inside a module a rank has the hidden states of its own tokens; at a module's border it has all rows.
+        """
+        source, target = program.dep_actions, rows_of(program.dep_offsets)
+        layout, modules = program.layout, self.model.modules
+        own = [
+            placed.cp * (placed.tp if self.framework.sequence_parallel or module.weight_shards(placed.tp) == 1 else 1)
+            for module, placed in zip(modules, layout.modules, strict=True)
+        ]
+        inside = program.module[source] == program.module[target]
+        shares = np.where(inside, np.array(own)[program.module[target]], 1)
+        size = program.dep_bytes * (self.element_bytes / BF16_BYTES) / shares
+        held = np.bincount(
+            target, np.where(inside | (program.kind[target] != Pass.FORWARD), 0, size), len(program.kind)
+        )
+        for index in range(len(modules)):
+            held[program.backward_actions(index)] = held[program.forward_actions(index)]
+        rank_set = _rank_sets(program)
+        moved = np.where(rank_set[source] == rank_set[target], 0.0, size)
+        received, sent = (np.bincount(end, moved, len(program.kind)) for end in (target, source))
+        return Transfers(received, sent, held)
+
+    def posted_bytes(self, program: Program) -> FloatArray:
+        """Most that receives posted ahead take on a rank of each lane ``[lanes]``, in whatever order it runs."""
+        received = self.transfers(program).received[program.lane_actions]
+        return self.framework.receives_ahead * np.maximum.reduceat(received, program.lane_offsets[:-1])
+
+    def handed_bytes(self, program: Program) -> tuple[FloatArray, FloatArray]:
+        """Tensors between actions on a rank of each lane ``[lanes]``, in whatever order it runs, at most.
+
+        Returns:
+            What a forward keeps of another module's, and what there is besides while any action runs.
+        """
+        handed, starts = self.transfers(program), program.lane_offsets[:-1]
+        moved = (handed.sent + handed.received)[program.lane_actions]
+        held = np.maximum.reduceat(handed.held[program.lane_actions], starts)
+        return held, np.maximum.reduceat(moved, starts) + self.posted_bytes(program)
+
     def action_bytes(self, program: Program) -> tuple[FloatArray, FloatArray]:
         """Bytes each action adds to a rank (forwards) or frees (backwards, negative), and needs while it runs."""
         change, working = np.zeros(program.num_actions), np.zeros(program.num_actions)
+        handed = self.transfers(program)
         for index, (module, placed) in enumerate(zip(self.model.modules, program.layout.modules, strict=True)):
             chunks = program.chunks[index]
             tokens = sum_rows(chunks.offsets, module.lengths(program.shapes, chunks.members))
             kept, extra = (tokens[:, None] * per_token for per_token in self.token_bytes(module, placed))
             forward, backward = program.forward_actions(index), program.backward_actions(index)
-            change[forward], change[backward], working[backward] = kept, -kept, extra
+            change[forward], change[backward] = kept + handed.held[forward], -kept - handed.held[backward]
+            # A forward's input is kept, a backward's is the gradient of its output.
+            working[forward] = extra + handed.sent[forward]
+            working[backward] = extra + handed.sent[backward] + handed.received[backward]
         return change, working
 
     def over_program(self, program: Program) -> FloatArray:
@@ -127,19 +215,34 @@ class Memory:
 
         A forward's activations count from its start, a backward's until its end, so order decides and not time. Weights
         and gradients of an offloaded module are away between its last forward and its first backward on the rank.
+        Buffers of receives that are posted ahead count as soon as they are posted.
         """
         change, working = self.action_bytes(program)
         action, lane = program.lane_actions, rows_of(program.lane_offsets)
+        posted = np.concatenate(([0.0], np.cumsum(self.transfers(program).received[action])))
+        here = 1 + np.arange(len(action))
+        ahead = np.minimum(here + self.framework.receives_ahead, program.lane_offsets[1:][lane])
+        buffers = posted[ahead] - posted[here]
         running = np.cumsum(change[action])
         before = np.concatenate(([0.0], running))[program.lane_offsets[:-1]]
         away = np.zeros(len(action) + 1)
         for window in self._offload_windows(program):
             away[window.last_forward + 1] += WEIGHT_BYTES * window.parameters
             away[window.first_backward] -= WEIGHT_BYTES * window.parameters
-        after = running + (self.lane_state_bytes(program.layout) - before)[lane] - np.cumsum(away)[:-1]
-        during = np.where(program.kind[action] == Pass.BACKWARD, after - change[action] + working[action], after)
+        after = running + (self.lane_state_bytes(program.layout) - before)[lane] - np.cumsum(away)[:-1] + buffers
+        during = np.where(program.kind[action] == Pass.BACKWARD, after - change[action], after) + working[action]
         return np.stack([during, after])
 
     def peak_bytes(self, program: Program) -> FloatArray:
         """Highest memory of a rank of each lane ``[lanes]``."""
         return np.maximum.reduceat(self.over_program(program)[0], program.lane_offsets[:-1])
+
+
+def _rank_sets(program: Program) -> IntArray:
+    """A number for the set of ranks that run each action of a forward or backward, 0 for others ``[actions]``."""
+    layout = program.layout
+    numbers = np.zeros(len(program.kind), np.int64)
+    for index, (placed, blocks) in enumerate(zip(layout.modules, layout.blocks, strict=True)):
+        for actions in (program.forward_actions(index), program.backward_actions(index)):
+            numbers[actions] = blocks.rank_set[program.replica[actions] * placed.pp + program.stage[actions]]
+    return numbers

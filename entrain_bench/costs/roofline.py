@@ -9,8 +9,8 @@ See docs/costs.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike
 from entrain_bench.arrays import FloatArray, IntArray, sum_rows
 from entrain_bench.costs.links import all_gather_s
 from entrain_bench.specs.cluster import HEAD_DIM, ClusterSpec
-from entrain_bench.specs.layer import BF16_BYTES, Attention, Gemm, Layer
+from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
 from entrain_bench.specs.model import ModuleSpec
 
 # Output tile of a matrix product, and rows and columns of a flash-attention tile (FlashAttention-2's forward kernel
@@ -31,6 +32,9 @@ KEY_TILE = 64
 GEMM_BACKWARD = 2.0
 ATTENTION_BACKWARD = 2.5
 ELEMENTWISE_BACKWARD = 2.0
+# Adam in mixed precision reads the fp32 gradient and reads and writes the fp32 weight and both moments; it writes the
+# bf16 weight.
+OPTIMIZER_TRAFFIC_BYTES = FP32_BYTES * 7 + BF16_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +43,13 @@ class Loads:
 
     Attributes:
         tokens: packed tokens ``[chunks]``.
-        areas: padded score-matrix elements of each layer kind with attention ``[chunks]``.
+        areas: score-matrix elements of each layer kind with attention, for the roofline padded ``[chunks]``.
+        segments: sequences, or windows, that each such kind attends in, for those who ask ``[chunks]``.
     """
 
     tokens: FloatArray
     areas: Mapping[str, FloatArray]
+    segments: Mapping[str, FloatArray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +92,29 @@ def loads_of(module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = N
     return Loads(sum_rows(offsets, lengths), {name: sum_rows(offsets, area) for name, area in areas.items()})
 
 
+def sum_in_order(terms: Sequence[FloatArray], like: FloatArray) -> FloatArray:
+    """Sum of arrays of one shape, first to last; zeros like the given array for none."""
+    total = np.zeros_like(like)
+    for term in terms:
+        total = total + term
+    return total
+
+
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Layer times on one cluster."""
+    """Layer times on one cluster under the settings of the framework."""
 
     cluster: ClusterSpec
+    framework: Framework = field(default_factory=Framework)
+
+    @property
+    def beyond(self) -> Roofline:
+        """Itself: it knows the times of everything."""
+        return self
+
+    def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
+        """As ``loads_of``."""
+        return loads_of(module, lengths, offsets)
 
     def gemm_s(self, gemm: Gemm, tokens: FloatArray, tp: int, cp: int) -> FloatArray:
         """Forward time of a sharded matrix product."""
@@ -125,38 +149,113 @@ class Roofline:
 
     def layer_s(self, layer: Layer, loads: Loads, tp: int, cp: int) -> PassTimes:
         """Times of one layer for each chunk ``[chunks]``."""
-        device, tokens = self.cluster.device, loads.tokens
+        tokens = loads.tokens
         if not layer.tensor_parallel:
             # Whole sequences on every rank: rows are shared as under context parallelism, and nothing is gathered.
             tp, cp = 1, tp * cp
-        bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
-        elementwise = np.maximum(
-            (layer.elementwise_bytes_per_token / (tp * cp * bandwidth)) * tokens,
-            layer.num_elementwise_kernels * device.kernel_launch_s,
-        )
-        gemm = np.zeros_like(tokens)
-        for product in layer.gemms:
-            gemm += self.gemm_s(product, tokens, tp, cp)
+        gemms = [self.gemm_s(product, tokens, tp, cp) for product in layer.gemms]
+        gemm = sum_in_order(gemms, tokens)
+        elementwise = self._elementwise_s(layer, tokens, tp, cp)
         forward = gemm + elementwise
-        backward = GEMM_BACKWARD * gemm + ELEMENTWISE_BACKWARD * elementwise
-        comm = np.zeros_like(tokens)
-        comm_backward = comm
-        if tp > 1 and layer.num_gathers:
-            tier = self.cluster.group_tier(np.arange(tp))
-            hidden = (BF16_BYTES * layer.hidden_size / cp) * tokens
-            comm = layer.num_gathers * all_gather_s(hidden, tp, tier)
-            comm_backward = comm
+        backward = GEMM_BACKWARD * layer.backward_share * gemm + ELEMENTWISE_BACKWARD * elementwise
         if layer.attention:
             ahead, back = self.attention_s(layer.attention, loads.areas[layer.kind], tokens, tp, cp)
             forward, backward = forward + ahead, backward + back
-            if cp > 1 and layer.tensor_parallel:
-                # Keys and values are gathered over the context-parallel group in both passes; backward scatters their
-                # gradients as well.
-                tier = self.cluster.group_tier(np.array([0, tp * cp - 1]))
-                width = 2 * BF16_BYTES * layer.attention.key_value_width / tp
-                gather = all_gather_s(width * tokens, cp, tier)
-                comm, comm_backward = comm + gather, comm_backward + 2 * gather
+        if not layer.backward_share:
+            backward = np.zeros_like(tokens)
+        columns = [each for each, product in zip(gemms, layer.gemms, strict=True) if not product.row_parallel]
+        comm, comm_backward = self.comm_s(layer, tokens, tp, cp, (forward, backward), columns)
         return PassTimes(forward, comm, backward, comm_backward)
+
+    def comm_s(
+        self,
+        layer: Layer,
+        tokens: FloatArray,
+        tp: int,
+        cp: int,
+        compute_s: tuple[FloatArray, FloatArray],
+        columns_s: Sequence[FloatArray] = (),
+    ) -> tuple[FloatArray, FloatArray]:
+        """Exposed communication inside one layer's forward and backward for each chunk ``[chunks]``.
+
+        Args:
+            layer: the layer.
+            tokens: of each chunk ``[chunks]``.
+            tp: tensor-parallel degree of the layer.
+            cp: context-parallel degree.
+            compute_s: its forward and backward without communication.
+            columns_s: forwards of its column-parallel products, under which communication hides; none if unknown.
+        """
+        comm = comm_backward = np.zeros_like(tokens)
+        if tp > 1 and layer.num_gathers + layer.num_scatters:
+            ahead, back, hidden = self._tensor_parallel_s(layer, tokens, tp, cp, columns_s[: layer.num_gathers])
+            comm = self._exposed_s(ahead, np.zeros_like(ahead), compute_s[0])
+            comm_backward = self._exposed_s(back, hidden, compute_s[1])
+        if layer.attention and cp > 1 and layer.tensor_parallel:
+            # Keys and values are gathered over the context-parallel group in both passes; backward scatters their
+            # gradients as well.
+            tier = self.cluster.group_tier(np.array([0, tp * cp - 1]))
+            width = 2 * BF16_BYTES * layer.attention.key_value_width / tp
+            gather = all_gather_s(width * tokens, cp, tier)
+            comm, comm_backward = comm + gather, comm_backward + 2 * gather
+        return comm, comm_backward if layer.backward_share else np.zeros_like(tokens)
+
+    def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int) -> list[PassTimes]:
+        """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``."""
+        return [self.layer_s(layer, loads, tp, cp) for layer in module.kinds]
+
+    def _elementwise_s(self, layer: Layer, tokens: FloatArray, tp: int, cp: int) -> FloatArray:
+        """Forward time of norms, residuals, rotary positions and activations."""
+        device = self.cluster.device
+        bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
+        replicated = layer.replicated_elementwise_bytes_per_token
+        split = layer.elementwise_bytes_per_token - replicated
+        a_rank = split / tp + replicated / (tp if self.framework.sequence_parallel else 1)
+        launches = layer.num_elementwise_kernels * device.kernel_launch_s
+        return np.maximum((a_rank / (cp * bandwidth)) * tokens, launches)
+
+    def _tensor_parallel_s(
+        self, layer: Layer, tokens: FloatArray, tp: int, cp: int, columns: Sequence[FloatArray]
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Tensor-parallel communication of a layer: of forward, of backward, and what of the latter products hide.
+
+        With sequence parallelism forward gathers the inputs of column-parallel products and scatters the sums of
+        row-parallel ones; backward does the reverse, and gathers the former inputs once more. Without, the sums are
+        all-reduced in forward, the gradients of the inputs in backward. megatron-core overlaps an input's gather with
+        the product that makes the input's gradient, and what happens to that gradient with the product that makes the
+        weight's (``LinearWithGradAccumulationAndAsyncCommunication`` of 0.19); all else is exposed.
+
+        Args:
+            layer: the layer.
+            tokens: of each chunk ``[chunks]``.
+            tp: tensor-parallel degree, at least 2.
+            cp: context-parallel degree.
+            columns: forward times of the products whose inputs are gathered ``[products][chunks]``.
+        """
+        tier = self.cluster.group_tier(np.arange(tp))
+        one = all_gather_s((BF16_BYTES * layer.hidden_size / cp) * tokens, tp, tier)
+        if not layer.learns:
+            # No product for weights that a gather would be for, or that would hide anything.
+            both = (layer.num_gathers + layer.num_scatters) * one
+            forward = both if self.framework.sequence_parallel else 2 * layer.num_scatters * one
+            return (
+                forward,
+                both if self.framework.sequence_parallel else 2 * layer.num_gathers * one,
+                np.zeros_like(one),
+            )
+        if not self.framework.sequence_parallel:
+            hidden = sum_in_order([np.minimum(2 * one, product) for product in columns], tokens)
+            return 2 * layer.num_scatters * one, 2 * layer.num_gathers * one, hidden
+        hidden = sum_in_order([2 * np.minimum(one, product) for product in columns], tokens)
+        forward = (layer.num_gathers + layer.num_scatters) * one
+        return forward, forward + layer.num_gathers * one, hidden
+
+    def _exposed_s(self, comm: FloatArray, hidden: FloatArray, compute: FloatArray) -> FloatArray:
+        """What communication adds to compute, a part of it hidden by its place, ``tp_overlap`` of the rest besides.
+
+        No more hides than there is compute.
+        """
+        return np.maximum((1.0 - self.framework.tp_overlap) * (comm - hidden), comm - compute)
 
     def stages_s(
         self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool
@@ -169,14 +268,29 @@ class Roofline:
             counts: layers of each kind on every stage ``[stages, kinds]``.
             tp: tensor-parallel degree.
             cp: context-parallel degree.
-            recompute: whether backward runs each layer's forward once more.
+            recompute: whether backward runs the forward of each layer that recomputation covers once more.
         """
         totals = np.zeros((4, len(loads.tokens), len(counts)))
-        for index, layer in enumerate(module.kinds):
-            times = self.layer_s(layer, loads, tp, cp)
+        for index, (layer, times) in enumerate(zip(module.kinds, self.layers_s(module, loads, tp, cp), strict=True)):
             columns = (times.forward_s, times.forward_comm_s, times.backward_s, times.backward_comm_s)
             for total, column in zip(totals, columns, strict=True):
                 total += column[:, None] * counts[:, index]
-        if recompute:
-            totals[2:] += totals[:2]
+            if recompute and layer.recomputed and layer.backward_share:
+                totals[2] += times.forward_s[:, None] * counts[:, index]
+                totals[3] += times.forward_comm_s[:, None] * counts[:, index]
         return PassTimes(*totals)
+
+    def work_s(
+        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool
+    ) -> FloatArray:
+        """Least time in which each stage is through with a chunk's sequences, however packed ``[chunks, stages]``.
+
+        Times are subadditive: packing is never slower than running apart.
+        """
+        return self.stages_s(module, loads, counts, tp, cp, recompute).total_s
+
+    def optimizer_s(self, parameters: FloatArray) -> FloatArray:
+        """Time of the optimizer step over parameters whose states a rank holds, of the shape given."""
+        device = self.cluster.device
+        bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
+        return np.asarray(parameters * (OPTIMIZER_TRAFFIC_BYTES / bandwidth))

@@ -20,9 +20,9 @@ def colocated_transforms(program: Program, cluster: ClusterSpec) -> tuple[IntArr
     the ranks of the LLM's first stage; with more stages they are broadcast to the others before they are sliced.
     """
     source, target = program.dep_actions, rows_of(program.dep_offsets)
-    llm = len(program.chunks) - 1
+    llm = program.model.llm_index
     positions, delays = [np.zeros(0, np.int64)], [np.zeros(0)]
-    for index, placed in enumerate(program.layout.modules[:-1]):
+    for index, placed in enumerate(program.layout.modules[:llm]):
         consumer = program.layout.modules[llm]
         if not are_grids(placed, consumer):
             continue

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
 from entrain_bench.errors import UserError, require
 from entrain_bench.records.records import METRICS
+from entrain_bench.records.statistics import Interval, mean_interval, ratio_interval
 
 TEXTS = ("claim", "paper", "where", "paper_setting", "our_setting", "why")
 KEYS = {*TEXTS, "value", "unit", "common", "measure"}
@@ -18,6 +19,7 @@ PICKS = ("mean", "max", "min")
 CASE = ["workload", "model"]
 # Shares of the paper's gain: at least this for "reproduced", for "partly".
 REPRODUCED, PARTLY = 0.8, 1 / 3
+UNDECIDED = "undecided"
 # A ratio must exceed this for an order to hold; what is closer counts as equal.
 ORDER = 1.02
 
@@ -26,8 +28,8 @@ ORDER = 1.02
 class Measure:
     """How a number comes out of runs.
 
-    For every workload and model, a metric is averaged over seeds for each configuration of ``of`` and of ``to``; among
-    several configurations the mean, greatest or least counts; the two sides are compared; cases are then combined.
+    For every workload and model, among several configurations of ``of`` and of ``to`` their mean counts, or the one
+    that is greatest or least on average; the two sides are compared seed by seed; cases are then combined.
 
     Attributes:
         metric: a column of the table of runs.
@@ -88,6 +90,11 @@ class Claim:
         """What of a value is the gain: a ratio's distance from 1, anything else itself."""
         return value - 1 if self.unit == "x" else value
 
+    def describe(self, interval: Interval) -> str:
+        """A number and, if there is one, its interval."""
+        text = self.format(interval.mean)
+        return f"{text} ({self.format((interval.low, interval.high))})" if interval.num_values > 1 else text
+
     def format(self, value: float | Sequence[float]) -> str:
         """A value, or the ends of a range, with the unit; an order without a number as a bound."""
         values = [value] if isinstance(value, float) else value
@@ -136,72 +143,104 @@ def _parse_measure(values: Mapping[str, Any]) -> Measure:
     return measure
 
 
-def measured(claim: Claim, pairs: Sequence[Sequence[pd.DataFrame]]) -> pd.Series[float]:
-    """The claim's numbers from the runs of its pairs, in its unit.
+def measured(claim: Claim, pairs: Sequence[Sequence[pd.DataFrame]]) -> pd.DataFrame:
+    """The claim's numbers from the runs of its pairs: what is compared, or the metric itself.
 
     Args:
         claim: the claim.
-        pairs: for every setting the run tables of its sides (``workload``, ``model``, ``configuration``, the metric),
-            numerator first.
+        pairs: for every setting the run tables of its sides (``workload``, ``model``, ``configuration``, ``seed``, the
+            metric), numerator first.
 
     Returns:
-        A number for every workload and model; a single one where two settings are compared.
+        A row for every workload and model, a single one where two settings are compared; a column for every seed.
 
     Raises:
-        UserError: if the sides of a pair have no workload and model in common.
+        UserError: if the sides of a pair have no workload, model and seed in common, and for a ratio of numbers that
+            are not positive.
     """
-    measure = claim.measure
     settings = [_compared(claim, tables) for tables in pairs]
-    if measure.against:
-        at, against = (cases.agg(measure.over) for cases in settings)
-        return pd.Series([at / against])
+    if claim.measure.against:
+        at, against = (_over(cases, claim.measure.over) for cases in settings)
+        return pd.DataFrame([at / against])
     (cases,) = settings
-    if claim.unit == "x":
-        return cases
-    return 100 * (cases - 1) if measure.to else 100 * cases
+    return cases
 
 
-def combined(claim: Claim, cases: pd.Series[float]) -> str:
-    """The claim's number over all cases as text; of an order the least and the greatest, and in how many it holds."""
-    if claim.value:
-        return claim.format(float(cases.agg(claim.measure.over)))
-    if len(cases) == 1:
-        return claim.format(float(cases.iloc[0]))
-    ends = claim.format((float(cases.min()), float(cases.max())))
-    return f"{ends} ({int((cases > ORDER).sum())} of {len(cases)})"
+def combined(claim: Claim, cases: pd.DataFrame) -> str:
+    """The claim's number over all cases, and its interval; of an order the ends, and in how many cases it holds."""
+    if claim.value or len(cases) == 1:
+        return claim.describe(_interval(claim, _over(cases, claim.measure.over)))
+    intervals = [_interval(claim, row) for _, row in cases.iterrows()]
+    means = [interval.mean for interval in intervals]
+    holds, may = _held(intervals)
+    unclear = f", {may - holds} unclear" if may > holds else ""
+    return f"{claim.format((min(means), max(means)))} ({holds} of {len(means)}{unclear})"
 
 
-def verdict(claim: Claim, cases: pd.Series[float]) -> str:
-    """Reproduced, partly or not, by the share of the paper's gain that is measured.
+def verdict(claim: Claim, cases: pd.DataFrame) -> str:
+    """Whether the claim is reproduced, partly or not, by the share of the paper's gain that is measured.
 
-    ``reproduced``: at least 80% of it, or beyond; ``partly``: at least a third; ``not``: less, or the other direction.
-    Of a range the end nearer to no gain counts. An order without a number is reproduced if it holds (``ORDER``) in
-    every case, partly if in a third of them.
+    ``reproduced``: at least 80% of it, or beyond; ``partly``: at least a third; ``not reproduced``: less, or the other
+    direction. Of a range the end nearer to no gain counts. An order without a number is reproduced if it holds
+    (``ORDER``) in every case, partly if in a third of them. ``undecided``: within the intervals the verdict is not the
+    same.
     """
-    if not claim.value:
-        share = float((cases > ORDER).mean())
-        return "reproduced" if share == 1 else "partly" if share >= PARTLY else "not"
-    gain = min((claim.gain(number) for number in claim.value), key=abs)
-    share = claim.gain(float(cases.agg(claim.measure.over))) / gain
-    if share >= REPRODUCED:
-        return "reproduced"
-    return "partly" if share >= PARTLY else "not"
+    if claim.value:
+        gain = min((claim.gain(number) for number in claim.value), key=abs)
+        interval = _interval(claim, _over(cases, claim.measure.over))
+        shares = [claim.gain(end) / gain for end in (interval.low, interval.high)]
+        verdicts = {_by_share(share, REPRODUCED) for share in shares}
+    else:
+        counts = _held([_interval(claim, row) for _, row in cases.iterrows()])
+        verdicts = {_by_share(count / len(cases), 1.0) for count in counts}
+    return verdicts.pop() if len(verdicts) == 1 else UNDECIDED
 
 
-def _compared(claim: Claim, tables: Sequence[pd.DataFrame]) -> pd.Series[float]:
-    """Numerator over denominator, or the numerator, for every workload and model."""
+def _by_share(share: float, enough: float) -> str:
+    return "reproduced" if share >= enough else "partly" if share >= PARTLY else "not reproduced"
+
+
+def _held(intervals: Sequence[Interval]) -> tuple[int, int]:
+    """In how many cases an order holds, and in how many it may."""
+    return sum(each.low > ORDER for each in intervals), sum(each.high > ORDER for each in intervals)
+
+
+def _interval(claim: Claim, seeds: pd.Series[float]) -> Interval:
+    """Mean and interval of a number of every seed, in the claim's unit."""
+    values = seeds.tolist()
+    found = ratio_interval(values, [1.0] * len(values)) if claim.measure.to else mean_interval(values)
+    if claim.unit == "x":
+        return found
+    nothing = 1.0 if claim.measure.to else 0.0
+    mean, low, high = (100 * (end - nothing) for end in (found.mean, found.low, found.high))
+    return replace(found, mean=mean, low=low, high=high)
+
+
+def _over(cases: pd.DataFrame, over: str) -> pd.Series[float]:
+    """The mean of all cases at every seed, or the case that is greatest or least on average."""
+    if over == "mean":
+        return cases.mean()
+    means = cases.mean(axis="columns").to_numpy()
+    return cases.iloc[int(means.argmax() if over == "max" else means.argmin())]
+
+
+def _compared(claim: Claim, tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Numerator over denominator, or the numerator, for every workload and model and at every seed."""
     measure = claim.measure
     sides = [
         _case_values(table, measure.metric, pick)
         for table, pick in zip(tables, (measure.pick_of, measure.pick_to), strict=False)
     ]
-    cases = (sides[0] / sides[1] if len(sides) > 1 else sides[0]).dropna()
+    cases = (sides[0] / sides[1] if len(sides) > 1 else sides[0]).dropna(how="all").dropna(axis="columns")
     if cases.empty:
-        raise UserError(f"measure: the two sides of {claim.name} have no workload and model in common")
+        raise UserError(f"measure: the two sides of {claim.name} have no workload, model and seed in common")
+    if measure.to and not (cases > 0).all(axis=None):
+        raise UserError(f"measure.metric={measure.metric}: must be positive in all runs, for it makes a ratio")
     return cases
 
 
-def _case_values(table: pd.DataFrame, metric: str, pick: str) -> pd.Series[float]:
-    means = table.groupby([*CASE, "configuration"])[metric].mean()
-    values: pd.Series[float] = means.groupby(level=CASE).agg(pick)
-    return values
+def _case_values(table: pd.DataFrame, metric: str, pick: str) -> pd.DataFrame:
+    """The metric of every workload and model at every seed, of the configuration that counts."""
+    values = table.pivot_table(metric, [*CASE, "configuration"], "seed", sort=False)
+    cases = {case: _over(group, pick) for case, group in values.groupby(level=CASE, sort=False)}
+    return pd.DataFrame(cases.values(), pd.MultiIndex.from_tuples(cases, names=CASE))

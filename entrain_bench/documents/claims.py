@@ -13,7 +13,7 @@ from entrain_bench.documents.definition import load_definition
 from entrain_bench.documents.markdown import markdown_table
 from entrain_bench.errors import UserError
 from entrain_bench.files import write_atomically
-from entrain_bench.records.tables import run_table
+from entrain_bench.records.tables import MISSING, run_table
 from entrain_bench.study import Output, Study
 
 NOT_MEASURED = "not measured"
@@ -35,12 +35,17 @@ COLUMNS = (
 INTRODUCTION = """# Claims
 
 What the papers claim and what comes out here, generated from runs. A claim is a YAML in `experiments/claim/`;
-its runs are in the table of runs like all others. The verdict follows one rule, applied to the gain (a ratio's distance
-from 1, a change, or a share itself): *reproduced*: at least 80% of the paper's gain, or beyond; *partly*: at least a
-third of it; *not*: less, or the other direction. Of a range the end nearer to no gain counts. Where a paper gives an
-order and no number ("> 1"), *reproduced* means that it holds by more than 2% for every workload and model measured,
-*partly* for at least a third of them. Hardware, data and cost model differ from the papers'
-([costs.md](../docs/costs.md)), so agreement is not expected to the digit.
+its runs are in the table of runs like all others. In brackets stands the 95% interval over seeds, whose runs are
+compared seed by seed ([metrics.md](../docs/metrics.md)); where all samples are alike, one seed says it all.
+
+The verdict follows one rule, applied to the gain (a ratio's distance from 1, a change, or a share itself):
+*reproduced*: at least 80% of the paper's gain, or beyond; *partly*: at least a third of it; *not reproduced*: less, or
+the other direction; *undecided*: not the same at both ends of the interval. Of a range the end nearer to no gain is
+taken. Where a paper gives an order and no number ("> 1"), *reproduced* means that it holds by more than 2%, with the
+whole interval, for every workload and model measured, *partly* for at least a third of them; *undecided* that it
+depends on those whose interval lies on both sides. Seeds at which a run has no result are left out and counted.
+Hardware, data and cost model differ from the papers' ([costs.md](../docs/costs.md)), so agreement is not expected to
+the digit.
 """
 
 
@@ -76,27 +81,43 @@ def claim_row(claim: Claim, study: Study) -> dict[str, str]:
         "runs": SIDE_SEPARATOR.join(" ".join(side) for pair in claim.pairs for side in pair),
     }
     try:
-        cases = measured(claim, [[_side_table(side, study) for side in pair] for pair in claim.pairs])
+        tables = [[_side_table(side, study) for side in pair] for pair in claim.pairs]
+        complete, lacking = _complete(tables)
+        cases = measured(claim, complete)
     except UserError as error:
         return row | {"measured_value": "", "verdict": f"{NOT_MEASURED}: {error}"}
-    return row | {"measured_value": combined(claim, cases), "verdict": verdict(claim, cases)}
+    return row | {"measured_value": combined(claim, cases) + lacking, "verdict": verdict(claim, cases)}
 
 
 def _side_table(side: Sequence[str], study: Study) -> pd.DataFrame:
     """The runs of one side; ``configuration`` tells those apart that differ by more than the seed.
 
     Raises:
-        UserError: if any run has no result.
+        UserError: if any run has not been run.
     """
-    if problem := study.problem(*side):
-        raise UserError(problem)
     cells = study.cells(*side)
     table = run_table(cells, study.results)
-    without = table[table["status"] != "ok"]
-    if len(without):
-        raise UserError(f"{len(without)} of {len(table)} runs have no result: {without['reason'].iloc[0]}")
+    if (table["status"] == MISSING).any():
+        raise UserError(study.problem(*side))
     plain = {cell.key: [text for text in cell.overrides if not text.startswith("seed=")] for cell in cells}
     return table.assign(configuration=table["key"].map(lambda key: " ".join(plain[key])))
+
+
+def _complete(pairs: Sequence[Sequence[pd.DataFrame]]) -> tuple[list[list[pd.DataFrame]], str]:
+    """The tables without the seeds at which any run of the claim has no result, and a note on what is left out.
+
+    Raises:
+        UserError: if that leaves no seed.
+    """
+    runs = pd.concat([table for pair in pairs for table in pair])
+    without = runs[runs["status"] != "ok"]
+    left = {*runs["seed"]} - {*without["seed"]}
+    reason = f"{len(without)} of {len(runs)} runs have no result" if len(without) else ""
+    if not left:
+        raise UserError(f"{reason}: {without['reason'].iloc[0]}")
+    complete = [[table[table["seed"].isin(left)] for table in pair] for pair in pairs]
+    seeds = ", ".join(map(str, sorted({*without["seed"]})))
+    return complete, f"; {reason} (seeds left out: {seeds})" if reason else ""
 
 
 def claims_table(rows: Sequence[dict[str, str]]) -> pd.DataFrame:

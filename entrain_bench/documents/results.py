@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
+from typing import Any
+
 import pandas as pd
 
 from entrain_bench.documents.markdown import markdown_table
 from entrain_bench.files import write_atomically
 from entrain_bench.records.labels import names
-from entrain_bench.records.tables import mean_over_seeds, run_table
+from entrain_bench.records.tables import fastest, interval_over_seeds, over_seeds, run_table, without_result
 from entrain_bench.study import Output, Study
 
 CASE = ["model", "workload", "strategy"]
@@ -15,13 +18,20 @@ CASE = ["model", "workload", "strategy"]
 TABLES = {
     "Default setting: layout.tp=2 layout.dp=4": "iteration_time",
     "Free degrees: layout.tp=null layout.dp=null": "free_degrees",
+    "Free degrees and microbatch size, 8 trials: microbatch_size=null strategy.planner.num_trials=8": (
+        "free_degrees_trials"
+    ),
 }
 INTRODUCTION = """# Results
 
-Generated from the runs of the figures: seconds an iteration, mean over seeds; in brackets the gap to the lower bound of
-the layout that the strategy chose ([metrics.md](../docs/metrics.md)), so gaps compare schedules and times compare
-strategies. The best time of a row is bold. 64 simulated A40, global batch 512, microbatches of 4; every sweep is a YAML
-in `experiments/figure/`.
+Generated from the runs of the figures: seconds an iteration, mean over seeds ± half of its 95% interval; in brackets
+the gap to the lower bound of the layout that the strategy chose ([metrics.md](../docs/metrics.md)), so gaps compare
+schedules and times compare strategies. Bold is every strategy of a row that is not significantly slower than the row's
+best, seed by seed: at a seed all get the same samples, so differences are known better than times. Runs without result
+are counted in their cell and named below the table. 64 simulated A40, global batch 512, microbatches of 4; every sweep
+is a YAML in `experiments/figure/`. Planners choose as their papers describe in the first two tables; in the third all
+run their best candidates on trial and choose the microbatch size, too (DFLOP's number of microbatches is its own in all
+three).
 """
 
 
@@ -52,18 +62,15 @@ def results_document(study: Study) -> tuple[str, str]:
 
 
 def results_markdown(data: pd.DataFrame) -> str:
-    """A row a model and workload, a column a strategy; runs without result show their status."""
+    """A row a model and workload, a column a strategy; below it what runs have no result."""
     labels = {column: names(data, column) for column in CASE}
-    times = mean_over_seeds(data, CASE, "iteration_time_s")
-    gaps = mean_over_seeds(data, CASE, "gap_to_lower_bound").set_index(CASE)["gap_to_lower_bound"]
-    best = times.groupby(CASE[:2])["iteration_time_s"].transform("min")
+    gaps = over_seeds(data, CASE, gap=("gap_to_lower_bound", "mean"))
+    times = interval_over_seeds(data, CASE, "iteration_time_s").merge(gaps[[*CASE, "gap"]], on=CASE)
+    best = fastest(data, CASE[:2])
     cells = {}
-    for row, least in zip(times.to_dict("records"), best, strict=True):
-        case = tuple(row[name] for name in CASE)
-        seconds = f"{row['iteration_time_s']:.3f}"
-        emphasis = "**" if row["iteration_time_s"] == least else ""
-        shown = f"{emphasis}{seconds}{emphasis} ({100 * gaps[case]:.0f}%)"
-        cells[case] = shown if row["num_ok"] == row["num_runs"] else str(row["status"])
+    for row in times.to_dict("records"):
+        model, workload, strategy = (str(row[name]) for name in CASE)
+        cells[model, workload, strategy] = _cell(row, strategy in best.get((model, workload), []))
     rows = [
         [f"{labels['model'][model]} {labels['workload'][workload]}"]
         + [cells.get((model, workload, strategy), "") for strategy in labels["strategy"]]
@@ -71,4 +78,17 @@ def results_markdown(data: pd.DataFrame) -> str:
         for workload in labels["workload"]
     ]
     heading = ["model, workload", *labels["strategy"].values()]
-    return markdown_table(heading, rows, right=heading[1:])
+    notes = "".join(f"\n- {sentence}" for sentence in without_result(data))
+    return markdown_table(heading, rows, right=heading[1:]) + (f"{notes}\n" if notes else "")
+
+
+def _cell(row: Mapping[Hashable, Any], bold: bool) -> str:
+    """Mean, interval and gap of the runs that have a result, and how many have none."""
+    if not row["num_ok"]:
+        return str(row["status"])
+    seconds = f"{row['iteration_time_s']:.3f}"
+    if row["num_ok"] > 1:
+        seconds += f" ± {(row['iteration_time_s_high'] - row['iteration_time_s_low']) / 2:.3f}"
+    lacking = row["num_runs"] - row["num_ok"]
+    note = f", {lacking} of {row['num_runs']} {row['status']}" if lacking else ""
+    return f"{f'**{seconds}**' if bold else seconds} ({100 * row['gap']:.0f}%){note}"

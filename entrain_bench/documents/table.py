@@ -24,12 +24,18 @@ FIELDS = (*NUMBERS, DEGREES, RECOMPUTED)
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A number over several runs, or over the replicas of several runs; formatted by itself it is the mean."""
+    """A number over several runs, or over the replicas of several runs; formatted by itself it is the mean.
+
+    Attributes:
+        mean, median, least, most: of all values.
+        margin: half of the mean's 95% interval; not a number if there is one value only.
+    """
 
     mean: float = 0.0
     median: float = 0.0
     least: float = 0.0
     most: float = 0.0
+    margin: float = 0.0
 
     def __format__(self, spec: str) -> str:
         return format(self.mean, spec)

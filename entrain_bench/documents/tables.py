@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -16,7 +18,8 @@ from entrain_bench.errors import UserError, require, unknown_choice
 from entrain_bench.files import write_atomically
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import run_actions, run_table
+from entrain_bench.records.statistics import mean_interval
+from entrain_bench.records.tables import run_actions, run_table, without_result
 from entrain_bench.study import Output, Study
 
 # Where the tables are in a folder of results.
@@ -27,9 +30,6 @@ PLACE = re.compile(r"<!-- table: (\S+) -->.*?(<!-- end -->|(?=<!-- table: )|\Z)"
 # In the text of a layout: a module's layers, too long for a cell, and the name of a module that recomputes.
 LAYERS = r" layers [\d/]+"
 RECOMPUTING = r"(\S+) tp[^;]* recompute"
-
-# Behind what a cell shows of runs that were charged for their assignment.
-CHARGED = r" \*"
 
 
 def load_tables() -> list[Table]:
@@ -54,7 +54,7 @@ def write_tables(tables: Sequence[Table], study: Study) -> str:
 
 
 def table_markdown(table: Table, study: Study) -> str:
-    """Title, common overrides and the table; where runs have no result, their status stands."""
+    """Title, common overrides and the table; runs without result are counted where they are, and named below."""
     shows = {
         " ".join(filter(None, (column, shown))): text for column in table.columns for shown, text in table.show.items()
     }
@@ -64,40 +64,60 @@ def table_markdown(table: Table, study: Study) -> str:
     ]
     source = f"[{table.name}](../../experiments/table/{table.name}.yaml)"
     caption = f"{table.title} ({source}: `{' '.join(table.common)}`).\n\n"
-    return caption + markdown_table([table.corner, *shows], rows, right)
+    notes = "".join(f"\n- {note}" for note in _notes(table, study))
+    return caption + markdown_table([table.corner, *shows], rows, right) + (f"{notes}\n" if notes else "")
+
+
+def _notes(table: Table, study: Study) -> Iterator[str]:
+    """Which runs have no result, and in which cell they are."""
+    for row, column in product(table.rows, table.columns):
+        place = ", ".join(filter(None, (row, column)))
+        runs = run_table(study.cells(*table.sweep(row, column)), study.results)
+        yield from (f"{place}: {sentence}" for sentence in without_result(runs))
 
 
 def _texts(table: Table, row: str, column: str, study: Study) -> list[str]:
     """What a cell shows, one text for each of ``Table.show``."""
     cells = study.cells(*table.sweep(row, column))
     runs = run_table(cells, study.results)
+    done = runs[runs["status"] == "ok"]
     without = runs[runs["status"] != "ok"]
-    if len(without):
+    if done.empty:
         return [str(without["status"].iloc[0])] * len(table.show)
-    values = {name: _value(name, runs, cells, study.results) for name in table.fields}
-    mark = CHARGED if any(_charged(cell, study.results) for cell in cells) else ""
-    return [text.format(**values) + mark for text in table.show.values()]
-
-
-def _charged(cell: Cell, results: Results) -> bool:
-    """Whether an iteration of a run was as long as its assignment, which depends on the machine."""
-    record = results.read(cell.key)
-    return record is not None and any(row["iteration_time_s"] <= row["assignment_time_s"] for row in record.iterations)
+    cells = [cell for cell in cells if cell.key in {*done["key"]}]
+    values = {name: _value(name, done, cells, study.results) for name in table.fields}
+    lacking = f", {len(without)} of {len(runs)} {without['status'].iloc[0]}" if len(without) else ""
+    return [text.format(**values) + lacking for text in table.show.values()]
 
 
 def _value(name: str, runs: pd.DataFrame, cells: Sequence[Cell], results: Results) -> Spread | str:
     if name == DEGREES:
-        return " / ".join(runs["layout"].str.replace(LAYERS, "", regex=True).unique())
+        return _commonest(runs["layout"].str.replace(LAYERS, "", regex=True))
     if name == RECOMPUTED:
-        return ", ".join(sorted({*runs["layout"].str.findall(RECOMPUTING).explode().dropna()})) or "none"
+        modules = Counter(runs["layout"].str.findall(RECOMPUTING).explode().dropna())
+        return ", ".join(_at_seeds(each, modules[each], len(runs)) for each in sorted(modules)) or "none"
     if name == MICROBATCHES:
         return spread(microbatches(pd.concat([run_actions([cell], results) for cell in cells])))
     return spread(runs["peak_memory_bytes"] / 2**30 if name == GIB else runs[name])
 
 
+def _commonest(layouts: pd.Series[str]) -> str:
+    """The layout that most seeds have, how many, and how many others there are."""
+    counts = Counter(layouts)
+    layout, count = counts.most_common(1)[0]
+    others = len(counts) - 1
+    more = f"; {others} other{'s' if others > 1 else ''}" if others else ""
+    return _at_seeds(layout, count, len(layouts)) + more
+
+
+def _at_seeds(text: str, count: int, num_seeds: int) -> str:
+    return text if count == num_seeds else f"{text} at {count} of {num_seeds} seeds"
+
+
 def spread(values: pd.Series[float]) -> Spread:
-    """Mean, median, least and greatest of some numbers."""
-    return Spread(*(float(values.agg(statistic)) for statistic in ("mean", "median", "min", "max")))
+    """Mean, median, least, greatest and the mean's margin of some numbers."""
+    mean, median, least, most = (float(values.agg(statistic)) for statistic in ("mean", "median", "min", "max"))
+    return Spread(mean, median, least, most, mean_interval(values.tolist()).margin)
 
 
 def microbatches(actions: pd.DataFrame) -> pd.Series[float]:

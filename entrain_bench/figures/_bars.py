@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
-from entrain_bench.figures._style import Colour, strategy_colours
+from entrain_bench.figures._style import INK, Colour, strategy_colours
 from entrain_bench.records.labels import names, orders
 
 # Of the distance between two models, the share that their strategies fill.
@@ -63,3 +66,29 @@ def mark_gap(panel: Axes, position: float, width: float, status: str) -> None:
         va="center",
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
     )
+
+
+def draw_interval(panel: Axes, position: float, row: Mapping[Hashable, Any], metric: str) -> None:
+    """A whisker over the interval of a mean (``tables.interval_over_seeds``)."""
+    panel.vlines(position, row[f"{metric}_low"], row[f"{metric}_high"], color=INK, linewidth=0.7, zorder=3)
+
+
+def mark_failed(panel: Axes, position: float, row: Mapping[Hashable, Any]) -> None:
+    """How many seeds have a result, at the foot of a bar to which not all contribute."""
+    if row["num_ok"] < row["num_runs"]:
+        panel.text(
+            position,
+            0.04,
+            f"{row['num_ok']} of {row['num_runs']} seeds",
+            transform=panel.get_xaxis_transform(),
+            rotation=90,
+            ha="center",
+            va="bottom",
+            bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5},
+        )
+
+
+def interval_handle(table: pd.DataFrame) -> list[Artist]:
+    """What whiskers are, if several seeds have any."""
+    style: dict[str, Any] = {"color": INK, "linewidth": 0.7, "marker": "|", "linestyle": "", "markersize": 7}
+    return [Line2D([], [], **style, label="95 % interval")] if (table["num_ok"] > 1).any() else []

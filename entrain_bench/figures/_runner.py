@@ -7,7 +7,7 @@ import importlib
 import os
 import pkgutil
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 import entrain_bench.figures as package
 from entrain_bench.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.figures._accuracy import MEASURED, state_model_error
+from entrain_bench.figures._rows import cells_of, sweeps_of
 from entrain_bench.figures._style import STYLE, empty_figure
 from entrain_bench.files import write_atomically
-from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 from entrain_bench.study import Output, Study
 
@@ -34,7 +34,7 @@ class FigureModule(Protocol):
     EXPERIMENT: str
     RUNS: bool
 
-    def load(self, cells: Sequence[Cell], results: Results) -> Any:
+    def load(self, cells: Any, results: Results) -> Any:
         """The tidy data of the cells; raises ``UserError`` if there is none."""
         ...
 
@@ -56,9 +56,9 @@ def discover() -> dict[str, str]:
 def figure_output(name: str) -> Output:
     """The figure of that name."""
     module = cast(FigureModule, importlib.import_module(f"{package.__name__}.{name}"))
-    sweep = (f"figure={module.EXPERIMENT}",)
+    sweeps = sweeps_of(module.EXPERIMENT) if module.RUNS else []
     files = [f"figures/{name}.{suffix}" for suffix in SUFFIXES]
-    return Output(name, [sweep] if module.RUNS else [], lambda study: draw_figure(name, module, study), files)
+    return Output(name, sweeps, lambda study: draw_figure(name, module, study), files)
 
 
 def draw_figure(name: str, module: FigureModule, study: Study) -> str:
@@ -66,11 +66,11 @@ def draw_figure(name: str, module: FigureModule, study: Study) -> str:
 
     A figure without data says so, and does not keep others from theirs.
     """
-    sweep, problem = f"figure={module.EXPERIMENT}", ""
+    problem = ""
     try:
         if module.RUNS:
-            problem = study.problem(sweep)
-        data = module.load(study.cells(sweep), study.results)
+            problem = "; ".join(filter(None, (study.problem(*sweep) for sweep in sweeps_of(module.EXPERIMENT))))
+        data = module.load(cells_of(module.EXPERIMENT, study), study.results)
         files = render(lambda: module.draw(data), stated=name not in MEASURED)
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):

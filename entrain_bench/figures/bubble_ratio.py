@@ -1,7 +1,7 @@
 """Share of GPU time that is idle, by strategy and trace, in a pipeline of 4 stages and 16 microbatches.
 
 Corresponds to arXiv:2605.27918, Figure 6; cells of ``experiments/figure/bubble_ratio.yaml``. Bars are means over seeds
-and iterations, whiskers the least and the most seed; communication inside actions counts as busy (docs/metrics.md).
+and iterations, whiskers their 95 % intervals; communication inside actions counts as busy (docs/metrics.md).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from entrain_bench.figures._bars import Grid, mark_gap
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, panels, strategy_handles
+from entrain_bench.figures._bars import Grid, draw_interval, interval_handle, mark_failed, mark_gap
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels, strategy_handles
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import over_seeds, run_table
+from entrain_bench.records.tables import interval_over_seeds, run_table
 
 EXPERIMENT = "bubble_ratio"
 RUNS = True
@@ -31,8 +31,7 @@ def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """A panel a trace, bars of the strategies side by side for every model."""
     grid = Grid.of(data)
-    spread = {name: ("bubble_ratio", statistic) for name, statistic in (("least", "min"), ("most", "max"))}
-    table = over_seeds(data, CASE, bubble_ratio=("bubble_ratio", "mean"), **spread)
+    table = interval_over_seeds(data, CASE, "bubble_ratio")
     cases = table.set_index(CASE).to_dict("index")
     figure, axes = panels(1, len(grid.workloads), DOUBLE_COLUMN_IN, 1.8, sharey=True)
     for panel, workload in zip(axes, grid.workloads, strict=True):
@@ -42,11 +41,12 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
                 mark_gap(panel, position, grid.width, row["status"])
                 continue
             panel.bar(position, row["bubble_ratio"], 0.9 * grid.width, color=grid.colours[strategy], zorder=2)
-            panel.vlines(position, row["least"], row["most"], color=INK, linewidth=0.7, zorder=3)
+            draw_interval(panel, position, row, "bubble_ratio")
+            mark_failed(panel, position, row)
         panel.set_title(grid.workloads[workload])
         grid.label_models(panel)
     axes[0].set_ylim(0, 1)
     axes[0].yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     axes[0].set_ylabel("Idle share of GPU time")
-    legend_above(figure, strategy_handles(grid.colours, grid.strategies))
+    legend_above(figure, [*strategy_handles(grid.colours, grid.strategies), *interval_handle(table)])
     return figure, table

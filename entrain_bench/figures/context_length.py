@@ -17,7 +17,7 @@ from entrain_bench.figures._lines import draw_lines, line_handles
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import mean_over_seeds, run_table
+from entrain_bench.records.tables import interval_over_seeds, run_table
 
 EXPERIMENT = "context_length"
 RUNS = True
@@ -34,7 +34,7 @@ def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """A panel a vision share, a line a strategy, context length along x."""
     grid = Grid.of(data)
-    table = mean_over_seeds(data, ["model", "strategy", *SETTINGS], "tflops_per_gpu")
+    table = interval_over_seeds(data, ["model", "strategy", *SETTINGS], "tflops_per_gpu")
     shares = sorted(table["vision_share"].unique())
     figure, axes = panels(len(grid.models), len(shares), DOUBLE_COLUMN_IN, 0.4 + 1.7 * len(grid.models), sharey="row")
     lengths = sorted(table["sequence_tokens"].unique())

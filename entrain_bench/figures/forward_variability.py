@@ -3,7 +3,7 @@
 Corresponds to arXiv:2605.27918, Figure 15 and Table 3; cells of ``experiments/figure/iteration_time.yaml``. A forward
 time is summed over the stages of the encoders or of the LLM. Boxes: all microbatches of all replicas in the first
 iteration of the first seed; whiskers from 5 to 95 %, dots beyond. Bottom: the runs' metric (per replica, averaged over
-replicas and iterations), mean over seeds.
+replicas and iterations), mean over seeds with its 95 % interval.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from entrain_bench.figures._style import (
 )
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import Runs, over_seeds, run_actions, run_table
+from entrain_bench.records.tables import Runs, interval_over_seeds, run_actions, run_table
 
 EXPERIMENT = "iteration_time"
 RUNS = True
@@ -42,6 +42,8 @@ BOX = [*CASE, "side"]
 ACTION = ["module", "stage", "replica", "microbatch", "part"]
 WHISKERS_PERCENT = (5, 95)
 BOX_PERCENT = (WHISKERS_PERCENT[0], 25, 50, 75, WHISKERS_PERCENT[1])
+# How far a whisker reaches down at most: a logarithmic axis has no 0.
+MOST_BELOW = 10
 # Distance between two traces at the bottom, in models.
 TRACE_GAP = 0.6
 
@@ -106,12 +108,13 @@ def forward_std(table: pd.DataFrame) -> pd.DataFrame:
     """The metrics ``encoder_forward_std_ms`` and ``llm_forward_std_ms``, mean over the seeds that succeeded.
 
     Returns:
-        Columns ``workload``, ``model``, ``strategy``, ``side``, ``std_ms``.
+        Columns ``workload``, ``model``, ``strategy``, ``side``, ``std_ms``, ``std_ms_low``, ``std_ms_high``.
     """
-    metrics = {side: f"{side}_forward_std_ms" for side in SIDES}
-    means = over_seeds(table, CASE, **{metric: (metric, "mean") for metric in metrics.values()})
-    means = means[means["num_ok"] > 0].reset_index(drop=True)
-    sides = [means[CASE].assign(side=side, std_ms=means[metric]) for side, metric in metrics.items()]
+    sides = []
+    for side in SIDES:
+        means = interval_over_seeds(table, CASE, metric := f"{side}_forward_std_ms")
+        means.columns = means.columns.str.replace(metric, "std_ms")
+        sides.append(means[means["num_ok"] > 0].assign(side=side)[[*BOX, "std_ms", "std_ms_low", "std_ms_high"]])
     return pd.concat(sides, ignore_index=True)
 
 
@@ -146,22 +149,24 @@ def _draw_std(panel: Axes, spread: pd.DataFrame, grid: Grid) -> None:
     """Traces along x, within them models, within them strategies."""
     ticks = []
     markers = marker_of(grid.models)
-    values = spread.set_index(CASE)["std_ms"]
+    values = spread.set_index(CASE).to_dict("index")
     for place, workload in enumerate(grid.workloads):
         start = place * (len(grid.models) + TRACE_GAP)
         if place:
             panel.axvline(start - 0.5 - TRACE_GAP / 2, color=GRID, linewidth=0.4)
         for model, strategy, position in grid.places():
-            value = values.get((workload, model, strategy))
-            if value is None or pd.isna(value):
+            row = values.get((workload, model, strategy))
+            if row is None:
                 mark_gap(panel, start + position, grid.width, "")
-            elif value == 0:  # has no place on a logarithmic axis
+            elif row["std_ms"] == 0:  # has no place on a logarithmic axis
                 edge: Any = {"transform": panel.get_xaxis_transform(), "ha": "center", "va": "bottom"}
                 panel.text(start + position, 0.01, "0", color=grid.colours[strategy], **edge)
             else:
+                ends = max(row["std_ms_low"], row["std_ms"] / MOST_BELOW), row["std_ms_high"]
+                panel.vlines(start + position, *ends, color=grid.colours[strategy], linewidth=0.7)
                 panel.scatter(
                     start + position,
-                    value,
+                    row["std_ms"],
                     12,
                     marker=markers[model],
                     color=grid.colours[strategy],

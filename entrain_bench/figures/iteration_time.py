@@ -1,8 +1,8 @@
 """Iteration time by strategy, trace and model, and the lower bound of each layout.
 
 Corresponds to arXiv:2605.27918, Figure 11; cells of ``experiments/figure/iteration_time.yaml``. Bars are means over
-seeds, whiskers the least and the most, numbers the speedup over the first strategy. Traces differ by more than an order
-of magnitude, so every trace has its own axis.
+seeds, whiskers their 95 % intervals, numbers the speedup over the first strategy seed by seed, pale where its interval
+includes 1. Traces differ by more than an order of magnitude, so every trace has its own axis.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from entrain_bench.figures._bars import Grid, mark_gap
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, panels, strategy_handles
+from entrain_bench.figures._bars import Grid, draw_interval, interval_handle, mark_failed, mark_gap
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, INK, legend_above, panels, strategy_handles
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import over_seeds, run_table
+from entrain_bench.records.tables import interval_over_seeds, over_seeds, relative_over_seeds, run_table
 
 EXPERIMENT = "iteration_time"
 RUNS = True
@@ -30,6 +30,8 @@ AXIS_IN, BAR_IN = 0.4, 0.12
 # Room above the highest bar for its speedup, as a share of the axis.
 HEADROOM = 1.35
 CASE = ["workload", "model", "strategy"]
+# A ratio's ends, by those of its inverse.
+ENDS = (("low", "high"), ("high", "low"))
 
 
 def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
@@ -51,29 +53,24 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     for panel in axes[::columns]:
         panel.set_ylabel("Iteration time (s)")
     bound = Line2D([], [], color=INK, linewidth=1.4, label="lower bound of the layout")
-    spread = Line2D(
-        [], [], color=INK, linewidth=0.7, marker="|", linestyle="", markersize=7, label="min to max of seeds"
-    )
-    several = [spread] if (table["num_ok"] > 1).any() else []
-    legend_above(figure, [*strategy_handles(grid.colours, grid.strategies), bound, *several])
+    legend_above(figure, [*strategy_handles(grid.colours, grid.strategies), bound, *interval_handle(table)])
     return figure, table
 
 
 def summarise(data: pd.DataFrame) -> pd.DataFrame:
-    """One row for every workload, model and strategy: statistics over the seeds that succeeded, and what failed."""
-    table = over_seeds(
-        data,
-        CASE,
-        iteration_time_s=("iteration_time_s", "mean"),
-        least_s=("iteration_time_s", "min"),
-        most_s=("iteration_time_s", "max"),
-        lower_bound_s=("lower_bound_s", "mean"),
+    """One row for every workload, model and strategy: means and intervals over the seeds that succeeded, what failed.
+
+    ``speedup`` is over the first strategy, with ``speedup_low`` and ``speedup_high``.
+    """
+    table = interval_over_seeds(data, CASE, "iteration_time_s")
+    bounds = over_seeds(data, CASE, lower_bound_s=("lower_bound_s", "mean"))
+    table = table.merge(bounds[[*CASE, "lower_bound_s"]], on=CASE)
+    first = data[data["strategy"] == table["strategy"].iloc[0]]
+    slower = relative_over_seeds(data, first, CASE, CASE[:2], "iteration_time_s")
+    speedup = pd.DataFrame(
+        {"speedup": 1 / slower["relative"], **{f"speedup_{a}": 1 / slower[f"relative_{b}"] for a, b in ENDS}}
     )
-    first = table[table["strategy"] == table["strategy"].iloc[0]]
-    baseline = first[["workload", "model", "iteration_time_s"]].rename(columns={"iteration_time_s": "baseline_s"})
-    table = table.merge(baseline, on=["workload", "model"], how="left")
-    table.insert(4, "speedup", table.pop("baseline_s") / table["iteration_time_s"])
-    return table
+    return table.join(speedup, on=CASE)
 
 
 def _columns(grid: Grid) -> int:
@@ -84,23 +81,23 @@ def _columns(grid: Grid) -> int:
 
 def _draw_panel(panel: Axes, table: pd.DataFrame, grid: Grid) -> None:
     cases = {(row["model"], row["strategy"]): row for row in table.to_dict("records")}
-    top = float(table["most_s"].max())
+    top = float(table["iteration_time_s_high"].max())
     for model, strategy, position in grid.places():
         row: dict[Hashable, Any] = cases.get((model, strategy), {"num_ok": 0, "status": "no cell"})
         if not row["num_ok"]:
             mark_gap(panel, position, grid.width, row["status"])
             continue
         panel.bar(position, row["iteration_time_s"], 0.9 * grid.width, color=grid.colours[strategy], zorder=2)
-        panel.vlines(position, row["least_s"], row["most_s"], color=INK, linewidth=0.7, zorder=3)
+        draw_interval(panel, position, row, "iteration_time_s")
         half = 0.45 * grid.width
         panel.hlines(row["lower_bound_s"], position - half, position + half, color=INK, linewidth=1.4, zorder=3)
         upright: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "bottom"}
         if strategy != next(iter(grid.strategies)) and not pd.isna(row["speedup"]):
             speedup = f"{row['speedup']:.2f}\N{MULTIPLICATION SIGN}"
-            panel.text(position, row["most_s"] + 0.03 * top, speedup, **upright)
-        if row["num_ok"] < row["num_runs"]:
-            seeds = f"{row['num_ok']} of {row['num_runs']} seeds"
-            panel.text(position, 0.05 * top, seeds, **upright, bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5})
+            equal = row["speedup_low"] < 1 < row["speedup_high"]
+            above = row["iteration_time_s_high"] + 0.03 * top
+            panel.text(position, above, speedup, **upright, color=FAINT if equal else INK)
+        mark_failed(panel, position, row)
     panel.set_ylim(0, HEADROOM * top if top > 0 else 1)
     panel.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     grid.label_models(panel)

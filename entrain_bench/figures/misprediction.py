@@ -2,7 +2,8 @@
 
 No figure of arXiv:2605.27918 or the other papers: their estimates are never wrong by more than their fits. Cells of
 ``experiments/figure/misprediction.yaml``; an error of e multiplies each sample's estimate by 1 + e u, u uniform in
-[-1, 1] (docs/costs.md). Means over seeds. Strategies that assign and order without estimates stay at 1.
+[-1, 1] (docs/costs.md). Ratios are taken seed by seed; whiskers are 95 % intervals. Strategies that assign and order
+without estimates stay at 1.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from entrain_bench.figures._lines import draw_lines, line_handles
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import mean_over_seeds, run_table
+from entrain_bench.records.tables import interval_over_seeds, relative_over_seeds, run_table
 
 EXPERIMENT = "misprediction"
 RUNS = True
@@ -37,7 +38,7 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     for place, panel in enumerate(axes):
         model, workload = [*grid.models][place // len(grid.workloads)], [*grid.workloads][place % len(grid.workloads)]
         rows = table[(table["workload"] == workload) & (table["model"] == model)]
-        draw_lines(panel, rows, "belief_error", "relative_time", "strategy", grid.colours, grid.strategies)
+        draw_lines(panel, rows, "belief_error", "relative", "strategy", grid.colours, grid.strategies)
         panel.set_title(f"{grid.workloads[workload]}, {grid.models[model]}")
         panel.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         if place % len(grid.workloads) == 0:
@@ -48,8 +49,9 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 
 def relative_times(data: pd.DataFrame) -> pd.DataFrame:
-    """Mean iteration times over seeds, and their ratios to those without error (NaN where that has none)."""
-    table = mean_over_seeds(data, [*CASE, "belief_error"], "iteration_time_s")
-    exact = table[table["belief_error"] == 0].set_index(CASE)["iteration_time_s"].rename("exact_s")
-    table = table.join(exact, on=CASE)
-    return table.assign(relative_time=table["iteration_time_s"] / table.pop("exact_s"))
+    """Mean iteration times over seeds, and their ratios to those without error at the same seed (NaN without any)."""
+    keys = [*CASE, "belief_error"]
+    table = interval_over_seeds(data, keys, "iteration_time_s")
+    return table.join(
+        relative_over_seeds(data, data[data["belief_error"] == 0], keys, CASE, "iteration_time_s"), on=keys
+    )

@@ -1,7 +1,8 @@
 """Iteration time against the split of a replica's pipeline stages between encoder and LLM.
 
 Corresponds to arXiv:2605.27918, Figure 14; cells of ``experiments/figure/sensitivity.yaml``, which force every split on
-one strategy. Times are relative to the best split; large markers are the splits that the planner takes by itself.
+one strategy. Times are relative to those of the split that is best on average, seed by seed, with 95 % intervals; large
+markers are the splits that the planner takes by itself, at any seed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, ma
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.labels import names
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import mean_over_seeds, run_table
+from entrain_bench.records.tables import interval_over_seeds, relative_over_seeds, run_table
 from entrain_bench.specs.model import Role
 
 EXPERIMENT = "sensitivity"
@@ -35,7 +36,9 @@ COLUMNS = [
     "status",
     "reason",
     "iteration_time_s",
-    "relative_time",
+    "relative",
+    "relative_low",
+    "relative_high",
     "planned",
 ]
 
@@ -69,10 +72,10 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     figure, axes = panels(1, len(models), DOUBLE_COLUMN_IN, 2.2, sharey=True)
     for panel, model in zip(axes, models, strict=True):
         rows = table[table["model"] == model]
-        draw_lines(panel, rows, "encoder_stages", "relative_time", "workload", colours, traces)
+        draw_lines(panel, rows, "encoder_stages", "relative", "workload", colours, traces)
         for trace, marker in marker_of(traces).items():
             own = rows[rows["planned"] & (rows["workload"] == trace)]
-            panel.plot(own["encoder_stages"], own["relative_time"], marker, **OWN, mfc=colours[trace], zorder=3)
+            panel.plot(own["encoder_stages"], own["relative"], marker, **OWN, mfc=colours[trace], zorder=3)
         panel.set(title=models[model], xlabel="Pipeline stages of the encoder")
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_ylim(bottom=0.95)
@@ -84,10 +87,12 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 def relative_times(data: pd.DataFrame) -> pd.DataFrame:
     """Mean iteration times of the forced splits over seeds, and their ratios to the best split of model and trace."""
-    forced = data[data["forced_stages"].notna()]
-    table = mean_over_seeds(forced, [*CASE, "encoder_stages"], "iteration_time_s").astype({"encoder_stages": int})
-    best = table.groupby(CASE)["iteration_time_s"].transform("min")
+    keys = [*CASE, "encoder_stages"]
+    forced = data[data["forced_stages"].notna()].astype({"encoder_stages": int})
+    table = interval_over_seeds(forced, keys, "iteration_time_s")
+    best = table.sort_values("iteration_time_s", kind="stable").drop_duplicates(CASE)[keys]
+    ratios = relative_over_seeds(forced, forced.merge(best, on=keys), keys, CASE, "iteration_time_s")
     own = data[data["forced_stages"].isna() & data["encoder_stages"].notna()]
-    chosen = set(own[[*CASE, "encoder_stages"]].astype({"encoder_stages": int}).itertuples(index=False, name=None))
-    planned = [case in chosen for case in table[[*CASE, "encoder_stages"]].itertuples(index=False, name=None)]
-    return table.assign(relative_time=table["iteration_time_s"] / best, planned=planned)
+    chosen = set(own[keys].astype({"encoder_stages": int}).itertuples(index=False, name=None))
+    planned = [case in chosen for case in table[keys].itertuples(index=False, name=None)]
+    return table.join(ratios, on=keys).assign(planned=planned)

@@ -1,7 +1,8 @@
 """Throughput by strategy, trace and model: samples per second, and model TFLOP/s of a GPU.
 
 Corresponds to the comparisons of arXiv:2603.25120 (TFLOPS/GPU) and arXiv:2408.04275 (throughput), on the cells of
-``experiments/figure/iteration_time.yaml``. Bars are means over seeds.
+``experiments/figure/iteration_time.yaml``. Bars are means over seeds, whiskers their
+95 % intervals.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from entrain_bench.figures._bars import Grid, mark_gap
+from entrain_bench.figures._bars import Grid, draw_interval, interval_handle, mark_failed, mark_gap
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, NUMBER_FORMAT, legend_above, panels, strategy_handles
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import mean_over_seeds, run_table
+from entrain_bench.records.tables import interval_over_seeds, run_table
 
 EXPERIMENT = "iteration_time"
 RUNS = True
@@ -32,17 +33,19 @@ def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """A row a metric, a panel a trace; bars of the strategies side by side for every model."""
     grid = Grid.of(data)
-    tables = {metric: mean_over_seeds(data, CASE, metric) for metric in METRICS}
+    tables = {metric: interval_over_seeds(data, CASE, metric) for metric in METRICS}
     figure, axes = panels(len(METRICS), len(grid.workloads), DOUBLE_COLUMN_IN, 3.2, sharex=True)
     for place, panel in enumerate(axes):
         metric, workload = list(METRICS)[place // len(grid.workloads)], [*grid.workloads][place % len(grid.workloads)]
-        values = tables[metric].set_index(CASE)
+        cases = tables[metric].set_index(CASE).to_dict("index")
         for model, strategy, position in grid.places():
-            value, status = (values[name].get((workload, model, strategy)) for name in (metric, "status"))
-            if value is None or pd.isna(value):
-                mark_gap(panel, position, grid.width, status or "no cell")
-            else:
-                panel.bar(position, value, 0.9 * grid.width, color=grid.colours[strategy], zorder=2)
+            row = cases.get((workload, model, strategy), {"num_ok": 0, "status": "no cell"})
+            if not row["num_ok"]:
+                mark_gap(panel, position, grid.width, row["status"])
+                continue
+            panel.bar(position, row[metric], 0.9 * grid.width, color=grid.colours[strategy], zorder=2)
+            draw_interval(panel, position, row, metric)
+            mark_failed(panel, position, row)
         grid.label_models(panel)
         panel.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
         panel.yaxis.set_major_formatter(NUMBER_FORMAT)
@@ -50,6 +53,6 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
             panel.set_title(grid.workloads[workload])
         if place % len(grid.workloads) == 0:
             panel.set_ylabel(METRICS[metric])
-    legend_above(figure, strategy_handles(grid.colours, grid.strategies))
     first, second = tables.values()
-    return figure, first.merge(second[[*CASE, "tflops_per_gpu"]], on=CASE)
+    legend_above(figure, [*strategy_handles(grid.colours, grid.strategies), *interval_handle(first)])
+    return figure, first.merge(second[[*CASE, *second.filter(like="tflops_per_gpu").columns]], on=CASE)

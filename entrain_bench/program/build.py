@@ -151,10 +151,13 @@ def _dependencies(
     for index, (module, rows) in enumerate(zip(model.modules, chunks, strict=True)):
         forward, backward = grid[index]
         tokens = np.add.reduceat(np.append(module.lengths(shapes, rows.members), 0), rows.offsets[:-1])
-        hidden = np.outer(tokens, module.cut_bytes(layout.modules[index].layers_per_stage)).ravel()
+        split = layout.modules[index].layers_per_stage
+        hidden, gradient = (
+            np.outer(tokens, cut).ravel() for cut in (module.cut_bytes(split), module.gradient_cut_bytes(split))
+        )
         waits += [forward[:, 1:].ravel(), backward[:, :-1].ravel()]
         needs += [forward[:, :-1].ravel(), backward[:, 1:].ravel()]
-        sizes += [hidden, hidden]
+        sizes += [hidden, gradient]
         if not module.is_encoder:
             # A loss of its own.
             waits.append(backward[:, -1])
@@ -174,7 +177,7 @@ def _dependencies(
         else:
             waits += [forward[own, 0], grid[llm][1, its_llm, -1]]
             needs += [grid[llm][0, its_llm, -1], backward[own, 0]]
-        sizes += [size, size]
+        sizes += [size, size * (module.has_backward if module.is_encoder else model.llm.has_backward)]
     wait = np.concatenate(waits)
     order = np.argsort(wait, kind="stable")
     offsets = offsets_from_counts(np.bincount(wait, minlength=num_actions))

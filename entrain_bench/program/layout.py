@@ -79,6 +79,11 @@ class Blocks:
         """One lane of every block ``[replicas, stages]``."""
         return self.lanes[self.offsets[:-1]].reshape(-1, self.num_stages)
 
+    def of_stage(self, stage: int) -> IntArray:
+        """Lanes of all replicas of a stage."""
+        _, entries = take_rows(self.offsets, np.arange(stage, len(self.offsets) - 1, self.num_stages))
+        return self.lanes[entries]
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:

@@ -16,6 +16,8 @@ from entrain_bench.store import Store
 
 # What runs every run, whatever it is made of.
 DRIVER = "entrain_bench.experiment"
+# What a strategy is made of and sees.
+PLANNING = "entrain_bench.strategy.interface"
 INIT = "__init__.py"
 
 
@@ -35,6 +37,18 @@ def code_version(targets: frozenset[str]) -> str:
         UserError: for a target whose module does not exist, and a file that is not Python.
     """
     return hash_of(sources_of({target.rpartition(".")[0] for target in targets} | {DRIVER}))
+
+
+@cache
+def planning_version(targets: frozenset[str]) -> str:
+    """Hash of the modules that planning with these ``_target_``s uses; what executes and measures is left out.
+
+    Raises:
+        UserError: as for ``code_version``.
+    """
+    planning = sources_of({target.rpartition(".")[0] for target in targets} | {PLANNING})
+    # What sets a run up counts, what else it imports does not.
+    return hash_of(planning | {DRIVER: sources_of({DRIVER})[DRIVER]})
 
 
 def sources_of(modules: Collection[str]) -> dict[str, Source]:

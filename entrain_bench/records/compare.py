@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
 
@@ -16,10 +16,6 @@ MEASURED = ("planning_time_s", "assignment_time_s")
 # What a run came to; the other columns say which run it is.
 OUTCOME = ("status", "reason", "layout", *(name for name in METRICS if name not in MEASURED))
 MADE_BY = ("code_version", "key")
-# What an assignment that outlasts an iteration changes: its wall time then stands for the iteration's.
-CHARGED = frozenset(
-    {"iteration_time_s", "samples_per_s", "tokens_per_s", "tflops_per_gpu", "mfu", "gap_to_lower_bound"}
-)
 # What a run is called; further columns only where these do not tell all runs apart.
 NAMING = ("strategy", "workload", "model", "cluster", "seed")
 
@@ -32,20 +28,17 @@ class Drift:
         run: which run.
         column: of the table; empty if only one of the tables has the run.
         before, after: as they are written; whether a table has the run if there is no column.
-        charged: whether nothing but the wall time of assignments differs, which outlasted iterations.
     """
 
     run: str
     column: str
     before: str
     after: str
-    charged: bool = False
 
     def __str__(self) -> str:
         if not self.column:
             return f"{self.run}: {'new' if self.after else 'gone'}"
-        note = ": an assignment outlasted an iteration, the timelines are alike" if self.charged else ""
-        return f"{self.run}: {self.column} {self.before} -> {self.after}{_relative(self.before, self.after)}{note}"
+        return f"{self.run}: {self.column} {self.before} -> {self.after}{_relative(self.before, self.after)}"
 
 
 def read_text(csv: str) -> pd.DataFrame:
@@ -81,23 +74,13 @@ def drifts(before: pd.DataFrame, after: pd.DataFrame) -> list[Drift]:
             found.append(Drift(name, "", str(one is not None), "yes" if other is not None else ""))
         else:
             moved = [column for column in one if column in OUTCOME and one[column] != other[column]]
-            charged = _is_charged(moved, one, other)
-            columns = moved[:1] if charged else moved
-            found += [Drift(name, column, one[column], other[column], charged) for column in columns]
+            found += [Drift(name, column, one[column], other[column]) for column in moved]
     return found
 
 
 def _by_identity(table: pd.DataFrame, identity: Sequence[str]) -> dict[tuple[str, ...], dict[str, str]]:
     rows = [{str(name): str(value) for name, value in row.items()} for row in table.to_dict("records")]
     return {tuple(row[name] for name in identity): row for row in rows}
-
-
-def _is_charged(moved: Sequence[str], one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """Whether a wall time explains what moved: by no more than the assignments took, and the idle share stayed."""
-    if not moved or not CHARGED.issuperset(moved):
-        return False
-    fast, slow = sorted((one, other), key=lambda row: float(row["iteration_time_s"]))
-    return float(slow["iteration_time_s"]) - float(fast["iteration_time_s"]) <= float(slow["assignment_time_s"])
 
 
 def _telling_apart(runs: pd.DataFrame) -> Sequence[str]:

@@ -10,19 +10,33 @@ from typing import Any
 
 from entrain_bench.config.instantiate import COSMETIC, instantiate
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.records.code import code_version
+from entrain_bench.costs.profiled.cluster import ProfiledDevice
+from entrain_bench.records.code import code_version, planning_version
 from entrain_bench.specs.workload import Workload
 
 # Keys that say nothing about the result.
 COSMETIC_KEYS = frozenset({"label", "display_order", "source", "sources"})
+# What is decided after planning.
+BEYOND_PLANS = frozenset({"iterations", "harness"})
 
 
 def identify(config: RunConfig) -> tuple[str, str]:
-    """Key of a run (configuration, workload data, code) and the code version in it."""
+    """Key of a run (configuration, workload data, device profile, code) and the code version in it."""
     content = config.content()
     version = code_version(frozenset(targets_of(content)))
-    text = json.dumps([_decisive(content), workload_of(config).fingerprint(), version], sort_keys=True)
+    device = ProfiledDevice.of(config.cluster)
+    data = [workload_of(config).fingerprint(), *([device.fingerprint()] if device else [])]
+    text = json.dumps([_decisive(content), *data, version], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16], version
+
+
+def plan_key(config: RunConfig) -> str:
+    """Key of what a planner can see: runs that differ elsewhere have the same plan."""
+    content = {name: value for name, value in config.content().items() if name not in BEYOND_PLANS}
+    content["strategy"] = {name: config.strategy[name] for name in ("planner", "assigner", "scheduler")}
+    version = planning_version(frozenset(targets_of([content["strategy"], content["workload"]])))
+    text = json.dumps([_decisive(content), workload_of(config).fingerprint(), version], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def workload_of(config: RunConfig) -> Workload:

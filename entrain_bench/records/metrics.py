@@ -7,12 +7,10 @@ from collections.abc import Sequence
 import pandas as pd
 
 from entrain_bench.arrays import FloatArray, rows_of
-from entrain_bench.costs.bound import lower_bound_s
+from entrain_bench.costs.bound import cluster_bound_s, lower_bound_s
 from entrain_bench.costs.truth import CostTruth
+from entrain_bench.program import Pass
 from entrain_bench.program.timeline import Timeline
-
-# A backward takes twice the forward's model FLOPs.
-TRAINING_FLOPS = 3.0
 
 
 def microbatch_forward(timeline: Timeline, modules: Sequence[int]) -> pd.DataFrame:
@@ -61,21 +59,21 @@ def measure(timeline: Timeline, truth: CostTruth, assignment_time_s: float = 0.0
     """The metrics of one iteration, by the column names of ``results/table.csv``."""
     program, cluster = timeline.program, truth.cluster
     encoders = [index for index, module in enumerate(truth.model.modules) if module.is_encoder]
-    executed_s = timeline.iteration_time_s
-    # Assignment runs beside the iteration before; only what outlasts an iteration is paid.
-    seconds = max(executed_s, assignment_time_s)
-    flops = TRAINING_FLOPS * truth.model.forward_flops(program.shapes)
+    seconds = timeline.iteration_time_s
+    passes = program.kind <= Pass.BACKWARD
+    flops = truth.model.training_flops(program.shapes)
     flops_per_s = flops / seconds / cluster.num_ranks
     bound_s = lower_bound_s(truth, program.layout, program.shapes)
     busy_s = rank_seconds(timeline, timeline.end_s - timeline.start_s)
     exposed_s = rank_seconds(timeline, timeline.comm_s + timeline.transfer_wait_s)
     return {
         "iteration_time_s": seconds,
+        "core_time_s": float(timeline.end_s[passes].max() - timeline.start_s[passes].min()),
         "samples_per_s": len(program.shapes) / seconds,
         "tokens_per_s": float(program.shapes.llm_tokens.sum()) / seconds,
         "tflops_per_gpu": flops_per_s / 1e12,
         "mfu": flops_per_s / cluster.device.peak_bf16_flops,
-        "bubble_ratio": 1.0 - busy_s / (cluster.num_ranks * executed_s),
+        "bubble_ratio": 1.0 - busy_s / (cluster.num_ranks * seconds),
         "encoder_forward_std_ms": forward_std_ms(timeline, encoders) if encoders else 0.0,
         "llm_forward_std_ms": forward_std_ms(timeline, [truth.model.llm_index]),
         "peak_memory_bytes": float(timeline.peak_memory_bytes.max()),
@@ -83,4 +81,5 @@ def measure(timeline: Timeline, truth: CostTruth, assignment_time_s: float = 0.0
         "assignment_time_s": assignment_time_s,
         "lower_bound_s": bound_s,
         "gap_to_lower_bound": seconds / bound_s - 1.0,
+        "cluster_bound_s": cluster_bound_s(truth, program.shapes),
     }

@@ -28,6 +28,7 @@ LOCK_TIMEOUT_S = 60.0
 LABELS = ("strategy", "workload", "model", "cluster", "harness", "seed")
 METRICS = (
     "iteration_time_s",
+    "core_time_s",
     "samples_per_s",
     "tokens_per_s",
     "tflops_per_gpu",
@@ -41,17 +42,23 @@ METRICS = (
     "assignment_time_s",
     "lower_bound_s",
     "gap_to_lower_bound",
+    "cluster_bound_s",
 )
+# What an iteration has of its own.
+PER_ITERATION = tuple(name for name in METRICS if name != "planning_time_s")
 SETTINGS = (
     "global_batch",
     "microbatch_size",
     "iterations",
     "belief_error",
     "belief_bias",
+    "action_noise",
+    "speed",
     "memory_fraction",
     *Framework.__dataclass_fields__,
 )
 DEGREES = ("layout_tp", "layout_cp", "layout_pp", "layout_dp")
+RECOMPUTE = "layout_recompute"
 PARAMETERS = ("planner", "assigner", "scheduler", "strategy_parameters", "workload_parameters")
 
 
@@ -69,6 +76,7 @@ class Record:
         layout: short text a module.
         metrics: means over iterations.
         iterations: metrics of every iteration.
+        settled: whether a failure follows from configuration, data and code, so that another attempt would end alike.
     """
 
     key: str
@@ -80,21 +88,22 @@ class Record:
     layout: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     iterations: tuple[Mapping[str, float], ...] = ()
+    settled: bool = False
 
     @property
     def finished(self) -> bool:
-        """Whether a sweep leaves the run alone; failed ones are tried again, for what broke them may lie outside."""
-        return self.status in ("ok", "skipped")
+        """Whether a sweep leaves the run alone; other failures are tried again, for what broke them may lie outside."""
+        return self.status in ("ok", "skipped") or self.settled
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings as a table shows them, lists as ``a+b``; None where the run is older than a setting."""
-        values = {name: self.config.get(name) for name in SETTINGS}
-        return {name: "+".join(value) if isinstance(value, list) else value for name, value in values.items()}
+        """Settings as a table shows them; None where the run is older than a setting."""
+        return {name: _setting(self.config.get(name)) for name in SETTINGS}
 
     def row(self) -> dict[str, Any]:
         """The run's row of ``table.csv``; empty where the run is older than a setting."""
         degrees = {name: self.config["layout"][name.removeprefix("layout_")] for name in DEGREES}
+        recompute = self.config["layout"].get("recompute")
         return {
             **{name: self.labels[name] for name in LABELS},
             "status": self.status,
@@ -102,6 +111,7 @@ class Record:
             **{name: self.metrics.get(name) for name in METRICS},
             **self.settings,
             **degrees,
+            RECOMPUTE: None if recompute is None else "+".join(recompute) or "none",
             "layout": "; ".join(f"{name} {text}" for name, text in sorted(self.layout.items())),
             **{part: self.labels[part] for part in ("planner", "assigner", "scheduler")},
             "strategy_parameters": parameters_text(self.config["strategy"]),
@@ -109,6 +119,13 @@ class Record:
             "code_version": self.code_version,
             "key": self.key,
         }
+
+
+def _setting(value: Any) -> Any:
+    """Lists as ``a+b``, factors as ``a=2.0`` where they are not 1, anything else as it is."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={factor}" for name, factor in value.items() if factor != 1)
+    return "+".join(value) if isinstance(value, list) else value
 
 
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
@@ -129,17 +146,26 @@ def parameters_text(node: Mapping[str, Any]) -> str:
     return " ".join(f"{path}={json.dumps(value)}" for path, value in sorted(leaves.items()) if "_target_" not in path)
 
 
-def new_record(cell: Cell, status: str, reason: str = "", outcome: Outcome | None = None) -> Record:
+def new_record(
+    cell: Cell, status: str, reason: str = "", outcome: Outcome | None = None, settled: bool = False
+) -> Record:
     """The record of a finished, skipped or failed run."""
     result: dict[str, Any] = {}
     if outcome:
         result = {
-            "layout": outcome.layout.describe(),
+            "layout": outcome.layout.describe() | _microbatches(cell.config, outcome),
             "metrics": dict(outcome.metrics),
             "iterations": outcome.iterations,
         }
     content = cell.config.content()
-    return Record(cell.key, status, reason, labels_of(cell.config), content, cell.code_version, **result)
+    return Record(
+        cell.key, status, reason, labels_of(cell.config), content, cell.code_version, settled=settled, **result
+    )
+
+
+def _microbatches(config: RunConfig, outcome: Outcome) -> dict[str, str]:
+    """The number of a replica's microbatches, where it was the planner's to choose."""
+    return {"microbatches": str(outcome.layout.num_microbatches)} if config.microbatch_size is None else {}
 
 
 def labels_of(config: RunConfig) -> dict[str, Any]:
@@ -158,7 +184,7 @@ def labels_of(config: RunConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The results folder: ``runs/<key>.json``, ``timelines/<key>.parquet`` and ``.json``, ``table.csv``."""
+    """The results folder: runs, timelines, and the tables of all runs (results/README.md)."""
 
     root: Path
 
@@ -199,11 +225,16 @@ class Results:
         try:
             if timeline is not None:
                 write_atomically(self.timeline_path(record.key), timeline.to_parquet(index=False))
-                write_atomically(self.trace_path(record.key), json.dumps(chrome_trace(timeline)).encode())
             text = json.dumps(asdict(record), indent=1, sort_keys=True)
             write_atomically(self.record_path(record.key), text.encode())
         except OSError as error:
             raise UserError(f"results_dir={self.root}: cannot be written to ({error})") from error
+
+    def write_trace(self, key: str) -> None:
+        """Write the Chrome trace of a key from its timeline, if it has one; ten times as large, so not for sweeps."""
+        if self.timeline_path(key).exists():
+            trace = chrome_trace(pd.read_parquet(self.timeline_path(key)))
+            write_atomically(self.trace_path(key), json.dumps(trace).encode())
 
     def records(self) -> list[Record]:
         """All readable records, in the order of tables; a warning names the others."""
@@ -215,18 +246,33 @@ class Results:
                 logger.warning("left out of the table: %s", error)
         return sorted_records(found)
 
-    def write_table(self) -> None:
-        """Write ``table.csv``, the tidy table of all records."""
+    def write_tables(self) -> None:
+        """Write ``table.csv`` and ``iterations.parquet``, the tidy tables of all records and of their iterations."""
         self.root.mkdir(parents=True, exist_ok=True)
         with FileLock(str(self.root / "table.lock"), timeout=LOCK_TIMEOUT_S):
-            write_atomically(self.root / "table.csv", table_csv(self.records()).encode())
+            records = self.records()
+            write_atomically(self.root / "table.csv", table_csv(records).encode())
+            write_atomically(self.root / "iterations.parquet", iterations_parquet(records))
 
 
 def table_csv(records: Sequence[Record]) -> str:
     """Records as the text of ``table.csv``; every number is the shortest text that stands for it alone."""
     table = pd.DataFrame([record.row() for record in records])
     # Whole numbers, also beside those that are left to the planner.
-    return table.astype({name: "Int64" for name in DEGREES if name in table}).to_csv(index=False, lineterminator="\n")
+    whole = (*DEGREES, "microbatch_size")
+    return table.astype({name: "Int64" for name in whole if name in table}).to_csv(index=False, lineterminator="\n")
+
+
+def iterations_parquet(records: Iterable[Record]) -> bytes:
+    """One row an iteration: ``key`` and ``seed`` of the run, ``iteration`` from 0, and ``PER_ITERATION``; a file."""
+    rows = [
+        {"key": record.key, "seed": record.labels["seed"], "iteration": index, **values}
+        for record in records
+        for index, values in enumerate(record.iterations)
+    ]
+    table = pd.DataFrame(rows, columns=["key", "seed", "iteration", *PER_ITERATION])
+    kinds = dict.fromkeys(("seed", "iteration"), "int64") | dict.fromkeys(PER_ITERATION, "float64")
+    return table.astype(kinds).to_parquet(index=False)
 
 
 def sorted_records(records: Iterable[Record]) -> list[Record]:
@@ -234,7 +280,7 @@ def sorted_records(records: Iterable[Record]) -> list[Record]:
 
     def place(record: Record) -> list[str]:
         row = record.row()
-        return [str(row[name]) for name in (*LABELS, *SETTINGS, *DEGREES, *PARAMETERS, "key")]
+        return [str(row[name]) for name in (*LABELS, *SETTINGS, *DEGREES, RECOMPUTE, *PARAMETERS, "key")]
 
     return sorted(records, key=place)
 

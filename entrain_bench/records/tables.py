@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
+from entrain_bench.arithmetic import decisive
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.labels import in_order, label_columns
+from entrain_bench.records.labels import in_order, label_columns, names
 from entrain_bench.records.records import Results, flatten, labels_of
+from entrain_bench.records.statistics import mean_interval, not_worse, ratio_interval
+
+# What is made of the values of several seeds: a name that pandas knows, or a function.
+type Statistic = str | Callable[[pd.Series[float]], float]
 
 # A cell whose record is absent; the other states are those of records.
 MISSING = "missing"
+# What a strategy does in a run that has no result.
+STATUSES = {"failed": "fails", "skipped": "is skipped", MISSING: "has not run"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +84,23 @@ def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["strategy", "workload", "model"])
 
 
-def over_seeds(data: pd.DataFrame, keys: Sequence[str], **columns: tuple[str, str]) -> pd.DataFrame:
+def low(values: pd.Series[float]) -> float:
+    """Lower end of the mean's interval."""
+    return mean_interval(values.tolist()).low
+
+
+def high(values: pd.Series[float]) -> float:
+    """Upper end of the mean's interval."""
+    return mean_interval(values.tolist()).high
+
+
+def over_seeds(data: pd.DataFrame, keys: Sequence[str], **columns: tuple[str, Statistic]) -> pd.DataFrame:
     """One row for every combination of the keys: statistics over the runs that succeeded, and what failed.
 
     Args:
         data: one row a run.
         keys: what tells cases apart.
-        **columns: metric and statistic (mean, min, max) of each column.
+        **columns: metric and statistic (mean, ``low``, ``high``) of each column.
 
     Returns:
         The keys, ``num_runs``, the columns, ``num_ok``, ``status`` and ``reason`` of the first run without success.
@@ -97,6 +114,71 @@ def over_seeds(data: pd.DataFrame, keys: Sequence[str], **columns: tuple[str, st
     return table.reset_index().astype({"num_ok": int})
 
 
-def mean_over_seeds(data: pd.DataFrame, keys: Sequence[str], metric: str) -> pd.DataFrame:
-    """The mean of one metric by ``over_seeds``."""
-    return over_seeds(data, keys, **{metric: (metric, "mean")})
+def interval_over_seeds(data: pd.DataFrame, keys: Sequence[str], metric: str) -> pd.DataFrame:
+    """The mean of one metric by ``over_seeds``; ``<metric>_low`` and ``<metric>_high`` are its interval's ends."""
+    columns: dict[str, tuple[str, Statistic]] = {
+        metric: (metric, "mean"),
+        f"{metric}_low": (metric, low),
+        f"{metric}_high": (metric, high),
+    }
+    return over_seeds(data, keys, **columns)
+
+
+def relative_over_seeds(
+    data: pd.DataFrame, references: pd.DataFrame, keys: Sequence[str], on: Sequence[str], metric: str
+) -> pd.DataFrame:
+    """A metric relative to that of a reference, over the seeds at which both succeeded (``ratio_interval``).
+
+    Args:
+        data: one row a run.
+        references: the runs to compare with, one for every seed and combination of ``on``.
+        keys: what tells cases apart.
+        on: those keys that a reference shares.
+        metric: a column of both.
+
+    Returns:
+        ``relative``, ``relative_low`` and ``relative_high`` by the keys; no row where there is no such seed.
+    """
+    own, other = (
+        table[table["status"] == "ok"].reindex(columns=[*keys, "seed", metric]) for table in (data, references)
+    )
+    pairs = own.merge(other[[*on, "seed", metric]], on=[*on, "seed"], suffixes=("", "_reference"))
+    rows = []
+    for case, group in pairs.groupby([*keys], sort=False):
+        found = ratio_interval(group[metric].tolist(), group[f"{metric}_reference"].tolist())
+        rows.append((*case, found.mean, found.low, found.high))
+    columns = ["relative", "relative_low", "relative_high"]
+    return pd.DataFrame(rows, columns=[*keys, *columns]).set_index([*keys]).astype(float)
+
+
+def fastest(data: pd.DataFrame, row: Sequence[str]) -> dict[tuple[str, ...], list[str]]:
+    """The strategies of every row that are not significantly slower than its best, that first (``not_worse``).
+
+    Strategies that lack a result at any of their seeds are left out; so is a row in which all do.
+
+    Args:
+        data: one row a run.
+        row: what tells rows apart.
+    """
+    found = {}
+    for case, runs in data.sort_values("seed", kind="stable").groupby([*row], sort=False):
+        groups = {str(name): group for name, group in runs.groupby("strategy", sort=False)}
+        times = {name: g["iteration_time_s"].tolist() for name, g in groups.items() if g["status"].eq("ok").all()}
+        if times:
+            chosen = not_worse(times)
+            means = {name: decisive(sum(times[name])) for name in times if name in chosen}
+            found[tuple(map(str, case))] = sorted(means, key=means.__getitem__)
+    return found
+
+
+def without_result(data: pd.DataFrame) -> list[str]:
+    """A sentence on every strategy, workload and model some of whose runs have no result: at which seeds, and why."""
+    labels = {column: names(data, column) for column in ("strategy", "workload", "model")}
+    sentences = []
+    for case, runs in data[data["status"] != "ok"].groupby([*labels, "status"], sort=False):
+        *values, status = map(str, case)
+        strategy, workload, model = (labels[column][value] for column, value in zip(labels, values, strict=True))
+        seeds = sorted(runs["seed"])
+        at = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+        sentences.append(f"{strategy} {STATUSES[status]} at {at} on {model} {workload}: {runs['reason'].iloc[0]}")
+    return sentences

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 EXPERIMENT = "entrain-bench"
+# Compiled where there is a compiled one.
+DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 KEY_TAG = "entrain_bench.key"
 # Another process may be creating the store or logging a large sweep.
 LOCK_TIMEOUT_S = 600.0
@@ -118,7 +120,7 @@ def _log(client: MlflowClient, experiment: str, results: Results, record: Record
         client.log_batch(run, metrics=rows, params=some, tags=status)
     with TemporaryDirectory() as folder:
         config = Path(folder) / "config.yaml"
-        config.write_text(yaml.safe_dump(dict(record.config), sort_keys=True))
+        config.write_text(yaml.dump(dict(record.config), Dumper=DUMPER))
         client.log_artifact(run, str(config))
     if results.trace_path(record.key).exists():
         client.log_artifact(run, str(results.trace_path(record.key)), "chrome_trace")

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from entrain_bench.arrays import BoolArray, IntArray, rows_of
-from entrain_bench.costs.relay import Relay
+from entrain_bench.costs.transfers import Transfers
 from entrain_bench.program import Program
 
 
-def describe_deadlock(program: Program, relay: Relay | None, position: IntArray, done: BoolArray) -> str:
+def describe_deadlock(program: Program, transfers: Transfers | None, position: IntArray, done: BoolArray) -> str:
     """Follow stuck lanes, each to a lane it waits for, until one repeats.
 
     Args:
         program: a program that came to a halt.
-        relay: transfers between modules that shared a link.
+        transfers: those that queue for links.
         position: actions that each lane ran ``[lanes]``.
         done: whether each action ran ``[actions]``.
     """
@@ -27,7 +27,7 @@ def describe_deadlock(program: Program, relay: Relay | None, position: IntArray,
     waits: dict[int, str] = {}
     while lane not in waits:
         action = next_action(lane)
-        inputs = _inputs(program, relay, action)
+        inputs = _inputs(program, transfers, action)
         missing = inputs[~done[inputs]]
         needed = int(missing[0]) if missing.size else action
         holders = lane_of_entry[program.lane_actions == needed].tolist()
@@ -43,11 +43,11 @@ def describe_deadlock(program: Program, relay: Relay | None, position: IntArray,
     return "program: deadlock, a cycle of waits: " + "; ".join(cycle)
 
 
-def _inputs(program: Program, relay: Relay | None, action: int) -> IntArray:
+def _inputs(program: Program, transfers: Transfers | None, action: int) -> IntArray:
     """Actions that one waits for: those it depends on, then all others whose data share a transfer with its own."""
     row = slice(program.dep_offsets[action], program.dep_offsets[action + 1])
     needs = program.dep_actions[row]
-    if relay is None:
+    if transfers is None:
         return needs
-    mine = np.unique(relay.transfer[row])
-    return np.append(needs, program.dep_actions[np.isin(relay.transfer, mine[mine >= 0])])
+    mine = np.unique(transfers.first[row])
+    return np.append(needs, program.dep_actions[np.isin(transfers.first, mine[mine >= 0])])

@@ -10,30 +10,41 @@ from numba import njit
 
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.compiled import inlined
-from entrain_bench.costs.relay import Relay
+from entrain_bench.costs.transfers import Transfers
 from entrain_bench.errors import DeadlockError
 from entrain_bench.program import Program
 from entrain_bench.simulate.deadlock import describe_deadlock
 
 
 def place_actions(
-    program: Program, duration_s: FloatArray, delay_s: FloatArray, relay: Relay | None = None
+    program: Program,
+    duration_s: FloatArray,
+    delay_s: FloatArray,
+    transfers: Transfers | None = None,
+    hold_s: FloatArray | None = None,
+    release_s: FloatArray | None = None,
+    stall_s: FloatArray | None = None,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Earliest start and end of every action, and how long each waited for transfers alone ``[actions]``.
 
     Args:
         program: what to place.
         duration_s: of each action ``[actions]``.
-        delay_s: of each dependency ``[dependencies]``; 0 for those the relay carries.
-        relay: transfers that share one rank's link, served in the order in which they become ready.
+        delay_s: of each dependency, from the end of the action or transfer that its data come with ``[dependencies]``.
+        transfers: those that queue for links.
+        hold_s: how long an action's lanes are held after it ``[actions]``; not at all if None.
+        release_s: its earliest start ``[actions]``; 0 if None.
+        stall_s: how long it waits once all else is ready ``[actions]``; not at all if None.
 
     Raises:
         DeadlockError: naming the cycle of lanes that wait for each other.
     """
-    start, end, wait, position = _run_lanes(_columns(program, duration_s, delay_s, relay))
+    start, end, wait, position = _run_lanes(
+        _columns(program, duration_s, delay_s, transfers, hold_s, release_s, stall_s)
+    )
     position = position[: program.layout.num_lanes]
     if np.any(position < np.diff(program.lane_offsets)):
-        raise DeadlockError(describe_deadlock(program, relay, position, ~np.isnan(end)))
+        raise DeadlockError(describe_deadlock(program, transfers, position, ~np.isnan(end)))
     return start, end, wait
 
 
@@ -47,8 +58,13 @@ class Columns(NamedTuple):
         dep_offsets, dep_actions: actions that each action depends on, CSR; a transfer on the sources of all that it
             carries.
         carriers: what the data of each dependency arrive with, the action it names or a transfer ``[dependencies]``.
-        duration_s: of an action; how long a transfer occupies the link ``[actions]``.
+        duration_s: of an action; how long a transfer occupies its links ``[actions]``.
+        hold_s: how long its lanes are held after it ``[actions]``.
+        release_s: its earliest start ``[actions]``.
+        stall_s: how long it waits once all else is ready ``[actions]``.
         delay_s: from the end of its carrier ``[dependencies]``.
+        link_offsets, links: links of each transfer, CSR.
+        num_links: links in all.
     """
 
     first_transfer: int
@@ -59,7 +75,13 @@ class Columns(NamedTuple):
     dep_actions: IntArray
     carriers: IntArray
     duration_s: FloatArray
+    hold_s: FloatArray
+    release_s: FloatArray
+    stall_s: FloatArray
     delay_s: FloatArray
+    link_offsets: IntArray
+    links: IntArray
+    num_links: int
 
 
 class Lanes(NamedTuple):
@@ -69,13 +91,15 @@ class Lanes(NamedTuple):
         position: actions that it is done with.
         reached: action that it has come to last; -1 for none.
         checked: row of the first dependency of that action that may be missing.
-        free_s: end of its last action.
+        done_s: end of its last action.
+        free_s: when that no longer holds it.
         next_parked: the lane after it that is parked on the same action; -1 for none.
     """
 
     position: IntArray
     reached: IntArray
     checked: IntArray
+    done_s: FloatArray
     free_s: FloatArray
     next_parked: IntArray
 
@@ -87,6 +111,7 @@ class Actions(NamedTuple):
         start_s, end_s: NaN until it is placed.
         wait_s: how long it waits for transfers alone.
         arrived: lanes that have come to it.
+        done_s: when the last of them had ended what it did before.
         free_s: when the last of them was free.
         parked: the first lane that is parked on it, -1 for none; at the very end, the first that may go on.
     """
@@ -95,6 +120,7 @@ class Actions(NamedTuple):
     end_s: FloatArray
     wait_s: FloatArray
     arrived: IntArray
+    done_s: FloatArray
     free_s: FloatArray
     parked: IntArray
 
@@ -102,8 +128,16 @@ class Actions(NamedTuple):
 AWAKE = -1  # Where lanes are parked that may go on.
 
 
-def _columns(program: Program, duration_s: FloatArray, delay_s: FloatArray, relay: Relay | None) -> Columns:
-    dep_actions = program.dep_actions.astype(np.int32)
+def _columns(
+    program: Program,
+    duration_s: FloatArray,
+    delay_s: FloatArray,
+    transfers: Transfers | None,
+    hold_s: FloatArray | None,
+    release_s: FloatArray | None,
+    stall_s: FloatArray | None,
+) -> Columns:
+    dep_actions, nothing = program.dep_actions.astype(np.int32), np.zeros(program.num_actions)
     columns = Columns(
         program.num_actions,
         program.lane_offsets.astype(np.int64),
@@ -113,30 +147,44 @@ def _columns(program: Program, duration_s: FloatArray, delay_s: FloatArray, rela
         dep_actions,
         dep_actions,
         duration_s,
+        nothing if hold_s is None else hold_s,
+        nothing if release_s is None else release_s,
+        nothing if stall_s is None else stall_s,
         delay_s,
+        np.zeros(1, np.int64),
+        np.zeros(0, np.int64),
+        0,
     )
-    return columns if relay is None else _with_transfers(columns, relay)
+    return columns if transfers is None else _with_transfers(columns, transfers)
 
 
-def _with_transfers(columns: Columns, relay: Relay) -> Columns:
-    """A transfer is an action on a lane of its own; it waits for the sources of all dependencies that it carries."""
-    count = len(relay.link_s)
-    transfers = np.arange(columns.first_transfer, columns.first_transfer + count, dtype=np.int32)
-    carried = np.flatnonzero(relay.transfer >= 0)
-    number = relay.transfer[carried]
-    sources = columns.dep_actions[carried[np.argsort(number, kind="stable")]]
+def _with_transfers(columns: Columns, transfers: Transfers) -> Columns:
+    """A transfer is an action on a lane of its own; it waits for the sources of all that it carries, or for another."""
+    count = len(transfers)
+    numbers = np.arange(columns.first_transfer, columns.first_transfer + count, dtype=np.int32)
     carriers = columns.carriers.copy()
-    carriers[carried] = transfers[number]
+    delivered = np.flatnonzero(transfers.last >= 0)
+    carriers[delivered] = numbers[transfers.last[delivered]]
+    taken, forwarding = np.flatnonzero(transfers.first >= 0), np.flatnonzero(transfers.follows >= 0)
+    waits = np.concatenate([transfers.first[taken], forwarding])
+    needs = np.concatenate([columns.dep_actions[taken], numbers[transfers.follows[forwarding]]])
+    needs = needs[np.argsort(waits, kind="stable")]
     return Columns(
         columns.first_transfer,
         np.append(columns.lane_offsets, columns.lane_offsets[-1] + np.arange(1, count + 1)),
-        np.append(columns.lane_actions, transfers),
+        np.append(columns.lane_actions, numbers),
         np.append(columns.num_lanes, np.ones(count, np.int32)),
-        np.append(columns.dep_offsets, columns.dep_offsets[-1] + np.cumsum(np.bincount(number, minlength=count))),
-        np.append(columns.dep_actions, sources),
-        np.append(carriers, sources),
-        np.append(columns.duration_s, relay.link_s),
-        np.append(columns.delay_s, np.zeros(len(sources))),
+        np.append(columns.dep_offsets, columns.dep_offsets[-1] + np.cumsum(np.bincount(waits, minlength=count))),
+        np.append(columns.dep_actions, needs),
+        np.append(carriers, needs),
+        np.append(columns.duration_s, transfers.link_s),
+        np.append(columns.hold_s, np.zeros(count)),
+        np.append(columns.release_s, np.zeros(count)),
+        np.append(columns.stall_s, np.zeros(count)),
+        np.append(columns.delay_s, np.zeros(len(needs))),
+        transfers.link_offsets.astype(np.int64),
+        transfers.links.astype(np.int64),
+        transfers.num_links,
     )
 
 
@@ -147,12 +195,12 @@ def _run_lanes(columns):  # type: ignore[no-untyped-def]
     A lane that cannot go on is parked: on the action it needs (which wakes it when it ends), or, if its next action
     occupies several lanes and others are still busy, on that action. The last lane to arrive runs it for all.
 
-    Transfers queue for the link. When no lane can go on, all that is not placed yet waits for one of them, so none can
-    become ready before the earliest in the queue: serving that one keeps to the order of readiness.
+    Transfers queue for their links. When no lane can go on, all that is not placed yet waits for one of them, so none
+    can become ready before the earliest in the queue: serving that one keeps to the order of readiness.
     """
     lanes, actions = _nothing_run(columns)
     queue = [(0.0, 0) for _ in range(0)]
-    received_s = sent_s = 0.0
+    link_free_s = np.zeros(columns.num_links)
     while True:
         lane = actions.parked[AWAKE]
         if lane >= 0:
@@ -162,9 +210,7 @@ def _run_lanes(columns):  # type: ignore[no-untyped-def]
                 heappush(queue, (actions.start_s[transfer], transfer))
         elif queue:
             ready_s, transfer = heappop(queue)
-            received_s = max(received_s, ready_s) + columns.duration_s[transfer]
-            sent_s = max(sent_s, received_s) + columns.duration_s[transfer]
-            actions.end_s[transfer] = sent_s
+            actions.end_s[transfer] = _occupy(transfer, ready_s, columns, link_free_s)
             _wake(transfer, lanes, actions)
         else:
             break
@@ -180,6 +226,7 @@ def _nothing_run(columns):  # type: ignore[no-untyped-def]
         position=np.zeros(num_lanes, np.int64),
         reached=np.full(num_lanes, -1, np.int32),
         checked=np.zeros(num_lanes, np.int64),
+        done_s=np.zeros(num_lanes),
         free_s=np.zeros(num_lanes),
         next_parked=np.full(num_lanes, -1, np.int32),
     )
@@ -188,6 +235,7 @@ def _nothing_run(columns):  # type: ignore[no-untyped-def]
         end_s=np.full(num_actions, np.nan),
         wait_s=np.zeros(num_actions),
         arrived=np.zeros(num_actions, np.int32),
+        done_s=np.zeros(num_actions),
         free_s=np.zeros(num_actions),
         parked=np.full(num_actions + 1, -1, np.int32),
     )
@@ -213,7 +261,8 @@ def _run_lane(lane, columns, lanes, actions):  # type: ignore[no-untyped-def]
                 return action
             actions.end_s[action] = actions.start_s[action] + columns.duration_s[action]
             _wake(action, lanes, actions)
-        lanes.free_s[lane] = actions.end_s[action]
+        lanes.done_s[lane] = actions.end_s[action]
+        lanes.free_s[lane] = actions.end_s[action] + columns.hold_s[action]
         lanes.position[lane] = row + 1 - first
     return -1
 
@@ -228,6 +277,7 @@ def _missing(lane, action, columns, lanes, actions):  # type: ignore[no-untyped-
         lanes.reached[lane] = action
         lanes.checked[lane] = columns.dep_offsets[action]
         actions.arrived[action] += 1
+        actions.done_s[action] = max(actions.done_s[action], lanes.done_s[lane])
         actions.free_s[action] = max(actions.free_s[action], lanes.free_s[lane])
     if actions.arrived[action] < columns.num_lanes[action]:
         return action
@@ -242,12 +292,25 @@ def _missing(lane, action, columns, lanes, actions):  # type: ignore[no-untyped-
 @inlined
 def _start(action, columns, actions):  # type: ignore[no-untyped-def]
     """Start an action when its lanes are free and its data are there, and note how much of that is transfers."""
-    computed_s = start_s = actions.free_s[action]
+    computed_s, start_s = actions.done_s[action], actions.free_s[action]
     for row in range(columns.dep_offsets[action], columns.dep_offsets[action + 1]):
         computed_s = max(computed_s, actions.end_s[columns.dep_actions[row]])
         start_s = max(start_s, actions.end_s[columns.carriers[row]] + columns.delay_s[row])
+    start_s = max(start_s, columns.release_s[action]) + columns.stall_s[action]
     actions.start_s[action] = start_s
     actions.wait_s[action] = start_s - computed_s
+
+
+@inlined
+def _occupy(transfer, ready_s, columns, link_free_s):  # type: ignore[no-untyped-def]
+    """Occupy a transfer's links as soon as it is ready and all are free; returns when it ends."""
+    start_s, number = ready_s, transfer - columns.first_transfer
+    for row in range(columns.link_offsets[number], columns.link_offsets[number + 1]):
+        start_s = max(start_s, link_free_s[columns.links[row]])
+    end_s = start_s + columns.duration_s[transfer]
+    for row in range(columns.link_offsets[number], columns.link_offsets[number + 1]):
+        link_free_s[columns.links[row]] = end_s
+    return end_s
 
 
 @inlined

@@ -12,7 +12,7 @@ from entrain_bench.errors import OutOfMemoryError
 from entrain_bench.program import Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
-from entrain_bench.simulate.engine import place_actions
+from entrain_bench.simulate.place import timeline_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,7 @@ class Simulator:
         """
         check_program(program)
         memory = self.check_memory(program)
-        prices = self.truth.price(program)
-        start, end, wait = place_actions(program, prices.duration_s, prices.delay_s, prices.relay)
-        peak = np.maximum.reduceat(memory[0], program.lane_offsets[:-1])
-        return Timeline(program, start, end, prices.comm_s, wait, peak, memory)
+        return timeline_of(program, self.truth.charge(program), memory)
 
     def check_memory(self, program: Program) -> FloatArray:
         """Memory of the lanes' entries ``[2, entries]``; raises ``OutOfMemoryError`` if one exceeds the budget."""

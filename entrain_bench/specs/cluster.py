@@ -62,6 +62,26 @@ class LinkTier:
 
 
 @dataclass(frozen=True, slots=True)
+class Speed:
+    """Factors on what a cluster attains, above 0; 1 is what its constants say.
+
+    Attributes:
+        gemm, attention, memory: on the attainable fraction of the datasheet figure, which stays at most 1.
+        network: on the bandwidth of the outermost links.
+    """
+
+    gemm: float = 1.0
+    attention: float = 1.0
+    memory: float = 1.0
+    network: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            require(value > 0, f"speed.{field.name}", value, "above 0")
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSpec:
     """Identical nodes; ``tiers`` go from the innermost links to those that join all ranks."""
 
@@ -88,6 +108,19 @@ class ClusterSpec:
     def group_tier(self, ranks: IntArray) -> LinkTier:
         """The innermost tier that joins all the given ranks."""
         return self.tiers[int(self.tier_of(np.array(np.min(ranks)), np.array(np.max(ranks))))]
+
+    def at(self, speed: Speed) -> ClusterSpec:
+        """The cluster with its constants multiplied."""
+        device, outermost = self.device, self.tiers[-1]
+        efficiencies = {
+            "gemm_efficiency": speed.gemm,
+            "attention_forward_efficiency": speed.attention,
+            "attention_backward_efficiency": speed.attention,
+            "memory_efficiency": speed.memory,
+        }
+        changed = {name: getattr(device, name) * factor for name, factor in efficiencies.items()}
+        link = replace(outermost, bandwidth_bytes_per_s=outermost.bandwidth_bytes_per_s * speed.network)
+        return replace(self, device=replace(device, **changed), tiers=(*self.tiers[:-1], link))
 
     def ring_tier(self, ranks: IntArray) -> LinkTier:
         """The links of a ring through the given ranks: the slowest it crosses, at the latency of the outermost.

@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
+from typing import Any
 
-from entrain_bench.errors import UserError, require
+from entrain_bench.errors import UserError, require, unknown_choice
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec
 
+# Largest microbatch that planners consider where its size is theirs to choose.
+MAX_MICROBATCH_SIZE = 16
 # Share of the memory budget that plans use up.
 PLANNING_SHARE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutRequest:
-    """Degrees the user fixes; None leaves them to the planner. ``pp`` counts all stages of a replica."""
+    """What of a layout the user fixes; None leaves it to the planner.
+
+    Attributes:
+        tp, cp, pp, dp: degrees; ``pp`` counts all stages of a replica.
+        recompute: modules whose activations are recomputed in backward; the others keep theirs.
+    """
 
     tp: int | None = None
     cp: int | None = None
     pp: int | None = None
     dp: int | None = None
+    recompute: tuple[str, ...] | None = None
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> LayoutRequest:
+        """The request as ``layout.*`` states it."""
+        recompute = values.get("recompute")
+        return cls(**{**values, "recompute": None if recompute is None else tuple(map(str, recompute))})
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return asdict(self) | {"recompute": None if self.recompute is None else [*self.recompute]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +60,10 @@ class Job:
     """Model, cluster, batch and limits, the same for every strategy.
 
     Attributes:
+        microbatch_size: samples of a microbatch; the least there may be where planners choose it.
         memory_budget_bytes: memory of a rank that programs may use.
         framework: how the framework runs it.
+        free_microbatch_size: whether planners choose the microbatch size.
     """
 
     model: ModelSpec
@@ -51,6 +73,7 @@ class Job:
     request: LayoutRequest
     memory_budget_bytes: float
     framework: Framework = field(default_factory=Framework)
+    free_microbatch_size: bool = False
 
     def __post_init__(self) -> None:
         require(self.global_batch >= 1, "global_batch", self.global_batch, "at least 1")
@@ -58,12 +81,31 @@ class Job:
         for name in ("tp", "cp", "pp", "dp"):
             value = getattr(self.request, name)
             require(value is None or value >= 1, f"layout.{name}", value, "null or at least 1")
-        self.framework.check_modules([module.name for module in self.model.modules])
+        names = [module.name for module in self.model.modules]
+        for name in self.request.recompute or ():
+            if name not in names:
+                raise unknown_choice("layout.recompute", name, names)
+        self.framework.check_modules(names)
 
     @property
     def planning_budget_bytes(self) -> float:
         """Memory that plans may count on; the rest of the budget is for batches heavier than the profiled ones."""
         return PLANNING_SHARE * self.memory_budget_bytes
+
+    def each_microbatch_size(self) -> list[Job]:
+        """The job with every microbatch size it may have: powers of two that divide what each requested replica gets.
+
+        Just this job where its size is given, or where no size divides.
+        """
+        if not self.free_microbatch_size:
+            return [self]
+        share, rest = divmod(self.global_batch, self.request.dp or 1)
+        sizes = (2**i for i in range(MAX_MICROBATCH_SIZE.bit_length()))
+        return [self.with_microbatch_size(size) for size in sizes if not rest and share % size == 0] or [self]
+
+    def with_microbatch_size(self, size: int) -> Job:
+        """The job with a microbatch size that is given."""
+        return replace(self, microbatch_size=size, free_microbatch_size=False)
 
     def num_microbatches(self, dp: int) -> int:
         """Microbatches of a replica per iteration; the global batch must divide."""

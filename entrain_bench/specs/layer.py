@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,13 +61,26 @@ class Layer:
         kind: layers of the same kind of a module are identical, but for ``hidden_size`` in a U-Net.
         elementwise_bytes_per_token: device memory read and written outside matrix products and attention (forward).
         num_elementwise_kernels: kernels those take.
-        num_gathers: all-gathers or reduce-scatters of the hidden state that tensor parallelism needs in a forward.
+        num_gathers: column-parallel products, the first among ``gemms``, that need the hidden states of all tokens.
+        num_scatters: results of hidden size that tensor parallelism sums over its ranks.
         hidden_size: width of what the next layer is handed for a token; in a U-Net pending skip connections included.
         parameters: number of parameters.
         activation_bytes_per_token: what forward keeps for backward.
         input_bytes_per_token: the layer's input alone, kept when activations are recomputed.
         tensor_parallel: whether tensor parallelism splits the layer; if not, the ranks of a tensor-parallel group hold
             all of it and share out its sequences (fractions of one included).
+        replicated_elementwise_bytes_per_token: part of the elementwise bytes that tensor parallelism divides only with
+            sequence parallelism: hidden states.
+        replicated_bytes_per_token: part of the kept bytes that it divides only with sequence parallelism.
+        whole_bytes_per_token: part of the kept bytes that every rank of a tensor-parallel group holds.
+        fp32_bytes_per_token: part of the kept bytes that is fp32 whatever the model's element type.
+        transient_bytes_per_token: what exists besides while the layer runs, forward or backward; tensor parallelism
+            divides it.
+        cast_bytes_per_token: likewise, but only in a model that is not fp32 itself: what is cast to fp32 or from it.
+        recomputed: whether recomputation covers the layer; megatron-core recomputes blocks, not the ends.
+        learns: whether it has weight gradients and optimizer states.
+        backward_share: products of its backward relative to those for both gradients: 0.5 for that of its input alone,
+            0 for a layer without backward.
     """
 
     kind: str
@@ -76,11 +89,50 @@ class Layer:
     elementwise_bytes_per_token: float
     num_elementwise_kernels: int
     num_gathers: int
+    num_scatters: int
     hidden_size: int
     parameters: int
     activation_bytes_per_token: float
     input_bytes_per_token: float
     tensor_parallel: bool = True
+    replicated_elementwise_bytes_per_token: float = 0.0
+    replicated_bytes_per_token: float = 0.0
+    whole_bytes_per_token: float = 0.0
+    fp32_bytes_per_token: float = 0.0
+    transient_bytes_per_token: float = 0.0
+    cast_bytes_per_token: float = 0.0
+    recomputed: bool = True
+    learns: bool = True
+    backward_share: float = 1.0
+
+    def frozen(self, passes_gradients: bool) -> Layer:
+        """The layer with weights that do not learn.
+
+        Without gradients to pass on there is no backward, and nothing is kept for it.
+
+        Args:
+            passes_gradients: whether anything before the layer learns.
+        """
+        if passes_gradients:
+            return replace(self, learns=False, backward_share=0.5)
+        return replace(
+            self,
+            learns=False,
+            backward_share=0.0,
+            activation_bytes_per_token=0.0,
+            input_bytes_per_token=0.0,
+            replicated_bytes_per_token=0.0,
+            whole_bytes_per_token=0.0,
+            fp32_bytes_per_token=0.0,
+        )
+
+    def unneeded_flops(self, lengths: IntArray) -> FloatArray:
+        """Of three times the FLOPs of a forward, those that a frozen layer has no need of, per sequence."""
+        tokens = np.asarray(lengths, np.float64)
+        products = sum((gemm.flops(tokens) for gemm in self.gemms), start=np.zeros_like(tokens))
+        if self.backward_share > 0:
+            return 2.0 * (1.0 - self.backward_share) * products
+        return 2.0 * self.forward_flops(lengths)
 
     def forward_flops(self, lengths: IntArray) -> FloatArray:
         """Model FLOPs of a forward for sequences of the given lengths; a backward takes twice as many."""
@@ -89,3 +141,23 @@ class Layer:
         for gemm in self.gemms:
             total = total + gemm.flops(tokens)
         return total
+
+    def kept_bytes(self, tp: int, sequence_parallel: bool, element_bytes: int = BF16_BYTES) -> float:
+        """Bytes a token leaves for backward on a rank of ``tp``, without context parallelism."""
+        scale = element_bytes / BF16_BYTES
+        if not self.tensor_parallel:
+            return self.activation_bytes_per_token * scale / tp
+        shared = 1 if sequence_parallel else tp
+        whole, replicated, fp32 = self.whole_bytes_per_token, self.replicated_bytes_per_token, self.fp32_bytes_per_token
+        split = self.activation_bytes_per_token - whole - replicated - fp32
+        return (scale * (whole * tp + replicated * shared + split) + fp32) / tp
+
+    def held_input_bytes(self, tp: int, sequence_parallel: bool, element_bytes: int = BF16_BYTES) -> float:
+        """Bytes a token's input takes on a rank of ``tp``, without context parallelism."""
+        split = tp if sequence_parallel or not self.tensor_parallel else 1
+        return self.input_bytes_per_token * element_bytes / BF16_BYTES / split
+
+    def working_bytes(self, tp: int, element_bytes: int = BF16_BYTES) -> float:
+        """Bytes a token needs besides on a rank of ``tp`` while the layer runs, without context parallelism."""
+        cast = self.cast_bytes_per_token if element_bytes < FP32_BYTES else 0.0
+        return (self.transient_bytes_per_token * element_bytes / BF16_BYTES + cast) / tp

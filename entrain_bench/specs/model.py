@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -16,6 +16,9 @@ from entrain_bench.specs.parse import check_keys, check_mapping, parse
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 from entrain_bench.specs.unet import parse_unet, unet_layers
+
+# A backward takes twice the forward's model FLOPs.
+TRAINING_FLOPS = 3.0
 
 
 class Role(StrEnum):
@@ -126,10 +129,49 @@ class ModuleSpec:
         tied = self.config.tied_embeddings and self.config.vocab_size * self.config.hidden_size
         return sum(layer.parameters for layer in self.layers) - int(tied)
 
+    @property
+    def learning_parameters(self) -> int:
+        """Number of parameters that learn."""
+        if all(layer.learns for layer in self.layers):
+            return self.parameters
+        return sum(layer.parameters for layer in self.layers if layer.learns)
+
+    @property
+    def frozen_parameters(self) -> int:
+        """Number of parameters that do not."""
+        return self.parameters - self.learning_parameters
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether a gradient reaches the module's first layers or stops inside it."""
+        return any(layer.backward_share > 0 for layer in self.layers)
+
+    @property
+    def work_share(self) -> float:
+        """Products of both passes relative to those of a module that learns in full."""
+        flops = np.array([float(sum(gemm.flops(np.ones(1))[0] for gemm in layer.gemms)) for layer in self.layers])
+        needed = np.array([1.0 + 2.0 * layer.backward_share for layer in self.layers])
+        return float((flops * needed).sum() / (flops * 3.0).sum()) if np.any(needed < 3.0) else 1.0
+
+    def frozen(self, passes_gradients: bool) -> ModuleSpec:
+        """The module with weights that do not learn, but for an encoder's head: the projector is trained as ever.
+
+        Args:
+            passes_gradients: whether anything before the module learns.
+        """
+        fixed = len(self.layers) - 1 if self.is_encoder else len(self.layers)
+        still = tuple(layer.frozen(passes_gradients) for layer in self.layers[:fixed])
+        return replace(self, layers=(*still, *self.layers[fixed:]))
+
     def cut_bytes(self, layers_per_stage: Sequence[int]) -> IntArray:
         """Bytes a token hands from each stage but the last to the next (bf16) ``[stages - 1]``."""
         last = np.cumsum(layers_per_stage)[:-1] - 1
         return BF16_BYTES * np.array([self.layers[layer].hidden_size for layer in last], np.int64)
+
+    def gradient_cut_bytes(self, layers_per_stage: Sequence[int]) -> IntArray:
+        """Bytes of gradients a token hands back over the same cuts; 0 where no layer before the cut has a backward."""
+        needed = np.cumsum([layer.backward_share > 0 for layer in self.layers]) > 0
+        return self.cut_bytes(layers_per_stage) * needed[np.cumsum(layers_per_stage)[:-1] - 1]
 
     def lengths(self, shapes: SampleShapes, units: IntArray) -> IntArray:
         """Sequence length of each of the given units: encoder tokens of items, LLM tokens of samples."""
@@ -194,6 +236,26 @@ class ModelSpec:
         """Indices of the modules that DistTrain lays out as one: encoders, LLM, generators."""
         roles = [[i for i, module in enumerate(self.modules) if module.role is role] for role in Role]
         return tuple(tuple(unit) for unit in roles if unit)
+
+    def with_frozen(self, names: Sequence[str]) -> ModelSpec:
+        """The model with the named modules frozen (``ModuleSpec.frozen``)."""
+        modules: list[ModuleSpec] = []
+        for module in self.modules:
+            # Encoders are the first to work, whatever their number.
+            before = [] if module.is_encoder else modules
+            passes = any(layer.learns for other in before for layer in other.layers)
+            modules.append(module.frozen(passes) if module.name in names else module)
+        return replace(self, modules=tuple(modules))
+
+    def training_flops(self, shapes: SampleShapes) -> float:
+        """Model FLOPs of an iteration: three times those of a forward, less what frozen layers have no need of."""
+        unneeded = 0.0
+        for module in self.modules:
+            counts, lengths = np.bincount(module.layer_kind), module.lengths(shapes, module.units(shapes))
+            for count, kind in zip(counts, module.kinds, strict=True):
+                if not kind.learns:
+                    unneeded += float(count * kind.unneeded_flops(lengths).sum())
+        return TRAINING_FLOPS * self.forward_flops(shapes) - unneeded
 
     def module(self, name: str) -> ModuleSpec:
         """The module of that name."""
@@ -279,8 +341,9 @@ def _build_module(name: str, config: ModuleConfig) -> ModuleSpec:
 def build_layers(config: ModuleConfig) -> tuple[Layer, ...]:
     """The layers of a module: ``embed``, ``num_layers`` blocks (``block`` or ``window_block``), ``head``.
 
-    Byte counts assume bf16 activations, flash attention (no score matrix), fused elementwise kernels and sequence
-    parallelism along with tensor parallelism (arXiv:2205.05198), so that every activation divides by TP and CP.
+    Byte counts are of a bf16 model with flash attention (no score matrix) and fused rotary positions, activations and
+    norms: each keeps its input, none what it computes on the way. ``Layer`` says what of them tensor parallelism
+    divides (arXiv:2205.05198).
     """
     if config.role == Role.LLM:
         embed, head = _token_embedding(config), _language_head(config)
@@ -301,57 +364,124 @@ def _block(config: ModuleConfig, kind: str, window_tokens: int) -> Layer:
     biases = (q + 2 * kv if config.qkv_bias else 0) + (2 * h + up if config.linear_bias else 0)
     norms = 2 * h * (2 if config.norm_bias else 1)
     # Two norms and two residual additions over the hidden state, rotary on queries and keys, the MLP's activation.
-    elementwise = 2 * (2 + 3) * h + (2 * (q + kv) if config.rotary else 0) + up + f
+    hidden = 2 * (2 + 3) * h
+    elementwise = hidden + (2 * (q + kv) if config.rotary else 0) + up + f
     # Kept for backward: both norms' inputs and outputs, queries, keys, values, attention output, MLP before and after
-    # its activation.
-    kept = 4 * h + 2 * q + 2 * kv + up + f
+    # its activation; in fp32 flash attention's logarithm of each head's sum.
+    kept, fp32 = BF16_BYTES * (4 * h + 2 * q + 2 * kv + up + f), FP32_BYTES * config.num_heads
     return Layer(
         kind=kind,
         gemms=(Gemm(h, q + 2 * kv), Gemm(q, h, row_parallel=True), Gemm(h, up), Gemm(f, h, row_parallel=True)),
         attention=Attention(q, kv, config.role == Role.LLM, window_tokens, head_dim=config.head_dim),
         elementwise_bytes_per_token=BF16_BYTES * elementwise,
         num_elementwise_kernels=5 + (2 if config.rotary else 0),
-        num_gathers=4,
+        num_gathers=2,
+        num_scatters=2,
         hidden_size=h,
         parameters=h * (q + 2 * kv) + q * h + h * up + f * h + norms + biases,
-        activation_bytes_per_token=BF16_BYTES * kept,
+        activation_bytes_per_token=kept + fp32,
         input_bytes_per_token=BF16_BYTES * h,
+        replicated_elementwise_bytes_per_token=BF16_BYTES * hidden,
+        replicated_bytes_per_token=BF16_BYTES * 4 * h,
+        fp32_bytes_per_token=fp32,
+        # Gradients on both sides of the MLP's activation, which all else is still there for.
+        transient_bytes_per_token=BF16_BYTES * (up + f),
     )
 
 
 def _token_embedding(config: ModuleConfig) -> Layer:
     h = config.hidden_size
-    return Layer("embed", (), None, 2 * BF16_BYTES * h, 1, 1, h, config.vocab_size * h, 0.0, 0.0)
+    return Layer(
+        kind="embed",
+        gemms=(),
+        attention=None,
+        elementwise_bytes_per_token=2 * BF16_BYTES * h,
+        num_elementwise_kernels=1,
+        num_gathers=0,
+        num_scatters=1,
+        hidden_size=h,
+        parameters=config.vocab_size * h,
+        activation_bytes_per_token=0.0,
+        input_bytes_per_token=0.0,
+        replicated_elementwise_bytes_per_token=2 * BF16_BYTES * h,
+        recomputed=False,
+    )
 
 
 def _language_head(config: ModuleConfig) -> Layer:
     h, vocab = config.hidden_size, config.vocab_size
-    # Final norm; logits cast to fp32, then one fused softmax-and-loss pass over them. The fp32 softmax is kept.
-    elementwise = 2 * BF16_BYTES * h + (BF16_BYTES + 3 * FP32_BYTES) * vocab
-    kept = 2 * BF16_BYTES * h + FP32_BYTES * vocab
     norm = h * (2 if config.norm_bias else 1)
-    gemms = (Gemm(h, vocab),)
-    return Layer("head", gemms, None, elementwise, 3, 1, h, h * vocab + norm, kept, BF16_BYTES * h)
+    hidden = 2 * BF16_BYTES * h
+    # Final norm; logits cast to fp32, then one fused softmax-and-loss pass over them. The fp32 softmax is kept; beside
+    # it are the bf16 logits in forward and their gradient in backward.
+    return Layer(
+        kind="head",
+        gemms=(Gemm(h, vocab),),
+        attention=None,
+        elementwise_bytes_per_token=hidden + (BF16_BYTES + 3 * FP32_BYTES) * vocab,
+        num_elementwise_kernels=3,
+        num_gathers=1,
+        num_scatters=0,
+        hidden_size=h,
+        parameters=h * vocab + norm,
+        activation_bytes_per_token=hidden + FP32_BYTES * vocab,
+        input_bytes_per_token=BF16_BYTES * h,
+        replicated_elementwise_bytes_per_token=hidden,
+        replicated_bytes_per_token=hidden,
+        fp32_bytes_per_token=FP32_BYTES * vocab,
+        cast_bytes_per_token=BF16_BYTES * vocab,
+        recomputed=False,
+    )
 
 
 def _encoder_embedding(config: ModuleConfig) -> Layer:
     gemms = _gemms(config.embed_gemms, "embed_gemms")
-    bias = config.norm_bias  # LayerNorm encoders also carry biases in their convolutions
-    parameters = sum(gemm.k * gemm.n + (gemm.n if bias else 0) for gemm in gemms)
-    inputs = BF16_BYTES * sum(gemm.k * gemm.rows_per_token for gemm in gemms)
-    outputs = BF16_BYTES * sum(gemm.n * gemm.rows_per_token for gemm in gemms)
-    h = config.hidden_size
-    return Layer("embed", gemms, None, inputs + outputs, len(gemms), 0, h, parameters, inputs, inputs)
+    convolutions = config.norm_bias  # LayerNorm encoders embed by convolutions with a bias, GELU after each
+    inputs = [BF16_BYTES * gemm.k * gemm.rows_per_token for gemm in gemms]
+    outputs = [BF16_BYTES * gemm.n * gemm.rows_per_token for gemm in gemms]
+    return Layer(
+        kind="embed",
+        gemms=gemms,
+        attention=None,
+        elementwise_bytes_per_token=sum(inputs) + sum(outputs),
+        num_elementwise_kernels=len(gemms),
+        num_gathers=0,
+        num_scatters=1,
+        hidden_size=config.hidden_size,
+        parameters=sum(gemm.k * gemm.n + (gemm.n if convolutions else 0) for gemm in gemms),
+        # What products multiply, the features on every rank, and what GELU was given.
+        activation_bytes_per_token=sum(inputs) + (sum(outputs) if convolutions else 0),
+        input_bytes_per_token=inputs[0],
+        whole_bytes_per_token=inputs[0] + (outputs[-1] if convolutions else 0),
+        recomputed=False,
+    )
 
 
 def _projector(config: ModuleConfig) -> Layer:
     h, gemms = config.hidden_size, _gemms(config.head_gemms, "head_gemms")
     norm = (h * (2 if config.norm_bias else 1)) if config.head_norm else 0
     middle = sum(gemm.n * gemm.rows_per_token for gemm in gemms[:-1])
-    elementwise = BF16_BYTES * (2 * h + 2 * middle)
-    kept = BF16_BYTES * (2 * h + 2 * middle)
-    parameters = norm + sum(gemm.k * gemm.n + gemm.n for gemm in gemms)
-    return Layer("head", gemms, None, elementwise, 1 + len(gemms), 2, h, parameters, kept, BF16_BYTES * h)
+    # Kept: the norm's input, each rank's own; what the products multiply: hidden states on every rank, then GELU's
+    # output; and GELU's input.
+    inputs = BF16_BYTES * gemms[0].k * gemms[0].rows_per_token
+    normed = BF16_BYTES * h if config.head_norm else 0
+    return Layer(
+        kind="head",
+        gemms=gemms,
+        attention=None,
+        elementwise_bytes_per_token=BF16_BYTES * (2 * h + 2 * middle),
+        num_elementwise_kernels=1 + len(gemms),
+        num_gathers=1,
+        num_scatters=1,
+        hidden_size=h,
+        parameters=norm + sum(gemm.k * gemm.n + gemm.n for gemm in gemms),
+        activation_bytes_per_token=normed + inputs + 2 * BF16_BYTES * middle,
+        input_bytes_per_token=BF16_BYTES * h,
+        replicated_elementwise_bytes_per_token=2 * BF16_BYTES * h,
+        replicated_bytes_per_token=normed,
+        whole_bytes_per_token=inputs,
+        recomputed=False,
+    )
 
 
 def _gemms(configs: Sequence[Mapping[str, float]], where: str) -> tuple[Gemm, ...]:

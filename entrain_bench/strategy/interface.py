@@ -104,6 +104,7 @@ class Strategy:
 
     def program(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Program:
         """Assign and schedule one global batch."""
+        profile = profile.under(layout)
         assignment = _expect(Assignment, self.assigner.assign(shapes, layout, profile), self.assigner.assign)
         program = self.scheduler.schedule(shapes, layout, assignment, profile)
         return _expect(Program, program, self.scheduler.schedule)
@@ -112,7 +113,7 @@ class Strategy:
         """This strategy after it has seen an executed iteration."""
         if not isinstance(self.assigner, Observer):
             return self
-        return replace(self, assigner=self.assigner.observe(timeline, profile))
+        return replace(self, assigner=self.assigner.observe(timeline, profile.under(timeline.program.layout)))
 
 
 def _expect[T](kind: type[T], value: object, hook: Callable[..., object]) -> T:

@@ -15,12 +15,12 @@ from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
 from entrain_bench.strategy.schedules import (
-    OneForwardOneBackward,
     backward_microbatch,
     chain_chunks,
     microbatches_per_replica,
     one_f_one_b,
 )
+from entrain_bench.strategy.warmup import OneForwardOneBackward
 
 
 def interleaved_slots(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
-from itertools import islice, pairwise, product
+from heapq import heapify, heappop, heappush, merge
+from itertools import chain, islice, pairwise, product
 
 import numpy as np
 
 from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.errors import OutOfMemoryError, UserError
+from entrain_bench.errors import IncompatibleError, OutOfMemoryError, UserError
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.model import ModelSpec, Role
@@ -55,7 +55,10 @@ def allocate_stages(profile: Profile, samples: SampleShapes, degrees: Degrees) -
     encoder, llm = profile.estimate_samples(samples, degrees.tp, degrees.cp)
     model = profile.job.model
     most = [min(len(module.layers) for module in model.encoders), len(model.llm.layers)]
-    return proportional_allocation(degrees.pp, np.array([encoder.sum(), llm.sum()]), most)
+    # Forwards are estimated; what is frozen has less of a backward.
+    encoder_share = float(np.mean([module.work_share for module in model.encoders]))
+    shares = np.array([encoder.sum() * encoder_share, llm.sum() * model.llm.work_share])
+    return proportional_allocation(degrees.pp, shares, most)
 
 
 def stable_samples(profile: Profile, degrees: Degrees, num_validations: int, max_samples: int) -> tuple[int, bool]:
@@ -225,9 +228,24 @@ def place_islands(
     return layout
 
 
-def recompute_choices(num_modules: int) -> list[tuple[bool, ...]]:
-    """Every choice of modules whose activations are recomputed in backward."""
-    return list(product([False, True], repeat=num_modules))
+def recompute_choices(job: Job, groups: Sequence[Sequence[int]] | None = None) -> list[tuple[bool, ...]]:
+    """Choices of groups whose activations are recomputed in backward: every one, or the one that is asked for.
+
+    Args:
+        job: the job.
+        groups: modules that recompute together or not at all; each by itself if None.
+
+    Raises:
+        IncompatibleError: if some modules of a group are asked for, but not all.
+    """
+    groups = [(index,) for index in range(len(job.model.modules))] if groups is None else groups
+    asked = job.request.recompute
+    if asked is None:
+        return list(product([False, True], repeat=len(groups)))
+    again = [[job.model.modules[index].name in asked for index in group] for group in groups]
+    if any(len({*group}) > 1 for group in again):
+        raise IncompatibleError(f"layout.recompute={[*asked]}: this planner recomputes modules on the same ranks alike")
+    return [tuple(all(group) for group in again)]
 
 
 def recompute_factor(recompute: bool) -> float:
@@ -311,41 +329,58 @@ def by_estimate(candidates: Iterable[Candidate]) -> list[Candidate]:
     return sorted(candidates, key=lambda c: decisive(c.estimated_s))
 
 
-def fastest_that_fits(profile: Profile, candidates: Iterable[Candidate], make_program: MakeProgram) -> Layout:
-    """The candidate with the least estimated time whose programs fit memory.
-
-    Raises:
-        UserError: the reason of the last candidate, if none fits.
-    """
-    return first_that_fits(profile, by_estimate(candidates), make_program)
-
-
-def first_that_fits(profile: Profile, candidates: Iterable[Candidate], make_program: MakeProgram) -> Layout:
-    """The first candidate whose programs fit memory.
-
-    Raises:
-        UserError: the reason of the last candidate, if none fits.
-    """
-    return next(_fitting(profile, candidates, make_program)).layout
-
-
 def fastest_in_trials(
-    profile: Profile, candidates: Iterable[Candidate], make_program: MakeProgram, num_trials: int
+    profile: Profile,
+    candidates: Callable[[Profile], Iterable[Candidate]],
+    make_program: MakeProgram,
+    num_trials: int,
 ) -> Layout:
-    """Of the first ``num_trials`` candidates that fit memory, the layout that runs one profiled batch fastest.
+    """Of the best candidates that fit memory, the layout that runs one profiled batch fastest.
+
+    Where the microbatch size is free, every size gets as many trials as another, for estimates that are linear in the
+    samples do not tell sizes apart.
 
     Args:
         profile: samples and measurements.
-        candidates: by rising estimate.
+        candidates: by rising estimate, for a profile whose job has a microbatch size.
         make_program: see ``Planner.plan``.
-        num_trials: layouts tried at most.
+        num_trials: layouts tried, of all sizes together; one is the best estimate, taken without trial.
 
     Raises:
-        UserError: the reason of the last candidate, if none fits.
+        UserError: why there is no candidate, or none fits.
     """
+    if num_trials == 1:
+        rising = merge(*_each_size(profile, candidates), key=lambda c: decisive(c.estimated_s))
+        return next(_fitting(profile, rising, make_program)).layout
     batch = profile.draw(profile.job.global_batch)
-    layouts = [c.layout for c in islice(_fitting(profile, candidates, make_program), num_trials)]
+    each_size = _each_size(profile, candidates)
+    share = -(-num_trials // len(each_size))
+    layouts: list[Layout] = []
+    problem: UserError | None = None
+    for some in each_size:
+        try:
+            layouts += [candidate.layout for candidate in islice(_fitting(profile, some, make_program), share)]
+        except UserError as error:
+            problem = problem or error
+    if problem is not None and not layouts:
+        raise problem
     return min(layouts, key=lambda layout: decisive(profile.trial_s(make_program(batch, layout))))
+
+
+def _each_size(profile: Profile, candidates: Callable[[Profile], Iterable[Candidate]]) -> list[Iterator[Candidate]]:
+    """The candidates of every microbatch size the job may have; raises the first size's reason if none has any."""
+    found: list[Iterator[Candidate]] = []
+    problem: UserError | None = None
+    for each in profile.each_microbatch_size():
+        rising = iter(candidates(each))
+        try:
+            found += [chain([first], rising) for first in islice(rising, 1)]
+        except UserError as error:
+            problem = problem or error
+    if not found:
+        name = profile.job.model.name
+        raise problem or UserError(f"layout: model={name} has too few layers for the stages of a replica")
+    return found
 
 
 def _fitting(profile: Profile, candidates: Iterable[Candidate], make_program: MakeProgram) -> Iterator[Candidate]:

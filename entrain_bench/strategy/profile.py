@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
 from zlib import crc32
 
 import numpy as np
 
-from entrain_bench.arithmetic import fit_polynomial, log2, matmul, sine_of_turns
+from entrain_bench.arithmetic import GOLDEN, fit_polynomial, log2, matmul, mix, sine_of_turns, uniform
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.costs.memory import Memory
-from entrain_bench.costs.roofline import PassTimes, loads_of
+from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.program import Pass, Program
+from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.simulate.engine import place_actions
+from entrain_bench.simulate.place import place_program
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
@@ -47,14 +49,32 @@ class Profile:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_rng", np.random.default_rng([self._seed, 0x70726F66]))
 
+    def for_job(self, job: Job) -> Profile:
+        """The same window for a job that differs in what planners choose; samples that one draws the other does not."""
+        other = copy(self)
+        object.__setattr__(other, "job", job)
+        return other
+
+    def each_microbatch_size(self) -> list[Profile]:
+        """The same window for the job with every microbatch size it may have."""
+        return [self.for_job(job) for job in self.job.each_microbatch_size()]
+
+    def under(self, layout: Layout) -> Profile:
+        """The same window for the job with a layout's microbatch size, where that was the planner's to choose."""
+        if not self.job.free_microbatch_size:
+            return self
+        num_microbatches = layout.modules[self.job.model.llm_index].dp * layout.num_microbatches
+        return self.for_job(self.job.with_microbatch_size(-(-self.job.global_batch // num_microbatches)))
+
     def draw(self, num_samples: int) -> SampleShapes:
         """Independent samples of the workload, apart from the training stream; every call draws new ones."""
         return self._source.draw(num_samples, self._rng)
 
     def measure(self, module: ModuleSpec, lengths: IntArray, tp: int, cp: int) -> list[PassTimes]:
         """Measured times of one layer of each kind on one packed microbatch of sequences of the given lengths."""
-        loads = loads_of(module, np.asarray(lengths), np.array([0, len(lengths)]))
-        return [self._truth.roofline.layer_s(kind, loads, tp, cp) for kind in module.kinds]
+        times = self._truth.layer_times
+        loads = times.loads(module, np.asarray(lengths), np.array([0, len(lengths)]))
+        return times.layers_s(module, loads, tp, cp)
 
     @property
     def memory(self) -> Memory:
@@ -75,20 +95,19 @@ class Profile:
         return end
 
     def step_s(self, layout: Layout) -> float:
-        """Measured time of gradient synchronisation and optimizer step on the slowest ranks.
+        """Measured time of what overlap cannot hide of the step and of the weights' gather, on the slowest ranks.
 
         Modules that share ranks run theirs one after the other.
         """
-        steps = [
-            self._truth.step_s(module, placed, Pass.GRAD_SYNC) + self._truth.step_s(module, placed, Pass.OPTIMIZER)
-            for module, placed in zip(self.job.model.modules, layout.modules, strict=True)
+        costs = self._truth.step_costs
+        exposed = [
+            costs.exposed(module, placed) for module, placed in zip(self.job.model.modules, layout.modules, strict=True)
         ]
-        return float(layout.lane_sums(steps).max())
+        return float(layout.lane_sums([each.gather_s + each.sync_s + each.optimizer_s for each in exposed]).max())
 
     def trial_s(self, program: Program) -> float:
         """Measured time of one iteration of a program, as a trial run of it shows."""
-        prices = self._truth.price(program)
-        _, end, _ = place_actions(program, prices.duration_s, prices.delay_s, prices.relay)
+        _, end, _ = place_program(program, self._truth.price(program))
         return float(end.max())
 
     def forward_fit(self, module: ModuleSpec, tp: int, cp: int) -> FloatArray:
@@ -137,8 +156,5 @@ class Profile:
         if not self.belief_error:
             return np.ones(len(sample_ids))
         name = np.uint64((crc32(module.encode()) << 31) ^ self._seed)
-        bits = (np.asarray(sample_ids).astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) ^ name
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
-        uniform = ((bits ^ (bits >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / 2.0**53
-        return 1.0 + self.belief_error * (2.0 * uniform - 1.0)
+        bits = mix((np.asarray(sample_ids).astype(np.uint64) + np.uint64(1)) * GOLDEN ^ name)
+        return 1.0 + self.belief_error * (2.0 * uniform(bits) - 1.0)

@@ -1,11 +1,9 @@
-"""Schedules as slots, from microbatch order to the order of actions on a lane; and the scheduler that several share."""
+"""Schedules as slots: from microbatch order to the order of actions on a lane."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
-from typing import ClassVar
 
 import numpy as np
 
@@ -16,7 +14,6 @@ from entrain_bench.program.assignment import Assignment, Chunks, check_assignmen
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.profile import Profile
 
 
 def one_f_one_b(microbatch: IntArray, num_microbatches: IntArray, warmup: IntArray) -> tuple[IntArray, IntArray]:
@@ -184,19 +181,3 @@ def microbatches_per_replica(layout: Layout, chunks: Sequence[Chunks], freed: Se
     for rows, last, placed in zip(chunks, freed, layout.modules, strict=True):
         np.maximum.at(counts[placed.dp], rows.replica, np.maximum(rows.microbatch, last) + 1)
     return [counts[placed.dp] for placed in layout.modules]
-
-
-@dataclass(frozen=True, slots=True)
-class OneForwardOneBackward:
-    """1F1B over the chain of all stages; a microbatch keeps its place in all modules."""
-
-    handles_generators: ClassVar[bool] = True
-
-    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program; every lane warms up with as many forwards as stages follow it.
-
-        Raises:
-            IncompatibleError: if the modules do not form a chain.
-        """
-        model = profile.job.model
-        return chain_program(model, shapes, layout, assignment, stages_behind(layout, model.llm_index))

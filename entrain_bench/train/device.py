@@ -17,15 +17,30 @@ def device_of(settings: TrainSettings) -> torch.device:
     Raises:
         UserError: if a GPU is asked for and there is none for this process.
     """
-    if settings.device == "cpu" or (settings.device == "auto" and not torch.cuda.is_available()):
+    if find_device(settings.device, "harness.device").type == "cpu":
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise UserError("harness.device=cuda: this machine has no CUDA device; cpu runs the same over gloo")
     local, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", settings.num_ranks))
     if local_ranks > found:
         raise UserError(f"harness.num_ranks={settings.num_ranks}: {local_ranks} ranks on a machine with {found} GPUs")
     return torch.device("cuda", local)
+
+
+def find_device(name: str, key: str = "device") -> torch.device:
+    """The CPU, or the first GPU of this process.
+
+    Args:
+        name: ``cpu``, ``cuda``, or ``auto`` for a GPU where there is one.
+        key: what the user calls it.
+
+    Raises:
+        UserError: if a GPU is asked for and there is none for this process.
+    """
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError(f"{key}=cuda: this machine has no CUDA device; cpu runs the same over gloo")
+    return torch.device("cuda", 0)
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:

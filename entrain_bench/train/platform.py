@@ -10,7 +10,9 @@ puts the CPU in their place, inside megatron's own modules only:
 
 And with or without one: ``megatron.core.optimizer`` aligns the parameter groups of all ranks, by a collective, for
 every optimizer it makes, in case its own checkpoints want it. Ranks here hold different numbers of stages, so that
-would hang: each rank keeps to its own groups, which those with the same stage have alike.
+would hang: each rank keeps to its own groups, which those with the same stage have alike. The buffer that gathered
+hidden states share is megatron's global one, made here since its global groups are not. Its fused functions are
+compiled on a GPU only: on a CPU that would need a C++ compiler.
 
 ``tests/train/test_platform.py`` holds the list of call sites these redirections were written for.
 """
@@ -26,6 +28,7 @@ from typing import Any
 import torch
 
 MODULES = (
+    "megatron.core.tensor_parallel.layers",
     "megatron.core.tensor_parallel.mappings",
     "megatron.core.distributed.param_and_grad_buffer",
     "megatron.core.optimizer.optimizer",
@@ -55,8 +58,12 @@ def prepare_platform(modules: Sequence[str] = MODULES) -> None:
     if not isinstance(optimizer.torch, _Overlay):
         distributed = _Overlay(torch.distributed, all_gather_object=_gather_own)
         optimizer.torch = _Overlay(torch, distributed=distributed)
+    state: Any = importlib.import_module("megatron.core.parallel_state")
+    if state._GLOBAL_MEMORY_BUFFER is None:
+        state._set_global_memory_buffer()
     if torch.cuda.is_available():
         return
+    torch.compiler.set_stance("force_eager")
     for name in modules:
         module: Any = importlib.import_module(name)
         if not isinstance(module.torch, _Overlay):

@@ -21,6 +21,8 @@ same bits on every machine, and no decision looks at a clock. Sorts are ``kind="
 What a hook may know is in its arguments: shapes of samples, a layout, an assignment, and a ``Profile``:
 
     job                 model, cluster, batch, memory budget; degrees() lists the (TP, CP, PP, DP) that the user allows
+    each_microbatch_size    the same window for the job with every microbatch size that a planner may choose
+    under, for_job      the same for the job with a layout's microbatch size, and for another job
     draw                samples of the workload to profile, drawn apart from the training stream; new ones at every call
     measure             seconds of one layer of each kind of a module, both passes, on one packed microbatch
     forward_fit         a x^2 + b x + c through measured forwards, for each layer kind
@@ -116,13 +118,17 @@ class SplitByWork:
         samples = profile.draw(self.profile_samples)
         # Modules of a group (the encoders, the LLM, the generators) share their stages.
         most = [min(len(model.modules[index].layers) for index in group) for group in model.module_groups]
-        candidates = [
-            candidate(profile, samples, degrees, most, recompute)
-            for degrees in profile.job.degrees()
-            if len(most) <= degrees.pp <= sum(most)
-            for recompute in recompute_choices(len(model.modules))
-        ]
-        return fastest_in_trials(profile, by_estimate(candidates), make_program, self.num_trials)
+
+        # Called with the given microbatch size, or with every possible one for microbatch_size=null.
+        def candidates(each: Profile) -> list[Candidate]:
+            return by_estimate(
+                candidate(each, samples, degrees, most, recompute)
+                for degrees in each.job.degrees()
+                if len(most) <= degrees.pp <= sum(most)
+                for recompute in recompute_choices(each.job)
+            )
+
+        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
 
 
 def candidate(

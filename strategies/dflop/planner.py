@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
 from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.errors import OutOfMemoryError, UserError, require, unknown_choice
+from entrain_bench.errors import OutOfMemoryError, require, unknown_choice
 from entrain_bench.program.layout import Layout
+from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import (
     Candidate,
-    fastest_that_fits,
+    fastest_in_trials,
     partition_layers,
+    recompute_choices,
     recompute_factor,
     slowest_stages_s,
 )
@@ -27,8 +30,6 @@ from .space import Plan, enumerate_degrees, pipeline_s, place_plan
 
 # Estimates evaluated at once, to bound memory.
 BLOCK = 1 << 21
-# Recomputation of the encoder and of the LLM.
-RECOMPUTE = ((False, False), (False, True), (True, False), (True, True))
 MICROBATCHES = ("paper", "released")
 # A plan may be this much slower than the accepted one if it has fewer microbatches (BDAI-Research/DFLOP, 60e86d8).
 RELEASED_SLACK = 1.1
@@ -65,14 +66,17 @@ class DflopPlanner:
             acceptance rule.
         whole_layers: whether a stage's duration counts that it holds whole layers; the paper's divides by PP.
         single_rank_communicator: whether everything between encoder and LLM passes through one rank, as in the paper.
+        num_trials: best plans that fit memory and run a profiled batch on trial; the paper's optimizer runs none (1).
     """
 
     profile_samples: int = 10_000
     microbatches: str = "paper"
     whole_layers: bool = True
     single_rank_communicator: bool = True
+    num_trials: int = 1
 
     def __post_init__(self) -> None:
+        require(self.num_trials >= 1, "strategy.planner.num_trials", self.num_trials, "at least 1")
         require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
         if self.microbatches not in MICROBATCHES:
             raise unknown_choice("strategy.planner.microbatches", self.microbatches, MICROBATCHES)
@@ -80,25 +84,26 @@ class DflopPlanner:
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The plan with the least T whose programs fit memory."""
         shapes = data_shapes(profile, profile.draw(self.profile_samples))
-        problem: UserError | None = None
-        for seconds, plan, recompute in self.rank(profile, shapes):
-            try:
-                return fastest_that_fits(profile, [self.build(profile, shapes, seconds, plan, recompute)], make_program)
-            except UserError as error:
-                problem = error
-        raise problem or OutOfMemoryError(
-            f"layout: no split of cluster={profile.job.cluster.name} between encoder and LLM holds an average "
-            f"microbatch within {profile.job.memory_budget_bytes / 2**30:.1f} GiB a rank (strategy.planner dflop)"
-        )
+        ranked = self.rank(profile, shapes)
+        first = next(ranked, None)
+        if first is None:
+            raise OutOfMemoryError(
+                f"layout: no split of cluster={profile.job.cluster.name} between encoder and LLM holds an average "
+                f"microbatch within {profile.job.memory_budget_bytes / 2**30:.1f} GiB a rank (strategy.planner dflop)"
+            )
+        # N_mb is part of a plan: the job's microbatch size decides nothing.
+        sized = profile.for_job(profile.job.with_microbatch_size(profile.job.microbatch_size))
+        candidates = (self.build(profile, shapes, *each) for each in chain([first], ranked))
+        return fastest_in_trials(sized, lambda _: candidates, make_program, self.num_trials)
 
-    def rank(self, profile: Profile, shapes: DataShapes) -> Iterator[tuple[float, Plan, tuple[bool, bool]]]:
+    def rank(self, profile: Profile, shapes: DataShapes) -> Iterator[tuple[float, Plan, tuple[bool, ...]]]:
         """Plans in order of preference, with the recomputation of encoder and LLM.
 
         ``paper``: every split, factorization and recomputation choice with the N_mb of least T, and with its largest
         N_mb as a resort if real batches do not fit; by T. ``released``: see ``released_order``. Ties go to less
         recomputation, then to the order of enumeration.
         """
-        degrees = enumerate_degrees(profile.job)
+        degrees, recompute = enumerate_degrees(profile.job), self.recompute(profile)
         found: list[tuple[IntArray, ...]] = []
         for rows, i, totals, within in self.totals(profile, shapes, degrees):
             for choice, total in enumerate(totals):
@@ -115,7 +120,11 @@ class DflopPlanner:
             released_order(row, choices, seconds, count, preferred) if released else np.lexsort((row, choices, seconds))
         ):
             theta = (*degrees[row[index]].tolist(), int(count[index]))
-            yield float(seconds[index]), Plan(*theta), RECOMPUTE[choices[index]]
+            yield float(seconds[index]), Plan(*theta), recompute[choices[index]]
+
+    def recompute(self, profile: Profile) -> list[tuple[bool, ...]]:
+        """Choices of recomputation of encoder and LLM."""
+        return recompute_choices(profile.job, profile.job.model.module_groups)
 
     def totals(
         self, profile: Profile, shapes: DataShapes, degrees: IntArray
@@ -125,11 +134,11 @@ class DflopPlanner:
         ``state_E + (E_pp + L_pp) act_E`` and ``state_L + L_pp act_L`` must stay within the planning budget. Last comes
         whether the mean microbatch is no larger than the largest profiled sample ``[plans, i]``.
         """
-        limit = profile.job.planning_budget_bytes
+        limit, choices = profile.job.planning_budget_bytes, self.recompute(profile)
         for rows, i, estimates in self.estimates(profile, shapes, degrees):
             _, encoder_pp, _, _, llm_pp, llm_dp = (column[:, None] for column in degrees[rows].T)
-            totals = np.empty((len(RECOMPUTE), len(rows), len(i)))
-            for total, (encoder, llm) in zip(totals, RECOMPUTE, strict=True):
+            totals = np.empty((len(choices), len(rows), len(i)))
+            for total, (encoder, llm) in zip(totals, choices, strict=True):
                 encoder_need = estimates.encoder_state + (encoder_pp + llm_pp) * estimates.encoder_act[int(encoder)]
                 llm_need = estimates.llm_state + llm_pp * estimates.llm_act[int(llm)]
                 fits = (i <= profile.job.global_batch // llm_dp) & (encoder_need <= limit) & (llm_need <= limit)
@@ -144,7 +153,11 @@ class DflopPlanner:
         """Rows of ``degrees``, microbatch numbers and estimates, in blocks with one TP a module."""
         job = profile.job
         batch = job.global_batch
-        parameter_bytes = profile.memory.parameter_bytes
+
+        def state_bytes(module: ModuleSpec, dp: IntArray, shards: IntArray) -> FloatArray:
+            learning = module.learning_parameters / shards * profile.memory.parameter_bytes(dp)
+            return np.asarray(learning + module.frozen_parameters / shards * BF16_BYTES)
+
         *encoders, llm = job.model.modules
         means = [np.full(1, tokens) for tokens in (*shapes.item_tokens, shapes.sequence_tokens)]
         for encoder_tp, llm_tp in np.unique(degrees[:, [0, 3]], axis=0).tolist():
@@ -177,7 +190,7 @@ class DflopPlanner:
                     flops = float(module.forward_flops(np.array([tokens]))[0])
                     encoder_s += table.seconds(flops * whole, whole, encoder_pp) * factor[encoder_pp - 1]
                     encoder_act += activation_bytes(module, whole * tokens, encoder_tp * encoder_pp)
-                    encoder_state += module.parameters / (encoder_tp * encoder_pp) * parameter_bytes(encoder_dp)
+                    encoder_state += state_bytes(module, encoder_dp, encoder_tp * encoder_pp)
                 each = np.array([shapes.sequence_tokens])
                 llm_s = llm_table.seconds(each, packed, llm_pp) * sequences * uneven[-1][llm_pp - 1]
                 yield (
@@ -189,7 +202,7 @@ class DflopPlanner:
                         encoder_act,
                         activation_bytes(llm, packed, llm_tp * llm_pp),
                         encoder_state,
-                        llm.parameters / (llm_tp * llm_pp) * parameter_bytes(llm_dp),
+                        state_bytes(llm, llm_dp, llm_tp * llm_pp),
                         within,
                     ),
                 )
@@ -201,7 +214,7 @@ class DflopPlanner:
         return slowest_stages_s(layer_s) * np.arange(1, len(layer_s) + 1) / layer_s.sum()
 
     def build(
-        self, profile: Profile, shapes: DataShapes, seconds: float, plan: Plan, recompute: tuple[bool, bool]
+        self, profile: Profile, shapes: DataShapes, seconds: float, plan: Plan, recompute: tuple[bool, ...]
     ) -> Candidate:
         """The layout of a plan; layers are split so that the slowest stage is fastest on a mean microbatch."""
         batch, layers = profile.job.global_batch, []

@@ -102,7 +102,7 @@ def _degrees(ranks: int, tps: list[int], max_pp: int, dps: IntArray) -> IntArray
 
 
 def place_plan(
-    job: Job, plan: Plan, layers: list[tuple[int, ...]], recompute: tuple[bool, bool], single_rank: bool
+    job: Job, plan: Plan, layers: list[tuple[int, ...]], recompute: tuple[bool, ...], single_rank: bool
 ) -> Layout:
     """The layout of a plan.
 

@@ -21,7 +21,7 @@ def chunk_s(
     """Estimated seconds of forward and backward of each chunk on each stage ``[chunks, stages]``.
 
     A chunk costs what its units cost alone; a module's time is shared out over stages as that of a unit of mean length.
-    A backward takes two forwards, and one more if activations are recomputed.
+    A backward takes two forwards, and one more if activations are recomputed; less where layers are frozen.
     """
     units = module.units(shapes)
     seconds = np.zeros(shapes.num_items if module.is_encoder else len(shapes))
@@ -30,7 +30,9 @@ def chunk_s(
     kinds = np.maximum(matmul(profile.forward_fit(module, placed.tp, placed.cp), [mean**2, mean, 1.0]), 1e-12)
     stages = matmul(module.kind_counts(placed.layers_per_stage), kinds)
     forward = sum_rows(chunks.offsets, seconds[chunks.members])[:, None] * (stages / stages.sum())
-    return forward, forward * (3.0 * recompute_factor(placed.recompute) - 1.0)
+    kept = kinds * np.array([kind.backward_share for kind in module.kinds])
+    share = matmul(module.kind_counts(placed.layers_per_stage), kept) / stages
+    return forward, forward * (3.0 * recompute_factor(placed.recompute) - 1.0) * share
 
 
 def believed_durations(program: Program, profile: Profile) -> FloatArray:

@@ -18,7 +18,8 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import (
     Candidate,
-    fastest_that_fits,
+    by_estimate,
+    fastest_in_trials,
     partition_layers,
     recompute_choices,
 )
@@ -40,13 +41,17 @@ class DipPlanner:
         profile_samples: samples the layers are measured on; 4 is the one microbatch that arXiv:2605.27918 plans DIP by.
         chunks: K_i: ``rule`` as in the paper, ``one``, or ``auto`` for the faster by believed time.
         efficiency: share of a module's peak throughput at which its latency counts for K_i.
+        num_trials: best by believed time that fit memory and run a profiled batch on trial; the paper's planner runs
+            none (1).
     """
 
     profile_samples: int = 4
     chunks: str = "auto"
     efficiency: float = 0.95
+    num_trials: int = 1
 
     def __post_init__(self) -> None:
+        require(self.num_trials >= 1, "strategy.planner.num_trials", self.num_trials, "at least 1")
         if self.chunks not in CHUNKS:
             raise unknown_choice("strategy.planner.chunks", self.chunks, CHUNKS)
         require(0 < self.efficiency <= 1, "strategy.planner.efficiency", self.efficiency, "in (0, 1]")
@@ -56,7 +61,11 @@ class DipPlanner:
         """The layout with the least believed time of a profiled batch among those whose programs fit memory."""
         samples = profile.draw(self.profile_samples)
         batch = profile.draw(profile.job.global_batch)
-        return fastest_that_fits(profile, self._candidates(profile, samples, batch, make_program), make_program)
+
+        def candidates(each: Profile) -> list[Candidate]:
+            return by_estimate(self._candidates(each, samples, batch, make_program))
+
+        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
 
     def _candidates(
         self, profile: Profile, samples: SampleShapes, batch: SampleShapes, make_program: MakeProgram
@@ -67,7 +76,7 @@ class DipPlanner:
         picked once, by what it makes of the schedule.
         """
         modules = profile.job.model.modules
-        for degrees, recompute in product(profile.job.degrees(), recompute_choices(len(modules))):
+        for degrees, recompute in product(profile.job.degrees(), recompute_choices(profile.job)):
             cost = [layer_s(profile, module, samples, degrees) for module in modules]
             for chunks in self._chunk_choices(profile, samples, degrees):
                 stages = [min(k * degrees.pp, len(module.layers)) for k, module in zip(chunks, modules, strict=True)]

@@ -98,6 +98,7 @@ def segments_of(draft: Program, assignment: Assignment, profile: Profile) -> Seg
     change, working = (values[:count] for values in memory.action_bytes(draft))
     extra = np.zeros(draft.layout.num_lanes)
     np.maximum.at(extra, lane, working)
+    extra += memory.posted_bytes(draft)
     room = profile.job.planning_budget_bytes - memory.lane_state_bytes(draft.layout) - extra
     # Dependencies in reverse: what each action lets run.
     wait, need = rows_of(draft.dep_offsets), draft.dep_actions

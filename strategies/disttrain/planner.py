@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from heapq import heappop, heappush
-from itertools import chain, count, islice, product
+from itertools import count, islice, product
 from math import ceil
 from typing import ClassVar
 
@@ -16,12 +16,13 @@ from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import FloatArray
 from entrain_bench.errors import UserError, require
 from entrain_bench.program.layout import Layout
+from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import (
     Candidate,
     Island,
-    first_that_fits,
+    fastest_in_trials,
     partition_layers,
     place_islands,
     recompute_choices,
@@ -45,6 +46,7 @@ class DistTrainPlanner:
         requests_bind_encoder: whether requested TP, CP and DP hold for encoder and generator as for the LLM.
         count_step: whether candidates are compared with gradient synchronisation and optimizer included.
         rounded: integer solutions kept of each sub-problem, should the best not fit memory.
+        num_trials: best estimates that fit memory and run a profiled batch on trial; the paper's planner runs none (1).
     """
 
     handles_generators: ClassVar[bool] = True
@@ -53,25 +55,31 @@ class DistTrainPlanner:
     requests_bind_encoder: bool = True
     count_step: bool = True
     rounded: int = 3
+    num_trials: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("profile_samples", "rounded"):
+        for name in ("profile_samples", "rounded", "num_trials"):
             require(getattr(self, name) >= 1, f"strategy.planner.{name}", getattr(self, name), "at least 1")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The candidate with the least estimated time that fits memory."""
         job = profile.job
         job.check_request()
-        problem = Orchestration(profile, self._draw(profile), self.requests_bind_encoder)
-        candidates = problem.candidates(self.rounded, self.count_step)
-        first = next(candidates, None)
-        if first is None:
-            asked = " ".join(f"layout.{n}={d}" for n in ("tp", "cp", "pp", "dp") if (d := getattr(job.request, n)))
-            raise UserError(
-                f"{asked or 'layout'}: no stages of encoder and LLM of model={job.model.name} fit the "
-                f"{job.cluster.num_ranks} ranks of cluster={job.cluster.name}"
-            )
-        return first_that_fits(profile, chain([first], candidates), make_program)
+        samples = self._draw(profile)
+
+        def candidates(each: Profile) -> Iterator[Candidate]:
+            rising = Orchestration(each, samples, self.requests_bind_encoder).candidates(self.rounded, self.count_step)
+            first = next(rising, None)
+            if first is None:
+                asked = " ".join(f"layout.{n}={d}" for n in ("tp", "cp", "pp", "dp") if (d := getattr(job.request, n)))
+                raise UserError(
+                    f"{asked or 'layout'}: no stages of encoder and LLM of model={job.model.name} fit the "
+                    f"{job.cluster.num_ranks} ranks of cluster={job.cluster.name}"
+                )
+            yield first
+            yield from rising
+
+        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
 
     def _draw(self, profile: Profile) -> SampleShapes:
         for _ in range(MAX_DRAWS):
@@ -228,7 +236,7 @@ class Orchestration:
     def problems(self) -> Iterator[SubProblem]:
         """Every DP of the backbone, TP and recomputation of the groups."""
         every_tp = list(product(*map(self.tps, range(len(self.groups)))))
-        choices = recompute_choices(len(self.groups))
+        choices = recompute_choices(self.profile.job, self.groups)
         return (SubProblem(*each) for each in product(self.backbone_dps(), every_tp, choices))
 
     def works(self, problem: SubProblem) -> list[float]:
@@ -296,7 +304,8 @@ class Orchestration:
         total = 0.0
         for spec in (self.profile.job.model.modules[m] for m in self.groups[group]):
             copies = spec.weight_copies(tp, dp * self.cp)
-            total += spec.parameters * copies * float(self.profile.memory.parameter_bytes(copies))
+            total += spec.learning_parameters * copies * float(self.profile.memory.parameter_bytes(copies))
+            total += spec.frozen_parameters * copies * BF16_BYTES
         return total
 
     def _fewest(self, problem: SubProblem, group: int, dp: int, activations: bool) -> float:

@@ -14,24 +14,25 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.schedules import chain_program, stages_behind
+from entrain_bench.strategy.schedules import chain_program
+from entrain_bench.strategy.warmup import WarmUp
 
 
 @dataclass(frozen=True, slots=True)
-class DistTrainScheduler:
+class DistTrainScheduler(WarmUp):
     """1F1B; the k-th microbatches of all groups share their place, brokers join and split them between groups."""
 
     handles_generators: ClassVar[bool] = True
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program; every lane warms up with as many forwards as stages follow it.
+        """The program.
 
         Raises:
             IncompatibleError: if modules or microbatches do not form a chain.
         """
         model = profile.job.model
         check_order(model, shapes, assignment)
-        return chain_program(model, shapes, layout, assignment, stages_behind(layout, model.llm_index))
+        return chain_program(model, shapes, layout, assignment, self.forwards(shapes, layout, assignment, profile))
 
 
 def check_order(model: ModelSpec, shapes: SampleShapes, assignment: Assignment) -> None:

@@ -19,7 +19,8 @@ from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import (
     Candidate,
     allocate_stages,
-    fastest_that_fits,
+    by_estimate,
+    fastest_in_trials,
     partition_layers,
     place_chain,
     recompute_choices,
@@ -42,6 +43,7 @@ class EntrainPlanner:
         allocation_error: p_error, the tolerated probability that a fresh batch allocates differently.
         max_samples: where Algorithm 1 gives up (a ratio on a rounding boundary converges arbitrarily late).
         encoder_stages: stages of the encoder; None splits a replica's stages by the profiled workload ratio.
+        num_trials: best estimates that fit memory and run a profiled batch on trial; the paper's planner runs none (1).
     """
 
     profile_samples: int | None = None
@@ -49,8 +51,10 @@ class EntrainPlanner:
     allocation_error: float = 0.05
     max_samples: int = 16384
     encoder_stages: int | None = None
+    num_trials: int = 1
 
     def __post_init__(self) -> None:
+        require(self.num_trials >= 1, "strategy.planner.num_trials", self.num_trials, "at least 1")
         if self.profile_samples is not None:
             require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
         require(self.max_samples >= 1, "strategy.planner.max_samples", self.max_samples, "at least 1")
@@ -71,7 +75,11 @@ class EntrainPlanner:
             raise UserError(f"strategy.planner.encoder_stages={self.encoder_stages}: must leave the LLM a stage")
         if not stable:
             raise UserError("layout.pp=1: must be at least 2, a stage for the encoders and one for the LLM")
-        layout = fastest_that_fits(profile, self._candidates(profile, stable), make_program)
+
+        def candidates(each: Profile) -> list[Candidate]:
+            return by_estimate(self._candidates(each, stable))
+
+        layout = fastest_in_trials(profile, candidates, make_program, self.num_trials)
         llm = layout.modules[-1]
         needed = next(n for d, n in stable.items() if (d.tp, d.cp, d.dp) == (llm.tp, llm.cp, llm.dp))
         if needed > profile.job.global_batch:
@@ -83,10 +91,12 @@ class EntrainPlanner:
         return layout
 
     def _candidates(self, profile: Profile, stable: Mapping[Degrees, int]) -> Iterator[Candidate]:
-        for degrees, num_samples in stable.items():
-            samples = profile.draw(num_samples)
+        for degrees in profile.job.degrees():
+            if degrees not in stable:
+                continue
+            samples = profile.draw(stable[degrees])
             stages = self._split(profile, samples, degrees)
-            for recompute in recompute_choices(len(profile.job.model.modules)):
+            for recompute in recompute_choices(profile.job):
                 seconds, layers = _estimate(profile, samples, degrees, stages, recompute)
                 layout = place_chain(profile.job, degrees, layers, recompute, leading=True)
                 yield Candidate(seconds, layout)
@@ -119,6 +129,8 @@ def _estimate(
     for module, again in zip(job.model.modules, recompute, strict=True):
         count = stages[0] if module.is_encoder else stages[-1]
         costs = _mean_layer_s(profile, samples, module.name, degrees) * job.microbatch_size * recompute_factor(again)
+        # Two thirds of a layer's time are its backward's.
+        costs = costs * np.array([(1.0 + 2.0 * layer.backward_share) / 3.0 for layer in module.layers])
         split = partition_layers(costs, count)
         layers.append(split)
         latencies.append(stage_sums(costs, split))

@@ -57,7 +57,7 @@ def candidates_of(
         none = [False] * len(splits)
         plain = place_pair(job, pair, [layers for layers, _ in splits], none, colocated=colocated)
         step = profile.step_s(plain)
-        choices = product(recompute_choices(len(splits)), [False, True] if three_phase and offload else [False])
+        choices = product(recompute_choices(job), [False, True] if three_phase and offload else [False])
         for recompute, away in choices:
             scaled = [stage * recompute_factor(again) for (_, stage), again in zip(splits, recompute, strict=True)]
             seconds = estimate_s(np.sum(scaled[:-1], axis=0), scaled[-1], count, colocated=colocated)

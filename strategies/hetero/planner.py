@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from entrain_bench.errors import require
 from entrain_bench.program.layout import Layout
 from entrain_bench.strategy.interface import MakeProgram
-from entrain_bench.strategy.planning import by_estimate, fastest_in_trials
+from entrain_bench.strategy.planning import Candidate, by_estimate, fastest_in_trials
 from entrain_bench.strategy.profile import Profile
 
 from .degrees import colocated_pairs, noncolocated_pairs
@@ -39,9 +39,12 @@ class ColocatedPlanner:
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
         samples = profile.draw(self.profile_samples)
-        pairs = colocated_pairs(profile.job, self.encoder_tp)
-        candidates = candidates_of(profile, samples, pairs, colocated=True, offload=self.offload_encoder)
-        return fastest_in_trials(profile, by_estimate(candidates), make_program, self.num_trials)
+
+        def candidates(each: Profile) -> list[Candidate]:
+            pairs = colocated_pairs(each.job, self.encoder_tp)
+            return by_estimate(candidates_of(each, samples, pairs, colocated=True, offload=self.offload_encoder))
+
+        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +79,12 @@ class NoncolocatedPlanner:
             most = profile.job.cluster.num_ranks - 1
             require(self.encoder_ranks <= most, "strategy.planner.encoder_ranks", self.encoder_ranks, f"at most {most}")
         samples = profile.draw(self.profile_samples)
-        pairs = noncolocated_pairs(profile.job, self.encoder_ranks, self.max_encoder_pp, self.encoder_tp)
-        candidates = candidates_of(profile, samples, pairs, colocated=False)
-        return fastest_in_trials(profile, by_estimate(candidates), make_program, self.num_trials)
+
+        def candidates(each: Profile) -> list[Candidate]:
+            pairs = noncolocated_pairs(each.job, self.encoder_ranks, self.max_encoder_pp, self.encoder_tp)
+            return by_estimate(candidates_of(each, samples, pairs, colocated=False))
+
+        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
 
 
 def _check_knobs(profile_samples: int, num_trials: int) -> None:

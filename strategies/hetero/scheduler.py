@@ -13,7 +13,8 @@ from entrain_bench.program.boundary import is_colocated, is_disjoint
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.schedules import chain_program, stages_behind, three_phase_program
+from entrain_bench.strategy.schedules import chain_program, three_phase_program
+from entrain_bench.strategy.warmup import WarmUp
 
 from .routes import check_routes
 
@@ -47,7 +48,7 @@ class ColocatedScheduler:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphAwareScheduler:
+class GraphAwareScheduler(WarmUp):
     """1F1B over the stages of an encoder island and of the LLM, whose ranks are disjoint.
 
     An LLM first stage runs a microbatch when all its encoder inputs are there; a stage warms up with as many forwards
@@ -68,4 +69,4 @@ class GraphAwareScheduler:
                 )
         model = profile.job.model
         check_routes(model, shapes, layout, assignment, in_order=True)
-        return chain_program(model, shapes, layout, assignment, stages_behind(layout))
+        return chain_program(model, shapes, layout, assignment, self.forwards(shapes, layout, assignment, profile))

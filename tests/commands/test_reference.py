@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from entrain_bench.cli import run_command
@@ -67,6 +68,8 @@ def test_what_was_just_made_has_no_drift(checkout: Checkout, capsys: pytest.Capt
     assert page == "Text.\n<!-- table: shown -->\n\nmegatron\nentrain\n\n<!-- end -->\n"
     assert not (checkout.root / "docs" / "shown.md").exists()
     assert (checkout.root / "reference" / "figures" / "some.pdf").exists()
+    iterations = pd.read_parquet(checkout.root / "reference" / "iterations.parquet")
+    assert iterations["key"].tolist() == pd.read_csv(checkout.root / "reference" / "table.csv")["key"].tolist()
     assert checkout.command("verify") == 0
     assert capsys.readouterr().out.startswith("0 drifts from")
     before = {

@@ -41,7 +41,7 @@ PEEKING = """        seconds = np.zeros(len(shapes))
             units = module.units(shapes)
             lengths = module.lengths(shapes, units)
             loads = loads_of(module, lengths, np.arange(len(lengths) + 1))
-            each = truth.roofline.layer_s(module.kinds[0], loads, 1, 1).total_s
+            each = truth.layer_times.layers_s(module, loads, 1, 1)[0].total_s
             seconds += shapes.sum_items(units, each) if module.is_encoder else each
         return self.deal(seconds, shapes, layout, profile)
 """

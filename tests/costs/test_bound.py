@@ -1,25 +1,29 @@
 """No assignment and no order beats the lower bound, and it is close where nothing is lost."""
 
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.arrays import FloatArray
-from entrain_bench.costs.bound import lower_bound_s
+from entrain_bench.arrays import FloatArray, offsets_from_counts
+from entrain_bench.costs.bound import _busiest_replica_s, cluster_bound_s, lower_bound_s
 from entrain_bench.costs.roofline import loads_of
 from entrain_bench.costs.truth import CostTruth
+from entrain_bench.errors import DeadlockError
 from entrain_bench.experiment import Setting, prepare
-from entrain_bench.program import Pass
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.run import compose_cells
+from entrain_bench.simulate import Simulator
+from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
 from entrain_bench.strategy.schedules import chain_program, stages_behind
-from support.builders import TOKENS, encoder_config, llm_config, placed, samples, tiny_cluster
+from support.builders import TOKENS, encoder_config, llm_config, placed, rngs, samples, tiny_cluster, tiny_model
+from support.programs import frameworks, random_layout, random_program
 
 SMALL = ["cluster=a40x16", "global_batch=32", "microbatch_size=2", "layout.dp=2"]
 
@@ -73,11 +77,9 @@ def test_one_sample_takes_at_least_its_own_path() -> None:
     for module, own in zip(s.job.model.modules, layout.modules, strict=True):
         lengths = module.lengths(shapes, module.units(shapes))
         path += float(s.truth.unit_times(module, own, lengths).total_s.sum(axis=1).max())
-    vision, own = s.job.model.modules[0], layout.modules[0]
-    step = s.truth.step_s(vision, own, Pass.GRAD_SYNC)[0] + s.truth.step_s(vision, own, Pass.OPTIMIZER)[0]
-    llm = s.truth.step_s(s.job.model.llm, layout.modules[-1], Pass.GRAD_SYNC)[0]
-    llm += s.truth.step_s(s.job.model.llm, layout.modules[-1], Pass.OPTIMIZER)[0]
-    assert lower_bound_s(s.truth, layout, shapes) == pytest.approx(path + min(step, llm))
+    ends = [s.truth.step_costs.exposed(m, own) for m, own in zip(s.job.model.modules, layout.modules, strict=True)]
+    path += min(own.gather_s[0] for own in ends) + min(own.sync_s[0] + own.optimizer_s[0] for own in ends)
+    assert lower_bound_s(s.truth, layout, shapes) == pytest.approx(path)
 
 
 def test_modules_of_different_dp_on_shared_ranks_do_not_lift_the_bound() -> None:
@@ -134,8 +136,16 @@ def alone(layout: Layout, shapes: SampleShapes) -> list[tuple[FloatArray, FloatA
 
 
 def steps_s(layout: Layout) -> list[FloatArray]:
+    """What of each module's stages follows their last backward."""
     pairs = zip(GENERATING.modules, layout.modules, strict=True)
-    return [TRUTH.step_s(m, own, Pass.GRAD_SYNC) + TRUTH.step_s(m, own, Pass.OPTIMIZER) for m, own in pairs]
+    exposed = [TRUTH.step_costs.exposed(module, own) for module, own in pairs]
+    return [own.sync_s + own.optimizer_s for own in exposed]
+
+
+def gathers_s(layout: Layout) -> list[FloatArray]:
+    """What of the gather of each module's weights precedes their first forward."""
+    pairs = zip(GENERATING.modules, layout.modules, strict=True)
+    return [TRUTH.step_costs.exposed(module, own).gather_s for module, own in pairs]
 
 
 def test_the_critical_path_turns_at_the_generator() -> None:
@@ -145,7 +155,9 @@ def test_the_critical_path_turns_at_the_generator() -> None:
     steps = steps_s(layout)
     assert steps[0][0] != steps[1][0]
     first_step = min(float(step[0]) for step in steps)
-    assert lower_bound_s(TRUTH, layout, shapes) == pytest.approx(path + first_step, rel=1e-12)
+    first_gather = min(float(gather[0]) for gather in gathers_s(layout))
+    assert first_gather > 0.0
+    assert lower_bound_s(TRUTH, layout, shapes) == pytest.approx(first_gather + path + first_step, rel=1e-12)
 
 
 @pytest.mark.parametrize("text", [False, True])
@@ -162,7 +174,111 @@ def test_the_busiest_lane_waits_to_be_reached_works_and_is_waited_for(text: bool
     for module, own, fill, drain, step in zip(GENERATING.modules, layout.modules, fills, drains, steps, strict=True):
         lengths = module.lengths(shapes, module.units(shapes))
         loads = loads_of(module, lengths, np.array([0, len(lengths)]))
-        work = TRUTH.roofline.stages_s(module, loads, module.kind_counts(own.layers_per_stage), 1, 1, False).total_s[0]
+        work = TRUTH.layer_times.stages_s(module, loads, module.kind_counts(own.layers_per_stage), 1, 1, False).total_s[
+            0
+        ]
         first_step = min(float(each[0]) for each in steps)
         bounds += [f + w + max(s, d + first_step) for f, w, s, d in zip(fill, work, step, drain, strict=True)]
     assert lower_bound_s(TRUTH, layout, shapes) == pytest.approx(max(bounds), rel=1e-12)
+
+
+# Any layout, any assignment, any framework
+
+
+MODELS = {
+    "encoder and llm": tiny_model(encoder=2, llm=2, tied_embeddings=True),
+    "two encoders": tiny_model(encoder=2, llm=2, audio=2),
+    "generator": GENERATING,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=60, deadline=None)
+@given(rng=rngs, framework=frameworks)
+def test_nothing_beats_either_bound(name: str, rng: np.random.Generator, framework: Framework) -> None:
+    model, cluster = MODELS[name], tiny_cluster(4, 8, launch_s=(1e-6, 1e-9)[rng.integers(2)])
+    layout = random_layout(rng, model)
+    # A few samples, one of them much longer at times, so that each part of a bound decides now and then.
+    count, longest = int(rng.integers(1, 7)), (60, 6000)[rng.integers(2)]
+    kinds = ["image", "audio"] if name == "two encoders" else ["image"]
+    rows = []
+    for _ in range(count):
+        items = [(str(rng.choice(kinds)), int(rng.integers(1, longest)), int(rng.integers(1, 9))) for _ in range(2)]
+        rows.append((int(rng.integers(1, longest)), items[: rng.integers(3)]))
+    shapes = shapes_from_lists(kinds, rows)
+    program = random_program(rng, layout, model, shapes)
+    truth = CostTruth(model, cluster, framework)
+    try:
+        seconds = Simulator(truth, 1e15).execute(program).iteration_time_s
+    except DeadlockError:
+        # One rank that serves microbatches of all replicas may wait for itself.
+        assert layout.single_rank_boundary
+        return
+    assert lower_bound_s(truth, layout, shapes) <= seconds * (1 + 1e-12)
+    assert cluster_bound_s(truth, shapes) <= seconds * (1 + 1e-12)
+
+
+def test_encoders_of_one_sample_may_run_side_by_side() -> None:
+    # Launches take all the time: no degree of parallelism makes up for one encoder after the other.
+    model, cluster = MODELS["two encoders"], tiny_cluster(1, 4, launch_s=1e-3)
+    shapes = shapes_from_lists(["image", "audio"], [(1, [("image", 8, 1), ("audio", 8, 1)])])
+    layout = Layout(tuple(placed(module, [[[rank]]]) for rank, module in enumerate(model.modules)), 1)
+    truth = CostTruth(model, cluster)
+    assignment = same_microbatches(model, shapes, *np.zeros((3, 1), np.int64))
+    program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
+    seconds = Simulator(truth, 1e15).execute(program).iteration_time_s
+    assert cluster_bound_s(truth, shapes) <= seconds
+
+
+def test_the_cluster_bound_is_all_work_over_all_gpus_or_the_longest_sample_at_its_widest() -> None:
+    # One GPU cannot be beaten by sharing: the bound is what it takes for everything in one pack.
+    model = tiny_model(encoder=2, llm=2)
+    shapes, one = samples((10, [400]), (90, [])), CostTruth(model, tiny_cluster(1, 1))
+    work = 0.0
+    for module in model.modules:
+        lengths = module.lengths(shapes, module.units(shapes))
+        loads = loads_of(module, lengths, np.array([0, len(lengths)]))
+        counts = module.kind_counts([len(module.layers)])
+        work += float(one.roofline.stages_s(module, loads, counts, 1, 1, False).total_s.sum())
+    assert cluster_bound_s(one, shapes) == pytest.approx(work, rel=1e-12)
+    # On many GPUs launches and latency keep a sample from getting any faster: no degree beats the best.
+    many = CostTruth(model, tiny_cluster(4, 8))
+    path = 0.0
+    for module in model.modules:
+        lengths = module.lengths(shapes, module.units(shapes)[:1])
+        loads, counts = loads_of(module, lengths), module.kind_counts([len(module.layers)])
+        widths = [(tp, cp) for tp in (1, 2, 4) for cp in (1, 2, 4, 8, 16, 32) if tp * cp <= 32]
+        path += min(float(many.roofline.stages_s(module, loads, counts, *w, False).total_s.sum()) for w in widths)
+    assert cluster_bound_s(many, shapes) == pytest.approx(max(path, work / 32), rel=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.sampled_from([1, 40, 130, 700, 3000]), min_size=1, max_size=7),
+    dp=st.integers(1, 3),
+    launch_s=st.sampled_from([1e-5, 1e-9]),
+)
+def test_some_replica_of_every_assignment_has_the_heaviest_units(lengths: list[int], dp: int, launch_s: float) -> None:
+    model = tiny_model(encoder=0, llm=3)
+    truth, place = CostTruth(model, tiny_cluster(1, 8, launch_s=launch_s)), placed(model.llm, [[[0], [1]]] * dp)
+    share, heaviest = _busiest_replica_s(truth, model.llm, place, np.array(lengths))
+    # Work of every set of units in one pack, on both stages; the least busiest replica over all assignments.
+    sets = [[unit for unit in range(len(lengths)) if 1 << unit & number] for number in range(2 ** len(lengths))]
+    offsets = offsets_from_counts(np.array([len(units) for units in sets]))
+    loads = loads_of(model.llm, np.array([lengths[unit] for units in sets for unit in units]), offsets)
+    counts = model.llm.kind_counts(place.layers_per_stage)
+    work = truth.roofline.stages_s(model.llm, loads, counts, 1, 1, False).total_s
+    work[0] = 0.0
+    for stages in ([0], [1], [0, 1]):
+        seconds = work[:, stages].sum(axis=1)
+        least = min(
+            max(
+                seconds[sum(1 << unit for unit, where in enumerate(owners) if where == replica)]
+                for replica in range(dp)
+            )
+            for owners in product(range(dp), repeat=len(lengths))
+        )
+        bound = max(share[stages].sum(), heaviest[:, stages].sum(axis=1).max(initial=0.0))
+        assert bound <= least * (1 + 1e-12)
+        if len(set(lengths)) == 1 and len(lengths) == dp + 1:
+            assert bound == pytest.approx(least, rel=1e-12)

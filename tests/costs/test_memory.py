@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -81,17 +82,39 @@ def test_modules_on_the_same_rank_add_their_states() -> None:
 
 def test_activation_bytes_of_a_token_by_hand() -> None:
     # Kept by a block: 4 h of norms, 2 q, 2 kv, the gated MLP's 512 + 256; bf16. The head: its norm and fp32 logits.
-    block = 2 * (4 * 128 + 2 * 128 + 2 * 64 + 512 + 256)
+    # And by attention a number for each of 8 heads.
+    block = 2 * (4 * 128 + 2 * 128 + 2 * 64 + 512 + 256) + 4 * 8
     head = 2 * 2 * 128 + 4 * 1000
     place = placed(LLM, [[[0, 1], [2, 3]]], tp=2)
     kept, working = Memory(MODEL).token_bytes(LLM, place)
     assert kept == pytest.approx([2 * block / 2, (2 * block + head) / 2], rel=1e-12)
-    assert working.tolist() == [0.0, 0.0]
+    # Gradients around the MLP's activation, or bf16 logits; and the hidden states gathered from both ranks.
+    around, logits, gathered = 2 * (512 + 256) / 2, 2 * 1000 / 2, 2 * 128
+    assert working == pytest.approx([around + gathered, logits + gathered], rel=1e-12)
     again = placed(LLM, [[[0, 1], [2, 3]]], tp=2, recompute=True)
     kept, working = Memory(MODEL).token_bytes(LLM, again)
-    # Inputs alone are kept (none for the embedding's token numbers); the largest layer's activations exist in backward.
-    assert kept == pytest.approx([2 * 256 / 2, (2 * 256 + 256) / 2], rel=1e-12)
-    assert working == pytest.approx([block / 2, head / 2], rel=1e-12)
+    # Of blocks inputs alone are kept; one block's activations exist while it runs.
+    assert kept == pytest.approx([2 * 256 / 2, (2 * 256 + head) / 2], rel=1e-12)
+    assert working == pytest.approx([around + gathered + block / 2] * 2, rel=1e-12)
+
+
+def test_hidden_states_are_whole_without_sequence_parallelism() -> None:
+    place = placed(LLM, [[[0, 1], [2, 3]]], tp=2)
+    split, whole = (Memory(MODEL, Framework(sequence_parallel=flag)) for flag in (True, False))
+    (kept, working), (more, less) = (memory.token_bytes(LLM, place) for memory in (split, whole))
+    hidden = 2 * 128
+    assert more - kept == pytest.approx([2 * 4 * hidden / 2, (2 * 4 + 2) * hidden / 2], rel=1e-12)
+    # Nothing is gathered.
+    assert working - less == pytest.approx([hidden, hidden], rel=1e-12)
+
+
+def test_an_fp32_model_has_larger_activations_and_no_copy_of_its_weights() -> None:
+    half, full = (Memory(MODEL, element_bytes=size) for size in (2, 4))
+    assert [float(memory.parameter_bytes(2)) for memory in (half, full)] == [2 + 4 + 12 / 2, 4 + 4 + 8 / 2]
+    place = placed(LLM, [[[0]]])
+    fp32 = 4 * 4 * 8 + 4 * 1000
+    kept, double = (float(memory.token_bytes(LLM, place)[0][0]) for memory in (half, full))
+    assert double == pytest.approx(2 * (kept - fp32) + fp32, rel=1e-12)
 
 
 @pytest.mark.parametrize("num_microbatches", [1, 2, 3, 8])
@@ -104,18 +127,52 @@ def test_a_1f1b_stage_holds_as_many_microbatches_as_stages_follow_and_one(
     program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
     memory = Memory(MODEL)
     expected: list[float] = []
+    # An image of 40 tokens becomes 10; the LLM has 20.
+    handed = [2 * 128 * tokens for tokens in (0, 10, 20, 20, 0)]
     for module, place, tokens in ((VISION, layout.modules[0], 40), (LLM, layout.modules[1], 20)):
         state = memory.stage_state_bytes(module, place)
         kept, working = memory.token_bytes(module, place)
         for stage in range(place.pp):
             held = min(num_microbatches, 4 - len(expected))
-            expected.append(state[stage] + tokens * (held * kept[stage] + working[stage]))
+            # What the LLM's first stage has from the encoder is kept as well.
+            before, after = handed[len(expected) : len(expected) + 2]
+            given = before if (module, stage) == (LLM, 0) else 0
+            # The last forward ahead sends, and the first backward's gradient may come; that backward has what it
+            # received and what it sends, and the next action's receive: of a forward, or in the end of a backward.
+            then = max(before if held < num_microbatches else 0, after if held > 1 else 0)
+            buffers = max(after + after, after + before + then)
+            expected.append(state[stage] + held * (tokens * kept[stage] + given) + tokens * working[stage] + buffers)
     assert memory.peak_bytes(program) == pytest.approx(expected, rel=1e-12)
+
+
+def handed_bytes(program: Program) -> tuple[list[float], list[float], list[float]]:
+    """What every action receives and sends, and what a forward has from another module, by hand."""
+    received, sent, held = ([0.0] * program.num_actions for _ in range(3))
+    layout = program.layout
+    for target in range(program.num_actions):
+        for edge in range(program.dep_offsets[target], program.dep_offsets[target + 1]):
+            source = int(program.dep_actions[edge])
+            placed, size = layout.modules[program.module[target]], float(program.dep_bytes[edge])
+            ends = [
+                {*layout.modules[program.module[a]].ranks[program.replica[a], program.stage[a]].tolist()}
+                for a in (source, target)
+            ]
+            if program.module[source] == program.module[target]:
+                size /= placed.tp * placed.cp
+            elif program.kind[target] == Pass.FORWARD:
+                held[target] += size
+            if ends[0] != ends[1]:
+                received[target] += size
+                sent[source] += size
+    return received, sent, held
 
 
 def replayed_peaks(program: Program, model: ModelSpec, distributed: bool) -> list[float]:
     """Highest memory of a rank of every lane, from single actions in order."""
     memory = Memory(model, Framework(distributed))
+    received, sent, given = handed_bytes(program)
+    columns = list(zip(program.module.tolist(), program.chunk.tolist(), program.stage.tolist(), strict=True))
+    given_to = {columns[action]: given[action] for action in np.flatnonzero(program.kind == Pass.FORWARD).tolist()}
     peaks = []
     for lane in range(program.layout.num_lanes):
         state = 0.0
@@ -125,18 +182,18 @@ def replayed_peaks(program: Program, model: ModelSpec, distributed: bool) -> lis
                 if rank in place.ranks[:, stage]:
                     state += float(memory.stage_state_bytes(module, place)[stage])
         held, peak = 0.0, state
-        for view in program.lane(lane):
-            if view.kind not in (Pass.FORWARD, Pass.BACKWARD):
-                continue
+        views = [view for view in program.lane(lane) if view.kind in (Pass.FORWARD, Pass.BACKWARD)]
+        for view, following in zip_longest(views, views[1:]):
+            ahead = sent[view.index] + (received[following.index] if following else 0.0)
             module, place = model.module(view.module), program.layout.module(view.module)
             tokens = int(module.lengths(program.shapes, np.array(view.members)).sum())
             kept, working = (tokens * per_token[view.stage] for per_token in memory.token_bytes(module, place))
             if view.kind is Pass.FORWARD:
-                held += kept
-                peak = max(peak, state + held)
+                held += kept + given[view.index]
+                peak = max(peak, state + held + working + ahead)
             else:
-                peak = max(peak, state + held + working)
-                held -= kept
+                peak = max(peak, state + held + working + ahead + received[view.index])
+                held -= kept + given_to[columns[view.index]]
         assert abs(held) < 1e-3
         peaks.append(peak)
     return peaks
@@ -184,9 +241,11 @@ def test_split_backward_frees_the_kept_part_earlier() -> None:
     )
     memory = Memory(MODEL)
     assert memory.peak_bytes(split)[0] < memory.peak_bytes(whole)[0]
-    kept = memory.token_bytes(VISION, layout.modules[0])[0][0]
-    # Warm-up of one microbatch: the unsplit chunk and its partner are held when the next arrives.
-    assert memory.peak_bytes(whole)[0] - memory.peak_bytes(split)[0] == pytest.approx(400 * kept, rel=1e-9)
+    kept, working = (float(values[0]) for values in memory.token_bytes(VISION, layout.modules[0]))
+    # Warm-up of one microbatch: the unsplit chunk and its partner are held when the next arrives. It also takes twice
+    # as much while its backward runs, whose gradient is of 100 tokens more.
+    difference = memory.peak_bytes(whole)[0] - memory.peak_bytes(split)[0]
+    assert difference == pytest.approx(400 * (kept + working) + 100 * 2 * 128, rel=1e-9)
 
 
 def test_layers_spread_evenly() -> None:

@@ -10,11 +10,14 @@ from entrain_bench.costs.links import broadcast_s
 from entrain_bench.costs.transform import colocated_transforms
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
+from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.boundary import are_grids
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.strategy.schedules import chain_program
 from entrain_bench_strategies.hetero import BatchSlices, ColocatedScheduler
-from support.builders import samples, tiny_cluster
+from support.builders import TOKENS, encoder_config, llm_config, placed, samples, tiny_cluster
 from support.hetero import MODEL, pair_layout, profile_for
 
 # tiny_cluster: pairs 1e9 bytes/s, 1 us; a node of 8 at 5e8 bytes/s, 2 us. An item of 40 tokens hands 10 to an LLM of
@@ -87,6 +90,24 @@ def test_only_crossings_are_transformed() -> None:
     positions, _ = colocated_transforms(program, CLUSTER)
     source, target = program.dep_actions, rows_of(program.dep_offsets)
     assert np.array_equal(np.sort(positions), np.flatnonzero(program.module[source] != program.module[target]))
+
+
+def test_a_generator_behind_the_llm_takes_no_part() -> None:
+    # Two encoder replicas feed the LLM on the same two ranks; a generator is on a third, or on the same two as well.
+    modules = {"vision": encoder_config(), "llm": llm_config(), "out": encoder_config(role="generator", item_tokens=8)}
+    model = ModelSpec.from_config({"name": "handmade", "modules": modules, "tokens": TOKENS})
+    vision, llm, out = model.modules
+    shapes, zero = samples((10, [40]), (10, [40])), np.zeros(2, np.int64)
+    for ranks in ([[[2]]], [[[0]], [[1]]]):
+        layout = Layout((placed(vision, [[[0]], [[1]]]), placed(llm, [[[0, 1]]], tp=2), placed(out, ranks)), 1)
+        assignment = same_microbatches(model, shapes, zero, zero, zero, encoder_replica=np.arange(2))
+        program = chain_program(model, shapes, layout, assignment, [np.zeros(1, np.int64)] * 3)
+        found, seconds = colocated_transforms(program, CLUSTER)
+        target = program.module[rows_of(program.dep_offsets)[found]]
+        source = program.module[program.dep_actions[found]]
+        assert sorted(zip(source.tolist(), target.tolist(), strict=True)) == [(0, 1), (0, 1), (1, 0), (1, 0)]
+        # An all-gather of both items' halves over the pair, and a slice back.
+        assert sorted(seconds) == pytest.approx([0.0, 0.0, *[1e-6 + 2 * ITEM_BYTES / 2 / 1e9] * 2], rel=1e-12)
 
 
 def test_broadcast_by_hand() -> None:

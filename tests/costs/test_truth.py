@@ -21,59 +21,23 @@ MODEL = tiny_model()
 VISION, LLM = MODEL.modules
 
 
-# Steps
-
-
-def test_steps_with_the_distributed_optimizer_by_hand() -> None:
-    # DP 2 over ranks 0 and 4 (one node) of a model on one stage of TP 2 and CP 2: parameters / TP are sharded over 4.
-    place = placed(LLM, [[[0, 1, 2, 3]], [[4, 5, 6, 7]]], tp=2, cp=2)
-    truth = CostTruth(MODEL, CLUSTER)
-    held = LLM.parameters / 2
-    sync = truth.step_s(LLM, place, Pass.GRAD_SYNC)
-    # Two collectives over 4 ranks of the node tier: fp32 gradients are scattered, bf16 weights gathered.
-    scatter, gather = (3 * 2e-6 + size * held * 3 / 4 / 5e8 for size in (4, 2))
-    assert sync == pytest.approx([scatter + gather], rel=1e-12)
-    step = truth.step_s(LLM, place, Pass.OPTIMIZER)
-    assert step == pytest.approx([held / 4 * 30 / 1e9], rel=1e-12)
-
-
-def test_steps_without_the_distributed_optimizer_by_hand() -> None:
-    place = placed(LLM, [[[0, 1]], [[8, 9]]], tp=2)
-    truth = CostTruth(MODEL, CLUSTER, Framework(distributed_optimizer=False))
-    held = LLM.parameters / 2
-    sync = truth.step_s(LLM, place, Pass.GRAD_SYNC)
-    assert sync == pytest.approx([2 * (1e-5 + 4 * held / 2 / 1e8)], rel=1e-12)
-    assert truth.step_s(LLM, place, Pass.OPTIMIZER) == pytest.approx([held * 30 / 1e9], rel=1e-12)
-
-
-@pytest.mark.parametrize("distributed", [False, True])
-def test_a_single_replica_synchronises_nothing(distributed: bool) -> None:
-    place = placed(LLM, [[[0], [1]]])
-    assert CostTruth(MODEL, CLUSTER, Framework(distributed)).step_s(LLM, place, Pass.GRAD_SYNC).tolist() == [0.0, 0.0]
-
-
-def test_a_tied_embedding_on_two_stages_is_reduced_between_them() -> None:
-    model = tiny_model(tied_embeddings=True)
-    place = placed(model.llm, [[[0], [1], [8]]])
-    sync = CostTruth(model, CLUSTER).step_s(model.llm, place, Pass.GRAD_SYNC)
-    tied = 2 * (1e-5 + 4 * 1000 * 128 / 2 / 1e8)
-    assert sync == pytest.approx([tied, 0.0, tied], rel=1e-12)
-    alone = placed(model.llm, [[[0]]])
-    assert CostTruth(model, CLUSTER).step_s(model.llm, alone, Pass.GRAD_SYNC).tolist() == [0.0]
+# Passes
 
 
 def test_prices_put_steps_and_passes_where_they_belong() -> None:
     layout = chain_layout(MODEL, 1, 2, 4, dp=2)
     shapes, assignment = uniform_batch(MODEL, 4, dp=2)
     program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-    truth = CostTruth(MODEL, CLUSTER)
-    prices = truth.price(program)
+    truth = CostTruth(MODEL, CLUSTER, Framework(overlap_grad_reduce=False, overlap_param_gather=False))
+    prices, costs = truth.price(program), truth.step_costs
     for action in range(program.num_actions):
         view = program.view(action)
         module, place = MODEL.module(view.module), layout.module(view.module)
-        if view.kind in (Pass.GRAD_SYNC, Pass.OPTIMIZER):
-            expected = truth.step_s(module, place, view.kind)[view.stage]
-            comm = expected if view.kind is Pass.GRAD_SYNC else 0.0
+        expected = 0.0
+        if view.kind is Pass.GRAD_SYNC:
+            comm = costs.sync_s(module, place)[view.stage]
+        elif view.kind is Pass.OPTIMIZER:
+            comm = costs.gather_s(module, place)[view.stage]
         else:
             times = truth.unit_times(module, place, module.lengths(shapes, np.array(view.members)))
             name = "forward" if view.kind is Pass.FORWARD else "backward"
@@ -81,6 +45,9 @@ def test_prices_put_steps_and_passes_where_they_belong() -> None:
             expected = getattr(times, f"{name}_s")[0, view.stage] + comm
         assert prices.duration_s[action] == pytest.approx(expected, rel=1e-12), str(view)
         assert prices.comm_s[action] == pytest.approx(comm, rel=1e-12), str(view)
+    assert prices.comm_s[program.kind > Pass.BACKWARD].all()
+    steps = program.kind > Pass.BACKWARD
+    assert not CostTruth(MODEL, CLUSTER).price(program).comm_s[steps].any()
 
 
 # Transfers

@@ -14,7 +14,8 @@ from entrain_bench.documents.claims import claim_row, claims_markdown, claims_ta
 from entrain_bench.documents.markdown import markdown_table
 from entrain_bench.documents.results import results_markdown
 from entrain_bench.errors import UserError
-from entrain_bench.records.records import Results
+from entrain_bench.records.records import Results, new_record
+from entrain_bench.records.tables import fastest
 from entrain_bench.study import Output, Study, bring_up_to_date
 
 TINY = (
@@ -45,9 +46,14 @@ def claim_with(**changes: Any) -> Any:
 
 
 def runs(*rows: tuple[str, str, float]) -> pd.DataFrame:
-    """Runs of a workload and a configuration."""
+    """Runs of a workload and a configuration, seed after seed."""
     table = pd.DataFrame(rows, columns=["workload", "configuration", "iteration_time_s"])
-    return table.assign(model="m")
+    return table.assign(model="m", seed=table.groupby(["workload", "configuration"]).cumcount(), status="ok")
+
+
+def cases(*rows: list[float]) -> pd.DataFrame:
+    """A case a row, a seed a column."""
+    return pd.DataFrame([*rows])
 
 
 def test_every_claim_is_complete_and_cites_its_paper() -> None:
@@ -81,22 +87,36 @@ def test_a_claim_that_says_something_wrong_is_named(change: dict[str, Any], mess
         parse_claim("some", {key: value for key, value in VALUES.items() if key != "why"})
 
 
-def test_seeds_are_averaged_configurations_picked_and_cases_combined() -> None:
-    of = runs(("w", "a", 3.0), ("w", "a", 5.0), ("w", "b", 10.0), ("v", "a", 6.0))
-    to = runs(("w", "c", 2.0), ("w", "d", 4.0), ("v", "c", 6.0), ("u", "c", 1.0))
-    # Workload w: 4 and 10 against 2 and 4; workload v: 6 against 6.
+def test_seeds_are_paired_configurations_picked_and_cases_combined() -> None:
+    of = runs(
+        *(("w", name, value) for name, value in [("a", 3.0), ("a", 8.0), ("b", 9.0), ("b", 4.0)]), ("v", "a", 6.0)
+    )
+    of = pd.concat([of, runs(("v", "a", 0.0), ("v", "a", 6.0))[1:]])
+    to = runs(
+        *(("w", name, value) for name, value in [("c", 1.0), ("c", 2.0), ("d", 5.0), ("d", 4.0)]),
+        *(("v", "c", value) for value in (6.0, 3.0)),
+        ("u", "c", 1.0),
+    )
+    # Workload w: 6 against 3 at both seeds; workload v: 6 against 6, then against 3.
     measure = VALUES["measure"]
     mean = claim_with(measure=measure)
-    assert measured(mean, [[of, to]]).to_dict() == {("v", "m"): pytest.approx(1.0), ("w", "m"): pytest.approx(7 / 3)}
-    assert combined(mean, measured(mean, [[of, to]])) == "1.67x"
+    found = measured(mean, [[of, to]])
+    assert found.loc[("w", "m")].tolist() == [2.0, 2.0]
+    assert found.loc[("v", "m")].tolist() == [1.0, 2.0]
+    # Means of the two are 1.5 and 2, their geometric mean is 1.732.
+    assert combined(mean, found).startswith("1.73x (")
+    # Of a and b the second is greater on average, of c and d the first is less, whatever is at a single seed.
     extreme = claim_with(measure=measure | {"pick_of": "max", "pick_to": "min", "over": "max"})
-    assert combined(extreme, measured(extreme, [[of, to]])) == "5.00x"
+    assert measured(extreme, [[of, to]]).loc[("w", "m")].tolist() == [9.0, 2.0]
+    assert combined(extreme, measured(extreme, [[of, to]])).startswith("4.24x (")
     change = claim_with(unit="%", measure=measure | {"over": "min"})
-    assert combined(change, measured(change, [[of, to]])) == "+0.0%"
+    assert combined(change, measured(change, [[of, to]])).startswith("+41.4% (")
     share = claim_with(unit="%", measure={"metric": "iteration_time_s", "of": ["seed=0"], "over": "max"})
-    assert combined(share, measured(share, [[of]])) == "700.0%"
-    with pytest.raises(UserError, match="no workload and model in common"):
+    assert combined(share, measured(share, [[of[of["seed"] == 0]]])) == "600.0%"
+    with pytest.raises(UserError, match="no workload, model and seed in common"):
         measured(mean, [[of, to[to["workload"] == "u"]]])
+    with pytest.raises(UserError, match=r"measure.metric=iteration_time_s: must be positive"):
+        measured(mean, [[of, to.assign(iteration_time_s=-1.0)]])
 
 
 def test_two_settings_are_compared_by_the_ratio_of_their_ratios() -> None:
@@ -108,9 +128,10 @@ def test_two_settings_are_compared_by_the_ratio_of_their_ratios() -> None:
     # 3 against 2 under the one; 4 against 2 and 1 against 1, together 1.5, under the other.
     at = [runs(("w", "a", 3.0)), runs(("w", "b", 2.0))]
     against = [runs(("v", "a", 4.0), ("u", "a", 1.0)), runs(("v", "b", 2.0), ("u", "b", 1.0))]
-    cases = measured(two, [at, against])
-    assert cases.tolist() == pytest.approx([1.0])
-    assert (combined(two, cases), verdict(two, cases * 1.03), verdict(two, cases)) == ("1.00x", "reproduced", "not")
+    found = measured(two, [at, against])
+    assert found.to_numpy().tolist() == [[pytest.approx(1.0)]]
+    assert (combined(two, found), verdict(two, found * 1.03)) == ("1.00x", "reproduced")
+    assert verdict(two, found) == "not reproduced"
 
 
 @pytest.mark.parametrize(
@@ -118,13 +139,33 @@ def test_two_settings_are_compared_by_the_ratio_of_their_ratios() -> None:
     [
         ([1.2, 1.03], "1.03 to 1.20x (2 of 2)", "reproduced"),
         ([0.5, 1.5, 0.9], "0.50 to 1.50x (1 of 3)", "partly"),
-        ([0.5, 1.01, 0.9, 1.2], "0.50 to 1.20x (1 of 4)", "not"),
+        ([0.5, 1.01, 0.9, 1.2], "0.50 to 1.20x (1 of 4)", "not reproduced"),
     ],
 )
 def test_an_order_is_judged_by_the_cases_in_which_it_holds(ratios: list[float], text: str, expected: str) -> None:
     order = claim_with(value=None)
     assert order.format(order.value) == "> 1"
-    assert (combined(order, pd.Series(ratios)), verdict(order, pd.Series(ratios))) == (text, expected)
+    found = cases(*([ratio] for ratio in ratios))
+    assert (combined(order, found), verdict(order, found)) == (text, expected)
+
+
+@pytest.mark.parametrize(
+    ("sure", "expected"),
+    [
+        # One case of three is unclear: all may hold, or two.
+        ([1.2, 1.2], "undecided"),
+        # A third holds either way.
+        ([1.2, 0.9], "partly"),
+        # None may hold, or one.
+        ([0.9, 0.9], "undecided"),
+        ([0.9, 0.9, 0.9], "not reproduced"),
+    ],
+)
+def test_an_order_is_undecided_if_it_depends_on_cases_that_are(sure: list[float], expected: str) -> None:
+    order = claim_with(value=None)
+    found = cases(*([ratio, ratio * 1.001] for ratio in sure), [0.9, 1.3])
+    assert verdict(order, found) == expected
+    assert ", 1 unclear)" in combined(order, found)
 
 
 @pytest.mark.parametrize(
@@ -135,11 +176,11 @@ def test_an_order_is_judged_by_the_cases_in_which_it_holds(ratios: list[float], 
         (1.40, "x", 3.0, "reproduced"),
         (1.40, "x", 1.31, "partly"),
         (1.40, "x", 1.14, "partly"),
-        (1.40, "x", 1.12, "not"),
-        (1.40, "x", 0.7, "not"),
+        (1.40, "x", 1.12, "not reproduced"),
+        (1.40, "x", 0.7, "not reproduced"),
         (-82.0, "%", -70.0, "reproduced"),
         (-82.0, "%", -40.0, "partly"),
-        (-82.0, "%", 82.0, "not"),
+        (-82.0, "%", 82.0, "not reproduced"),
         ([15.6, 76.2], "%", 13.0, "reproduced"),
         ([15.6, 76.2], "%", 12.0, "partly"),
         ([-8.0, -0.7], "%", -0.6, "reproduced"),
@@ -148,7 +189,37 @@ def test_an_order_is_judged_by_the_cases_in_which_it_holds(ratios: list[float], 
 def test_the_verdict_is_the_share_of_the_papers_gain(
     value: float | list[float], unit: str, measured_value: float, expected: str
 ) -> None:
-    assert verdict(claim_with(value=value, unit=unit), pd.Series([measured_value])) == expected
+    ratio = measured_value if unit == "x" else 1 + measured_value / 100
+    assert verdict(claim_with(value=value, unit=unit), cases([ratio])) == expected
+
+
+@pytest.mark.parametrize(
+    ("ratios", "text", "expected"),
+    [
+        # 2.262 standard errors for ten seeds; 80% of the gain is 1.32, a third 1.133.
+        ([1.39, 1.41] * 5, "1.40x (1.39 to 1.41x)", "reproduced"),
+        ([1.25, 1.35] * 5, "1.30x (1.26 to 1.34x)", "undecided"),
+        ([1.24, 1.26] * 5, "1.25x (1.24 to 1.26x)", "partly"),
+        ([1.1, 1.2] * 5, "1.15x (1.11 to 1.19x)", "undecided"),
+        ([0.85, 1.15] * 5, "0.99x (0.88 to 1.11x)", "not reproduced"),
+    ],
+)
+def test_a_verdict_does_not_flip_within_the_interval(ratios: list[float], text: str, expected: str) -> None:
+    claim = claim_with(value=1.40)
+    assert (combined(claim, cases(ratios)), verdict(claim, cases(ratios))) == (text, expected)
+
+
+def test_seeds_without_a_result_are_left_out_and_counted(tmp_path: Path) -> None:
+    claim, study = claim_with(common=[*TINY, "workload=chartqa", "seed=0,1,2"]), Study(Results(tmp_path))
+    for side in (side for pair in claim.pairs for side in pair):
+        for cell in study.cells(*side):
+            slow = cell.config.strategy["name"] == "megatron"
+            record = new_record(cell, "failed" if slow and cell.config.seed == 1 else "ok", "told so")
+            object.__setattr__(record, "metrics", {"iteration_time_s": 3.0 if slow else 1.5})
+            study.results.write(record, None)
+    row = claim_row(claim, study)
+    assert row["measured_value"] == "2.00x (2.00 to 2.00x); 1 of 6 runs have no result (seeds left out: 1)"
+    assert row["verdict"] == "reproduced"
 
 
 def test_a_claim_is_run_measured_judged_and_written(tmp_path: Path) -> None:
@@ -163,10 +234,10 @@ def test_a_claim_is_run_measured_judged_and_written(tmp_path: Path) -> None:
         name: [record.metrics["iteration_time_s"] for record in records if record.labels["strategy"] == name]
         for name in ("megatron", "entrain")
     }
-    ratio = sum(times["megatron"]) / sum(times["entrain"])
+    ratios = [slow / fast for slow, fast in zip(times["megatron"], times["entrain"], strict=True)]
     row = claim_row(claim, study)
-    assert row["measured_value"] == f"{ratio:.2f}x"
-    assert row["verdict"] == verdict(claim, pd.Series([ratio]))
+    assert row["measured_value"].startswith(f"{(ratios[0] * ratios[1]) ** 0.5:.2f}x (")
+    assert row["verdict"] == verdict(claim, cases(ratios))
     assert claims_table([row])["verdict"].tolist() == [row["verdict"]]
     text = (tmp_path / "claims.md").read_text()
     assert text == claims_markdown([row])
@@ -186,17 +257,49 @@ def test_markdown_tables_align_and_escape() -> None:
     assert markdown_table(["a", "b"], [["1|2", "x\ny"]], right=["b"]) == "| a | b |\n| --- | ---: |\n| 1\\|2 | x y |\n"
 
 
-def test_results_show_means_gaps_the_best_and_what_failed() -> None:
-    rows = [
-        {"strategy": "first", "seed": 0, "status": "ok", "iteration_time_s": 1.0, "gap_to_lower_bound": 0.5},
-        {"strategy": "first", "seed": 1, "status": "ok", "iteration_time_s": 2.0, "gap_to_lower_bound": 0.3},
-        {"strategy": "second", "seed": 0, "status": "ok", "iteration_time_s": 1.25, "gap_to_lower_bound": 0.1},
-        {"strategy": "second", "seed": 1, "status": "ok", "iteration_time_s": 1.25, "gap_to_lower_bound": 0.1},
-        {"strategy": "third", "seed": 0, "status": "skipped", "reason": "told so"},
+def of_strategy(name: str, *times: float, **changes: Any) -> list[dict[str, Any]]:
+    """Runs of a strategy, a seed a time; one that is 0 failed."""
+    made = [
+        {"iteration_time_s": time, "gap_to_lower_bound": 0.5 - 0.2 * seed} if time else {"status": "failed"}
+        for seed, time in enumerate(times)
     ]
-    data = pd.DataFrame([{"reason": "", "model": "tiny", "workload": "coco"} | row for row in rows])
+    case = {"strategy": name, "model": "tiny", "workload": "coco", "status": "ok", "reason": "told so"} | changes
+    return [case | {"seed": seed} | run for seed, run in enumerate(made)]
+
+
+def test_results_show_means_intervals_gaps_the_best_and_what_failed() -> None:
+    data = pd.DataFrame(
+        [
+            *of_strategy("first", 1.0, 2.0),
+            *of_strategy("second", 1.25, 1.25),
+            *of_strategy("third", 1.0, 0.0),
+            *of_strategy("fourth", 9.0, status="skipped"),
+            *of_strategy("fifth", 2.5, 2.5),
+        ]
+    )
+    half = 12.706205 * 0.5
     assert results_markdown(data).splitlines() == [
-        "| model, workload | First | Second | Third |",
-        "| --- | ---: | ---: | ---: |",
-        "| Tiny Coco | 1.500 (40%) | **1.250** (10%) | skipped |",
+        "| model, workload | First | Second | Third | Fourth | Fifth |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        f"| Tiny Coco | **1.500 ± {half:.3f}** (40%) | **1.250 ± 0.000** (40%) | 1.000 (50%), 1 of 2 failed | skipped |"
+        " 2.500 ± 0.000 (40%) |",
+        "",
+        "- Third fails at seed 1 on Tiny Coco: told so",
+        "- Fourth is skipped at seed 0 on Tiny Coco: told so",
     ]
+
+
+def test_the_fastest_are_all_that_seeds_cannot_tell_from_the_best() -> None:
+    noise = [0.0, 0.3, -0.3, 0.1, -0.1]
+    data = pd.DataFrame(
+        [
+            *of_strategy("slower", *(2.2 + e for e in noise)),
+            *of_strategy("best", *(2.0 + e for e in noise)),
+            *of_strategy("equal", *(2.05 - e for e in noise)),
+            *of_strategy("fails", 1.0, 1.0, 1.0, 1.0, 0.0),
+            *of_strategy("alone", 0.0, workload="other"),
+        ]
+    )
+    assert fastest(data, ["model", "workload"]) == {("tiny", "coco"): ["best", "equal"]}
+    # Runs in another order are paired all the same.
+    assert fastest(data[::-1], ["model", "workload"]) == {("tiny", "coco"): ["best", "equal"]}

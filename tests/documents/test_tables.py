@@ -45,7 +45,7 @@ def table_with(**changes: Any) -> Table:
 def write_runs(study: Study, sweep: tuple[str, ...], *runs: dict[str, Any]) -> None:
     """Records of a sweep's cells: a layout and metrics, or how a run failed."""
     for cell, run in zip(study.cells(*sweep), runs, strict=True):
-        record = new_record(cell, run.pop("status", "ok"))
+        record = new_record(cell, run.pop("status", "ok"), "told so")
         object.__setattr__(record, "layout", run.pop("layout", {}))
         object.__setattr__(record, "metrics", run)
         study.results.write(record, run.pop("timeline", None))
@@ -93,11 +93,13 @@ def test_a_cell_has_the_overrides_of_all_its_row_and_its_column() -> None:
 
 def test_a_spread_is_its_mean_unless_asked_for_more() -> None:
     numbers = spread(pd.Series([4.0, 1.0, 1.0]))
-    assert numbers == Spread(2.0, 1.0, 1.0, 4.0)
+    # 4.303 standard errors of sqrt(3 / 3).
+    assert numbers == Spread(2.0, 1.0, 1.0, 4.0, pytest.approx(4.302653))
+    assert f"{spread(pd.Series([4.0])).margin:.1f}" == "nan"
     assert f"{numbers:.0f} {numbers.median:.0f} ({numbers.least:.0f} to {numbers.most:.0f})" == "2 1 (1 to 4)"
 
 
-def test_cells_show_means_over_seeds_and_what_has_no_result(tmp_path: Path) -> None:
+def test_cells_show_means_over_seeds_and_count_what_has_no_result(tmp_path: Path) -> None:
     study = Study(Results(tmp_path))
     table = table_with(show={"s": "{iteration_time_s:.1f}", "GiB": "{peak_memory_gib:.2f}, {mfu.most:.0%}"})
     gib = 2**30
@@ -107,32 +109,41 @@ def test_cells_show_means_over_seeds_and_what_has_no_result(tmp_path: Path) -> N
         {"iteration_time_s": 1.0, "peak_memory_bytes": 3.0 * gib, "mfu": 0.25},
         {"iteration_time_s": 2.0, "peak_memory_bytes": 1.5 * gib, "mfu": 0.5},
     )
-    write_runs(study, table.sweep("one", "second"), {"iteration_time_s": 1.0}, {"status": "failed"})
+    done = {"iteration_time_s": 1.0, "peak_memory_bytes": 2.0 * gib, "mfu": 0.25}
+    write_runs(study, table.sweep("one", "second"), done, {"status": "failed"})
     write_runs(study, table.sweep("other", "first"), {"status": "skipped"}, {"status": "skipped"})
     caption, _, *lines = table_markdown(table, study).splitlines()
     assert caption.startswith("Seconds and more ([some](../../experiments/table/some.yaml): `model=tiny cluster=tiny")
     assert lines == [
         "| workload | first s | first GiB | second s | second GiB |",
         "| --- | ---: | ---: | ---: | ---: |",
-        "| one | 1.5 | 2.25, 50% | failed | failed |",
+        "| one | 1.5 | 2.25, 50% | 1.0, 1 of 2 failed | 2.00, 25%, 1 of 2 failed |",
         "| other | skipped | skipped | missing | missing |",
+        "",
+        "- one, second: Entrain fails at seed 1 on Tiny ChartQA: told so",
+        "- other, first: Megatron is skipped at seeds 0, 1 on Tiny COCO: told so",
+        "- other, second: Entrain has not run at seeds 0, 1 on Tiny COCO: not run",
     ]
     problem = write_tables([table], study)
-    assert problem == "some: 1 of 2 runs have no result: failed; some: 2 of 2 runs have no result: not run"
+    assert problem == "some: 1 of 2 runs have no result: told so; some: 2 of 2 runs have no result: not run"
     assert (tmp_path / "tables" / "some.md").read_text() == table_markdown(table, study)
 
 
-def test_layouts_are_shown_without_layers_and_once(tmp_path: Path) -> None:
+def test_layouts_are_shown_without_layers_and_the_commonest_of_several(tmp_path: Path) -> None:
     study = Study(Results(tmp_path))
-    table = table_with(rows={"one": []}, columns={"": []}, show="{degrees}: {recomputed}")
+    three = [*VALUES["common"][:2], "seed=0,1,2"]
+    table = table_with(common=three, rows={"one": []}, columns={"": []}, show="{degrees}: {recomputed}")
     first = {"llm": "tp2 cp1 pp2 dp4 layers 11/7", "vision": "tp1 cp1 pp1 dp8 layers 34 recompute offload"}
     second = {"llm": "tp2 cp1 pp2 dp4 layers 9/9", "vision": "tp1 cp1 pp1 dp8 layers 34 recompute offload"}
-    write_runs(study, table.sweep("one", ""), {"layout": first}, {"layout": second})
+    write_runs(study, table.sweep("one", ""), *({"layout": each} for each in (first, second, first)))
     text = "llm tp2 cp1 pp2 dp4; vision tp1 cp1 pp1 dp8 recompute offload: vision"
     assert table_markdown(table, study).splitlines()[-1] == f"| one | {text} |"
-    write_runs(study, table.sweep("one", ""), {"layout": {"llm": first["llm"]}}, {"layout": {"llm": "tp1 cp1 pp1 dp1"}})
-    text = "llm tp2 cp1 pp2 dp4 / llm tp1 cp1 pp1 dp1: none"
+    plain = {"llm": "tp1 cp1 pp1 dp1"}
+    write_runs(study, table.sweep("one", ""), *({"layout": each} for each in (plain, first, plain)))
+    text = "llm tp1 cp1 pp1 dp1 at 2 of 3 seeds; 1 other: vision at 1 of 3 seeds"
     assert table_markdown(table, study).splitlines()[-1] == f"| one | {text} |"
+    write_runs(study, table.sweep("one", ""), *({"layout": plain} for _ in range(3)))
+    assert table_markdown(table, study).splitlines()[-1] == "| one | llm tp1 cp1 pp1 dp1: none |"
 
 
 def test_microbatches_are_counted_in_every_replica_of_every_seed(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 import pytest
 
 from entrain_bench.figures import forward_variability, sensitivity
-from entrain_bench.records.tables import Runs
-from support.figures import MODELS, TRACES, actions, contexts, drawn, errors, splits, table, written
+from entrain_bench.records.tables import Runs, relative_over_seeds
+from support.figures import MODELS, TRACES, actions, contexts, drawn, errors, splits, table, warmups, written
 
 
 def test_iteration_times_are_means_over_seeds_with_their_spread_and_speedup() -> None:
@@ -15,9 +17,35 @@ def test_iteration_times_are_means_over_seeds_with_their_spread_and_speedup() ->
     (row,) = shown[
         (shown["workload"] == "chartqa") & (shown["model"] == MODELS[0]) & (shown["strategy"] == "second")
     ].to_dict("records")
-    assert [row["least_s"], row["iteration_time_s"], row["most_s"]] == pytest.approx([1.1, 1.11, 1.12])
+    # 4.303 standard errors for two degrees of freedom.
+    half = 4.302653 * 0.01 / 3**0.5
+    shown_s = [row[f"iteration_time_s{end}"] for end in ("_low", "", "_high")]
+    assert shown_s == pytest.approx([1.11 - half, 1.11, 1.11 + half])
     assert row["lower_bound_s"] == pytest.approx(0.6 * 1.11)
-    assert row["speedup"] == pytest.approx(1.01 / 1.11)
+    ratios = [1.0 / 1.1, 1.01 / 1.11, 1.02 / 1.12]
+    assert row["speedup"] == pytest.approx(math.prod(ratios) ** (1 / 3))
+    assert row["speedup_low"] < row["speedup"] < row["speedup_high"] < 1
+
+
+def test_runs_are_compared_at_seeds_at_which_both_have_a_result() -> None:
+    data = pd.DataFrame(
+        [
+            *(
+                ("a", 0, 2.0, "ok"),
+                ("a", 1, 9.0, "failed"),
+                ("a", 2, 8.0, "ok"),
+                ("b", 0, 1.0, "ok"),
+                ("c", 1, 1.0, "ok"),
+            ),
+            *(("base", seed, 1.0, "ok") for seed in range(3)),
+        ],
+        columns=["strategy", "seed", "iteration_time_s", "status"],
+    ).assign(model="m")
+    base = data[data["strategy"] == "base"]
+    found = relative_over_seeds(data, base, ["model", "strategy"], ["model"], "iteration_time_s")["relative"]
+    assert found.to_dict() == pytest.approx({("m", "a"): 4.0, ("m", "b"): 1.0, ("m", "c"): 1.0, ("m", "base"): 1.0})
+    none = relative_over_seeds(data, base[:0], ["model", "strategy"], ["model"], "iteration_time_s")
+    assert data.join(none, on=["model", "strategy"])["relative"].isna().all()
 
 
 @pytest.mark.parametrize(
@@ -67,7 +95,7 @@ def test_forward_times_are_summed_over_stages_and_parts_once_an_action() -> None
 
 def test_times_are_relative_to_those_without_error() -> None:
     _, shown = drawn("misprediction", errors(["first"], TRACES[:1]))
-    assert shown.groupby("belief_error")["relative_time"].unique().map(list).to_dict() == {
+    assert shown.groupby("belief_error")["relative"].unique().map(list).to_dict() == {
         0.0: [pytest.approx(1.0)],
         0.25: [pytest.approx(1.5)],
         0.5: [pytest.approx(2.0)],
@@ -77,10 +105,19 @@ def test_times_are_relative_to_those_without_error() -> None:
 def test_splits_are_relative_to_the_best_and_the_planners_own_is_marked() -> None:
     _, shown = drawn("sensitivity", splits(TRACES[:1]))
     rows = shown[shown["model"] == MODELS[0]].set_index("encoder_stages")
-    assert rows["relative_time"].to_dict() == pytest.approx({2: 1.3, 3: 1.2, 4: 1.1, 5: 1.0, 6: 1.1, 7: 1.2})
+    assert rows["relative"].to_dict() == pytest.approx({2: 1.3, 3: 1.2, 4: 1.1, 5: 1.0, 6: 1.1, 7: 1.2})
     assert rows["planned"].to_dict() == {2: False, 3: False, 4: True, 5: False, 6: False, 7: False}
     assert sensitivity.encoder_stages("llm tp2 cp1 pp3 dp4 layers 9; vision tp2 cp1 pp5 dp4 layers 7", "vision") == 5
     assert sensitivity.encoder_stages("nan", "vision") is None
+
+
+def test_numbers_of_forwards_stand_in_their_order_and_no_limit_comes_last() -> None:
+    figure, shown = drawn("warmup", warmups(["first"], TRACES[:1]).sample(frac=1.0, random_state=0))
+    assert [text.get_text() for text in figure.axes[-1].get_xticklabels()] == ["0", "2", "16", "any"]
+    rows = shown[shown["model"] == MODELS[0]].set_index("max_extra_forwards")
+    assert rows["peak_memory_gib"].to_dict() == pytest.approx({"0": 5.0, "2": 7.0, "16": 13.0, "any": 13.0})
+    seconds = rows["iteration_time_s"]
+    assert seconds["2"] / seconds["0"] == pytest.approx(0.9)
 
 
 def test_a_line_without_all_its_points_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +127,7 @@ def test_a_line_without_all_its_points_is_named(monkeypatch: pytest.MonkeyPatch)
         None,
     )
     figure, _ = drawn("misprediction", data)
-    assert written(figure, monkeypatch).count("Second: 1 failed") == len(MODELS)
+    assert written(figure, monkeypatch).count("Second: 3 failed") == len(MODELS)
 
 
 def test_context_lengths_are_written_in_units_of_1024(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import identify
-from entrain_bench.records.records import METRICS, Record, Results, new_record
+from entrain_bench.records.records import METRICS, PER_ITERATION, Record, Results, iterations_parquet, new_record
 from entrain_bench.records.report import print_table
 from entrain_bench.run import compose_cells
 
@@ -47,10 +47,39 @@ def test_a_record_older_than_a_setting_keeps_its_row(config: RunConfig, tmp_path
     results = Results(tmp_path)
     results.write(replace(record, key="0" * 16, config=older), None)
     results.write(record, None)
-    results.write_table()
+    results.write_tables()
     table = pd.read_csv(tmp_path / "table.csv", dtype={"key": str}).set_index("key")
     assert pd.isna(table.loc["0" * 16, "belief_error"])
     assert table.loc[record.key, "belief_error"] == 0
+
+
+def test_changed_speeds_stand_in_the_table() -> None:
+    (cell,) = compose_cells(["model=tiny", "cluster=tiny", "speed.gemm=0.7", "speed.network=2", "action_noise=0.1"])
+    row = new_record(cell, "ok").row()
+    assert (row["speed"], row["action_noise"]) == ("gemm=0.7 network=2.0", 0.1)
+    (plain,) = compose_cells(["model=tiny", "cluster=tiny"])
+    assert new_record(plain, "ok").row()["speed"] == ""
+
+
+def test_every_iteration_has_a_row(config: RunConfig, tmp_path: Path) -> None:
+    first = made_up(config)
+    values = [dict.fromkeys(PER_ITERATION, 0.1 + index) for index in range(3)]
+    # What trains measures less.
+    second = replace(first, key="0" * 16, labels={**first.labels, "seed": 7}, iterations=({"mfu": 0.3},))
+    results = Results(tmp_path)
+    for record in (replace(first, iterations=tuple(values)), second, replace(first, key="f" * 16, status="failed")):
+        results.write(record, None)
+    results.write_tables()
+    table = pd.read_parquet(tmp_path / "iterations.parquet")
+    assert [*table.columns] == ["key", "seed", "iteration", *PER_ITERATION]
+    assert "planning_time_s" not in table
+    mine = table[table["key"] == first.key]
+    assert mine[["seed", "iteration"]].to_numpy().tolist() == [[0, 0], [0, 1], [0, 2]]
+    assert mine["iteration_time_s"].tolist() == [0.1, 1.1, 2.1]
+    (other,) = table[table["key"] == second.key].to_dict("records")
+    assert (other["seed"], other["mfu"], pd.isna(other["iteration_time_s"])) == (7, 0.3, True)
+    assert len(table) == 4
+    assert iterations_parquet([]).startswith(b"PAR1")
 
 
 def test_documentation_is_not_in_the_key_and_a_parameter_called_source_is(

@@ -16,9 +16,11 @@ from entrain_bench.program.assignment import Assignment, ModuleAssignment, group
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import Simulator, place_actions
+from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.shapes import shapes_from_lists
 from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import (
+    FRAMEWORK,
     StuckError,
     as_ints,
     chain_layout,
@@ -208,22 +210,34 @@ def test_two_encoders_with_their_own_dp_equal_the_reference(rng: np.random.Gener
 # The simulator around it
 
 
-def simulated(budget_bytes: float) -> tuple[Simulator, Program]:
+def simulated(budget_bytes: float, framework: Framework = FRAMEWORK) -> tuple[Simulator, Program]:
     layout = chain_layout(MODEL, 1, 1, 3)
     shapes, assignment = uniform_batch(MODEL, 3)
     program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-    return Simulator(CostTruth(MODEL, tiny_cluster()), budget_bytes), program
+    return Simulator(CostTruth(MODEL, tiny_cluster(), framework), budget_bytes), program
 
 
 def test_simulator_times_equal_the_reference_under_the_cost_truth() -> None:
-    simulator, program = simulated(1e12)
+    # One replica on a chain, whose equal samples never share a link at a time: transfers are mere delays.
+    framework = Framework(overlap_grad_reduce=False, overlap_param_gather=False, p2p="overlapped")
+    simulator, program = simulated(1e12, framework)
     timeline = simulator.execute(program)
     prices = simulator.truth.price(program)
-    start, end, wait = reference_times(program, prices.duration_s, prices.delay_s)
-    assert np.array_equal(timeline.start_s, start)
-    assert np.array_equal(timeline.end_s, end)
-    assert np.array_equal(timeline.transfer_wait_s, wait)
-    assert timeline.iteration_time_s == max(end)
+    assert prices.transfers is not None
+    took, delay = prices.duration_s.copy(), prices.delay_s.copy()
+    travels = prices.transfers.last >= 0
+    delay[travels] += prices.transfers.link_s[prices.transfers.last[travels]]
+    took[program.kind == Pass.OPTIMIZER] = prices.steps.optimizer_s
+    start, end, wait = reference_times(program, took, delay)
+    # No optimizer steps before the slowest stage is through.
+    steps, optimizers = program.kind > Pass.BACKWARD, program.kind == Pass.OPTIMIZER
+    begin = np.array(end)[~steps].max()
+    assert timeline.start_s[~steps] == pytest.approx(np.array(start)[~steps], rel=1e-12)
+    assert timeline.end_s[~steps] == pytest.approx(np.array(end)[~steps], rel=1e-12)
+    assert timeline.transfer_wait_s[~steps] == pytest.approx(np.array(wait)[~steps], rel=1e-9, abs=1e-15)
+    assert timeline.start_s[optimizers] == pytest.approx([begin] * 2, rel=1e-12)
+    assert timeline.end_s[optimizers] == pytest.approx(begin + prices.steps.optimizer_s, rel=1e-12)
+    assert timeline.iteration_time_s == timeline.end_s.max()
     assert np.array_equal(timeline.peak_memory_bytes, simulator.truth.memory.peak_bytes(program))
 
 

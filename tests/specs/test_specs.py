@@ -15,7 +15,9 @@ from omegaconf import OmegaConf
 
 from entrain_bench.config.tree import config_tree
 from entrain_bench.errors import UserError
-from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, LinkTier
+from entrain_bench.experiment import prepare
+from entrain_bench.run import compose_cells
+from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, LinkTier, Speed
 from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import ModelSpec, Role
 from entrain_bench.specs.shapes import shapes_from_lists
@@ -203,14 +205,25 @@ def test_flops_of_a_llama_1b_block() -> None:
 
 def test_activation_bytes_of_a_llama_1b_block() -> None:
     block = model("qwen25vl_llama3_1b").llm.layers[1]
-    # bf16: inputs and outputs of two norms, queries and attention output, keys and values, gate and up, their product.
-    assert block.activation_bytes_per_token == 2 * (4 * 2048 + 2 * 2048 + 2 * 512 + 16384 + 8192)
+    # bf16: inputs and outputs of two norms, queries and attention output, keys and values, gate and up, their product;
+    # fp32: a number for each of 32 heads.
+    split = 2 * (2 * 2048 + 2 * 512 + 16384 + 8192)
+    assert block.activation_bytes_per_token == 2 * 4 * 2048 + split + 4 * 32
     assert block.input_bytes_per_token == 2 * 2048
+    # Sequence parallelism decides whether tensor parallelism divides the hidden states; fp32 weights double bf16 only.
+    assert block.kept_bytes(1, False) == block.activation_bytes_per_token
+    assert block.kept_bytes(4, True) == (2 * 4 * 2048 + split) / 4 + 4 * 8
+    assert block.kept_bytes(4, False) == 2 * 4 * 2048 + split / 4 + 4 * 8
+    assert block.kept_bytes(4, False, 4) == 2 * (2 * 4 * 2048 + split / 4) + 4 * 8
+    assert [block.held_input_bytes(4, split) for split in (True, False)] == [1024, 4096]
+    assert block.working_bytes(4) == 2 * (16384 + 8192) / 4
 
 
 def test_head_of_llama_1b_keeps_fp32_probabilities() -> None:
     head = model("qwen25vl_llama3_1b").llm.layers[-1]
     assert head.activation_bytes_per_token == 2 * 2 * 2048 + 4 * 128256
+    # bf16 logits beside the fp32 ones, and their gradients; there are none in fp32.
+    assert [head.working_bytes(2, size) for size in (2, 4)] == [2 * 128256 / 2, 0]
 
 
 def test_windows_bound_attention() -> None:
@@ -284,6 +297,26 @@ def test_attainable_link_rates_stay_below_what_vendors_quote() -> None:
         assert rates(name).keys() == links.keys()
         for link, rate in links.items():
             assert 0.75 * rate < rates(name)[link] < rate
+
+
+def test_a_faster_or_slower_cluster_attains_more_or_less() -> None:
+    spec = cluster("a40x64")
+    assert spec.at(Speed()) == spec
+    changed = spec.at(Speed(gemm=0.5, attention=0.7, memory=3.0, network=2.0))
+    assert changed.device.gemm_efficiency == spec.device.gemm_efficiency / 2
+    assert changed.device.attention_forward_efficiency == pytest.approx(0.7 * spec.device.attention_forward_efficiency)
+    assert changed.device.attention_backward_efficiency == pytest.approx(
+        0.7 * spec.device.attention_backward_efficiency
+    )
+    # No more than the datasheet says.
+    assert changed.device.memory_efficiency == 1.0
+    bandwidths = [tier.bandwidth_bytes_per_s for tier in changed.tiers]
+    assert bandwidths == [
+        tier.bandwidth_bytes_per_s * factor for tier, factor in zip(spec.tiers, (1, 1, 2), strict=True)
+    ]
+    (cell,) = compose_cells(["speed.network=0.5"])
+    setting = prepare(cell.config)
+    assert setting.truth.cluster == setting.job.cluster == spec.at(Speed(network=0.5))
 
 
 # Errors

@@ -16,7 +16,7 @@ from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.strategy.interleaved import Interleaved
 from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.schedules import OneForwardOneBackward
+from entrain_bench.strategy.warmup import OneForwardOneBackward
 from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner, average_layer_s
 from support.builders import (
     GIB,

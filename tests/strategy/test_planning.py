@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import combinations, pairwise, product
 
 import numpy as np
@@ -20,9 +21,9 @@ from entrain_bench.specs.job import PLANNING_SHARE, Degrees, Job, LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.planning import (
     Candidate,
+    by_estimate,
     check_memory,
     fastest_in_trials,
-    fastest_that_fits,
     partition_layers,
     place_chain,
     proportional_allocation,
@@ -153,7 +154,7 @@ def test_several_encoders_share_the_encoder_stages() -> None:
 def test_recompute_costs_one_forward_of_three() -> None:
     assert recompute_factor(False) == 1.0
     assert recompute_factor(True) == pytest.approx((1 + 2 + 1) / (1 + 2))
-    assert sorted(recompute_choices(2)) == sorted(product([False, True], repeat=2))
+    assert sorted(recompute_choices(tiny_job(MODEL))) == sorted(product([False, True], repeat=2))
 
 
 # Memory
@@ -212,10 +213,10 @@ def test_the_fastest_candidate_that_fits_wins() -> None:
     assert needs[0] < needs[1]
     roomy, tight = (profile_of(job_with(1.01 * float(need) / PLANNING_SHARE), shapes) for need in needs[::-1])
     offered = [Candidate(3.0, deep), Candidate(2.0, shallow), Candidate(5.0, shallow)]
-    assert fastest_that_fits(roomy, offered, one_sample_a_microbatch) is shallow
-    assert fastest_that_fits(tight, offered, one_sample_a_microbatch) is deep
+    assert fastest_in_trials(roomy, lambda _: by_estimate(offered), one_sample_a_microbatch, 1) is shallow
+    assert fastest_in_trials(tight, lambda _: by_estimate(offered), one_sample_a_microbatch, 1) is deep
     with pytest.raises(OutOfMemoryError, match=r"layout vision tp1 cp1 pp1 .* a rank needs"):
-        fastest_that_fits(tight, offered[1:], one_sample_a_microbatch)
+        fastest_in_trials(tight, lambda _: by_estimate(offered[1:]), one_sample_a_microbatch, 1)
 
 
 def test_the_best_trial_wins_over_the_best_estimate() -> None:
@@ -224,9 +225,9 @@ def test_the_best_trial_wins_over_the_best_estimate() -> None:
     batch = profile.draw(8)
     slow, fast = sorted(layouts, key=lambda layout: -profile.trial_s(one_sample_a_microbatch(batch, layout)))
     offered = [Candidate(1.0, slow), Candidate(2.0, fast)]
-    assert fastest_in_trials(profile, offered, one_sample_a_microbatch, 1) is slow
+    assert fastest_in_trials(profile, lambda _: offered, one_sample_a_microbatch, 1) is slow
     for trials in (2, 3):
-        assert fastest_in_trials(profile, offered, one_sample_a_microbatch, trials) is fast
+        assert fastest_in_trials(profile, lambda _: offered, one_sample_a_microbatch, trials) is fast
 
 
 def test_trials_take_candidates_that_fit_and_report_the_last_reason() -> None:
@@ -236,14 +237,35 @@ def test_trials_take_candidates_that_fit_and_report_the_last_reason() -> None:
     need = Memory(MODEL).peak_bytes(one_sample_a_microbatch(batch, deep)).max()
     tight = profile_of(job_with(1.01 * float(need) / PLANNING_SHARE), shapes)
     offered = [Candidate(1.0, shallow), Candidate(2.0, deep)]
-    assert fastest_in_trials(tight, offered, one_sample_a_microbatch, 2) is deep
+    assert fastest_in_trials(tight, lambda _: offered, one_sample_a_microbatch, 2) is deep
     with pytest.raises(OutOfMemoryError, match="a rank needs"):
-        fastest_in_trials(tight, offered[:1], one_sample_a_microbatch, 2)
+        fastest_in_trials(tight, lambda _: offered[:1], one_sample_a_microbatch, 2)
+
+
+def test_every_free_microbatch_size_gets_as_many_trials() -> None:
+    # Estimates put all layouts for microbatches of one sample first; trials with two samples are taken all the same.
+    free = replace(job_with(16 * GIB), free_microbatch_size=True, global_batch=8)
+    profile = profile_of(free, samples((10, [400])))
+    asked = {size: [chain_layout(MODEL, 1, stages, 8 // size) for stages in (1, 2, 3)] for size in (1, 2, 4, 8)}
+    offered = {
+        size: [Candidate(10.0 * size + number, layout) for number, layout in enumerate(layouts)]
+        for size, layouts in asked.items()
+    }
+    made: list[Layout] = []
+
+    def make_program(shapes: SampleShapes, layout: Layout) -> Program:
+        made.append(layout)
+        return one_sample_a_microbatch(shapes, layout)
+
+    fastest_in_trials(profile, lambda each: offered[each.job.microbatch_size], make_program, 8)
+    assert {id(layout) for layout in made} == {id(layout) for layouts in asked.values() for layout in layouts[:2]}
+    made.clear()
+    assert fastest_in_trials(profile, lambda each: offered[each.job.microbatch_size], make_program, 1) is asked[1][0]
 
 
 def test_no_candidate_at_all_is_a_user_error() -> None:
     with pytest.raises(UserError, match="layout"):
-        fastest_that_fits(profile_of(job_with(1e9), samples((10, []))), [], one_sample_a_microbatch)
+        fastest_in_trials(profile_of(job_with(1e9), samples((10, []))), lambda _: [], one_sample_a_microbatch, 1)
 
 
 # Degrees of a job

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from entrain_bench.arrays import IntArray
 from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.program import Pass
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
@@ -246,7 +245,9 @@ def test_modules_that_share_ranks_step_one_after_the_other() -> None:
     vision, llm = model.modules
 
     def steps(module: ModuleSpec, placed: ModuleLayout) -> list[float]:
-        return (truth.step_s(module, placed, Pass.GRAD_SYNC) + truth.step_s(module, placed, Pass.OPTIMIZER)).tolist()
+        exposed = truth.step_costs.exposed(module, placed)
+        assert np.all(exposed.gather_s > 0)
+        return (exposed.gather_s + exposed.sync_s + exposed.optimizer_s).tolist()
 
     # The encoder on both ranks of each replica of a two-stage LLM; beside it; on the LLM's first stage.
     stages = placed(llm, [[[0], [1]], [[2], [3]]])

@@ -114,6 +114,15 @@ def errors(strategies: Sequence[str], traces: Sequence[str]) -> pd.DataFrame:
     return data.assign(iteration_time_s=data["iteration_time_s"] * (1 + 2 * data["belief_error"]))
 
 
+def warmups(strategies: Sequence[str], traces: Sequence[str]) -> pd.DataFrame:
+    """Runs that take less time and more memory the more forwards run ahead, up to 8."""
+    parts = []
+    for text, ahead in (("0", 0), ("2", 2), ("16", 8), ("any", 8)):
+        rows = table(strategies, traces).assign(max_extra_forwards=text, peak_memory_bytes=(5.0 + ahead) * GIB)
+        parts.append(rows.assign(iteration_time_s=rows["iteration_time_s"] * (1 - 0.05 * ahead)))
+    return pd.concat(parts, ignore_index=True)
+
+
 def splits(traces: Sequence[str]) -> pd.DataFrame:
     """Every split of 8 stages, 5 being the best; the planner's own is 4."""
     parts = []
@@ -133,6 +142,27 @@ def contexts(strategies: Sequence[str]) -> pd.DataFrame:
     return data[data["model"] == MODELS[0]]
 
 
+CHANGES = [
+    *(f"some constant x {factor}" for factor in range(12)),
+    "gradients after backward",
+    "no sequence parallelism",
+]
+
+
+def changes(
+    strategies: Sequence[str], traces: Sequence[str], rows: Sequence[str] = ("as usual", *CHANGES)
+) -> pd.DataFrame:
+    """Runs of rows in which the strategies change places one by one, the last first."""
+    parts = []
+    for place, row in enumerate(rows):
+        data = table(strategies, traces)
+        moved = data["strategy"].isin(strategies[len(strategies) - place :])
+        parts.append(
+            data.assign(row=row, iteration_time_s=data["iteration_time_s"].where(~moved, 0.1 * data["samples_per_s"]))
+        )
+    return pd.concat(parts, ignore_index=True)
+
+
 def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
     """Data for any figure."""
     made: dict[str, Callable[[], Any]] = {
@@ -147,8 +177,10 @@ def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
         "throughput": lambda: table(strategies, traces[:5]),
         "bubble_ratio": lambda: table(strategies, traces[:3]),
         "misprediction": lambda: errors(strategies, traces[:3]),
+        "warmup": lambda: warmups(strategies, traces[:2]),
         "sensitivity": lambda: splits(traces[:4]),
         "context_length": lambda: contexts(strategies[:3]),
+        "robustness": lambda: changes(strategies, traces[:2]),
     }
     return made[name]()
 

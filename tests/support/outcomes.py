@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from entrain_bench.experiment import run_experiment
-from entrain_bench.records.compare import CHARGED, MEASURED
+from entrain_bench.records.compare import MEASURED
 from entrain_bench.run import compose_cells
 
 
@@ -19,7 +19,7 @@ def outcome_of(overrides: Sequence[str]) -> dict[str, object]:
     """Layout, metrics that hold no wall times, to the last digit, and the first iteration's timeline, hashed."""
     (cell,) = compose_cells(overrides)
     outcome = run_experiment(cell.config)
-    metrics = {name: value for name, value in outcome.metrics.items() if name not in CHARGED.union(MEASURED)}
+    metrics = {name: value for name, value in outcome.metrics.items() if name not in MEASURED}
     assert outcome.timeline is not None
     timeline = hashlib.sha256(outcome.timeline.to_csv().encode()).hexdigest()
     return {"layout": dict(outcome.layout.describe()), "metrics": metrics, "timeline": timeline}

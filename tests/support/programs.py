@@ -6,10 +6,13 @@ import re
 from dataclasses import replace
 
 import numpy as np
+from hypothesis import strategies as st
 
 from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.assignment import ModuleAssignment, group_chunks
 from entrain_bench.program.layout import Layout
+from entrain_bench.specs.framework import P2P, Framework
+from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from support.builders import (
     StuckError,
@@ -38,6 +41,18 @@ LAYOUTS = {
     "reversed chain": ([[[3], [2]]], [[[1], [0]]]),
 }
 
+# Everything that moves gradients, weights and what stages hand on.
+frameworks = st.builds(
+    Framework,
+    distributed_optimizer=st.booleans(),
+    overlap_grad_reduce=st.booleans(),
+    overlap_param_gather=st.booleans(),
+    align_param_gather=st.booleans(),
+    p2p=st.sampled_from(P2P),
+    sequence_parallel=st.booleans(),
+    tp_overlap=st.sampled_from([0.0, 0.5, 1.0]),
+)
+
 
 def handmade_layout(name: str) -> Layout:
     encoder, llm = LAYOUTS[name]
@@ -50,22 +65,38 @@ def random_shapes(rng: np.random.Generator) -> SampleShapes:
     return samples(*[(10, [8] * int(rng.integers(0, 3))) for _ in range(int(rng.integers(1, 9)))])
 
 
-def random_program(rng: np.random.Generator, layout: Layout) -> Program:
+def random_program(
+    rng: np.random.Generator, layout: Layout, model: ModelSpec = MODEL, shapes: SampleShapes | None = None
+) -> Program:
     """Random chunks on random replicas, in a random order that agrees with the dependencies."""
-    shapes = random_shapes(rng)
+    shapes = random_shapes(rng) if shapes is None else shapes
     chunks = []
-    for module, place in zip(MODEL.modules, layout.modules, strict=True):
+    for module, place in zip(model.modules, layout.modules, strict=True):
         units = len(module.units(shapes))
         assignment = ModuleAssignment(rng.integers(0, place.dp, units), rng.integers(0, 4, units))
         chunks.append(group_chunks(module, shapes, assignment, rng.integers(0, 2, units)))
     zeros = [np.zeros((len(rows), place.pp), np.int64) for rows, place in zip(chunks, layout.modules, strict=True)]
-    unordered = build_program(MODEL, layout, shapes, chunks, [Slots(z, z) for z in zeros])
+    unordered = build_program(model, layout, shapes, chunks, [Slots(z, z) for z in zeros])
     position = random_extension(rng, unordered)
     slots = [
         Slots(position[unordered.forward_actions(index)], position[unordered.backward_actions(index)])
         for index in range(len(chunks))
     ]
-    return build_program(MODEL, layout, shapes, chunks, slots)
+    return build_program(model, layout, shapes, chunks, slots)
+
+
+def random_layout(rng: np.random.Generator, model: ModelSpec) -> Layout:
+    """Random degrees of every module, virtual stages among them, on ranks of its own or from rank 0 on."""
+    modules, free = [], 0
+    for module in model.modules:
+        tp, cp = ((1, 1), (1, 1), (2, 1), (1, 2), (2, 2))[rng.integers(5)]
+        dp, blocks, turns = rng.integers(1, 4), rng.integers(1, 3), rng.integers(1, 3)
+        first = free if rng.integers(2) else 0
+        ranks = first + np.arange(dp * blocks * tp * cp).reshape(dp, blocks, tp * cp)
+        free = max(free, -(-(int(ranks.max()) + 1) // 4) * 4)
+        place = placed(module, np.tile(ranks, (1, turns, 1)), tp, cp, recompute=bool(rng.integers(2)))
+        modules.append(replace(place, offload=not rng.integers(4)))
+    return Layout(tuple(modules), 4, single_rank_boundary=not rng.integers(4))
 
 
 def random_extension(rng: np.random.Generator, program: Program) -> np.ndarray:

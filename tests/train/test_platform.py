@@ -24,6 +24,10 @@ REDIRECTED = {"torch.cuda.current_device", "torch.cuda.current_stream"}
 # Where megatron-core 0.19.2 names CUDA in the redirected modules, by function. A release that moves one needs a look
 # at ``platform.py``. Sites that the training runtime does not reach are listed all the same.
 SITES = {
+    "tensor_parallel.layers": {
+        "__init__: torch.cuda.current_device",
+        "backward: torch.cuda.current_device",
+    },
     "tensor_parallel.mappings": {
         "_gather_along_first_dim: torch.cuda.current_device",
         "_gather_along_last_dim: torch.cuda.current_device",

@@ -8,9 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from entrain_bench.config.schema import RunConfig
+from entrain_bench.program.layout_json import layout_from_json, layout_to_json
 from entrain_bench.records.outcome import Outcome
-from entrain_bench.specs.job import LayoutRequest
-from entrain_bench.train.messages.wire import layout_from_json, layout_to_json
 
 
 def config_to_json(config: RunConfig) -> str:
@@ -20,8 +19,7 @@ def config_to_json(config: RunConfig) -> str:
 
 def config_from_json(text: str) -> RunConfig:
     """The configuration that ``config_to_json`` wrote."""
-    values = json.loads(text)
-    return RunConfig(**{**values, "layout": LayoutRequest(**values["layout"])})
+    return RunConfig.from_values(json.loads(text))
 
 
 def write_outcome(work: Path, outcome: Outcome) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from multiprocessing import forkserver, get_context, get_start_method, resource_tracker, set_start_method
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.train.launching.worker import run_rank
+from entrain_bench.train.launching.worker import RankJob, run_rank
 
 LOCALHOST = "127.0.0.1"
 
@@ -40,24 +40,24 @@ def environment_of_ranks(device: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def prepare_server(config: RunConfig) -> None:
+def modules_of(config: RunConfig) -> list[str]:
+    """Modules of a run that ranks are the faster for finding imported."""
+    parts = (config.workload, *config.strategy.values())
+    return [part["_target_"].rpartition(".")[0] for part in parts if isinstance(part, Mapping) and "_target_" in part]
+
+
+def prepare_server(modules: Sequence[str]) -> None:
     """See to a server that imports what takes seconds, for ranks to fork from; a sweep's next run finds it ready.
 
     It ends with this process. Only for ranks on a CPU: what is imported asks for GPUs (``torch.utils.cpp_extension``),
     and a fork of a process that did so cannot use one.
     """
-    parts = (config.workload, *config.strategy.values())
-    modules = [
-        part["_target_"].rpartition(".")[0] for part in parts if isinstance(part, Mapping) and "_target_" in part
-    ]
     forkserver.set_forkserver_preload(["entrain_bench.train.launching.preload", *modules])
     with _uninterrupted():
         forkserver.ensure_running()
 
 
-def start_processes(
-    ranks: list[BaseProcess], device: str, num_ranks: int, port: int, arguments: tuple[Path, float]
-) -> None:
+def start_processes(ranks: list[BaseProcess], device: str, num_ranks: int, port: int, work: Path, job: RankJob) -> None:
     """Start the ranks' processes, appending each."""
     shared = {
         "WORLD_SIZE": str(num_ranks),
@@ -72,7 +72,7 @@ def start_processes(
         for rank in range(num_ranks):
             # All of it: a server has the environment of its own start.
             environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            process = context.Process(target=run_rank, args=(environment, *arguments), daemon=True)
+            process = context.Process(target=run_rank, args=(environment, work, job), daemon=True)
             with nullcontext() if device == "cpu" else _uninterrupted():
                 process.start()
             ranks.append(process)

@@ -17,14 +17,17 @@ from entrain_bench.records.outcome import Outcome
 from entrain_bench.train.launching.failures import output_path, write_failure
 from entrain_bench.train.launching.handover import config_from_json, write_outcome
 
+# What a rank does: it is given the folder shared with the process that started it, and whom to tell of its progress.
+type RankJob = Callable[[Path, Callable[[int], None]], None]
 
-def run_rank(environment: Mapping[str, str], work: Path, timeout_s: float) -> None:
-    """Train as a process of ``launch``; rank 0 leaves the outcome in the folder, a byte an iteration in ``progress``.
+
+def run_rank(environment: Mapping[str, str], work: Path, job: RankJob) -> None:
+    """Do a job as a process of ``launch``; rank 0 leaves a byte in ``progress`` for every step.
 
     Args:
         environment: of the process that starts the ranks, and what torch.distributed reads.
         work: the folder shared with that process.
-        timeout_s: longest time a rank waits for another.
+        job: what to do.
     """
     os.environ.update(environment)
     rank = int(environment["RANK"])
@@ -50,13 +53,24 @@ def run_rank(environment: Mapping[str, str], work: Path, timeout_s: float) -> No
 
         # A process that was forked has the number of its server.
         torch.set_num_threads(int(environment["OMP_NUM_THREADS"].split(",")[0]))
-        outcome = _train(config_from_json((work / "config.json").read_text()), timeout_s, report)
-        if outcome is not None:
-            write_outcome(work, outcome)
+        job(work, report)
     except Exception as error:
         write_failure(work, rank, error)
         traceback.print_exc()
         _end_at_once()
+
+
+def train_rank(work: Path, report: Callable[[int], None], timeout_s: float) -> None:
+    """Train; rank 0 leaves the outcome in the folder.
+
+    Args:
+        work: where the configuration is.
+        report: called with the number of finished iterations.
+        timeout_s: longest time a rank waits for another.
+    """
+    outcome = _train(config_from_json((work / "config.json").read_text()), timeout_s, report)
+    if outcome is not None:
+        write_outcome(work, outcome)
 
 
 def run_torchrun_rank(config: RunConfig, timeout_s: float, progress: Callable[[int], None]) -> Outcome:

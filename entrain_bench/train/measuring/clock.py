@@ -1,8 +1,8 @@
-"""When each action of a rank ran: CUDA events on a GPU, the monotonic clock elsewhere."""
+"""When each action of a rank ran: CUDA events on a GPU, a clock of the host elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -15,9 +15,15 @@ from entrain_bench.arrays import FloatArray
 
 @dataclass(slots=True)
 class Clock:
-    """Start and end of a rank's actions in one iteration, in seconds from a moment common to all ranks."""
+    """Start and end of a rank's actions in one iteration, in seconds from a moment common to all ranks.
+
+    Attributes:
+        device: where the actions run.
+        timer: of the host, for actions on the CPU.
+    """
 
     device: torch.device
+    timer: Callable[[], float] = perf_counter
     _actions: list[int] = field(default_factory=list)
     _marks: list[float | torch.cuda.Event] = field(default_factory=list)
     _zero: float | torch.cuda.Event = 0.0
@@ -45,7 +51,7 @@ class Clock:
 
     def _mark(self) -> float | torch.cuda.Event:
         if self.device.type != "cuda":
-            return perf_counter()
+            return self.timer()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event

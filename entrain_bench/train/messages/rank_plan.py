@@ -15,8 +15,12 @@ import numpy as np
 
 from entrain_bench.arrays import IntArray, rows_of, take_rows
 from entrain_bench.program import Pass, Program
+from entrain_bench.specs.framework import Framework
 from entrain_bench.train.messages.channels import Channel, channels_of, sending_ranks
 from entrain_bench.train.messages.places import Place, lane_of_rank, places_of
+from entrain_bench.train.messages.positions import positions_of_actions
+
+DEFAULTS = Framework()
 
 # Rows of a tensor: consecutive ones, any, or all of them in order. Slices are cut and filled without an index.
 Rows = slice | IntArray | None
@@ -49,7 +53,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One action of a rank, with its messages."""
+    """One action of a rank, with its messages.
+
+    Attributes:
+        ends_gradients: whether no later backward of the iteration adds to the gradients of its stage.
+    """
 
     action: int
     place: Place
@@ -57,6 +65,7 @@ class Step:
     chunk: int
     receives: tuple[Message, ...]
     sends: tuple[Message, ...]
+    ends_gradients: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +77,27 @@ class RankPlan:
         steps: its actions in order.
         queues: the messages that reach it from each sender, in the order they are sent.
         channels: of the whole program, all ranks'.
+        positions: of all actions in an order that all ranks agree on ``[actions]``.
     """
 
     rank: int
     steps: tuple[Step, ...]
     queues: dict[int, tuple[Message, ...]]
     channels: tuple[Channel, ...]
+    positions: IntArray
 
 
-def plan_rank(program: Program, rank: int) -> RankPlan:
+def plan_rank(program: Program, rank: int, framework: Framework = DEFAULTS) -> RankPlan:
     """The rank's actions in the program's order, with all messages that leave or reach it."""
-    messages = _RankMessages(program, rank)
-    return RankPlan(rank, messages.steps(), messages.queues(), channels_of(program))
+    messages = _RankMessages(program, rank, framework)
+    return RankPlan(rank, messages.steps(), messages.queues(), channels_of(program), positions_of_actions(program))
 
 
 class _RankMessages:
     """Derives the messages of one rank's actions."""
 
-    def __init__(self, program: Program, rank: int) -> None:
-        self.program, self.rank = program, rank
+    def __init__(self, program: Program, rank: int, framework: Framework) -> None:
+        self.program, self.rank, self.framework = program, rank, framework
         self.places = {(p.module, p.replica, p.stage): p for p in places_of(program.layout, rank)}
         lane = lane_of_rank(program.layout, rank)
         self.actions = [] if lane is None else self._lane_actions(lane)
@@ -97,6 +108,9 @@ class _RankMessages:
 
     def steps(self) -> tuple[Step, ...]:
         program = self.program
+        backwards = [action for action in self.actions if program.kind[action] == Pass.BACKWARD]
+        last = {(place.module, place.stage): action for action in backwards for place in (self._place(action),)}
+        ends = {*last.values()}
         return tuple(
             Step(
                 action,
@@ -105,6 +119,7 @@ class _RankMessages:
                 int(program.chunk[action]),
                 tuple(self.incoming[action]),
                 tuple(self.outgoing[action]),
+                action in ends,
             )
             for action in self.actions
         )
@@ -169,11 +184,15 @@ class _RankMessages:
         return ranks
 
     def _local_tokens(self, action: int) -> int:
-        """Tokens of the action's chunk on each rank of its block; CP cuts the padded pack into equal slices."""
+        """Tokens of the action's chunk on each rank of its block.
+
+        CP cuts the padded pack into equal slices, TP with sequence parallelism each of them again.
+        """
         program = self.program
         module = int(program.module[action])
         tokens = int(program.model.modules[module].lengths(program.shapes, self._members(action)).sum())
-        return -(-tokens // program.layout.modules[module].cp)
+        placed = program.layout.modules[module]
+        return -(-tokens // (placed.cp * (placed.tp if self.framework.splits_tokens(placed.tp) else 1)))
 
     def _members(self, action: int) -> IntArray:
         chunks, chunk = self.program.chunks[int(self.program.module[action])], int(self.program.chunk[action])

@@ -1,4 +1,9 @@
-"""Messages between ranks: sends that overlap with compute, receives posted ahead in the sender's order."""
+"""Messages between ranks: receives posted ahead in the sender's order, sends that overlap with compute or block.
+
+A rank whose sends block waits for each until it has arrived. Ranks then wait for each other only if a receive is not
+posted; so a rank posts, before an action, the receives of all messages whose senders come no later in an order of all
+actions. The first unfinished action of that order finds everything it needs sent, and what it sends received.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from entrain_bench.specs.framework import Framework
 from entrain_bench.train.messages.channels import Channels
 from entrain_bench.train.messages.rank_plan import Message, RankPlan, Step
-
-# Actions whose receives are posted before the present one runs.
-RECEIVE_AHEAD = 4
 
 
 @dataclass(slots=True)
@@ -25,6 +28,7 @@ class Transfers:
         channels: all that the plan needs, open.
         width_of: elements a row of a message has.
         dtype, device: of all messages.
+        framework: whether sends block, and how far ahead receives are posted.
     """
 
     plan: RankPlan
@@ -32,6 +36,7 @@ class Transfers:
     width_of: Callable[[Message], int]
     dtype: torch.dtype
     device: torch.device
+    framework: Framework = field(default_factory=Framework)
     _arrived: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     _pending: dict[tuple[int, int], tuple[dist.Work, Tensor]] = field(default_factory=dict)
     _posted: dict[int, int] = field(default_factory=dict)
@@ -45,20 +50,27 @@ class Transfers:
 
     def post_receives(self, index: int) -> None:
         """Post the receives of the next actions, and every earlier message of the same senders."""
-        for step in self.plan.steps[index : index + 1 + RECEIVE_AHEAD]:
+        for step in self.plan.steps[index : index + 1 + self.framework.receives_ahead]:
             for message in step.receives:
                 if message.sender != self.plan.rank:
-                    self._post_up_to(message)
+                    self._post(message.sender, self._place[message.key] + 1)
+        if self.framework.p2p == "blocking":
+            position = self.plan.positions[self.plan.steps[index].action]
+            for sender, messages in self.plan.queues.items():
+                due = self._posted[sender]
+                while due < len(messages) and self.plan.positions[messages[due].source] <= position:
+                    due += 1
+                self._post(sender, due)
 
-    def _post_up_to(self, message: Message) -> None:
-        sender, place = message.sender, self._place[message.key]
+    def _post(self, sender: int, count: int) -> None:
+        """Post the first ``count`` receives from a sender, as far as they are not."""
         group = self.channels[sender, self.plan.rank]
-        for ahead in self.plan.queues[sender][self._posted[sender] : place + 1]:
+        for ahead in self.plan.queues[sender][self._posted[sender] : count]:
             buffer = torch.empty((ahead.num_rows, self.width_of(ahead)), dtype=self.dtype, device=self.device)
             work = dist.irecv(buffer, sender, group=group)
             assert work is not None
             self._pending[ahead.key] = work, buffer
-        self._posted[sender] = max(self._posted[sender], place + 1)
+        self._posted[sender] = max(self._posted[sender], count)
 
     def receive(self, message: Message) -> Tensor:
         """The message's tensor, once it is there."""
@@ -82,6 +94,8 @@ class Transfers:
             work = dist.isend(tensor, message.receiver, group=self.channels[self.plan.rank, message.receiver])
             assert work is not None
             self._sent.append((work, tensor))
+        if self.framework.p2p == "blocking":
+            self.finish()
 
     def finish(self) -> None:
         """Wait until everything has left."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,38 +13,56 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import scaled_dot_product_attention
 
 from entrain_bench.train.modules.packing import Segments
+from entrain_bench.train.modules.rotation import Rotation
 
 FLASH_HEAD_DIMS = range(8, 257, 8)  # messages of torch 2.13's kernel (libtorch_cuda), read 2026-11
 
 
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """What a layer's attention is given in place of a mask.
+
+    Attributes:
+        segments: who attends to whom.
+        rotation: of queries and keys, if positions are rotary.
+    """
+
+    segments: Segments
+    rotation: Rotation | None = None
+
+
 class PackedAttention(torch.nn.Module):
-    """Core attention of a megatron-core layer; takes ``Segments`` for its attention mask."""
+    """Core attention of a megatron-core layer; takes a ``Mask`` for its attention mask."""
 
     def __init__(self, *, attn_mask_type: AttnMaskType, pg_collection: ProcessGroupCollection, **_: Any) -> None:
         super().__init__()
         self.causal = attn_mask_type == AttnMaskType.causal
         self.cp = pg_collection.cp
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments, **_: Any) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, **_: Any) -> Tensor:
         """Attend.
 
         Args:
             query: ``[tokens of this rank, 1, heads, head_dim]``.
             key: ``[tokens of this rank, 1, key-value heads, head_dim]``.
             value: as key.
-            segments: who attends to whom.
+            mask: who attends to whom, and rotary positions.
 
         Returns:
             ``[tokens of this rank, 1, heads * head_dim]``.
         """
+        segments = mask.segments
+        if mask.rotation is not None:
+            query, key = mask.rotation.apply(query), mask.rotation.apply(key)
         if self.cp.size() > 1:
             both = torch.cat([key, value], dim=-1)
             both = gather_from_sequence_parallel_region(both, tensor_parallel_output_grad=True, group=self.cp)
             key, value = both.narrow(0, segments.first_key, sum(segments.key_lengths)).chunk(2, dim=-1)
-        output = packed_attention(query.squeeze(1), key.squeeze(1), value.squeeze(1), segments, causal=self.causal)
+        # Copies of their own: views would keep the product that queries, keys and values are cut out of.
+        query, key, value = (tensor.squeeze(1).contiguous() for tensor in (query, key, value))
+        output = packed_attention(query, key, value, segments, causal=self.causal)
         return output.reshape(len(query), 1, -1)
 
 
@@ -63,24 +83,70 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segmen
     """
     if uses_flash(query.dtype, query.device):
         return _flash(query, key, value, segments, causal)
+    output: Tensor = _FlashOnCpu.apply(query, key, value, segments, causal)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _FlashOnCpu(torch.autograd.Function):
+    """torch's flash attention for CPUs, by segment length; keeps what a variable-length kernel keeps."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal: bool) -> Tensor:
+        output, sums = torch.empty_like(query), []
+        into = torch.split(output, list(segments.query_lengths))
+        for alike, (q, k, v) in _batches((query, key, value), segments):
+            attended, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                q, k, v, **_causality(q, k, causal)
+            )
+            sums.append(log_sum)
+            for i, rows in zip(alike, attended.transpose(1, 2), strict=True):
+                into[i].copy_(rows)
+        ctx.save_for_backward(query, key, value, output, *sums)
+        ctx.segments, ctx.causal = segments, causal
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output, *sums = ctx.saved_tensors
+        segments: Segments = ctx.segments
+        found = [torch.empty_like(rows) for rows in (query, key, value)]
+        lengths = (segments.query_lengths, segments.key_lengths, segments.key_lengths)
+        into = [torch.split(rows, list(each)) for rows, each in zip(found, lengths, strict=True)]
+        batches = _batches((query, key, value, output, gradients[0]), segments)
+        for (alike, (q, k, v, attended, gradient)), log_sum in zip(batches, sums, strict=True):
+            by_input = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                gradient, q, k, v, attended, log_sum, 0.0, **_causality(q, k, ctx.causal)
+            )
+            for rows, values in zip(into, by_input, strict=True):
+                for i, own in zip(alike, values.transpose(1, 2), strict=True):
+                    rows[i].copy_(own)
+        return *found, None, None
+
+
+def _batches(tensors: tuple[Tensor, ...], segments: Segments) -> Iterator[tuple[list[int], list[Tensor]]]:
+    """Segments of equal lengths, with their rows of each tensor ``[segments, heads, rows, head_dim]``.
+
+    The second and third tensors are keys and values, the others have the rows of queries.
+    """
     members = defaultdict(list)
     for index, lengths in enumerate(zip(segments.query_lengths, segments.key_lengths, strict=True)):
         members[lengths].append(index)
-    queries = torch.split(query, list(segments.query_lengths))
-    keys, values = (torch.split(rows, list(segments.key_lengths)) for rows in (key, value))
-    outputs: list[Tensor] = [query] * len(queries)
-    for (num_queries, num_keys), alike in members.items():
-        q, k, v = (torch.stack([rows[i] for i in alike]).transpose(1, 2) for rows in (queries, keys, values))
-        mask = None
-        if causal and num_queries < num_keys:
-            mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device)
-            mask = mask.tril(num_keys - num_queries)
-        attended = scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal and mask is None, enable_gqa=query.shape[1] != key.shape[1]
-        )
-        for i, rows in zip(alike, attended.transpose(1, 2), strict=True):
-            outputs[i] = rows
-    return torch.cat(outputs)
+    of_keys = (False, True, True, False, False)
+    parts = [
+        torch.split(rows, list(segments.key_lengths if keys else segments.query_lengths))
+        for rows, keys in zip(tensors, of_keys, strict=False)
+    ]
+    for alike in members.values():
+        yield alike, [torch.stack([rows[i] for i in alike]).transpose(1, 2) for rows in parts]
+
+
+def _causality(query: Tensor, key: Tensor, causal: bool) -> dict[str, Any]:
+    """How the kernel masks: by itself where a segment has as many queries as keys."""
+    num_queries, num_keys = query.shape[2], key.shape[2]
+    if not causal or num_queries == num_keys:
+        return {"is_causal": causal}
+    hidden = torch.full((num_queries, num_keys), -torch.inf, dtype=query.dtype).triu(1 + num_keys - num_queries)
+    return {"is_causal": False, "attn_mask": hidden}
 
 
 def uses_flash(dtype: torch.dtype, device: torch.device) -> bool:

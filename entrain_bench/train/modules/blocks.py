@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import cast
 
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
@@ -13,20 +12,20 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec as LayerPart
-from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.modules.attention import PackedAttention
+from entrain_bench.train.modules.norms import NORM_EPSILON, Norm
 from entrain_bench.train.modules.packing import StageGroups
 
-NORM_EPSILON = 1e-5  # Llama 3 (arXiv:2407.21783) and torch's LayerNorm
 
-
-def transformer_config(module: ModuleSpec, tp: int, dtype: torch.dtype) -> TransformerConfig:
-    """megatron-core's description of a module's blocks; no dropout, no fused kernels, no sequence parallelism.
+def transformer_config(
+    module: ModuleSpec, tp: int, dtype: torch.dtype, *, sequence_parallel: bool = False
+) -> TransformerConfig:
+    """megatron-core's description of a module's blocks; no dropout, fused kernels where they keep less for backward.
 
     Raises:
         IncompatibleError: for biases that megatron-core's layers do not offer.
@@ -50,6 +49,7 @@ def transformer_config(module: ModuleSpec, tp: int, dtype: torch.dtype) -> Trans
         hidden_dropout=0.0,
         attention_dropout=0.0,
         tensor_model_parallel_size=tp,
+        sequence_parallel=sequence_parallel,
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
         # Parameters are allocated on the device in force and filled by ``initialise``.
@@ -57,7 +57,8 @@ def transformer_config(module: ModuleSpec, tp: int, dtype: torch.dtype) -> Trans
         perform_initialization=False,
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
-        bias_activation_fusion=False,
+        # A gated activation unfused keeps two results more; GELU's fused form is another function.
+        bias_activation_fusion=config.gated_mlp,
         bias_dropout_fusion=False,
         persist_layer_norm=False,
     )
@@ -76,17 +77,12 @@ def transformer_block(
         ),
     )
     parts = TransformerLayerSubmodules(
-        input_layernorm=WrappedTorchNorm,
+        input_layernorm=Norm,
         self_attention=attention,
         self_attn_bda=get_bias_dropout_add,
-        pre_mlp_layernorm=WrappedTorchNorm,
+        pre_mlp_layernorm=Norm,
         mlp=partial(MLP.as_mlp_submodule, submodules=MLPSubmodules(ColumnParallelLinear, RowParallelLinear)),
         mlp_bda=get_bias_dropout_add,
     )
     collection = ProcessGroupCollection(tp=groups.tp, cp=groups.cp)
     return TransformerLayer(config, parts, layer_number=index, pg_collection=collection, add_layer_offset=False)
-
-
-def norm(config: TransformerConfig) -> torch.nn.Module:
-    """The module's normalisation of hidden states."""
-    return cast(torch.nn.Module, WrappedTorchNorm(config, config.hidden_size, config.layernorm_epsilon))

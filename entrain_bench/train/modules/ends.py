@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from itertools import pairwise
 
@@ -11,6 +12,7 @@ from megatron.core.tensor_parallel import (
     VocabParallelEmbedding,
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
     vocab_parallel_cross_entropy,
 )
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -20,8 +22,8 @@ from torch.nn import Parameter
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.device import to_device
-from entrain_bench.train.modules.blocks import norm
-from entrain_bench.train.modules.packing import Pack, Share, StageGroups, positions_of, share_of
+from entrain_bench.train.modules.norms import Norm
+from entrain_bench.train.modules.packing import Pack, Share, Shares, StageGroups, positions_of, share_of
 from entrain_bench.train.modules.products import Fold, Products, fold_between
 
 
@@ -44,11 +46,18 @@ def merge_tokens(module: ModuleSpec) -> int:
     return merge
 
 
+def whole_tokens(config: TransformerConfig) -> TransformerConfig:
+    """The configuration of products that all tensor parallel ranks give the same tokens."""
+    same = copy.copy(config)
+    same.sequence_parallel = False
+    return same
+
+
 class EncoderEmbedding(torch.nn.Module):
     """Features of all tokens to hidden states of this rank's tokens.
 
     A product that takes more rows than it advances is a convolution; it reaches back within its item, so a rank also
-    embeds the few tokens before its own.
+    embeds the few tokens before its own. Every tensor parallel rank has the features of all their tokens.
     """
 
     def __init__(self, module: ModuleSpec, config: TransformerConfig, groups: StageGroups) -> None:
@@ -63,16 +72,25 @@ class EncoderEmbedding(torch.nn.Module):
         self.halo_tokens = sum(fold.halo_tokens for fold in folds)
         # Convolutions have biases and GELU after each; a patch embedding is one plain product.
         convolutions = module.config.norm_bias
-        self.products = Products(gemms, folds, config, groups, bias=convolutions, activate_last=convolutions)
+        self.products = Products(
+            gemms, folds, whole_tokens(config), groups, bias=convolutions, activate_last=convolutions
+        )
+        self.groups = groups
         self.dtype = config.params_dtype
 
-    def forward(self, features: Tensor, pack: Pack, share: Share) -> Tensor:
+    def forward(self, features: Tensor, pack: Pack, shares: Shares) -> Tensor:
         """``[sum(lengths), input_width]`` to ``[tokens of this rank, hidden_size]``."""
+        share = shares.products
         start = max(0, share.start - self.halo_tokens)
         wider = Share(share.total, start, share.stop, share.padded)
         rows = wider.pad(features).to(self.dtype).reshape(-1, self.channels)
         hidden: Tensor = self.products(rows, positions_of(pack.lengths, wider))
-        return hidden[share.start - start :]
+        hidden = hidden[share.start - start :]
+        if not self.groups.splits_tokens:
+            return hidden
+        # A copy: a view would keep all tokens.
+        own: Tensor = scatter_to_sequence_parallel_region(hidden, group=self.groups.tp).clone()
+        return own
 
 
 class Projector(torch.nn.Module):
@@ -91,18 +109,22 @@ class Projector(torch.nn.Module):
             if fold.halo_tokens:
                 raise IncompatibleError(f"{where}[{index}]: a projector cannot overlap tokens")
             channels, rows = gemm.n, gemm.rows_per_token
-        self.norm = norm(config) if module.config.head_norm else torch.nn.Identity()
-        self.products = Products(gemms, folds, config, groups, bias=True, activate_last=False)
-        self.cp = groups.cp
+        self.norm = Norm(config, config.hidden_size) if module.config.head_norm else torch.nn.Identity()
+        self.products = Products(gemms, folds, whole_tokens(config), groups, bias=True, activate_last=False)
+        self.groups, self.cp = groups, groups.cp
 
     def forward(self, hidden: Tensor, pack: Pack) -> Tensor:
         """``[tokens of this rank, hidden_size]`` to ``[sum(outputs), LLM hidden size]``.
 
         Context parallel ranks project a share of the outputs each.
         """
-        hidden = gather_from_sequence_parallel_region(
-            self.norm(hidden), tensor_parallel_output_grad=True, group=self.cp
-        )
+        hidden = self.norm(hidden)
+        if self.groups.splits_tokens:
+            # Every tensor parallel rank goes on with the same tokens, so each has the whole gradient.
+            hidden = gather_from_sequence_parallel_region(
+                hidden, tensor_parallel_output_grad=False, group=self.groups.tp
+            )
+        hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True, group=self.cp)
         share = share_of(sum(pack.outputs), self.cp)
         token = to_device(share.pad(self._taken_tokens(pack), -1).flatten(), hidden.device)
         rows = torch.where((token >= 0)[:, None], hidden.index_select(0, token.clamp(min=0)), 0.0)
@@ -127,26 +149,31 @@ class TokenEmbedding(torch.nn.Module):
 
     def __init__(self, module: ModuleSpec, config: TransformerConfig, groups: StageGroups) -> None:
         super().__init__()
-        self.cp = groups.cp
+        self.groups = groups
         self.words = VocabParallelEmbedding(
             module.config.vocab_size,
             config.hidden_size,
             init_method=config.init_method,
+            reduce_scatter_embeddings=groups.splits_tokens,
             config=config,
             tp_group=groups.tp,
         )
 
-    def forward(self, projected: Tensor | None, pack: Pack, share: Share) -> Tensor:
+    def forward(self, projected: Tensor | None, pack: Pack, shares: Shares) -> Tensor:
         """``[projected tokens, hidden_size]`` and ``token_ids`` to ``[tokens of this rank, hidden_size]``."""
         assert pack.token_ids is not None
-        ids, device = share.pad(pack.token_ids), self.words.weight.device
-        hidden: Tensor = self.words(to_device(ids.clamp(min=0), device))
+        device, own = self.words.weight.device, shares.hidden
+        ids = to_device(shares.products.pad(pack.token_ids).clamp(min=0), device)
+        # The scatter wants the tokens of one sample; it hands them on in its own order of dimensions.
+        hidden: Tensor = self.words(ids[None]).squeeze(1) if self.groups.splits_tokens else self.words(ids)
         if projected is None:
             return hidden
-        # Every rank uses the projected tokens in its own share; their gradients are summed over the ranks.
-        projected = copy_to_tensor_model_parallel_region(projected, group=self.cp)
-        before = int((pack.token_ids[: share.start] < 0).sum())
-        places = (ids < 0).nonzero().flatten()
+        # Every rank uses the projected tokens among its own; their gradients are summed over the ranks.
+        projected = copy_to_tensor_model_parallel_region(projected, group=self.groups.cp)
+        if self.groups.splits_tokens:
+            projected = copy_to_tensor_model_parallel_region(projected, group=self.groups.tp)
+        before = int((pack.token_ids[: own.start] < 0).sum())
+        places = (own.pad(pack.token_ids) < 0).nonzero().flatten()
         here = projected[before : before + len(places)].to(hidden.dtype)
         return hidden.index_copy(0, to_device(places, device), here)
 
@@ -157,7 +184,7 @@ class LanguageHead(torch.nn.Module):
     def __init__(self, module: ModuleSpec, config: TransformerConfig, groups: StageGroups, *, own_weight: bool) -> None:
         super().__init__()
         self.tp = groups.tp
-        self.norm = norm(config)
+        self.norm = Norm(config, config.hidden_size)
         self.logits = ColumnParallelLinear(
             config.hidden_size,
             module.config.vocab_size,
@@ -174,7 +201,7 @@ class LanguageHead(torch.nn.Module):
         Args:
             hidden: ``[tokens of this rank, hidden_size]``.
             pack: with labels.
-            share: of this rank.
+            share: the tokens whose logits this rank has.
             weight: the input embedding, where it is tied and on this stage.
         """
         assert pack.labels is not None

@@ -20,11 +20,18 @@ class StageGroups:
         tp: tensor parallel ranks.
         cp: context parallel ranks.
         dp_cp: ranks over which parameter gradients are summed.
+        sequence_parallel: whether tensor parallel ranks hold different tokens between products.
     """
 
     tp: dist.ProcessGroup
     cp: dist.ProcessGroup
     dp_cp: dist.ProcessGroup
+    sequence_parallel: bool = False
+
+    @property
+    def splits_tokens(self) -> bool:
+        """Whether several tensor parallel ranks hold different tokens between products."""
+        return self.sequence_parallel and self.tp.size() > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +70,40 @@ class Share:
         return torch.cat([held, held.new_full((missing, *held.shape[1:]), value)]) if missing else held
 
 
-def share_of(total: int, group: dist.ProcessGroup) -> Share:
-    """What this rank of a group holds of ``total`` rows."""
-    size = -(-total // group.size())
+def share_of(total: int, group: dist.ProcessGroup, parts: int = 1) -> Share:
+    """What this rank of a group holds of ``total`` rows, a multiple of ``parts``."""
+    size = -(-total // (group.size() * parts)) * parts
     start = group.rank() * size
     return Share(total, start, start + size, size * group.size())
+
+
+def part_of(share: Share, group: dist.ProcessGroup) -> Share:
+    """This rank's part of a share that all ranks of a group divide."""
+    size = (share.stop - share.start) // group.size()
+    start = share.start + group.rank() * size
+    return Share(share.total, start, start + size, share.padded)
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The tokens of a chunk that a rank works on.
+
+    Attributes:
+        products: those it attends with and multiplies: its part of the context parallel ranks'.
+        hidden: those whose hidden states it has between products: with sequence parallelism a part of them.
+    """
+
+    products: Share
+    hidden: Share
+
+
+def shares_of(total: int, groups: StageGroups) -> Shares:
+    """What a rank of a stage works on of a chunk of ``total`` tokens."""
+    if not groups.splits_tokens:
+        share = share_of(total, groups.cp)
+        return Shares(share, share)
+    share = share_of(total, groups.cp, groups.tp.size())
+    return Shares(share, part_of(share, groups.tp))
 
 
 @dataclass(frozen=True, slots=True)

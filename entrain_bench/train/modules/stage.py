@@ -10,19 +10,20 @@ from torch.utils.checkpoint import checkpoint
 
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.device import to_device
+from entrain_bench.train.modules.attention import Mask
 from entrain_bench.train.modules.blocks import transformer_block, transformer_config
 from entrain_bench.train.modules.ends import EncoderEmbedding, LanguageHead, Projector, TokenEmbedding, merge_tokens
 from entrain_bench.train.modules.packing import (
     Pack,
-    Segments,
     Share,
     StageGroups,
     positions_of,
     segments_of,
     sequence_lengths_of,
-    share_of,
+    shares_of,
 )
 from entrain_bench.train.modules.positions import grid_places, grid_rotary_angles, on_grid, rotary_angles, sinusoids
+from entrain_bench.train.modules.rotation import Rotation, rotation_of
 
 
 class Stage(torch.nn.Module):
@@ -40,11 +41,14 @@ class Stage(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.module, self.held, self.groups, self.recompute = module, held, groups, recompute
-        self.config = transformer_config(module, groups.tp.size(), dtype)
+        self.config = transformer_config(module, groups.tp.size(), dtype, sequence_parallel=groups.splits_tokens)
         self.layers = torch.nn.ModuleDict({str(index): self._layer(index) for index in held})
         self.to(dtype)
-        if (copy := self.tied_embedding()) is not None and not self._is_first:
-            copy.shared = True  # type: ignore[attr-defined]  # megatron-core counts it once in gradient norms
+        if (copy := self.tied_embedding()) is not None and not (self._is_first and self._is_last):
+            # megatron-core gives it a bucket of its own, so that ranks of both stages own the same part of it, and
+            # counts the second copy in no gradient norm.
+            copy.shared_embedding = True  # type: ignore[attr-defined]
+            copy.shared = not self._is_first  # type: ignore[attr-defined]
 
     @property
     def _is_first(self) -> bool:
@@ -60,7 +64,8 @@ class Stage(torch.nn.Module):
         Args:
             hidden: a first stage takes the features of all tokens ``[sum(lengths), input_width]`` (encoder) or all
                 projected tokens ``[number of -1 in token_ids, hidden_size]`` (LLM; None for none); others the hidden
-                states of this rank's tokens ``[ceil(sum(lengths) / cp), hidden_size]``.
+                states of this rank's tokens ``[ceil(sum(lengths) / ranks), hidden_size]``, those of context and, with
+                sequence parallelism, tensor parallelism.
             pack: the chunk's sequences.
 
         Returns:
@@ -68,19 +73,20 @@ class Stage(torch.nn.Module):
             (encoder) or the summed loss over this rank's labelled positions, a float32 scalar (LLM).
         """
         assert sum(pack.lengths) > 0, "empty chunk"
-        share = share_of(sum(pack.lengths), self.groups.cp)
+        shares = shares_of(sum(pack.lengths), self.groups)
         if self._is_first:
-            hidden = self.layers["0"](hidden, pack, share)
+            hidden = self.layers["0"](hidden, pack, shares)
             if not self.module.config.rotary:
-                hidden = hidden + self._sinusoids(pack, share, hidden)
+                hidden = hidden + self._sinusoids(pack, shares.hidden, hidden)
         assert hidden is not None
-        hidden = self._run_blocks(hidden, pack, share)
+        hidden = self._run_blocks(hidden, pack, shares.products)
         if not self._is_last:
             return hidden
         head = self.layers[str(self.held[-1])]
         if isinstance(head, Projector):
             return head(hidden, pack)  # type: ignore[no-any-return]
-        return head(hidden, pack, share, self.tied_embedding() if self._is_first else None)  # type: ignore[no-any-return]
+        weight = self.tied_embedding() if self._is_first else None
+        return head(hidden, pack, shares.products, weight)  # type: ignore[no-any-return]
 
     def tied_embedding(self) -> Parameter | None:
         """The vocabulary's weight that first and last stage share (each holds a copy), or None."""
@@ -105,40 +111,41 @@ class Stage(torch.nn.Module):
         blocks = [index for index in self.held if 0 < index < len(self.module.layers) - 1]
         if not blocks:
             return hidden
-        rotary = self._rotary(pack, share, hidden.device)
-        segments = {}
+        rotation = self._rotation(pack, share, hidden)
+        masks: dict[int, Mask] = {}
         hidden = hidden.unsqueeze(1)
         for index in blocks:
             attention = self.module.layers[index].attention
             assert attention is not None
             window = attention.window_tokens
-            if window not in segments:
-                segments[window] = segments_of(
+            if window not in masks:
+                segments = segments_of(
                     pack.lengths, share, causal=attention.causal, device=hidden.device, window_tokens=window
                 )
-            inputs = (self.layers[str(index)], hidden, segments[window], rotary)
+                masks[window] = Mask(segments, rotation)
+            inputs = (self.layers[str(index)], hidden, masks[window])
             if self.recompute and torch.is_grad_enabled():
                 hidden = checkpoint(_run_block, *inputs, use_reentrant=False, preserve_rng_state=False)
             else:
                 hidden = _run_block(*inputs)
         return hidden.squeeze(1)
 
-    def _rotary(self, pack: Pack, share: Share, device: torch.device) -> Tensor | None:
-        config = self.module.config
+    def _rotation(self, pack: Pack, share: Share, hidden: Tensor) -> Rotation | None:
+        config, device = self.module.config, hidden.device
         if not config.rotary:
             return None
         positions = positions_of(pack.lengths, share)
         if not on_grid(self.module):
-            return rotary_angles(to_device(positions, device), config.head_dim)
+            return rotation_of(rotary_angles(to_device(positions, device), config.head_dim), hidden.dtype)
         places = grid_places(positions, sequence_lengths_of(pack.lengths, share), merge_tokens(self.module))
         rows, columns = to_device(torch.stack(places), device)
-        return grid_rotary_angles(rows, columns, config.head_dim)
+        return rotation_of(grid_rotary_angles(rows, columns, config.head_dim), hidden.dtype)
 
     def _sinusoids(self, pack: Pack, share: Share, hidden: Tensor) -> Tensor:
         positions = to_device(positions_of(pack.lengths, share), hidden.device)
         return sinusoids(positions, hidden.shape[1]).to(hidden.dtype)
 
 
-def _run_block(block: TransformerLayer, hidden: Tensor, segments: Segments, rotary: Tensor | None) -> Tensor:
-    output, _ = block(hidden, attention_mask=segments, rotary_pos_emb=rotary)
+def _run_block(block: TransformerLayer, hidden: Tensor, mask: Mask) -> Tensor:
+    output, _ = block(hidden, attention_mask=mask)
     return output  # type: ignore[no-any-return]

@@ -35,7 +35,15 @@ def build_runtime(
     rank, model = dist.get_rank(), job.model
     places = places_of(layout, rank)
     tied = {index for index, module in enumerate(model.modules) if module.config.tied_embeddings}
-    groups = make_groups(layout, places, tied, control, settings.timeout_s, device)
+    groups = make_groups(
+        layout,
+        places,
+        tied,
+        control,
+        settings.timeout_s,
+        device,
+        sequence_parallel=job.framework.sequence_parallel,
+    )
     dtype: torch.dtype = getattr(torch, settings.dtype)
     adam = OptimizerSettings(
         settings.learning_rate,

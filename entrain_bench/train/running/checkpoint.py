@@ -68,6 +68,8 @@ class Checkpoints:
             ExecutionError: if the folder cannot be written.
         """
         path = self.folder / f"iteration_{iteration:08d}"
+        for trained in stages.values():
+            trained.gather_weights()
         try:
             save(state_of(stages), checkpoint_id=str(path))
         except CheckpointException as error:

@@ -42,10 +42,16 @@ class _Maker:
     def __init__(self, timeout: timedelta) -> None:
         self.timeout = timeout
         self.known: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self.of_stage: dict[tuple[int, int, tuple[int, ...]], dist.ProcessGroup] = {}
 
     def make(self, ranks: tuple[int, ...]) -> None:
         if ranks not in self.known:
             self.known[ranks] = self.new(ranks)
+
+    def make_own(self, module: int, stage: int, ranks: tuple[int, ...]) -> None:
+        """A group of a stage alone: stages that share ranks synchronise gradients when each is ready."""
+        if (module, stage, ranks) not in self.of_stage:
+            self.of_stage[module, stage, ranks] = self.new(ranks)
 
     def new(self, ranks: Iterable[int]) -> dist.ProcessGroup:
         # A new group does not inherit the timeout of the default group: it would wait for half an hour.
@@ -60,6 +66,8 @@ def make_groups(
     control: dist.ProcessGroup,
     timeout_s: float,
     device: torch.device,
+    *,
+    sequence_parallel: bool = False,
 ) -> Groups:
     """Create all groups of a layout; collective over all ranks.
 
@@ -70,6 +78,7 @@ def make_groups(
         control: a gloo group of all ranks.
         timeout_s: longest time a rank waits for another.
         device: of messages.
+        sequence_parallel: whether tensor parallel ranks hold different tokens between products.
     """
     maker = _Maker(timedelta(seconds=timeout_s))
     for other in range(control.size()):
@@ -77,11 +86,15 @@ def make_groups(
     for index, module in enumerate(layout.modules):
         for members in _all_groups(module, index in tied_modules):
             maker.make(members)
+        for stage, members in _replica_groups(module):
+            maker.make_own(index, stage, members)
     stages, tied = {}, {}
     for place in places:
         module = layout.modules[place.module]
         tp, cp, dp_cp = _members(module, place)
-        stages[place.module, place.stage] = StageGroups(maker.known[tp], maker.known[cp], maker.known[dp_cp])
+        stages[place.module, place.stage] = StageGroups(
+            maker.known[tp], maker.known[cp], maker.of_stage[place.module, place.stage, dp_cp], sequence_parallel
+        )
         if place.module in tied_modules and place.stage in (0, module.pp - 1):
             pair = _tied_pair(module, place.replica, place.position)
             if len(pair) == 2:
@@ -110,6 +123,13 @@ def _all_groups(module: ModuleLayout, tied: bool) -> Iterator[tuple[int, ...]]:
     for replica in range(module.dp):
         for position in range(module.ranks_per_block):
             for stage in range(module.pp):
-                yield from _members(module, Place(-1, replica, stage, position))
+                yield from _members(module, Place(-1, replica, stage, position))[:2]
             if tied:
                 yield _tied_pair(module, replica, position)
+
+
+def _replica_groups(module: ModuleLayout) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Every stage's data and context parallel groups."""
+    for stage in range(module.pp):
+        for position in range(module.tp):
+            yield stage, _members(module, Place(-1, 0, stage, position))[2]

@@ -13,6 +13,7 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.errors import IncompatibleError, UserError, require
 from entrain_bench.experiment import MAX_KEPT_ACTIONS, Feed, Setting, prepare
 from entrain_bench.program.layout import Layout, check_layout
+from entrain_bench.program.layout_json import layout_from_json, layout_to_json
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.records.outcome import Outcome
 from entrain_bench.train.device import device_of
@@ -21,7 +22,6 @@ from entrain_bench.train.measuring.metrics import mean_metrics, metrics_of
 from entrain_bench.train.measuring.profiling import profiler
 from entrain_bench.train.measuring.seen import check_finite, gather_seen, see
 from entrain_bench.train.messages.control import PlanningGroup, planning_group, process_group
-from entrain_bench.train.messages.wire import layout_from_json, layout_to_json
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.checkpoint import Checkpoints
@@ -127,5 +127,7 @@ def _checkpoints(settings: TrainSettings, config: RunConfig, layout: Layout) -> 
         "global batch": str(config.global_batch),
         "dtype": settings.dtype,
         "distributed optimizer": str(config.framework.distributed_optimizer),
+        # Buckets decide which part of the optimizer's states a rank has.
+        "overlap of gradient sums": str(config.framework.overlap_grad_reduce),
     }
     return Checkpoints(Path(settings.checkpoint_dir), identity)

@@ -10,6 +10,8 @@ from math import isfinite
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn import Parameter
 
 from entrain_bench.arrays import IntArray
 from entrain_bench.costs.memory import Memory
@@ -31,10 +33,17 @@ from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, gl
 
 @dataclass(slots=True)
 class Graph:
-    """What a forward leaves for its backward: the input that wants a gradient, and the output."""
+    """What a forward leaves for its backward.
+
+    Attributes:
+        leaf: the input that wants a gradient.
+        output: where the graph of the output begins; the output itself is gone as soon as it is sent.
+        shape: of the output.
+    """
 
     leaf: Tensor | None
-    output: Tensor
+    output: GradientEdge
+    shape: torch.Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +91,7 @@ class Runtime:
 
         Works are run in the order in which they were prepared. A thread may prepare one while another runs.
         """
-        plan = plan_rank(program, dist.get_rank())
+        plan = plan_rank(program, dist.get_rank(), self.settings.framework)
         data = SampleData(program.shapes, self.seed, self.vocab_size, pinned=self.device.type == "cuda")
         makers = [
             partial(data.inputs, program.model.modules[step.place.module], step.place.stage, _members(program, step))
@@ -121,7 +130,7 @@ class Runtime:
         lane = lane_of_rank(program.layout, plan.rank)
         assert lane is not None
         action = plan.steps[index].action
-        during, _ = Memory(program.model, self.settings.framework).over_program(program)
+        during, _ = Memory(program.model, self.settings.framework, self.dtype.itemsize).over_program(program)
         predicted = during[program.lane_offsets[lane] + index]
         return OutOfMemoryError(
             f"memory: rank {plan.rank} ran out at {program.view(action)} (action {action}), predicted to need "
@@ -143,15 +152,19 @@ class _Iteration:
     def __post_init__(self) -> None:
         runtime = self.runtime
         self.transfers = Transfers(
-            self.work.plan, runtime.groups.channels, self._row_width, runtime.dtype, runtime.device
+            self.work.plan,
+            runtime.groups.channels,
+            self._row_width,
+            runtime.dtype,
+            runtime.device,
+            runtime.settings.framework,
         )
 
     def execute(self, step: Step, clock: Clock) -> None:
         """Run one action."""
         if step.kind is Pass.GRAD_SYNC:
             with clock.action(step.action):
-                self._join_copies(step)
-                self._stage(step).sync_gradients(self._tied(step))
+                self._stage(step).sync_gradients(self._tied(step), self._first_copy(step))
         elif step.kind is Pass.OPTIMIZER:
             with clock.action(step.action):
                 norm = self.norm()
@@ -180,14 +193,20 @@ class _Iteration:
             output = output / self.work.num_loss_tokens
             self.losses.append(ChunkLoss(step.action, output.detach()))
         wants_gradient = leaf is not None and leaf.requires_grad
-        self.graphs[step.place.module, step.place.stage, step.chunk] = Graph(leaf if wants_gradient else None, output)
+        self.graphs[step.place.module, step.place.stage, step.chunk] = Graph(
+            leaf if wants_gradient else None, get_gradient_edge(output), output.shape
+        )
         return None if self._is_loss(step) else output.detach()
 
     def _backward(self, step: Step, received: Mapping[tuple[int, int], Tensor]) -> Tensor | None:
         graph = self.graphs.pop((step.place.module, step.place.stage, step.chunk))
-        output = graph.output
-        gradient = None if self._is_loss(step) else gather_rows(step, received, lambda: torch.zeros_like(output))
-        torch.autograd.backward(output, gradient)
+        dtype, device = self.runtime.dtype, self.runtime.device
+        gradient = (
+            torch.ones(graph.shape, device=device)
+            if self._is_loss(step)
+            else gather_rows(step, received, lambda: torch.zeros(graph.shape, dtype=dtype, device=device))
+        )
+        self._stage(step).backward(graph.output, gradient, last=step.ends_gradients)
         return None if graph.leaf is None else graph.leaf.grad
 
     def _start(self, step: Step, received: Mapping[tuple[int, int], Tensor], inputs: Inputs) -> Tensor | None:
@@ -205,15 +224,11 @@ class _Iteration:
     def _stage(self, step: Step) -> TrainedStage:
         return self.runtime.stages[step.place.module, step.place.stage]
 
-    def _join_copies(self, step: Step) -> None:
-        """Add up the gradients of a tied embedding's two copies, if virtual stages have both on this rank."""
+    def _first_copy(self, step: Step) -> Parameter | None:
+        """The first copy of a tied embedding, if virtual stages have both on this rank and the second is at hand."""
         last = self.work.program.layout.modules[step.place.module].pp - 1
-        own = self.runtime.stages.get((step.place.module, last)) if last and step.place.stage == 0 else None
-        first, copy = (stage.stage.tied_embedding() if stage else None for stage in (self._stage(step), own))
-        if first is not None and copy is not None:
-            # Stages synchronise in their order, so the last one has not yet.
-            first.main_grad += copy.main_grad  # type: ignore[attr-defined]
-            copy.main_grad.copy_(first.main_grad)  # type: ignore[attr-defined]
+        first = self.runtime.stages.get((step.place.module, 0)) if last and step.place.stage == last else None
+        return first.stage.tied_embedding() if first else None
 
     def _tied(self, step: Step) -> dist.ProcessGroup | None:
         last = self.work.program.layout.modules[step.place.module].pp - 1

@@ -1,4 +1,4 @@
-"""Parameters of a stage: gradients in one fp32 buffer, summed over data and context parallel ranks, one Adam step.
+"""Parameters of a stage: gradients in fp32 buckets, summed over data and context parallel ranks, one Adam step.
 
 The buffers, the reduction, the (distributed) optimizer and the clipping are megatron-core's. Losses are divided by the
 batch's predicted tokens before backward, so gradients are summed, never averaged.
@@ -7,6 +7,7 @@ batch's predicted tokens before backward, so gradients are summed, never average
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +16,8 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.process_groups_config import ProcessGroupCollection
+from torch.autograd.graph import GradientEdge
+from torch.nn import Parameter
 
 from entrain_bench.specs.framework import Framework
 from entrain_bench.train.modules import Stage, StageGroups
@@ -48,17 +51,49 @@ class TrainedStage:
     optimizer: MegatronOptimizer
     groups: StageGroups
 
+    def backward(self, output: GradientEdge, gradient: torch.Tensor, *, last: bool) -> None:
+        """Add to the stage's gradients; the last of an iteration sends them off, bucket by bucket."""
+        with nullcontext() if last else self.buffers.no_sync():
+            torch.autograd.backward([output], [gradient])
+
+    def gather_weights(self) -> None:
+        """Have whole weights where an optimizer step left each rank a part; collective over replicas."""
+        if self.buffers.ddp_config.overlap_param_gather:
+            for group in self.buffers.bucket_groups:
+                if not group.param_gather_dispatched:
+                    group.start_param_sync(force_sync=True)
+
     def zero_grad(self) -> None:
         """Forget the last iteration's gradients."""
         self.buffers.zero_grad_buffer()
         self.optimizer.zero_grad()
 
-    def sync_gradients(self, tied: dist.ProcessGroup | None) -> None:
-        """Sum gradients over replicas; before that, those of a tied embedding over its two copies."""
+    def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
+        """Sum gradients over replicas, those of parameters that saw a part of the tokens over tensor parallel ranks.
+
+        Then those of a tied embedding over its two copies, as megatron-core does it. A replica without work for the
+        stage takes part in what the others' forwards and backwards begin.
+
+        Args:
+            tied: the ranks that hold the two copies of a tied embedding, if there are two.
+            first_copy: the first of them if both are on this rank, and this stage, the last to synchronise, has the
+                second.
+        """
+        self.gather_weights()
+        for group in self.buffers.bucket_groups if self.buffers.ddp_config.overlap_grad_reduce else ():
+            if group.grad_reduce_handle is None and not group.is_first_batch:
+                group.start_grad_sync()
+        self.buffers.finish_grad_sync()
+        if self.groups.splits_tokens:
+            for parameter in self.stage.parameters():
+                if getattr(parameter, "sequence_parallel", False):
+                    dist.all_reduce(parameter.main_grad, group=self.groups.tp)  # type: ignore[attr-defined]
         embedding = self.stage.tied_embedding()
         if tied is not None and embedding is not None:
             dist.all_reduce(embedding.main_grad, group=tied)  # type: ignore[attr-defined]
-        self.buffers.finish_grad_sync()
+        if first_copy is not None and embedding is not None:
+            first_copy.main_grad += embedding.main_grad  # type: ignore[attr-defined]
+            embedding.main_grad.copy_(first_copy.main_grad)  # type: ignore[attr-defined]
 
     def gradient_square(self) -> torch.Tensor:
         """Sum of squares of the gradients that this rank alone counts, float64."""
@@ -92,12 +127,19 @@ def train_stage(
         setattr(collection, name, alone)
     collection.tp = groups.tp
     distributed = settings.framework.distributed_optimizer and groups.dp_cp.size() > 1
+    overlap = settings.framework.overlap_grad_reduce and groups.dp_cp.size() > 1
     config = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=distributed
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=overlap,
+        overlap_param_gather=distributed and settings.framework.overlap_param_gather,
+        use_distributed_optimizer=distributed,
     )
     # Sum over replicas; megatron-core would take the mean.
     stage.config.calculate_per_token_loss = True
-    buffers = DistributedDataParallel(stage.config, config, stage, pg_collection=collection)
+    # As megatron-core does for the later stages of a pipeline, whose synchronisation is not on the critical path.
+    buffers = DistributedDataParallel(
+        stage.config, config, stage, disable_bucketing=stage.held.start > 0, pg_collection=collection
+    )
     half = next(stage.parameters()).dtype is torch.bfloat16
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
@@ -110,6 +152,7 @@ def train_stage(
             bf16=half,
             params_dtype=torch.bfloat16 if half else torch.float32,
             use_distributed_optimizer=distributed,
+            overlap_param_gather=config.overlap_param_gather,
         ),
         [buffers],
         use_gloo_process_groups=False,

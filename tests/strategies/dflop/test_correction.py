@@ -12,7 +12,7 @@ from entrain_bench.run import compose_cells
 from entrain_bench.simulate.executor import Simulator
 from entrain_bench.strategy.interface import Observer, Strategy
 from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.schedules import OneForwardOneBackward
+from entrain_bench.strategy.warmup import OneForwardOneBackward
 from entrain_bench_strategies.dflop import Corrector, DflopAssigner, DflopPlanner
 from entrain_bench_strategies.dflop.assigner import unit_s
 from entrain_bench_strategies.dflop.balance import makespan

@@ -18,10 +18,10 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.interface import Drafter, Strategy
 from entrain_bench.strategy.planning import partition_layers, stage_sums
 from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.schedules import OneForwardOneBackward
+from entrain_bench.strategy.warmup import OneForwardOneBackward
 from entrain_bench_strategies.dflop import DflopAssigner, DflopPlanner
 from entrain_bench_strategies.dflop.assigner import unit_s
-from entrain_bench_strategies.dflop.planner import RECOMPUTE, released_order
+from entrain_bench_strategies.dflop.planner import released_order
 from entrain_bench_strategies.dflop.profiling import (
     BOTH_PASSES,
     DataShapes,
@@ -225,7 +225,7 @@ def test_a_plan_over_memory_by_the_papers_constraint_is_dropped() -> None:
         np.testing.assert_array_equal(rows, same)
         llm_pp = degrees[rows, 4][:, None]
         depth = degrees[rows, 1][:, None] + llm_pp
-        for total, (encoder, llm) in zip(totals, RECOMPUTE, strict=True):
+        for total, (encoder, llm) in zip(totals, planner.recompute(profile), strict=True):
             over = estimates.encoder_state + depth * estimates.encoder_act[int(encoder)] > job.planning_budget_bytes
             over |= estimates.llm_state + llm_pp * estimates.llm_act[int(llm)] > job.planning_budget_bytes
             over |= i * degrees[rows, 5][:, None] > job.global_batch

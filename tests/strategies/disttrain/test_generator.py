@@ -24,7 +24,8 @@ from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.unet import UNetConfig, parse_unet, unet_layers
 from entrain_bench.strategy.interface import Strategy
 from entrain_bench.strategy.planning import Island, place_islands
-from entrain_bench.strategy.schedules import OneForwardOneBackward, chain_program, stages_behind
+from entrain_bench.strategy.schedules import chain_program, stages_behind
+from entrain_bench.strategy.warmup import OneForwardOneBackward
 from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainPlanner, DistTrainScheduler
 from entrain_bench_strategies.disttrain.planner import Orchestration, SubProblem
 from entrain_bench_strategies.entrain import EntrainAssigner, EntrainPlanner, EntrainScheduler
@@ -143,11 +144,10 @@ def test_the_bound_counts_the_generator_between_the_llms_passes() -> None:
     prices = truth.price(program)
     # One sample has no choice but the critical path; only transfers and other modules' steps are on top.
     _, end, _ = place_actions(program, prices.duration_s, no_delay(program))
-    kinds = (Pass.GRAD_SYNC, Pass.OPTIMIZER)
-    pairs = list(zip(MODEL.modules, layout.modules, strict=True))
-    steps = [truth.step_s(module, own, kind).sum() for module, own in pairs for kind in kinds]
-    passes = float(end[program.chunk >= 0].max())
-    assert passes < lower_bound_s(truth, layout, shapes) <= passes + sum(steps)
+    pairs = zip(MODEL.modules, layout.modules, strict=True)
+    steps_s = sum(float(truth.step_costs.optimizer_s(module, own).sum()) for module, own in pairs)
+    passes_s = float(end[program.chunk >= 0].max())
+    assert passes_s < lower_bound_s(truth, layout, shapes) <= passes_s + steps_s
 
 
 def test_units_with_one_degree_form_replicas_and_others_lie_apart() -> None:
@@ -289,8 +289,8 @@ def test_tensor_parallel_ranks_share_a_unets_images_and_hold_all_weights() -> No
     wide = placed(unet, [[[0, 1, 2, 3]]], tp=4)
     assert truth.memory.stage_state_bytes(unet, alone)[0] == 18 * unet.parameters
     assert truth.memory.stage_state_bytes(unet, wide)[0] == pytest.approx((6 + 12 / 4) * unet.parameters)
-    assert truth.step_s(unet, alone, Pass.GRAD_SYNC)[0] == 0
-    assert truth.step_s(unet, wide, Pass.GRAD_SYNC)[0] > 0
+    assert truth.step_costs.sync_s(unet, alone)[0] == 0
+    assert truth.step_costs.sync_s(unet, wide)[0] > 0
     many = np.full(1, 64 * 4096)
     one, four = (truth.unit_times(unet, place, many) for place in (alone, wide))
     assert not four.forward_comm_s.any()

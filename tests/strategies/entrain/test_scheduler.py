@@ -7,7 +7,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.arrays import IntArray, sum_rows
+from entrain_bench.arrays import FloatArray, IntArray, sum_rows
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import UserError
@@ -20,7 +20,8 @@ from entrain_bench.specs.job import PLANNING_SHARE, Job
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
 from entrain_bench.strategy.schedules import backward_microbatch, chain_chunks, chain_program, stages_behind
-from entrain_bench_strategies.entrain.scheduler import EntrainScheduler, eager_warmup, held_tokens
+from entrain_bench.strategy.warmup import eager_warmup, held_tokens
+from entrain_bench_strategies.entrain.scheduler import EntrainScheduler
 from support.builders import (
     chain_layout,
     no_delay,
@@ -59,7 +60,15 @@ def chosen_warmup(
 ) -> list[IntArray]:
     chunks = chain_chunks(MODEL, shapes, layout, assignment, split)
     freed = backward_microbatch(MODEL, shapes, assignment, chunks)
-    return eager_warmup(profile, shapes, layout, chunks, freed, only_encoders)
+    handed = handed_bytes(shapes, layout, assignment, split)
+    return eager_warmup(profile, shapes, layout, chunks, freed, handed, only_encoders)
+
+
+def handed_bytes(
+    shapes: SampleShapes, layout: Layout, assignment: Assignment, split: bool
+) -> tuple[FloatArray, FloatArray]:
+    """What tensors between actions take at most on every lane."""
+    return MEMORY.handed_bytes(chain_program(MODEL, shapes, layout, assignment, stages_behind(layout), split))
 
 
 def budget_between(
@@ -106,13 +115,16 @@ def test_the_chosen_warmup_fits_and_one_more_forward_does_not(
         assert chosen <= most
         if chosen < most:
             event("memory stopped the warm-up")
-            # Memory stopped it: with one forward more on this stage some replica exceeds the budget.
+            # Memory stopped it: with one forward more on this stage some replica exceeds the budget, or would if as
+            # much were handed on as may be, in any order.
             longer = chain.copy()
             longer[position] = chosen + 1
             parts = [longer[:encoder_stages], longer[encoder_stages:]]
             other = chain_program(MODEL, shapes, layout, assignment, parts, split)
             lanes = position + np.arange(dp) * len(chain)
-            assert MEMORY.peak_bytes(other)[lanes].max() > budget * (1 - 1e-12)
+            given, moving = handed_bytes(shapes, layout, assignment, split)
+            most_handed = moving[lanes].max() + (chosen + 2) * given[lanes].max()
+            assert MEMORY.peak_bytes(other)[lanes].max() + most_handed > budget * (1 - 1e-12)
         ahead = chosen - 1
 
 
@@ -172,12 +184,15 @@ def uniform_warmup(extra_microbatches: float, eager: str, count: int = 8) -> lis
     """Warm-up of 2 encoder and 2 LLM stages when every rank has room for so many microbatches."""
     layout = chain_layout(MODEL, 2, 2, count)
     shapes, assignment = uniform_batch(MODEL, count)
+    given, moving = handed_bytes(shapes, layout, assignment, split=True)
     warmup = []
     for module, place, tokens in zip(MODEL.modules, layout.modules, (40, 20), strict=True):
-        kept, _ = MEMORY.token_bytes(module, place)
+        kept, working = MEMORY.token_bytes(module, place)
         state = MEMORY.stage_state_bytes(module, place)
         for stage in range(place.pp):
-            job = room_job(float(state[stage] + extra_microbatches * tokens * kept[stage]))
+            lane = int(place.ranks[0, stage, 0])
+            held = extra_microbatches * (tokens * kept[stage] + given[lane])
+            job = room_job(float(state[stage] + held + tokens * working[stage] + moving[lane]))
             chosen = chosen_warmup(
                 profile_of(job, shapes), shapes, layout, assignment, split=True, only_encoders=eager == "encoder"
             )

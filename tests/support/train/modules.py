@@ -117,11 +117,18 @@ def run_module(
             grad = named.parameter.grad
             assert grad is not None, named.key
             dist.all_reduce(grad, group=groups.dp_cp)
+            sum_partial_gradients(named, groups)
             shards = [torch.empty_like(grad) for _ in range(named.tp)]
             dist.all_gather(shards, grad, group=groups.tp)
             full = named.assemble(shards)
             result[named.key] = result[named.key] + full if named.key in result else full
     return result
+
+
+def sum_partial_gradients(named: NamedParameter, groups: StageGroups) -> None:
+    """Add up what tensor parallel ranks found with different tokens."""
+    if groups.splits_tokens and getattr(named.parameter, "sequence_parallel", False):
+        dist.all_reduce(named.parameter.grad, group=groups.tp)
 
 
 def relative_errors(actual: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn import Parameter
 
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.errors import IncompatibleError
@@ -87,11 +88,10 @@ class RecordingStage(TrainedStage):
     kept: ClassVar[dict[str, tuple[NamedParameter, torch.Tensor]]] = {}
     scale: ClassVar[float] = 1.0
 
-    def sync_gradients(self, tied: dist.ProcessGroup | None) -> None:
+    def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
+        super().sync_gradients(tied, first_copy)
         for named in named_parameters(self.stage):
             named.parameter.main_grad.mul_(self.scale)
-        super().sync_gradients(tied)
-        for named in named_parameters(self.stage):
             self.kept[named.key] = named, named.parameter.main_grad.clone()
 
 
@@ -151,6 +151,7 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
         for named, value in RecordingStage.kept.values() if not iteration and whole else ():
             worst["gradient"] = max(worst["gradient"], excess(value, named, wanted[f"gradient {named.key}"]))
     for trained in runtime.stages.values():
+        trained.gather_weights()
         for named in named_parameters(trained.stage):
             value = named.parameter.detach()
             worst["weight"] = max(worst["weight"], excess(value, named, wanted[f"weight {named.key}"]))

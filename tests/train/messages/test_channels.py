@@ -20,6 +20,7 @@ from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.experiment import prepare
 from entrain_bench.program import Program
 from entrain_bench.run import compose_cells
+from entrain_bench.specs.framework import P2P, Framework
 from entrain_bench.train.messages import channels as channels_module
 from entrain_bench.train.messages import transfers as transfers_module
 from entrain_bench.train.messages.channels import Channel, Channels, channels_of
@@ -59,8 +60,8 @@ class Device:
         return SimpleNamespace(wait=lambda: self.compute.operations.append(("wait", key)))
 
     def isend(self, tensor: torch.Tensor, receiver: int, group: int) -> Any:
-        self._queue("send", (self.rank, receiver), tensor, group)
-        return SimpleNamespace(wait=lambda: None, is_completed=lambda: True)
+        key = self._queue("send", (self.rank, receiver), tensor, group)
+        return SimpleNamespace(wait=lambda: self.compute.operations.append(("wait", key)), is_completed=lambda: True)
 
     def _queue(self, kind: str, channel: Channel, tensor: torch.Tensor, group: int) -> Key:
         key = channel, self.counts[kind, channel]
@@ -71,11 +72,14 @@ class Device:
         return key
 
 
-def enqueue(plan: RankPlan, groups: Mapping[Channel, int], monkeypatch: pytest.MonkeyPatch) -> Device:
+def enqueue(
+    plan: RankPlan, groups: Mapping[Channel, int], monkeypatch: pytest.MonkeyPatch, p2p: str = "overlapped"
+) -> Device:
     """What the runtime hands to the device of a rank in one iteration."""
     device = Device(plan.rank)
     monkeypatch.setattr(transfers_module, "dist", device)
-    transfers = Transfers(plan, groups, lambda _: 1, torch.float32, torch.device("cpu"))  # type: ignore[arg-type]
+    framework, cpu = Framework(p2p=p2p), torch.device("cpu")
+    transfers = Transfers(plan, groups, lambda _: 1, torch.float32, cpu, framework)  # type: ignore[arg-type]
     for index, step in enumerate(plan.steps):
         transfers.post_receives(index)
         for message in step.receives:
@@ -128,12 +132,13 @@ def check(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     for group in set(groups.values()):
         ends = [rank for channel, own in groups.items() if own == group for rank in channel]
         assert len(ends) == len(set(ends)), "a rank has one channel a group"
-    devices = [enqueue(plan, groups, monkeypatch) for plan in plans]
-    sizes: dict[Key, set[int]] = defaultdict(set)
-    for (_, key), size in (item for device in devices for item in device.sizes.items()):
-        sizes[key].add(size)
-    assert all(len(both) == 1 for both in sizes.values()), "both ends know the size"
-    assert unfinished(devices) == []
+    for p2p in P2P:
+        devices = [enqueue(plan, groups, monkeypatch, p2p) for plan in plans]
+        sizes: dict[Key, set[int]] = defaultdict(set)
+        for (_, key), size in (item for device in devices for item in device.sizes.items()):
+            sizes[key].add(size)
+        assert all(len(both) == 1 for both in sizes.values()), "both ends know the size"
+        assert unfinished(devices) == []
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -141,6 +146,20 @@ def test_random_programs_come_to_their_end(name: str, monkeypatch: pytest.Monkey
     for seed in range(4):
         rng = np.random.default_rng(seed)
         check(programs(random_samples(rng, 10, longest=40), LAYOUTS[name], rng, split=bool(seed % 2)), monkeypatch)
+
+
+def test_sends_that_block_stop_where_receives_are_posted_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        program = programs(random_samples(rng, 10, longest=40), LAYOUTS["fan_out"], rng, split=False)
+        plans = [plan_rank(program, rank) for rank in range(4)]
+        groups = groups_of(channels_of(program), monkeypatch)
+        # No message is due any more before the action that needs it comes near.
+        late = [replace(plan, positions=-plan.positions) for plan in plans]
+        assert unfinished([enqueue(plan, groups, monkeypatch, "blocking") for plan in plans]) == []
+        stopped += unfinished([enqueue(plan, groups, monkeypatch, "blocking") for plan in late]) != []
+    assert stopped
 
 
 def program_of(*overrides: str) -> Program:

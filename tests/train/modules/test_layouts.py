@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -14,9 +15,11 @@ from torch import Tensor
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.modules import NamedParameter, StageGroups, attention
 from entrain_bench.train.platform import prepare_platform
+from support.train import modules
 from support.train.modules import Grads, differences, run_module, small_model
 from support.train.ranks import RankError, run_ranks
 
+FAULTS = ("gated slice", "key gradients", "norm gradients")
 LAYOUTS = [(2, 1, ()), (1, 2, ()), (2, 2, (1, 3))]
 
 
@@ -36,6 +39,7 @@ def groups_by_degrees() -> dict[tuple[int, int], StageGroups]:
         (1, 2): StageGroups(one, near, near),
         (2, 2): StageGroups(near, far, far),
         (1, 4): StageGroups(one, every, every),
+        (4, 1): StageGroups(every, one, one),
     }
 
 
@@ -46,22 +50,30 @@ def layout_differences(_rank: int) -> dict[str, list[str]]:
     model = small_model()
     whole: dict[tuple[str, bool], Grads] = {}
 
-    def compare(module: ModuleSpec, tp: int, cp: int, cuts: tuple[int, ...] = (), *, short: bool = False) -> list[str]:
+    def compare(
+        module: ModuleSpec, tp: int, cp: int, cuts: tuple[int, ...] = (), *, short: bool = False, split: bool = False
+    ) -> list[str]:
         key = module.name, short
         if key not in whole:
             whole[key] = run_module(model, module, groups[1, 1], short=short)
-        actual = run_module(model, module, groups[tp, cp], cuts, short=short)
+        own = replace(groups[tp, cp], sequence_parallel=split)
+        actual = run_module(model, module, own, cuts, short=short)
         wrong = differences(actual, whole[key], tolerance=1e-5)
-        return [f"{module.name} tp{tp} cp{cp} {cuts}: {line}" for line in wrong]
+        return [f"{module.name} tp{tp} cp{cp} {cuts} {split}: {line}" for line in wrong]
 
-    found: dict[str, list[str]] = {"none": [], "short": [], "gated slice": [], "key gradients": []}
+    found: dict[str, list[str]] = {name: [] for name in ("none", "short", *FAULTS)}
     for module in model.modules:
         for tp, cp, cuts in LAYOUTS:
             found["none"] += compare(module, tp, cp, cuts)
+            found["none"] += compare(module, tp, cp, cuts, split=True)
         # Five tokens on four ranks: the last rank has nothing but padding.
         found["short"] += compare(module, 1, 4, short=True)
+        found["short"] += compare(module, 2, 2, short=True, split=True)
+        found["short"] += compare(module, 4, 1, short=True, split=True)
     with mock.patch.object(NamedParameter, "shard", _shard_without_stride):
         found["gated slice"] += compare(model.llm, 2, 1)
+    with mock.patch.object(modules, "sum_partial_gradients", return_value=None):
+        found["norm gradients"] += compare(model.llm, 2, 1, split=True)
     unreduced = partial(_gather_without_reduction, attention.gather_from_sequence_parallel_region)
     with mock.patch.object(attention, "gather_from_sequence_parallel_region", unreduced):
         found["key gradients"] += compare(model.llm, 1, 2)
@@ -83,6 +95,8 @@ def test_every_layout_equals_one_rank_and_planted_faults_show() -> None:
         assert any("output" in line for line in found["gated slice"])
         assert any("linear_qkv" in line for line in found["key gradients"])
         assert not any("output" in line for line in found["key gradients"])
+        assert any("layernorm" in line for line in found["norm gradients"])
+        assert not any("linear" in line and "weight" in line for line in found["norm gradients"])
 
 
 def _fail_on_one(rank: int) -> None:

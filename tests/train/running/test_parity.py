@@ -19,6 +19,13 @@ DEGREES = {
     "cp2": ("layout.tp=1", "layout.cp=2"),
     "sharded_optimizer": ("layout.dp=2", "distributed_optimizer=true"),
 }
+# The framework's settings other than its defaults, and with the distributed optimizer.
+SETTINGS = {
+    "tp2_whole_tokens": (*DEGREES["tp2"], "sequence_parallel=false"),
+    "nothing_overlaps": (*DEGREES["pp2_dp2"], "overlap_grad_reduce=false", "p2p=overlapped"),
+    "gathered_late": (*DEGREES["sharded_optimizer"], "overlap_param_gather=false"),
+    "sharded_pipeline": (*DEGREES["pp2_dp2"], "distributed_optimizer=true"),
+}
 # Two stages of every module on each rank; with one block a replica, both copies of the tied embedding, too.
 VIRTUAL = {
     "virtual": ("strategy.planner._target_=support.train.parity.VirtualPlanner", *DEGREES["pp2_dp2"]),
@@ -35,6 +42,9 @@ QUICK = {
         ("dip", "virtual"),
         ("dip", "virtual_closed"),
         ("hetero_colocated", "sharded_optimizer"),
+        ("entrain", "tp2_whole_tokens"),
+        ("entrain", "nothing_overlaps"),
+        ("megatron", "sharded_pipeline"),
     ],
     "two_encoders": [("entrain", "pp2_dp2"), ("dflop", "free")],
 }
@@ -57,7 +67,7 @@ def run_cases(
     cases: list[tuple[str, str]], model: str, reference: Path, faults: list[str]
 ) -> tuple[dict[tuple[str, str], list[object]], dict[str, list[object]]]:
     """What every rank found, by case, and by fault planted into the first case."""
-    layouts = DEGREES | VIRTUAL
+    layouts = DEGREES | VIRTUAL | SETTINGS
     configs = [configuration(*MODELS[model], f"strategy={name}", *layouts[degrees]) for name, degrees in cases]
     given = [(config, "") for config in configs] + [(configs[0], fault) for fault in faults]
     found = [list(by_case) for by_case in zip(*run_ranks(compare, RANKS, given, reference), strict=True)]
@@ -92,7 +102,7 @@ def test_strategies_train_like_one_process(model: str, reference: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("strategy", choices("strategy"))
 def test_every_strategy_and_degree_trains_like_one_process(strategy: str, model: str, reference: Path) -> None:
-    cases = [(strategy, degrees) for degrees in DEGREES]
+    cases = [(strategy, degrees) for degrees in DEGREES | SETTINGS]
     assert check(run_cases(cases, model, reference, [])[0]) >= 3
 
 

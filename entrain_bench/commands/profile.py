@@ -1,0 +1,102 @@
+"""``entrain-bench profile model=...``: layer times, communication and constants of this machine's device, in a file."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from entrain_bench.commands.watch import say
+from entrain_bench.config.profile import CONFIG_NAME, compose_profile
+from entrain_bench.config.tree import config_tree
+from entrain_bench.costs.profiled.cluster import fitted_link
+from entrain_bench.costs.profiled.layers import Residual, residuals
+from entrain_bench.costs.profiled.points import DeviceProfile
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.parse import parse
+from entrain_bench.train.calibration.settings import ProfileSettings, check_model
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Profile the device, or go on with an unfinished profile.
+
+    Returns:
+        0.
+
+    Raises:
+        UserError: for bad options, a model that cannot be profiled, or a file of another profile.
+        ExecutionError: if communication between ranks fails.
+    """
+    parser = argparse.ArgumentParser(
+        prog="entrain-bench profile",
+        description="Time a model's layers, its optimizer and communication on this machine; writes one JSON file.",
+        epilog="keys and their defaults:\n\n" + (config_tree() / f"{CONFIG_NAME}.yaml").read_text(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="model=NAME, and what else differs")
+    parser.add_argument("--config-dir", help="a folder of yours with further models")
+    options = parser.parse_intermixed_args(arguments)
+    config, values = compose_profile(options.overrides, options.config_dir)
+    model, settings = ModelSpec.from_config(config), parse(ProfileSettings, values, "profile")
+    check_model(model)
+    profile, path = _measure(model, settings)
+    print_summary(profile, model)
+    print(f"{path}: cluster/device=profiled cluster.device.path={path}")
+    return 0
+
+
+def _measure(model: ModelSpec, settings: ProfileSettings) -> tuple[DeviceProfile, Path]:
+    # What libraries have to say about themselves.
+    warnings.simplefilter("ignore")
+    # Imported once the options are known to be good: torch takes seconds.
+    import torch
+
+    import entrain_bench.train.launching.preload  # noqa: F401
+    from entrain_bench.train.calibration.session import Session, default_path, dtype_of, ranks_of
+    from entrain_bench.train.device import find_device
+
+    device = find_device(settings.device)
+    torch.set_num_threads(settings.threads)
+    ranks = ranks_of(settings, device)
+    path = Path(settings.output) if settings.output else default_path(model, device, dtype_of(settings, device))
+    session = Session.begin(model, settings, path, device)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("profile", total=len(session.packs()) + len(ranks))
+
+        def advance(what: str) -> None:
+            progress.update(task, advance=1, description=what)
+
+        profile = session.run(advance)
+    for what in session.left_out:
+        say(f"left out: {what}: longer than half of point_s={settings.point_s:g} s, or more than the memory")
+    return profile, path
+
+
+def print_summary(profile: DeviceProfile, model: ModelSpec) -> None:
+    """A row for every kind of layer and degree: what was measured, and how far its curve is from it."""
+    groups: dict[tuple[str, str, int], list[Residual]] = defaultdict(list)
+    for residual in residuals(profile, model.modules):
+        point = residual.point
+        groups[point.module, point.kind, point.tp].append(residual)
+    table = Table("module", "layer", "tp", "tokens", "packs", "median error", "largest error")
+    for (module, kind, tp), found in groups.items():
+        errors = np.abs([residual.relative for residual in found])
+        packs = {residual.point.lengths for residual in found}
+        tokens = [sum(lengths) for lengths in packs]
+        span = f"{min(tokens)}..{max(tokens)}"
+        shares = (f"{100 * float(error):.1f}%" for error in (np.median(errors), errors.max()))
+        table.add_row(module, kind, str(tp), span, str(len(packs)), *shares)
+    console = Console(soft_wrap=True)
+    console.print(table)
+    if profile.collectives:
+        link = fitted_link(profile.collectives, "collectives")
+        latency_us, rate = 1e6 * link["latency_s"], link["bandwidth_bytes_per_s"] / 1e9
+        console.print(f"links: {rate:.3g} GB/s, {latency_us:.3g} us")

@@ -1,0 +1,93 @@
+"""Gradients and weights travel in buckets: what of that hides behind the pass that produces or needs them.
+
+Parameters fill buckets in the order in which a backward produces their gradients; inside a layer they are taken as
+spread evenly over its time. A bucket's reduce-scatter starts when its last gradient is there and the bucket before is
+through (megatron-core 0.19.2, param_and_grad_buffer.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray
+
+# Parameters of a bucket: the larger of a constant and a number for each rank that holds the same weights
+# (megatron-core 0.19.2, distributed_data_parallel.py).
+BUCKET_PARAMETERS = 40_000_000
+BUCKET_PARAMETERS_PER_COPY = 1_000_000
+
+
+def bucket_parameters(parameters: float, copies: int, overlapped: bool) -> FloatArray:
+    """Parameters of each bucket in the order of a backward ``[buckets]``; all in one without overlap."""
+    size = max(BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_COPY * copies) if overlapped else parameters
+    if not parameters:
+        return np.zeros(0)
+    full = int(parameters // size)
+    rest = parameters - full * size
+    return np.array([float(size)] * full + [rest] * (rest > 0))
+
+
+def _reached_s(layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray) -> FloatArray:
+    """When a pass is through with the given numbers of parameters ``[passes, points]``.
+
+    Args:
+        layer_s: time of each layer in the order of the pass ``[passes, layers]``.
+        layer_parameters: parameters of each layer in that order ``[layers]``.
+        parameters: ascending, at most all ``[points]``.
+    """
+    ends = np.cumsum(layer_parameters)
+    layer = np.minimum(np.searchsorted(ends, parameters), len(ends) - 1)
+    inside = (parameters - (ends[layer] - layer_parameters[layer])) / np.maximum(layer_parameters[layer], 1.0)
+    before = np.cumsum(layer_s, axis=1) - layer_s
+    return np.asarray(before[:, layer] + inside * layer_s[:, layer])
+
+
+def sync_lag_s(
+    layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray, bucket_s: FloatArray
+) -> FloatArray:
+    """From the end of a backward to the end of the synchronisation of its gradients, links free ``[passes]``.
+
+    Args:
+        layer_s: backward time of each layer, first layer first ``[passes, layers]``.
+        layer_parameters: of each layer ``[layers]``.
+        parameters: of each bucket ``[buckets]``.
+        bucket_s: time of each bucket's reduction ``[buckets]``.
+    """
+    ready = _reached_s(layer_s[:, ::-1], layer_parameters[::-1], np.cumsum(parameters))
+    remaining = np.cumsum(bucket_s[::-1])[::-1]
+    return np.asarray((ready + remaining).max(axis=1) - layer_s.sum(axis=1))
+
+
+def gather_stall_s(
+    layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray, bucket_s: FloatArray
+) -> FloatArray:
+    """How long a forward waits in all if each gather is launched when the one before is through ``[passes]``.
+
+    So does megatron-core without ``align_param_gather``, from the first layer on.
+
+    Args:
+        layer_s: forward time of each layer, first layer first ``[passes, layers]``.
+        layer_parameters: of each layer ``[layers]``.
+        parameters: of each bucket in the order of a backward ``[buckets]``.
+        bucket_s: time of each bucket's gather, in that order ``[buckets]``.
+    """
+    needed, bucket_s = _needed_s(layer_s, layer_parameters, parameters), bucket_s[::-1]
+    stalls = np.maximum(bucket_s[1:] - np.diff(needed, axis=1), 0.0)
+    return np.asarray(bucket_s[0] + stalls.sum(axis=1))
+
+
+def gather_lead_s(
+    layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray, bucket_s: FloatArray
+) -> FloatArray:
+    """From the launch of a stage's gathers to the earliest start of a forward that then never waits ``[passes]``.
+
+    Arguments as for ``gather_stall_s``.
+    """
+    needed = _needed_s(layer_s, layer_parameters, parameters)
+    return np.asarray((np.cumsum(bucket_s[::-1]) - needed).max(axis=1))
+
+
+def _needed_s(layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray) -> FloatArray:
+    """When a forward first needs each bucket, the first layers' bucket first ``[passes, buckets]``."""
+    parameters = parameters[::-1]
+    return _reached_s(layer_s, layer_parameters, np.cumsum(parameters) - parameters)

@@ -1,0 +1,89 @@
+"""What travels along a program's dependencies: over which links, for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from entrain_bench.arrays import BoolArray, FloatArray, IntArray, rows_of
+from entrain_bench.program import Program
+from entrain_bench.specs.cluster import ClusterSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Transfers along dependencies ``[dependencies]``.
+
+    Attributes:
+        source, target: blocks that have and need the data, numbered through all modules.
+        tier: the links between them.
+        travels: whether there is anything to move from one set of ranks to another.
+        link_s: how long the links are busy; 0 for what does not travel.
+        fixed_s: what passes besides until the data are there: a latency, and a gather where widths differ.
+    """
+
+    source: IntArray
+    target: IntArray
+    tier: IntArray
+    travels: BoolArray
+    link_s: FloatArray
+    fixed_s: FloatArray
+
+
+def edges_of(program: Program, cluster: ClusterSpec) -> Edges:
+    """The transfers of a program; pairs of ranks send at the same time, as many as the narrower block has."""
+    layout = program.layout
+    action, target_action = program.dep_actions, rows_of(program.dep_offsets)
+    width = np.concatenate([np.full(m.dp * m.pp, m.ranks_per_block) for m in layout.modules])
+    low = np.concatenate([m.ranks.min(axis=2).ravel() for m in layout.modules])
+    high = np.concatenate([m.ranks.max(axis=2).ravel() for m in layout.modules])
+    latency = np.array([tier.latency_s for tier in cluster.tiers])
+    per_byte = np.array([1.0 / tier.bandwidth_bytes_per_s for tier in cluster.tiers])
+    first_block = np.cumsum([0, *(module.dp * module.pp for module in layout.modules)])
+    pp = np.array([module.pp for module in layout.modules])
+
+    def block(action: IntArray) -> IntArray:
+        module = program.module[action]
+        number: IntArray = first_block[module] + program.replica[action] * pp[module] + program.stage[action]
+        return number
+
+    a, b = block(action), block(target_action)
+    rank_set = np.concatenate([blocks.rank_set for blocks in layout.blocks])
+    travels = (program.dep_bytes > 0) & (rank_set[a] != rank_set[b])
+    tier = cluster.tier_of(np.minimum(low[a], low[b]), np.maximum(high[a], high[b]))
+    link_s = np.where(travels, program.dep_bytes * per_byte[tier] / np.minimum(width[a], width[b]), 0.0)
+    fixed_s = latency[tier]
+    # Different widths need the destination to gather what arrived in other shards.
+    reshard = width[a] != width[b]
+    if reshard.any():
+        inner = cluster.tier_of(low[b], high[b])
+        share = (width[b] - 1) / width[b]
+        gather = (width[b] - 1) * latency[inner] + program.dep_bytes * share * per_byte[inner]
+        fixed_s = fixed_s + np.where(reshard, gather, 0.0)
+    return Edges(a, b, tier, travels, link_s, np.where(travels, fixed_s, 0.0))
+
+
+def held_after_s(program: Program, link_s: FloatArray, fixed_s: FloatArray) -> FloatArray:
+    """How long lanes are held after each action by what it sends and what their next one receives ``[actions]``.
+
+    A lane sends an action's results and receives the next one's data at the same time, in one batch, and goes on when
+    both are through (megatron-core 0.19.2, p2p_communication.py: ``send_forward_recv_backward`` and its likes wait for
+    the batch). What one action sends, or receives, shares the lane's links.
+
+    Args:
+        program: the program.
+        link_s: how long links are busy for each dependency ``[dependencies]``; 0 for what holds nobody.
+        fixed_s: what passes besides ``[dependencies]``.
+    """
+    held = np.flatnonzero(link_s > 0)
+    sends, receives = np.zeros(program.num_actions), np.zeros(program.num_actions)
+    for action, total in ((program.dep_actions[held], sends), (rows_of(program.dep_offsets)[held], receives)):
+        longest = np.zeros(program.num_actions)
+        np.maximum.at(longest, action, fixed_s[held])
+        total += np.bincount(action, weights=link_s[held], minlength=program.num_actions) + longest
+    following = np.append(program.lane_actions[1:], -1)
+    following[program.lane_offsets[1:] - 1] = -1
+    received = np.where(following >= 0, receives[following], 0.0)
+    np.maximum.at(sends, program.lane_actions, received)
+    return sends

@@ -1,0 +1,51 @@
+"""What the cost truth asks of layer times, whoever knows them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.costs.roofline import Loads, PassTimes
+from entrain_bench.specs.model import ModuleSpec
+
+
+class LayerTimes(Protocol):
+    """Seconds that layers take on one cluster; a longer or further sequence never makes a chunk faster."""
+
+    @property
+    def beyond(self) -> LayerTimes:
+        """The same times, also for what they are only known for by going on as they end."""
+        ...
+
+    def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
+        """What times depend on, of chunks of sequences of the given lengths; without offsets each is a chunk alone."""
+        ...
+
+    def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int) -> list[PassTimes]:
+        """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``."""
+        ...
+
+    def stages_s(
+        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool
+    ) -> PassTimes:
+        """Times of each chunk on each stage ``[chunks, stages]``.
+
+        Args:
+            module: the module.
+            loads: what the chunks carry.
+            counts: layers of each kind on every stage ``[stages, kinds]``.
+            tp: tensor-parallel degree.
+            cp: context-parallel degree.
+            recompute: whether backward runs forwards once more.
+        """
+        ...
+
+    def work_s(
+        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool
+    ) -> FloatArray:
+        """Least time in which each stage is through with a chunk's sequences, however packed ``[chunks, stages]``."""
+        ...
+
+    def optimizer_s(self, parameters: FloatArray) -> FloatArray:
+        """Time of the optimizer step over parameters whose states a rank holds, of the shape given."""
+        ...

@@ -1,0 +1,118 @@
+"""The file of a device's profile: JSON with a version, written whole or not at all, every value checked when read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from entrain_bench.costs.profiled.points import (
+    CollectivePoint,
+    Constants,
+    DeviceProfile,
+    StagePoint,
+    StepPoint,
+    Subject,
+)
+from entrain_bench.errors import UserError
+from entrain_bench.files import write_atomically
+from entrain_bench.specs.parse import check_keys, check_mapping, parse
+
+FORMAT = "entrain-bench profile"
+VERSION = 1
+_POINTS: dict[str, type[StagePoint] | type[StepPoint] | type[CollectivePoint]] = {
+    "stages": StagePoint,
+    "steps": StepPoint,
+    "collectives": CollectivePoint,
+}
+
+
+def to_bytes(profile: DeviceProfile) -> bytes:
+    """The content of a profile's file: a line for every point."""
+    values = asdict(profile)
+    lists = {name: ",\n  ".join(json.dumps(point) for point in values.pop(name)) for name in _POINTS}
+    head = json.dumps({"format": FORMAT, "version": VERSION, **values}, indent=1)[:-2]
+    points = "".join(f',\n "{name}": [\n  {lines}\n ]' for name, lines in lists.items())
+    return f"{head}{points}\n}}\n".encode()
+
+
+def write_profile(path: Path, profile: DeviceProfile) -> None:
+    """Write a profile.
+
+    Raises:
+        UserError: if the file cannot be written.
+    """
+    try:
+        write_atomically(path, to_bytes(profile))
+    except OSError as error:
+        raise UserError(f"output={path}: cannot be written ({error.strerror})") from error
+
+
+def read_profile(path: Path, where: str) -> DeviceProfile:
+    """Read a profile, finished or not.
+
+    Args:
+        path: the file.
+        where: what errors begin with.
+
+    Raises:
+        UserError: for a file that cannot be read, is truncated, of another version, or holds impossible values.
+    """
+    content = read_bytes(path, where)
+    try:
+        values = check_mapping(json.loads(content), where)
+    except ValueError as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{where}: is no profile of a device, or a part of one ({error})") from error
+    if values.get("format") != FORMAT:
+        raise UserError(f"{where}: is no profile of a device; entrain-bench profile makes them")
+    if values.get("version") != VERSION:
+        raise UserError(f"{where}: version={values.get('version')}: must be {VERSION}; profile the device anew")
+    return _parse({key: value for key, value in values.items() if key not in ("format", "version")}, where)
+
+
+def digest(path: Path, where: str) -> str:
+    """SHA-256 of a profile's file.
+
+    Raises:
+        UserError: for a file that cannot be read.
+    """
+    return hashlib.sha256(read_bytes(path, where)).hexdigest()
+
+
+def read_bytes(path: Path, where: str) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        UserError: if it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{where}: cannot be read ({error.strerror}); entrain-bench profile makes it") from error
+
+
+def _parse(values: dict[str, Any], where: str) -> DeviceProfile:
+    check_keys(DeviceProfile, values, where)
+    subject = parse(Subject, values["subject"], f"{where}: subject")
+    for name, module in subject.modules.items():
+        check_mapping(module, f"{where}: subject.modules.{name}")
+    constants = parse(Constants, values["constants"], f"{where}: constants")
+    constants.check(f"{where}: constants")
+    points: dict[str, Any] = {}
+    for name, cls in _POINTS.items():
+        listed = values.get(name, [])
+        if not isinstance(listed, list):
+            raise UserError(f"{where}: {name}={listed}: must be a list")
+        points[name] = tuple(_point(cls, each, f"{where}: {name}[{index}]") for index, each in enumerate(listed))
+    finished: bool = values.get("finished") is True
+    return DeviceProfile(subject, constants, str(values["date"]), finished, **points)
+
+
+def _point[T: StagePoint | StepPoint | CollectivePoint](cls: type[T], values: Any, where: str) -> T:
+    point = parse(cls, values, where)
+    point.check(where)
+    return point

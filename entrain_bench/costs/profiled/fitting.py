@@ -1,0 +1,60 @@
+"""Least squares without negative factors: seconds as a sum of parts, each proportional to something.
+
+Plain arithmetic in one order, so the same points have the same factors on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from entrain_bench.arithmetic import matmul, solve
+from entrain_bench.arrays import BoolArray, FloatArray
+
+# Of a column's square: what columns that only repeat others are told apart by.
+RIDGE = 1e-9
+# Slope, relative to the seconds, below which a factor stays 0.
+LEAST_SLOPE = 1e-9
+
+
+def fit_factors(parts: FloatArray, seconds: Sequence[float]) -> FloatArray:
+    """Factors >= 0 for which the sum of the parts has the least squares of relative residuals ``[parts]``.
+
+    The active-set method of Lawson and Hanson (Solving Least Squares Problems, 1974, chapter 23): ends after finitely
+    many steps, for every set of factors above 0 is left for a better one.
+
+    Args:
+        parts: what each factor is multiplied with, at each point ``[points, parts]``.
+        seconds: at each point, positive.
+    """
+    relative = np.asarray(parts, np.float64) / np.asarray(seconds, np.float64)[:, None]
+    scale = np.sqrt((relative * relative).sum(axis=0))
+    used = np.flatnonzero(scale > 0)
+    columns = relative[:, used] / scale[used]
+    square = matmul(columns.T, columns) + RIDGE * np.eye(len(used))
+    right = columns.sum(axis=0)
+    factors, above = np.zeros(len(used)), np.zeros(len(used), bool)
+    while True:
+        slope = np.where(above, -np.inf, right - matmul(square, factors))
+        if above.all() or slope.max() <= LEAST_SLOPE:
+            break
+        above[int(np.argmax(slope))] = True
+        factors = _best_above(square, right, factors, above)
+    found = np.zeros(len(scale))
+    found[used] = factors / scale[used]
+    return found
+
+
+def _best_above(square: FloatArray, right: FloatArray, factors: FloatArray, above: BoolArray) -> FloatArray:
+    """The best factors with those of a set above 0; drops from the set what would fall below."""
+    while True:
+        best = np.zeros(len(factors))
+        best[above] = solve(square[np.ix_(above, above)], right[above])
+        if not (best[above] <= 0).any():
+            return best
+        falling = np.flatnonzero(above & (best <= 0))
+        steps = factors[falling] / (factors[falling] - best[falling])
+        factors = factors + steps.min() * (best - factors)
+        factors[falling[int(np.argmin(steps))]] = 0.0
+        above &= factors > 0

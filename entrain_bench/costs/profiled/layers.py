@@ -1,0 +1,166 @@
+"""Curves of a profile's layers, fitted to the stages that were timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.costs.profiled.curve import Curve, Line, knots_of_scores, rises
+from entrain_bench.costs.profiled.fitting import fit_factors
+from entrain_bench.costs.profiled.points import DeviceProfile, StagePoint
+from entrain_bench.specs.layer import Attention
+from entrain_bench.specs.model import ModuleSpec
+
+# Passes of a layer; the last is a backward that runs the forward once more.
+PASSES = ("forward_s", "backward_s", "remade_s")
+MEDIAN = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCurves:
+    """Seconds of one kind of layer at one tensor-parallel degree.
+
+    Attributes:
+        layer: of a layer, by ``PASSES``.
+        stage: what a stage takes beside its layers, by ``PASSES``; nothing for layers that are no blocks.
+        tokens: fewest and most that were measured.
+        scores: most scores that were measured.
+        kept_bytes_per_token: what a layer keeps from forward to backward, at most tokens; and with recomputation.
+    """
+
+    layer: tuple[Curve, ...]
+    stage: tuple[Curve, ...]
+    tokens: tuple[int, int]
+    scores: float
+    kept_bytes_per_token: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """A pass over a stage as it was measured, and as the curves have it, in seconds."""
+
+    point: StagePoint
+    name: str
+    measured_s: float
+    curve_s: float
+
+    @property
+    def relative(self) -> float:
+        """Error of the curves over what was measured."""
+        return self.curve_s / self.measured_s - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The stages of one kind of layer at one tensor-parallel degree, and what each depends on ``[stages]``."""
+
+    points: tuple[StagePoint, ...]
+    tokens: FloatArray
+    scores: FloatArray
+    segments: FloatArray
+
+    @property
+    def depth(self) -> FloatArray:
+        """Layers of each stage."""
+        return np.array([point.layers for point in self.points], np.float64)
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether stages differ in their layers, so that what the stage adds can be told."""
+        return len({point.layers for point in self.points}) > 1
+
+    def passes(self) -> list[str]:
+        """Passes that were timed."""
+        return [name for name in PASSES if getattr(self.points[0], name)]
+
+    def seconds(self, name: str) -> list[float]:
+        """Median of a pass over each stage."""
+        return [getattr(point, name)[MEDIAN] for point in self.points]
+
+    def curves(self, name: str) -> tuple[Curve, Curve]:
+        """A layer's curve, and the stage's, which together come closest to what was measured of a pass."""
+        places, marks = np.unique(self.tokens), knots_of_scores(self.tokens, self.scores)
+        once = np.column_stack([np.ones(len(self.points)), rises(places, self.tokens)])
+        parts = np.column_stack([once, rises(marks, self.scores), self.segments]) * self.depth[:, None]
+        if self.is_stacked:
+            parts = np.column_stack([parts, once])
+        factors = fit_factors(parts, self.seconds(name))
+        ends = np.cumsum([len(places), len(marks) - 1, 1])
+        products, attention, (segment_s,), stage = np.split(factors, ends)
+        attending = Line(marks, np.append(0.0, np.cumsum(attention))) if len(marks) > 1 else None
+        beside = np.cumsum(stage) if self.is_stacked else np.zeros(len(places))
+        return Curve(Line(places, np.cumsum(products)), attending, float(segment_s)), Curve(Line(places, beside))
+
+
+def score_elements(attention: Attention, lengths: IntArray) -> FloatArray:
+    """Score-matrix elements of each sequence ``[sequences]``, without those that a causal mask leaves out."""
+    return np.asarray(attention.flops(lengths) / (4.0 * attention.query_width))
+
+
+def num_segments(attention: Attention, lengths: IntArray) -> FloatArray:
+    """Sequences, or windows, that each sequence attends in ``[sequences]``."""
+    window = attention.window_tokens
+    return np.asarray(-(-np.asarray(lengths) // window) if window else np.ones(len(lengths)), np.float64)
+
+
+def curves_of(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> dict[tuple[str, str, int], LayerCurves]:
+    """Curves by module, kind and tensor-parallel degree of all kinds that were measured."""
+    return {key: _curves(group) for key, group in _groups(profile, modules)}
+
+
+def residuals(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> Iterator[Residual]:
+    """Every pass that was timed beside its curves."""
+    for _, group in _groups(profile, modules):
+        for name in group.passes():
+            layer, stage = group.curves(name)
+            carried = group.tokens, group.scores, group.segments
+            seconds = layer.at(*carried) * group.depth + stage.at(*carried)
+            for point, measured, curve in zip(group.points, group.seconds(name), seconds, strict=True):
+                yield Residual(point, name, measured, float(curve))
+
+
+def _groups(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> Iterator[tuple[tuple[str, str, int], _Group]]:
+    attentions = {(module.name, layer.kind): layer.attention for module in modules for layer in module.kinds}
+    found: dict[tuple[str, str, int], list[StagePoint]] = {}
+    # In one order, whatever the order in which they were measured.
+    for point in sorted(profile.stages, key=lambda point: point.key):
+        found.setdefault((point.module, point.kind, point.tp), []).append(point)
+    for key, points in found.items():
+        if key[:2] in attentions:
+            loads = np.array([_load(attentions[key[:2]], point.lengths) for point in points])
+            yield key, _Group(tuple(points), *loads.T)
+
+
+def _load(attention: Attention | None, lengths: tuple[int, ...]) -> tuple[float, float, float]:
+    """Tokens, scores and segments of a pack."""
+    array = np.array(lengths)
+    if attention is None:
+        return float(array.sum()), 0.0, 0.0
+    scores, segments = score_elements(attention, array), num_segments(attention, array)
+    return float(array.sum()), float(scores.sum()), float(segments.sum())
+
+
+def _curves(group: _Group) -> LayerCurves:
+    pairs = [group.curves(name) for name in group.passes()]
+    return LayerCurves(
+        tuple(layer for layer, _ in pairs),
+        tuple(stage for _, stage in pairs) if group.is_stacked else (),
+        (int(group.tokens.min()), int(group.tokens.max())),
+        float(group.scores.max()),
+        _kept_bytes_per_token(group),
+    )
+
+
+def _kept_bytes_per_token(group: _Group) -> tuple[float, float]:
+    """What a layer keeps, without and with recomputation, of the pack of most tokens."""
+    largest = max(group.points, key=lambda point: sum(point.lengths)).lengths
+    alike = sorted((point for point in group.points if point.lengths == largest), key=lambda point: point.layers)
+    few, many = alike[0], alike[-1]
+    pairs = [(few.kept_bytes, many.kept_bytes), (few.remade_kept_bytes, many.remade_kept_bytes)]
+    if few is many:
+        return pairs[0][0] / sum(largest), pairs[1][0] / sum(largest)
+    plain, remade = ((after - before) / (many.layers - few.layers) / sum(largest) for before, after in pairs)
+    return plain, remade

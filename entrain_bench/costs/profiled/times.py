@@ -1,0 +1,198 @@
+"""Layer times between the measured points of a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray, IntArray, sum_rows
+from entrain_bench.costs.profiled.curve import Curve
+from entrain_bench.costs.profiled.fitting import fit_factors
+from entrain_bench.costs.profiled.layers import MEDIAN, LayerCurves, curves_of, num_segments, score_elements
+from entrain_bench.costs.profiled.points import DeviceProfile
+from entrain_bench.costs.roofline import Loads, PassTimes, Roofline
+from entrain_bench.errors import UserError
+from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.layer import Layer
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
+
+FORWARD, BACKWARD, REMADE = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledTimes:
+    """What a profile's curves say of a model's layers.
+
+    Context parallelism divides tokens, scores and segments; communication follows from the cluster's links, and hides
+    only by ``tp_overlap``, for a profile does not tell single products.
+
+    Attributes:
+        roofline: of the cluster, for communication.
+        curves: by module, layer kind and tensor-parallel degree.
+        step_s: seconds of an optimizer step, and of each of its parameters.
+        where: names the profile in errors.
+        extrapolate: whether packs may lie outside what was measured.
+    """
+
+    roofline: Roofline
+    curves: Mapping[tuple[str, str, int], LayerCurves]
+    step_s: tuple[float, float]
+    where: str
+    extrapolate: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        profile: DeviceProfile,
+        model: ModelSpec,
+        cluster: ClusterSpec,
+        framework: Framework,
+        where: str,
+        extrapolate: bool = False,
+    ) -> ProfiledTimes:
+        """The times of a model's layers.
+
+        Raises:
+            UserError: for a profile of another model, or that is not finished, or that lacks layers.
+        """
+        if not profile.finished:
+            raise UserError(f"{where}: is not finished; entrain-bench profile with the same options goes on with it")
+        for module in model.modules:
+            profile.subject.check_module(module, where)
+        curves = curves_of(profile, model.modules)
+        measured = {(module, kind) for module, kind, _ in curves}
+        for module in model.modules:
+            for layer in module.kinds:
+                if (module.name, layer.kind) not in measured:
+                    raise UserError(f"{where}: stages: has no {layer.kind} of {module.name}; profile the device anew")
+        if not profile.steps:
+            raise UserError(f"{where}: steps: has no optimizer step; profile the device anew")
+        parts = np.array([[1.0, point.parameters] for point in profile.steps])
+        fixed, each = fit_factors(parts, [point.seconds[MEDIAN] for point in profile.steps])
+        return cls(Roofline(cluster, framework), curves, (float(fixed), float(each)), where, extrapolate)
+
+    @property
+    def beyond(self) -> ProfiledTimes:
+        """The same curves, also outside what was measured."""
+        return replace(self, extrapolate=True)
+
+    def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
+        """What curves depend on, of chunks of sequences; without offsets each sequence is a chunk of its own."""
+        areas, segments = {}, {}
+        for layer in module.kinds:
+            if layer.attention:
+                areas[layer.kind] = score_elements(layer.attention, lengths)
+                segments[layer.kind] = num_segments(layer.attention, lengths)
+        if offsets is None:
+            return Loads(np.asarray(lengths, np.float64), areas, segments)
+        sums = ({kind: sum_rows(offsets, each) for kind, each in values.items()} for values in (areas, segments))
+        return Loads(sum_rows(offsets, lengths), *sums)
+
+    def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int) -> list[PassTimes]:
+        """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``."""
+        found = []
+        for layer in module.kinds:
+            curves, carried = self._curves(module, layer, tp), self._carried(module, layer, loads, tp, cp)
+            ahead, back = (curves.layer[name].at(*carried) for name in (FORWARD, BACKWARD))
+            comm, comm_back = self.roofline.comm_s(layer, loads.tokens, tp, cp, (ahead, back))
+            found.append(PassTimes(ahead, comm, back, comm_back))
+        return found
+
+    def stages_s(
+        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool
+    ) -> PassTimes:
+        """Times of each chunk on each stage ``[chunks, stages]``; see ``LayerTimes``."""
+        carried = {layer.kind: self._carried(module, layer, loads, tp, cp) for layer in module.kinds}
+        return self._stages(module, loads, counts, tp, cp, recompute, lambda kind, curve: curve.at(*carried[kind]))
+
+    def work_s(
+        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool
+    ) -> FloatArray:
+        """Least time in which each stage is through with a chunk's sequences, however packed ``[chunks, stages]``.
+
+        Every term of a curve is at least its lowest rate times what it is of; communication is least in one pack.
+        """
+        carried = {layer.kind: _of_kind(layer, loads) for layer in module.kinds}
+
+        def least(kind: str, curve: Curve) -> FloatArray:
+            tokens, scores, segments = carried[kind]
+            return curve.least(tokens / cp, scores / cp, segments / cp, self.extrapolate)
+
+        return self._stages(module, loads, counts, tp, cp, recompute, least).total_s
+
+    def optimizer_s(self, parameters: FloatArray) -> FloatArray:
+        """Time of the optimizer step over parameters whose states a rank holds, of the shape given."""
+        fixed, each = self.step_s
+        return np.where(parameters > 0, fixed + each * parameters, 0.0)
+
+    def _stages(
+        self,
+        module: ModuleSpec,
+        loads: Loads,
+        counts: FloatArray,
+        tp: int,
+        cp: int,
+        recompute: bool,
+        seconds: Callable[[str, Curve], FloatArray],
+    ) -> PassTimes:
+        """Times of stages, of the seconds that chunks take by the curve of a kind."""
+        totals = np.zeros((4, len(loads.tokens), len(counts)))
+        blocks = [index for index, layer in enumerate(module.kinds) if layer.attention]
+        for index, layer in enumerate(module.kinds):
+            curves = self._curves(module, layer, tp)
+            # Only blocks are recomputed: their forward runs, and communicates, once more.
+            again = recompute and index in blocks
+            back = REMADE if again else BACKWARD
+            ahead_s, back_s = (seconds(layer.kind, curves.layer[name]) for name in (FORWARD, back))
+            comm, comm_back = self.roofline.comm_s(layer, loads.tokens, tp, cp, (ahead_s, back_s))
+            for total, each in zip(totals, (ahead_s, comm, back_s, comm_back + again * comm), strict=True):
+                total += each[:, None] * counts[:, index]
+            if index == blocks[0]:
+                held = (counts[:, blocks] > 0).any(axis=1)
+                for place, name in ((0, FORWARD), (2, back)):
+                    totals[place] += seconds(layer.kind, curves.stage[name])[:, None] * held
+        return PassTimes(*totals)
+
+    def _curves(self, module: ModuleSpec, layer: Layer, tp: int) -> LayerCurves:
+        found = self.curves.get((module.name, layer.kind, tp))
+        if found is None:
+            degrees = sorted(degree for name, kind, degree in self.curves if (name, kind) == (module.name, layer.kind))
+            raise UserError(
+                f"{self.where}: {module.name} {layer.kind} was profiled at tp {', '.join(map(str, degrees))}, not at "
+                f"{tp}; entrain-bench profile tp=[...] adds degrees"
+            )
+        return found
+
+    def _carried(
+        self, module: ModuleSpec, layer: Layer, loads: Loads, tp: int, cp: int
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Tokens, scores and segments of each chunk on a rank ``[chunks]``.
+
+        Raises:
+            UserError: for a chunk outside what was measured, unless that is allowed.
+        """
+        tokens, scores, segments = _of_kind(layer, loads)
+        tokens, scores, segments = np.ceil(tokens / cp), scores / cp, segments / cp
+        if not self.extrapolate:
+            curves = self._curves(module, layer, tp)
+            least, most = curves.tokens
+            outside = (tokens > 0) & ((tokens < least) | (tokens > most) | (scores > curves.scores))
+            if outside.any():
+                first = int(np.argmax(outside))
+                what = f"{self.where}: {module.name} {layer.kind} at tp {tp}: {tokens[first]:.0f} tokens"
+                if least <= tokens[first] <= most:
+                    longest = f"{scores[first]:.4g} attention scores, outside the profiled 0..{curves.scores:.4g}"
+                    what = f"{what} in sequences that make {longest}"
+                else:
+                    what = f"{what}, outside the profiled {least}..{most}"
+                raise UserError(f"{what}; profile more, or cluster.device.extrapolate=true")
+        return tokens, scores, segments
+
+
+def _of_kind(layer: Layer, loads: Loads) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Tokens, scores and segments of chunks, as a kind of layer counts them ``[chunks]``."""
+    nothing = np.zeros_like(loads.tokens)
+    return loads.tokens, loads.areas.get(layer.kind, nothing), loads.segments.get(layer.kind, nothing)

@@ -1,0 +1,134 @@
+"""``harness=emulate``: measured passes and optimizer steps, modelled communication; torch is imported to measure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray
+from entrain_bench.costs.steps import Steps
+from entrain_bench.costs.truth import CostTruth, Prices
+from entrain_bench.emulate.work import PassSeconds, StageShape, StageWork, stage_shapes, works_of
+from entrain_bench.errors import IncompatibleError, require, unknown_choice
+from entrain_bench.program import Program
+from entrain_bench.program.timeline import Timeline
+from entrain_bench.program.validate import check_program
+from entrain_bench.simulate.executor import Simulator
+from entrain_bench.simulate.place import timeline_of
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("float32", "bfloat16")  # by torch's names
+
+
+@dataclass(slots=True)
+class Measured:
+    """What a device took so far.
+
+    Attributes:
+        passes: of each stage's packed chunks.
+        optimizer_s: of each stage's optimizer step.
+    """
+
+    passes: dict[StageWork, PassSeconds] = field(default_factory=dict)
+    optimizer_s: dict[StageShape, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Emulator:
+    """Runs every pass of a program on one device, stage by stage, as one rank of the stage's block would.
+
+    A tensor- or context-parallel rank computes its share, and collectives hand it back what it gave: their time is the
+    cost truth's. Passes with the same layers and packed lengths are measured once in a run. Device memory holds one
+    stage's weights, gradients and optimizer states; the memory that is reported is modelled.
+
+    Attributes:
+        truth: cost truth of the job, for communication and memory.
+        memory_budget_bytes: memory of a rank that programs may use.
+        device: ``cpu``, ``cuda``, or ``auto`` for a GPU where there is one.
+        dtype: of parameters and activations; gradients are fp32.
+        num_warm_ups: runs of a pass before those that are measured; each stage's first pass has one more.
+        num_repetitions: measured runs of a pass, of which the median counts.
+        measured: filled while programs are executed.
+    """
+
+    truth: CostTruth
+    memory_budget_bytes: float
+    device: str = "auto"
+    dtype: str = "bfloat16"
+    num_warm_ups: int = 1
+    num_repetitions: int = 5
+    measured: Measured = field(init=False, default_factory=Measured, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, choices in (("device", DEVICES), ("dtype", DTYPES)):
+            if getattr(self, name) not in choices:
+                raise unknown_choice(f"harness.{name}", getattr(self, name), choices)
+        require(self.num_warm_ups >= 0, "harness.num_warm_ups", self.num_warm_ups, "at least 0")
+        require(self.num_repetitions >= 1, "harness.num_repetitions", self.num_repetitions, "at least 1")
+        if generators := self.truth.model.generators:
+            raise IncompatibleError(
+                f"model={self.truth.model.name}: has a generator ({generators[0].name}), which harness=emulate cannot "
+                f"run; harness=simulate can"
+            )
+
+    def execute(self, program: Program) -> Timeline:
+        """Validate a program, measure those of its passes that are new, and time it.
+
+        Raises:
+            UserError: if a unit is lost or repeated, an action is misplaced, or the device is not there.
+            IncompatibleError: for modules that cannot be built.
+            OutOfMemoryError: naming what does not fit: a rank's program by the model, or a pass on this device.
+            DeadlockError: naming the cycle.
+        """
+        check_program(program)
+        memory = Simulator(self.truth, self.memory_budget_bytes).check_memory(program)
+        return timeline_of(program, self.price(program), memory)
+
+    def price(self, program: Program) -> Prices:
+        """The cost truth's prices with measured computation."""
+        works = works_of(program)
+        self._measure(program, works)
+        prices = self.truth.price(program)
+        seconds = self._seconds(program, works) + prices.comm_s
+        return replace(prices, duration_s=seconds, steps=self._steps(program, prices.steps))
+
+    def _measure(self, program: Program, works: Sequence[Mapping[tuple[int, int], StageWork]]) -> None:
+        """Measure what is not yet known, one stage after the other."""
+        missing: dict[StageShape, dict[StageWork, tuple[int, int, int]]] = {}
+        for module, of_module in enumerate(works):
+            for (chunk, stage), work in of_module.items():
+                if work not in self.measured.passes:
+                    missing.setdefault(work.stage, {}).setdefault(work, (module, stage, chunk))
+        if not missing:
+            return
+        # Imported where needed: torch takes seconds, and checking settings does without.
+        from entrain_bench.emulate.bench import Bench
+
+        with Bench(self.device, self.dtype, self.num_warm_ups, self.num_repetitions, self.truth.framework) as bench:
+            for shape, places in missing.items():
+                passes, optimizer_s = bench.measure(program, shape, list(places.values()))
+                self.measured.passes |= dict(zip(places, passes, strict=True))
+                self.measured.optimizer_s.setdefault(shape, optimizer_s)
+
+    def _seconds(self, program: Program, works: Sequence[Mapping[tuple[int, int], StageWork]]) -> FloatArray:
+        """Measured time of every pass, 0 for steps ``[actions]``."""
+        seconds = np.zeros(program.num_actions)
+        for module, of_module in enumerate(works):
+            forward, backward = program.forward_actions(module), program.backward_actions(module)
+            for place, work in of_module.items():
+                took = self.measured.passes[work]
+                seconds[forward[place]], seconds[backward[place]] = took.forward_s, took.backward_s
+        return seconds
+
+    def _steps(self, program: Program, modelled: Steps) -> Steps:
+        """The modelled steps with the optimizer's time measured where its stage has run."""
+        placed = [*zip(self.truth.model.modules, program.layout.modules, strict=True)]
+        costs = self.truth.step_costs
+        modelled_s = np.concatenate([costs.optimizer_s(module, own) for module, own in placed])
+        shapes = [shape for module, own in placed for shape in stage_shapes(module, own)]
+        measured_s = [
+            self.measured.optimizer_s.get(shape, seconds) for shape, seconds in zip(shapes, modelled_s, strict=True)
+        ]
+        return replace(modelled, optimizer_s=modelled.optimizer_s - modelled_s + np.array(measured_s))

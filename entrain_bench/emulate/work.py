@@ -1,0 +1,87 @@
+"""What tells one measurement from another: the layers of a stage on a rank, and the lengths packed into a chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from entrain_bench.program import Program
+from entrain_bench.program.layout import ModuleLayout
+from entrain_bench.specs.model import ModuleSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StageShape:
+    """A stage of a module as one of its ranks holds it; middle stages with the same kinds of layers are one.
+
+    Attributes:
+        module: its name.
+        kinds: kind of each layer, as an index into the module's.
+        tp: tensor-parallel degree.
+        cp: context-parallel degree.
+        dp: replicas, over which optimizer states may be sharded.
+        recompute: whether backward runs each block's forward once more.
+        layers: a stage with these kinds.
+    """
+
+    module: str
+    kinds: tuple[int, ...]
+    tp: int
+    cp: int
+    dp: int
+    recompute: bool
+    layers: range = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """A forward and a backward of a stage.
+
+    Attributes:
+        stage: the stage.
+        lengths: tokens of each packed sequence.
+        outputs: LLM tokens that each item is projected to, on the last stage of an encoder.
+        num_projected: tokens that encoders hand over, on the first stage of an LLM.
+    """
+
+    stage: StageShape
+    lengths: tuple[int, ...]
+    outputs: tuple[int, ...] = ()
+    num_projected: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PassSeconds:
+    """What a forward and a backward took."""
+
+    forward_s: float
+    backward_s: float
+
+
+def stage_shapes(module: ModuleSpec, placed: ModuleLayout) -> list[StageShape]:
+    """The stages of a module under a layout, in order."""
+    shapes, first = [], 0
+    for count in placed.layers_per_stage:
+        layers = range(first, first + count)
+        kinds = tuple(module.layer_kind[first : first + count].tolist())
+        shapes.append(StageShape(module.name, kinds, placed.tp, placed.cp, placed.dp, placed.recompute, layers))
+        first += count
+    return shapes
+
+
+def works_of(program: Program) -> list[dict[tuple[int, int], StageWork]]:
+    """The work of every chunk on every stage, by both, one mapping a module."""
+    return [dict(_works(program, module)) for module in range(len(program.model.modules))]
+
+
+def _works(program: Program, index: int) -> Iterator[tuple[tuple[int, int], StageWork]]:
+    module, chunks, shapes = program.model.modules[index], program.chunks[index], program.shapes
+    stages = stage_shapes(module, program.layout.modules[index])
+    for chunk in range(len(chunks)):
+        members = chunks.members[chunks.offsets[chunk] : chunks.offsets[chunk + 1]]
+        lengths = tuple(module.lengths(shapes, members).tolist())
+        outputs = tuple(shapes.item_llm_tokens[members].tolist()) if module.is_encoder else ()
+        projected = 0 if module.is_encoder else int((shapes.llm_tokens - shapes.text_tokens)[members].sum())
+        for place, stage in enumerate(stages):
+            last = place == len(stages) - 1
+            yield (chunk, place), StageWork(stage, lengths, outputs if last else (), 0 if place else projected)

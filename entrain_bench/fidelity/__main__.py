@@ -1,0 +1,103 @@
+"""``make fidelity``: trains and predicts the cases that are not done yet; writes ``results/fidelity.csv`` and a figure.
+
+Ranks are pinned, one thread each. Where there are more ranks than cores they share them, and the prediction shares them
+alike (``shared``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+from entrain_bench.bench.ranks import on_ranks
+from entrain_bench.fidelity import figure
+from entrain_bench.fidelity.cases import NUM_RANKS, Case, all_cases
+from entrain_bench.fidelity.compare import (
+    TARGET_ITERATION,
+    TARGET_SPEEDUP,
+    case_rows,
+    pair_rows,
+    rank_correlations,
+    summary,
+)
+from entrain_bench.fidelity.predict import predict_groups
+from entrain_bench.fidelity.ranks import link_times, train_cases
+from entrain_bench.figures._runner import render
+from entrain_bench.files import write_atomically
+from entrain_bench.records.report import make_console
+
+REPEATS = 7
+TARGETS = {"iteration_error": TARGET_ITERATION, "speedup_error": TARGET_SPEEDUP, "sign_errors": 0.0}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure what is missing, compare, and say which targets are missed (exit code 1)."""
+    parser = argparse.ArgumentParser(prog="python -m entrain_bench.fidelity", description=__doc__)
+    parser.add_argument("--results-dir", type=Path, default=Path("results"), help="where files go")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="measured iterations of each program")
+    options = parser.parse_args(arguments)
+    if options.repeats < 1:
+        parser.error(f"--repeats={options.repeats}: must be at least 1")
+    folder, cores = options.results_dir / "fidelity", _cores()
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(f"load average {load:.1f}: numbers of a machine that does other work", file=sys.stderr)
+    print("making the programs", flush=True)
+    cases = list(all_cases())
+    measure(cases, options.repeats, folder, cores)
+    return report(cases, folder, options.results_dir, load)
+
+
+def measure(cases: Sequence[Case], repeats: int, folder: Path, cores: Sequence[int]) -> None:
+    """Train and predict the cases whose files are not there; each leaves its file as soon as its group is done."""
+    links = folder / "links.json"
+    if not links.exists():
+        (rank, _) = on_ranks(link_times, 2, cores=cores)
+        write_atomically(links, json.dumps(rank).encode())
+    for num_ranks in sorted({case.num_ranks for case in cases}):
+        missing = [case for case in cases if case.num_ranks == num_ranks and not (folder / f"{case.key}.json").exists()]
+        if missing:
+            on_ranks(train_cases, num_ranks, missing, repeats, folder, f"{num_ranks} ranks", cores=cores)
+    missing = [case for case in cases if not (folder / f"{case.key}.emulated.json").exists()]
+    groups, done = [list(members) for _, members in groupby(missing, key=lambda case: case.group)], 0
+    for count in predict_groups(groups, json.loads(links.read_text()), cores, folder) if groups else ():
+        done += count
+        print(f"{done}/{len(missing)} programs predicted", flush=True)
+
+
+def report(cases: Sequence[Case], folder: Path, results: Path, load: float) -> int:
+    """Write the table and the figure; print errors beside their targets, and the worst cases."""
+    rows = case_rows(cases, folder)
+    pairs, values = pair_rows(rows), {}
+    write_atomically(results / "fidelity.csv", rows.assign(load_average=load).to_csv(index=False).encode())
+    for suffix, content in render(lambda: figure.draw(rows, pairs)).items():
+        write_atomically(results / "figures" / f"fidelity.{suffix}", content)
+    values = summary(rows, pairs)
+    console = make_console()
+    for name, value in values.items():
+        target = f"  (target: at most {TARGETS[name]:g})" if name in TARGETS else ""
+        console.print(f"{name:18} {value:.4g}{target}", highlight=False)
+    worst = rows.loc[rows["iteration_error"].abs().nlargest(figure.NUM_NAMED).index]
+    columns = ["num_ranks", "workload", "seed", "strategy", "measured_s", "predicted_s", "noise", "action_bias"]
+    console.print("worst cases:", worst[columns].round(3).to_string(index=False), sep="\n", highlight=False)
+    by_ranks = {number: rank_correlations(rows[rows["num_ranks"] == number]).mean() for number in NUM_RANKS}
+    console.print("Kendall tau by ranks:", {number: round(float(tau), 3) for number, tau in by_ranks.items()})
+    missed = [name for name, target in TARGETS.items() if values[name] > target]
+    if missed:
+        print(f"missed: {', '.join(missed)}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+def _cores() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,142 @@
+"""Errors of predictions: of times, bubbles and memory of programs, and of what strategies gain over each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import kendalltau
+
+from entrain_bench.arrays import FloatArray
+from entrain_bench.fidelity.cases import Case
+from entrain_bench.fidelity.predict import replayed_s
+from entrain_bench.program import Pass, Program
+from entrain_bench.program.timeline import Timeline
+from entrain_bench.records.metrics import rank_seconds
+
+GROUP = ["num_ranks", "workload", "seed"]
+TARGET_ITERATION, TARGET_SPEEDUP = 0.10, 0.05
+
+
+def case_rows(cases: Sequence[Case], folder: Path) -> pd.DataFrame:
+    """One row a case whose files are there; times are medians over repetitions.
+
+    ``noise`` is half the interquartile range of the measured iteration over its median. ``action_error`` is the median
+    over passes of the size of the error of their processor seconds, ``action_bias`` that of the error; on a machine
+    with nothing else to do they are those of the time. ``replay_error`` is that of the time from the first pass to the
+    end of the last (``core_error``) when passes take as long as they did: what order and messages leave unexplained.
+    A bubble is the share of that time in which a rank runs no pass.
+    """
+    links = json.loads((folder / "links.json").read_text())
+    return pd.DataFrame([_row(case, links, *found) for case in cases if (found := _read(case, folder))])
+
+
+def _read(case: Case, folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    files = [folder / f"{case.key}.json", folder / f"{case.key}.emulated.json"]
+    if not all(file.exists() for file in files):
+        return None
+    measured, predicted = (json.loads(file.read_text()) for file in files)
+    return measured, predicted
+
+
+def _row(case: Case, links: dict[str, float], measured: dict[str, Any], predicted: dict[str, Any]) -> dict[str, object]:
+    program = case.program
+    starts, ends = np.array(measured["start_s"]), np.array(measured["end_s"])
+    start, end = np.array(predicted["start_s"]), np.array(predicted["end_s"])
+    passes = program.kind <= Pass.BACKWARD
+    iteration_s = ends.max(axis=1)
+    cpu_s = np.median(np.array(measured["cpu_s"]), axis=0)[passes]
+    error = np.array(predicted["work_s"])[passes] / cpu_s - 1.0
+    low, middle, high = np.percentile(iteration_s, [25, 50, 75])
+    cores_s = ends[:, passes].max(axis=1) - starts[:, passes].min(axis=1)
+    replayed = [
+        replayed_s(case, links, took_s) / core_s - 1.0 for took_s, core_s in zip(ends - starts, cores_s, strict=True)
+    ]
+    bubbles = [_bubble(program, one, other) for one, other in zip(starts, ends, strict=True)]
+    values = {
+        "num_ranks": case.num_ranks,
+        "workload": case.workload,
+        "seed": case.seed,
+        "strategy": case.strategy,
+        "layout": "; ".join(f"{name} {text}" for name, text in program.layout.describe().items()),
+        "num_actions": program.num_actions,
+        "measured_s": float(middle),
+        "predicted_s": float(end.max()),
+        "noise": float((high - low) / 2 / middle),
+        "iteration_error": float(end.max() / middle - 1.0),
+        "core_error": float((end[passes].max() - start[passes].min()) / np.median(cores_s) - 1.0),
+        "replay_error": float(np.median(replayed)),
+        "action_error": float(np.median(np.abs(error))),
+        "action_bias": float(np.median(error)),
+        "measured_bubble": float(np.median(bubbles)),
+        "predicted_bubble": _bubble(program, start, end),
+        "measured_bytes": measured["peak_bytes"],
+        "predicted_bytes": predicted["peak_bytes"],
+        "memory_error": predicted["peak_bytes"] / measured["peak_bytes"] - 1.0,
+    }
+    return values | {"repetitions_s": json.dumps([round(float(each), 5) for each in iteration_s])}
+
+
+def _bubble(program: Program, start: FloatArray, end: FloatArray) -> float:
+    passes = program.kind <= Pass.BACKWARD
+    nothing, lanes = np.zeros(program.num_actions), np.zeros(program.layout.num_lanes)
+    timeline = Timeline(program, start, end, nothing, nothing, lanes)
+    busy_s = rank_seconds(timeline, np.where(passes, end - start, 0.0))
+    return float(1.0 - busy_s / (program.layout.num_ranks * (end[passes].max() - start[passes].min())))
+
+
+def pair_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row a pair of strategies of a group: how much faster the second is, measured and predicted.
+
+    ``noise`` is half the interquartile range of the measured ratios, repetition by repetition, which took turns.
+    ``sign_error``: the ratio is further from 1 than its noise, and the prediction on the other side.
+    """
+    found = []
+    for group, members in rows.groupby(GROUP, sort=False):
+        for one, other in combinations(members.to_dict("records"), 2):
+            ratios = np.array(json.loads(str(one["repetitions_s"]))) / np.array(json.loads(str(other["repetitions_s"])))
+            low, high = np.percentile(ratios, [25, 75])
+            measured, predicted = one["measured_s"] / other["measured_s"], one["predicted_s"] / other["predicted_s"]
+            noise = (high - low) / 2
+            found.append(
+                {
+                    **dict(zip(GROUP, group, strict=True)),
+                    "slow": one["strategy"],
+                    "fast": other["strategy"],
+                    "measured_speedup": measured,
+                    "predicted_speedup": predicted,
+                    "noise": noise,
+                    "error": predicted / measured - 1.0,
+                    "sign_error": bool(abs(measured - 1.0) > noise and (measured - 1.0) * (predicted - 1.0) < 0),
+                }
+            )
+    return pd.DataFrame(found)
+
+
+def rank_correlations(rows: pd.DataFrame) -> pd.Series:
+    """Kendall's tau of measured and predicted iteration times over the strategies of each group."""
+    groups = rows.groupby(GROUP, sort=False)
+    return pd.Series({name: kendalltau(own["measured_s"], own["predicted_s"]).statistic for name, own in groups})
+
+
+def summary(rows: pd.DataFrame, pairs: pd.DataFrame) -> dict[str, float]:
+    """The numbers that have targets, and those beside them."""
+    errors = {
+        name: float(rows[name].abs().median())
+        for name in ("iteration_error", "core_error", "replay_error", "action_error", "memory_error")
+    }
+    return {
+        "num_programs": float(len(rows)),
+        **errors,
+        "bubble_error": float((rows["predicted_bubble"] - rows["measured_bubble"]).abs().median()),
+        "speedup_error": float(pairs["error"].abs().median()),
+        "sign_errors": float(pairs["sign_error"].sum()),
+        "num_pairs": float(len(pairs)),
+        "kendall_tau": float(rank_correlations(rows).mean()),
+        "noise": float(rows["noise"].median()),
+    }

@@ -1,0 +1,109 @@
+"""Predicted against measured: iteration times, what strategies gain over each other, and errors by quantity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from entrain_bench.fidelity.compare import TARGET_ITERATION, TARGET_SPEEDUP
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, GRID, INK, Colour, legend_above, marker_of, palette
+from entrain_bench.figures._style import panels as make_panels
+
+NUM_NAMED = 3
+QUANTITIES = {
+    "iteration_error": "Iteration",
+    "core_error": "Passes\nalone",
+    "replay_error": "Order and\nmessages",
+    "action_bias": "One\npass",
+    "bubble_error": "Bubble\n(points)",
+    "memory_error": "Memory",
+}
+
+
+def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+    """Left: a mark a program. Middle: a mark a pair of strategies. Right: a mark a program and quantity."""
+    colours, markers = palette(rows["strategy"].unique()), marker_of(rows["num_ranks"].unique())
+    figure, (times, gains, errors) = make_panels(1, 3, DOUBLE_COLUMN_IN, 2.7)
+    _draw_times(times, rows, colours, markers)
+    _draw_gains(gains, pairs, markers)
+    _draw_errors(errors, rows.assign(bubble_error=rows["predicted_bubble"] - rows["measured_bubble"]), colours)
+    handles = [Line2D([], [], color=colour, marker="o", ls="", ms=4, label=name) for name, colour in colours.items()]
+    handles += [
+        Line2D([], [], color=FAINT, marker=marker, ls="", ms=4, label=f"{number} ranks")
+        for number, marker in markers.items()
+    ]
+    legend_above(figure, handles)
+    return figure, pairs
+
+
+def _draw_times(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], markers: dict[str, str]) -> None:
+    _diagonal(panel, rows["measured_s"], rows["predicted_s"], TARGET_ITERATION)
+    for row in rows.to_dict("records"):
+        mark: dict[str, Any] = {"color": colours[row["strategy"]], "marker": markers[row["num_ranks"]], "ms": 4}
+        noise_s = row["noise"] * row["measured_s"]
+        panel.errorbar(row["measured_s"], row["predicted_s"], xerr=noise_s, elinewidth=0.6, ls="", **mark)
+    worst = rows.loc[rows["iteration_error"].abs().nlargest(NUM_NAMED).index]
+    for row in worst.to_dict("records"):
+        text = f"{row['strategy']} {row['workload']} {row['iteration_error']:+.0%}"
+        _name(panel, row["measured_s"], row["predicted_s"], text)
+    panel.set(title="Iteration time (s)", xlabel="Measured", ylabel="Predicted")
+
+
+def _draw_gains(panel: Axes, pairs: pd.DataFrame, markers: dict[str, str]) -> None:
+    measured, predicted = pairs["measured_speedup"], pairs["predicted_speedup"]
+    _diagonal(panel, measured, predicted, TARGET_SPEEDUP)
+    for value, line in ((1.0, panel.axhline), (1.0, panel.axvline)):
+        line(value, color=FAINT, linewidth=0.6)
+    for row in pairs.to_dict("records"):
+        colour = "#d55e00" if row["sign_error"] else INK
+        mark: dict[str, Any] = {"color": colour, "marker": markers[row["num_ranks"]], "ms": 3, "alpha": 0.7}
+        panel.errorbar(
+            row["measured_speedup"], row["predicted_speedup"], xerr=row["noise"], elinewidth=0.5, ls="", **mark
+        )
+    for row in pairs.loc[pairs["error"].abs().nlargest(NUM_NAMED).index].to_dict("records"):
+        text = f"{row['fast']} over {row['slow']} {row['error']:+.0%}"
+        _name(panel, row["measured_speedup"], row["predicted_speedup"], text)
+    panel.set(title="Speed-up of one strategy over another", xlabel="Measured", ylabel="Predicted")
+
+
+def _draw_errors(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour]) -> None:
+    panel.axhspan(-TARGET_ITERATION * 100, TARGET_ITERATION * 100, color=GRID, alpha=0.5, linewidth=0)
+    strategies = [*colours]
+    for place, name in enumerate(QUANTITIES):
+        for row in rows.to_dict("records"):
+            shift = (strategies.index(row["strategy"]) - (len(strategies) - 1) / 2) * 0.13
+            panel.plot(
+                place + shift, 100 * row[name], color=colours[row["strategy"]], marker="o", ms=2.5, alpha=0.7, ls=""
+            )
+        middle = 100 * rows[name].median()
+        panel.plot([place - 0.36, place + 0.36], [middle, middle], color=INK, linewidth=1.0)
+    panel.set_xticks(range(len(QUANTITIES)), list(QUANTITIES.values()))
+    panel.grid(visible=False, axis="x")
+    panel.set(title="Error of the prediction (%)")
+
+
+def _diagonal(panel: Axes, one: pd.Series, other: pd.Series, target: float) -> None:
+    low, high = min(one.min(), other.min()), max(one.max(), other.max())
+    ends = [low - 0.08 * (high - low), high + 0.08 * (high - low)]
+    panel.fill_between(
+        ends, [(1 - target) * end for end in ends], [(1 + target) * end for end in ends], color=GRID, alpha=0.5, lw=0
+    )
+    panel.plot(ends, ends, color=FAINT, linewidth=0.6)
+    panel.set(xlim=ends, ylim=ends)
+
+
+def _name(panel: Axes, x: float, y: float, text: str) -> None:
+    left, right = panel.get_xlim()
+    beyond = x > (left + right) / 2
+    panel.annotate(
+        text,
+        (x, y),
+        (-4 if beyond else 4, -2),
+        textcoords="offset points",
+        fontsize=5,
+        ha="right" if beyond else "left",
+    )

@@ -1,0 +1,100 @@
+"""Programs predicted: passes emulated on cores of this machine, communication at the speed of its links."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.queues import Queue
+from pathlib import Path
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray
+from entrain_bench.bench.ranks import pin
+from entrain_bench.costs.truth import CostTruth, Prices
+from entrain_bench.emulate import Emulator
+from entrain_bench.experiment import prepare
+from entrain_bench.fidelity.cases import Case
+from entrain_bench.fidelity.shared import cores_of_lanes, place_on_cores
+from entrain_bench.files import write_atomically
+from entrain_bench.program import Pass
+from entrain_bench.program.timeline import Timeline
+from entrain_bench.simulate.place import place_program, timeline_of
+from entrain_bench.specs.cluster import ClusterSpec, LinkTier
+
+
+def predict_groups(
+    groups: Sequence[Sequence[Case]], links: Mapping[str, float], cores: Sequence[int], folder: Path
+) -> Iterator[int]:
+    """Leave ``<folder>/<key>.emulated.json`` of every case; yields how many each finished group had.
+
+    One group runs on each core at a time, so that passes are measured beside others, as on ranks.
+
+    Args:
+        groups: cases whose common passes are measured once.
+        links: latency and bandwidth of a message.
+        cores: of this machine.
+        folder: where files go.
+    """
+    context = get_context("spawn")
+    free: Queue[int] = context.Queue()
+    for core in cores:
+        free.put(core)
+    with ProcessPoolExecutor(len(cores), context, _take_core, (free,)) as pool:
+        tasks = [pool.submit(predict_group, group, links, cores, folder) for group in groups]
+        for task in as_completed(tasks):
+            yield task.result()
+
+
+def predict_group(cases: Sequence[Case], links: Mapping[str, float], cores: Sequence[int], folder: Path) -> int:
+    """Emulate and place the cases of a group in this process."""
+    setting = prepare(cases[0].config)
+    model, cluster, framework = setting.job.model, setting.job.cluster, setting.job.framework
+    emulator = Emulator(CostTruth(model, joined_by(cluster, links), framework), float("inf"), "cpu", "float32")
+    for case in cases:
+        prices, timeline = _predicted(case, emulator, cores)
+        values = {
+            "work_s": prices.duration_s.tolist(),
+            "start_s": timeline.start_s.tolist(),
+            "end_s": timeline.end_s.tolist(),
+            "peak_bytes": float(timeline.peak_memory_bytes.max()),
+        }
+        write_atomically(folder / f"{case.key}.emulated.json", json.dumps(values).encode())
+    return len(cases)
+
+
+def joined_by(cluster: ClusterSpec, links: Mapping[str, float]) -> ClusterSpec:
+    """The cluster with one tier of links, as measured."""
+    return replace(cluster, tiers=(LinkTier("gloo", cluster.num_ranks, **links),))
+
+
+def _predicted(case: Case, emulator: Emulator, cores: Sequence[int]) -> tuple[Prices, Timeline]:
+    program = case.program
+    prices, memory = emulator.price(program), emulator.truth.memory.over_program(program)
+    if case.num_ranks <= len(cores):
+        return prices, timeline_of(program, prices, memory)
+    return prices, place_on_cores(program, prices, cores_of_lanes(program.layout, cores), memory)
+
+
+def replayed_s(case: Case, links: Mapping[str, float], took_s: FloatArray) -> float:
+    """From the first pass to the end of the last, if passes take as long as they did and messages as long as modelled.
+
+    Args:
+        case: the case.
+        links: latency and bandwidth of a message.
+        took_s: of each action ``[actions]``.
+    """
+    job, program = prepare(case.config).job, case.program
+    prices = CostTruth(job.model, joined_by(job.cluster, links), job.framework).price(program)
+    passes = program.kind <= Pass.BACKWARD
+    start, end, _ = place_program(program, replace(prices, duration_s=np.where(passes, took_s, 0.0)))
+    return float(end[passes].max() - start[passes].min())
+
+
+def _take_core(free: Queue[int]) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    pin([free.get()], 0)

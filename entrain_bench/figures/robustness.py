@@ -1,0 +1,151 @@
+"""How firm the ranking of strategies is: the fastest, and rank correlations, under other modelling choices.
+
+No figure of arXiv:2605.27918 or the other papers, which measure one system each. Rows of
+``experiments/figure/robustness.yaml``: choices and constants of the cost model changed one at a time, strategies
+planning anew. Letter and colour of a cell are the fastest strategy of a model and trace over all seeds; a frame says
+that the first row's fastest is significantly slower there. The number is Kendall's rank correlation (tau-b) of all
+strategies with the first row at the same seed, mean over seeds; dots are means over all cells of a row with their 95 %
+intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from entrain_bench.figures._bars import Grid
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, lighter, panels, show_reason
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.records import Results
+from entrain_bench.records.statistics import kendall_tau, mean_interval
+from entrain_bench.records.tables import fastest, over_seeds, run_table
+
+EXPERIMENT = "robustness"
+RUNS = True
+CASE = ["model", "workload"]
+# What stands for all models and traces together.
+ALL = "all"
+ROW_IN, HEAD_IN = 0.2, 0.85
+WIDTHS = (2.1, 1.0)
+# How far the frame of a cell is from its edges, of the cell.
+FRAME = 0.04
+
+
+def load(cells: Mapping[str, Sequence[Cell]], results: Results) -> pd.DataFrame:
+    """The runs of all rows, by the column ``row``."""
+    tables = [run_table(mine, results).assign(row=label) for label, mine in cells.items()]
+    return pd.concat(tables, ignore_index=True)
+
+
+def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+    """Left: a column a model and trace. Right: rank correlations of every row."""
+    grid, table = Grid.of(data), rankings(data)
+    rows = [*data["row"].unique()]
+    height_in = HEAD_IN + ROW_IN * len(rows)
+    figure, (left, right) = panels(1, 2, DOUBLE_COLUMN_IN, height_in, sharey=True, width_ratios=WIDTHS)
+    letters = initials(grid.strategies)
+    _draw_winners(left, table[table["workload"] != ALL], grid, rows, letters)
+    _draw_correlations(right, table[table["workload"] == ALL].set_index("row"), rows)
+    handles = [
+        Patch(facecolor=lighter(colour), label=f"{letters[name]}  {grid.strategies[name]}")
+        for name, colour in grid.colours.items()
+    ]
+    legend_above(
+        figure, [*handles, Patch(facecolor="white", edgecolor=INK, label="first row's fastest is significantly slower")]
+    )
+    return figure, table
+
+
+def rankings(data: pd.DataFrame) -> pd.DataFrame:
+    """Fastest strategy and rank correlation of every row, model and trace, and of all of them together.
+
+    Returns:
+        Columns ``row``, ``model``, ``workload``, ``winner`` (empty where no strategy has all its runs), ``firm``
+        (whether the first row's winner is as good as the best), ``tau``, ``tau_low``, ``tau_high``, ``num_ok`` and
+        ``num_runs``, both of all strategies.
+    """
+    first = data[data["row"] == data["row"].iloc[0]]
+    usual = fastest(first, CASE)
+    found = []
+    for row, runs in data.groupby("row", sort=False):
+        best, taus = fastest(runs, CASE), correlations(first, runs)
+        for case, mine in taus.items():
+            names = best.get(case, [])
+            firm = usual.get(case, [""])[0] in names
+            found.append((row, *case, next(iter(names), ""), firm, *_ends(mine)))
+        found.append((row, ALL, ALL, "", True, *_ends(pd.DataFrame(taus).mean(axis="columns"))))
+    columns = ["row", *CASE, "winner", "firm", "tau", "tau_low", "tau_high"]
+    table = pd.DataFrame(found, columns=columns)
+    counts = over_seeds(data, ["row", *CASE], mean_s=("iteration_time_s", "mean"))
+    return table.merge(counts[["row", *CASE, "num_ok", "num_runs"]], on=["row", *CASE], how="left")
+
+
+def correlations(first: pd.DataFrame, runs: pd.DataFrame) -> dict[tuple[str, ...], pd.Series[float]]:
+    """Rank correlation of the strategies' times with those of the first row, by model and trace, at every seed."""
+    one, other = (
+        table.assign(seconds=table["iteration_time_s"].where(table["status"] == "ok", np.inf))
+        for table in (first, runs)
+    )
+    pairs = one.merge(other, on=[*CASE, "seed", "strategy"], suffixes=("", "_there"))
+    taus: dict[tuple[str, ...], dict[int, float]] = {}
+    for (*case, seed), mine in pairs.groupby([*CASE, "seed"], sort=False):
+        tau = kendall_tau(mine["seconds"].tolist(), mine["seconds_there"].tolist())
+        taus.setdefault(tuple(map(str, case)), {})[int(str(seed))] = tau
+    return {case: pd.Series(by_seed) for case, by_seed in taus.items()}
+
+
+def initials(labels: Mapping[str, str]) -> dict[str, str]:
+    """A letter for each label: the first of its own that no other has."""
+    letters: dict[str, str] = {}
+    for name, label in labels.items():
+        own = [*(letter for letter in label.upper() if letter.isalpha()), *"ABCDEFGHIJKLMNOPQRSTUVWXYZ"]
+        letters[name] = next(letter for letter in own if letter not in letters.values())
+    return letters
+
+
+def _ends(values: pd.Series[float]) -> tuple[float, float, float]:
+    interval = mean_interval(values.tolist())
+    return interval.mean, interval.low, interval.high
+
+
+def _draw_winners(
+    panel: Axes, table: pd.DataFrame, grid: Grid, rows: Sequence[str], letters: Mapping[str, str]
+) -> None:
+    cases = [*product(grid.models, grid.workloads)]
+    for row in table.to_dict("records"):
+        x, y = cases.index((row["model"], row["workload"])), rows.index(row["row"])
+        colour = lighter(grid.colours[row["winner"]]) if row["winner"] else "white"
+        panel.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor="white", linewidth=1.0))
+        if not row["firm"]:
+            corner, size = (x - 0.5 + FRAME / 2, y - 0.5 + 1.5 * FRAME), (1 - FRAME, 1 - 3 * FRAME)
+            panel.add_patch(Rectangle(corner, *size, fill=False, edgecolor=INK, linewidth=0.9))
+        letter = letters.get(row["winner"], "none")
+        panel.text(x, y, f"{letter}  {row['tau']:.2f}", ha="center", va="center", color=INK)
+    labels = [f"{grid.models[model]}\n{grid.workloads[workload]}" for model, workload in cases]
+    panel.set_xticks(range(len(cases)), labels)
+    panel.xaxis.tick_top()
+    panel.set_xlim(-0.5, len(cases) - 0.5)
+    panel.set_yticks(range(len(rows)), rows)
+    panel.set_ylim(len(rows) - 0.5, -0.5)
+    panel.tick_params(length=0)
+    for side in ("left", "bottom"):
+        panel.spines[side].set_visible(False)
+    panel.grid(visible=False)
+
+
+def _draw_correlations(panel: Axes, table: pd.DataFrame, rows: Sequence[str]) -> None:
+    if table["tau"].isna().all():
+        show_reason(panel, "no data")
+        return
+    places = [rows.index(str(row)) for row in table.index]
+    panel.hlines(places, table["tau_low"], table["tau_high"], color=INK, linewidth=0.9)
+    panel.plot(table["tau"], places, "o", color=INK, markersize=3.5)
+    panel.set_title("Rank correlation, all columns")
+    panel.set_xlim(min(0.0, float(table["tau_low"].min())) - 0.03, 1.03)
+    panel.tick_params(axis="y", length=0)

@@ -1,0 +1,65 @@
+"""Iteration time and peak memory of 1F1B schedules against how many forwards encoder stages run ahead.
+
+Section 5.3 of arXiv:2605.27918 runs as many as memory allows; here every strategy may, up to a number. Cells of
+``experiments/figure/warmup.yaml``. Means over seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from entrain_bench.figures._bars import Grid
+from entrain_bench.figures._lines import draw_lines, line_handles
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.records import Results
+from entrain_bench.records.tables import over_seeds, run_table
+
+EXPERIMENT = "warmup"
+RUNS = True
+CASE = ["workload", "model", "strategy"]
+GIB = 2**30
+# What stands on the axis for no limit but memory.
+UNLIMITED = "any"
+ROWS = {"iteration_time_s": "Iteration time (s)", "peak_memory_gib": "Peak memory (GiB)"}
+
+
+def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
+    """The table of the sweep's runs; ``max_extra_forwards`` is a text, as it stands on the axis."""
+    table = run_table(cells, results, {"max_extra_forwards": "strategy.scheduler.max_extra_forwards"})
+    most = [UNLIMITED if pd.isna(number) else str(int(number)) for number in table["max_extra_forwards"]]
+    return table.assign(max_extra_forwards=most)
+
+
+def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+    """Columns of panels for models and traces, a line a strategy; times above, memory below."""
+    grid, table = Grid.of(data), means(data)
+    ticks = sorted(table["max_extra_forwards"].unique(), key=lambda text: (text == UNLIMITED, text.zfill(9)))
+    table = table.assign(place=table["max_extra_forwards"].map(ticks.index))
+    cases = [(model, workload) for model in grid.models for workload in grid.workloads]
+    figure, axes = panels(len(ROWS), len(cases), DOUBLE_COLUMN_IN, 3.4, sharex=True)
+    for place, panel in enumerate(axes):
+        column, (model, workload) = [*ROWS][place // len(cases)], cases[place % len(cases)]
+        rows = table[(table["workload"] == workload) & (table["model"] == model)]
+        draw_lines(panel, rows, "place", column, "strategy", grid.colours, grid.strategies)
+        panel.yaxis.set_major_locator(MaxNLocator(5))
+        panel.set_xticks(range(len(ticks)), ticks)
+        if column == "peak_memory_gib":
+            panel.set_ylim(bottom=0)
+        if place < len(cases):
+            panel.set_title(f"{grid.workloads[workload]}, {grid.models[model]}")
+        if place % len(cases) == 0:
+            panel.set_ylabel(ROWS[column])
+    figure.supxlabel("Forwards that encoder stages run ahead of 1F1B, at most", fontsize="medium")
+    legend_above(figure, line_handles(grid.colours, grid.strategies))
+    return figure, table.drop(columns="place")
+
+
+def means(data: pd.DataFrame) -> pd.DataFrame:
+    """Mean iteration time and mean peak memory over seeds."""
+    data = data.assign(peak_memory_gib=data.get("peak_memory_bytes", pd.Series(float("nan"), data.index)) / GIB)
+    return over_seeds(data, [*CASE, "max_extra_forwards"], **{name: (name, "mean") for name in ROWS})

@@ -1,0 +1,43 @@
+"""Plans that were made: planning takes most of a run's time, and runs that look alike to a planner share its result."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrain_bench.files import write_atomically
+from entrain_bench.program.layout import Layout
+from entrain_bench.program.layout_json import layout_from_json, layout_to_json
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A planned layout and the seconds that planning took, when it was done."""
+
+    layout: Layout
+    planning_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """The folder ``plans/<key>.json`` of a results folder; one that cannot be read or written only costs time."""
+
+    root: Path
+
+    def read(self, key: str) -> Plan | None:
+        """The plan of a key; None if there is none."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            values = json.loads(self._path(key).read_text())
+            return Plan(layout_from_json(values["layout"]), float(values["planning_time_s"]))
+        return None
+
+    def write(self, key: str, plan: Plan) -> None:
+        """Keep a plan."""
+        values = {"layout": layout_to_json(plan.layout), "planning_time_s": plan.planning_time_s}
+        with suppress(OSError):
+            write_atomically(self._path(key), json.dumps(values).encode())
+
+    def _path(self, key: str) -> Path:
+        return self.root / "plans" / f"{key}.json"

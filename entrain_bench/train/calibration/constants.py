@@ -1,0 +1,112 @@
+"""Constants of the device at hand: its name, peaks that are measured, or stated by who knows better, and its memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from entrain_bench.costs.profiled.points import Constants, Subject, module_values
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.train.calibration.sampling import Patience, sample
+from entrain_bench.train.calibration.settings import ProfileSettings
+from entrain_bench.train.measuring.clock import Clock
+
+# Rows of square products, and bytes of copies, that are large for the device and take it milliseconds.
+PRODUCT_ROWS = {"cpu": 1024, "cuda": 8192}
+COPY_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
+PATIENCE = Patience(5, 20, 0.02, 2.0)
+
+
+def subject_of(model: ModelSpec, dtype: torch.dtype, device: torch.device) -> Subject:
+    """What is measured with what."""
+    return Subject(
+        device=device_name(device),
+        kind=device.type,
+        dtype=str(dtype).removeprefix("torch."),
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+        megatron_core=version("megatron-core"),
+        model=model.name,
+        modules={module.name: module_values(module) for module in model.modules},
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """What the device is called by its maker."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def constants_of(settings: ProfileSettings, dtype: torch.dtype, device: torch.device, date: str) -> Constants:
+    """Constants, each with its source; what the settings state is not measured."""
+    rows, size = PRODUCT_ROWS[device.type], COPY_BYTES[device.type]
+    values: dict[str, float] = {}
+    sources: dict[str, str] = {}
+
+    def note(name: str, unit: str, stated: float | None, what: str, measure: Callable[[], float]) -> None:
+        values[name] = measure() if stated is None else stated
+        how = f"{what}; entrain-bench profile; {date}; measured" if stated is None else f"stated by the user; {date}"
+        sources[name] = f"{unit}; {how}"
+
+    product = f"best {rows} x {rows} x {rows} product in {str(dtype).removeprefix('torch.')}"
+    stated_host = settings.host_bandwidth_bytes_per_s
+    note("peak_bf16_flops", "FLOP/s", settings.peak_flops, product, partial(_product_flops, rows, dtype, device))
+    note("memory_bytes", "bytes", settings.memory_bytes, "all there is", partial(_memory_bytes, device))
+    note("memory_bandwidth_bytes_per_s", "bytes/s", None, "copy, read and written", partial(_bandwidth, size, device))
+    note(
+        "host_bandwidth_bytes_per_s", "bytes/s", stated_host, "copy to the host", partial(_host_bandwidth, size, device)
+    )
+    return Constants(
+        values["peak_bf16_flops"],
+        int(values["memory_bytes"]),
+        values["memory_bandwidth_bytes_per_s"],
+        values["host_bandwidth_bytes_per_s"],
+        sources,
+    )
+
+
+def _product_flops(rows: int, dtype: torch.dtype, device: torch.device) -> float:
+    left, right = (torch.randn(rows, rows, device=device).to(dtype) for _ in range(2))
+
+    def turn(clock: Clock) -> None:
+        with clock.action(0):
+            torch.mm(left, right)
+
+    return float(2 * rows**3 / sample(turn, device, PATIENCE).min())
+
+
+def _memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _bandwidth(size: int, device: torch.device) -> float:
+    source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
+
+    def turn(clock: Clock) -> None:
+        with clock.action(0):
+            target.copy_(source)
+
+    return float(2 * size / sample(turn, device, PATIENCE).min())
+
+
+def _host_bandwidth(size: int, device: torch.device) -> float:
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+    def turn(clock: Clock) -> None:
+        with clock.action(0):
+            target.copy_(source, non_blocking=True)
+
+    return float(size / sample(turn, device, PATIENCE).min())

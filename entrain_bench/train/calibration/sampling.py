@@ -1,0 +1,82 @@
+"""How long something takes: repeated until its median is known well enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, floor, sqrt
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from entrain_bench.arrays import FloatArray
+from entrain_bench.train.measuring.clock import Clock
+
+# Calls before the first that counts, unless they take longer than a share of a point's time.
+WARM_UPS = 3
+WARM_UP_SHARE = 0.2
+# Between waits for a GPU, so that it always has kernels queued, as in training.
+GPU_BATCH = 5
+# Half width of a 95% interval, in standard deviations.
+Z = 1.96
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """When enough is enough.
+
+    Attributes:
+        least, most: repetitions.
+        precision: half width of the median's 95% interval, relative, that suffices.
+        point_s: time of a point; a repetition that is under way is finished.
+    """
+
+    least: int
+    most: int
+    precision: float
+    point_s: float
+
+
+def sample(turn: Callable[[Clock], None], device: torch.device, patience: Patience) -> FloatArray:
+    """Seconds of what each turn times, a row a repetition ``[repetitions, parts]``.
+
+    Args:
+        turn: does it once, and tells the clock when each part begins and ends.
+        device: where it computes.
+        patience: when to stop.
+    """
+    clock, started = Clock(device), perf_counter()
+    for _ in range(WARM_UPS):
+        _run(turn, clock, 1)
+        if perf_counter() - started > WARM_UP_SHARE * patience.point_s:
+            break
+    rows = np.zeros((0, 0))
+    started = perf_counter()
+    while True:
+        found = _run(turn, clock, GPU_BATCH if device.type == "cuda" else 1)
+        rows = np.concatenate([rows, found]) if len(rows) else found
+        enough = len(rows) >= patience.least and precision_of(rows.sum(axis=1)) <= patience.precision
+        if enough or len(rows) >= patience.most or perf_counter() - started > patience.point_s:
+            return rows
+
+
+def quantiles(seconds: FloatArray) -> tuple[float, ...]:
+    """Tenth percentile, median and ninetieth of repetitions."""
+    return tuple(float(value) for value in np.quantile(seconds, [0.1, 0.5, 0.9]))
+
+
+def precision_of(seconds: FloatArray) -> float:
+    """Half width of the 95% interval of the median, over the median; by order statistics, whatever the distribution."""
+    ordered, count = np.sort(seconds, kind="stable"), len(seconds)
+    half = Z * sqrt(count) / 2
+    low, high = max(0, floor(count / 2 - half)), min(count - 1, ceil(count / 2 + half))
+    return float((ordered[high] - ordered[low]) / 2 / np.median(ordered))
+
+
+def _run(turn: Callable[[Clock], None], clock: Clock, repetitions: int) -> FloatArray:
+    clock.start()
+    for _ in range(repetitions):
+        turn(clock)
+    rows = clock.rows()
+    return np.asarray((rows[:, 2] - rows[:, 1]).reshape(repetitions, -1))

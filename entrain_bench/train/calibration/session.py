@@ -1,0 +1,199 @@
+"""A profile from start to end: whatever is missing is measured, and kept in the file as soon as it is there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from entrain_bench.costs.profiled.file import read_profile, write_profile
+from entrain_bench.costs.profiled.points import CollectivePoint, DeviceProfile, StagePoint, StepPoint
+from entrain_bench.errors import UserError
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.train.calibration.collectives import measure_collectives
+from entrain_bench.train.calibration.constants import constants_of, device_name, subject_of
+from entrain_bench.train.calibration.layers import TargetStages
+from entrain_bench.train.calibration.packs import Target, packs_of, targets_of
+from entrain_bench.train.calibration.sampling import Patience
+from entrain_bench.train.calibration.settings import ProfileSettings
+from entrain_bench.train.calibration.stages import Bench, one_of_many
+from entrain_bench.train.calibration.steps import measure_step
+
+# Between two writes of the file.
+WRITE_S = 2.0
+# Ranks whose communication is measured unless others are asked for, where there are as many GPUs.
+USUAL_RANKS = (2, 4)
+
+
+@dataclass(slots=True)
+class Session:
+    """A profile that grows.
+
+    Attributes:
+        model: whose layers are timed.
+        settings: what is timed, and how long.
+        path: the file.
+        profile: what is measured so far.
+        device: what it is measured on.
+        left_out: packs that took too long or too much memory.
+    """
+
+    model: ModelSpec
+    settings: ProfileSettings
+    path: Path
+    profile: DeviceProfile
+    device: torch.device
+    left_out: list[str] = field(default_factory=list)
+    _written: float = 0.0
+
+    @classmethod
+    def begin(cls, model: ModelSpec, settings: ProfileSettings, path: Path, device: torch.device) -> Session:
+        """Begin a profile, or go on with the one in the file.
+
+        Raises:
+            UserError: for a file that is no profile, or one of something else.
+        """
+        dtype = dtype_of(settings, device)
+        subject = subject_of(model, dtype, device)
+        if path.exists():
+            profile = read_profile(path, f"output={path}")
+            if found := subject.difference(profile.subject):
+                raise UserError(f"output={path}: is a profile of {found}; choose another file, or remove it")
+            profile = replace(profile, finished=False)
+        else:
+            date = datetime.now(UTC).date().isoformat()
+            profile = DeviceProfile(subject, constants_of(settings, dtype, device, date), date)
+        return cls(model, settings, path, profile, device)
+
+    @property
+    def patience(self) -> Patience:
+        """How long a point is repeated."""
+        s = self.settings
+        return Patience(s.min_repetitions, s.max_repetitions, s.precision, s.point_s)
+
+    def targets(self) -> list[Target]:
+        """Every kind of layer at every tensor-parallel degree."""
+        degrees = self.settings.degrees(self.model)
+        return [target for module in self.model.modules for tp in degrees for target in targets_of(module, tp)]
+
+    def packs(self) -> list[tuple[Target, tuple[int, ...]]]:
+        """All packs that are to be timed, the smallest of each target first."""
+        return [
+            (target, lengths)
+            for target in self.targets()
+            for tokens in sorted(self.settings.tokens)
+            for lengths in packs_of(target, tokens)
+        ]
+
+    def run(self, advance: Callable[[str], None]) -> DeviceProfile:
+        """Measure what is missing.
+
+        Args:
+            advance: called for every pack, and every point of communication, with what is next.
+
+        Returns:
+            The profile, which the file holds.
+
+        Raises:
+            UserError: for layers that cannot be built, or a file that cannot be written.
+            ExecutionError: if communication fails.
+        """
+        dtype = dtype_of(self.settings, self.device)
+        try:
+            with one_of_many(self.model, self.settings.degrees(self.model), dtype, self.device) as bench:
+                self._measure_steps(bench)
+                self._measure_stages(bench, advance)
+            self._measure_collectives(advance)
+            self.profile = replace(self.profile, finished=True)
+        finally:
+            write_profile(self.path, self.profile)
+        return self.profile
+
+    def _measure_steps(self, bench: Bench) -> None:
+        if self.profile.steps:
+            return
+        for target in targets_of(self.model.llm, min(bench.groups)):
+            for depth in target.depths:
+                self._keep(steps=[measure_step(target, depth, bench, self.patience)])
+
+    def _measure_stages(self, bench: Bench, advance: Callable[[str], None]) -> None:
+        known = {point.key for point in self.profile.stages}
+        stages: TargetStages | None = None
+        for target, lengths in self.packs():
+            what = f"{target.module.name} {target.kind}, tp {target.tp}, {sum(lengths)} tokens in {len(lengths)}"
+            advance(what)
+            if _is_measured(target, lengths, known):
+                continue
+            if stages is None or stages.target != target:
+                # Those before go first.
+                stages = None
+                stages = TargetStages.build(target, bench)
+            points = stages.measure(lengths, self.patience)
+            if not points:
+                self.left_out.append(what)
+            self._keep(stages=points)
+
+    def _measure_collectives(self, advance: Callable[[str], None]) -> None:
+        known = {(point.ranks, point.operation) for point in self.profile.collectives}
+        for num_ranks in ranks_of(self.settings, self.device):
+            advance(f"communication of {num_ranks} ranks")
+            if not any(ranks == num_ranks for ranks, _ in known):
+                sizes = self.settings.message_bytes
+                points = measure_collectives(self.device.type, num_ranks, sizes, self.patience, lambda _: None)
+                self._keep(collectives=points)
+
+    def _keep(
+        self,
+        stages: list[StagePoint] | None = None,
+        steps: list[StepPoint] | None = None,
+        collectives: list[CollectivePoint] | None = None,
+    ) -> None:
+        """Add points; the file is written now and then."""
+        before = self.profile
+        self.profile = replace(
+            before,
+            stages=(*before.stages, *(stages or ())),
+            steps=(*before.steps, *(steps or ())),
+            collectives=(*before.collectives, *(collectives or ())),
+        )
+        if perf_counter() - self._written > WRITE_S:
+            write_profile(self.path, self.profile)
+            self._written = perf_counter()
+
+
+def dtype_of(settings: ProfileSettings, device: torch.device) -> torch.dtype:
+    """Of parameters and activations: what is asked for, else what training takes on such a device."""
+    name = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def ranks_of(settings: ProfileSettings, device: torch.device) -> tuple[int, ...]:
+    """Numbers of ranks whose communication is measured: what is asked for, else what the machine has.
+
+    Raises:
+        UserError: for more ranks than GPUs.
+    """
+    found = torch.cuda.device_count() if device.type == "cuda" else max(USUAL_RANKS)
+    if settings.ranks is None:
+        return tuple(ranks for ranks in USUAL_RANKS if ranks <= found)
+    if device.type == "cuda" and max(settings.ranks, default=0) > found:
+        raise UserError(f"ranks={[*settings.ranks]}: must be at most the {found} GPUs of this machine")
+    return settings.ranks
+
+
+def default_path(model: ModelSpec, device: torch.device, dtype: torch.dtype) -> Path:
+    """Where a profile goes unless told otherwise: one file for each model, device and dtype."""
+    words = f"{model.name} {device_name(device)} {str(dtype).removeprefix('torch.')}"
+    return Path("results") / "profiles" / f"{re.sub('[^A-Za-z0-9_.]+', '-', words)}.json"
+
+
+def _is_measured(
+    target: Target, lengths: tuple[int, ...], known: set[tuple[str, str, int, int, tuple[int, ...]]]
+) -> bool:
+    return all((target.module.name, target.kind, depth, target.tp, lengths) in known for depth in target.depths)

@@ -1,0 +1,124 @@
+"""Stages of one kind of layer on one process, as one of several tensor-parallel ranks holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from entrain_bench.specs.model import ModelSpec, ModuleSpec, build_layers
+from entrain_bench.train.calibration.packs import Target
+from entrain_bench.train.device import to_device
+from entrain_bench.train.modules import Pack, StageGroups, build_stage, input_width
+from entrain_bench.train.modules.ends import merge_tokens
+from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
+
+# Whatever the weights: times do not depend on values.
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where stages are built and run.
+
+    Attributes:
+        model: the model.
+        groups: of a rank that is the first of so many tensor-parallel ones, by their number.
+        alone: this rank only.
+        dtype, device: of parameters and activations.
+    """
+
+    model: ModelSpec
+    groups: dict[int, StageGroups]
+    alone: dist.ProcessGroup
+    dtype: torch.dtype
+    device: torch.device
+
+    def build(self, target: Target, depth: int) -> TrainedStage:
+        """A stage of so many layers of the target's kind, with gradient buffers and optimizer.
+
+        Raises:
+            UserError: for a layer that cannot be built.
+        """
+        module, held = _module_of(target, depth)
+        groups = self.groups[target.tp]
+        stage = build_stage(
+            self.model, module, held, groups, dtype=self.dtype, seed=SEED, device=self.device, recompute=False
+        )
+        return train_stage(stage, groups, self.alone, OptimizerSettings())
+
+    def inputs(self, target: Target, lengths: Sequence[int]) -> Inputs:
+        """What the forward of a stage takes for sequences of these lengths."""
+        module, total = target.module, sum(lengths)
+        hidden = (total, module.config.hidden_size)
+        first, last = (target.kind == module.layers[end].kind for end in (0, -1))
+        if module.is_encoder:
+            merge = merge_tokens(module)
+            pack = Pack(tuple(lengths), tuple(-(-length // merge) for length in lengths))
+            if first:
+                features = torch.rand(total, input_width(module), pin_memory=self.device.type == "cuda")
+                return Inputs(pack, lambda: to_device(features, self.device))
+            return Inputs(pack, self._leaf(hidden))
+        # The first half of every sample is what encoders hand over.
+        ids = torch.cat([torch.arange(length) % module.config.vocab_size for length in lengths])
+        ids[torch.cat([torch.arange(length) < length // 2 for length in lengths])] = -1
+        pack = Pack(tuple(lengths), (), ids, ids.clamp(min=0))
+        if not first:
+            return Inputs(pack, self._leaf(hidden), is_loss=last)
+        projected = int((ids < 0).sum())
+        return Inputs(pack, self._leaf((projected, hidden[1])) if projected else lambda: None)
+
+    def _leaf(self, shape: tuple[int, ...]) -> Callable[[], Tensor]:
+        values = torch.randn(shape, dtype=self.dtype, device=self.device)
+        return lambda: values.detach().requires_grad_()
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a stage is run with.
+
+    Attributes:
+        pack: the sequences.
+        start: makes what the first layer takes, anew for each forward; of an encoder's features on the device.
+        is_loss: whether the stage ends in the loss.
+    """
+
+    pack: Pack
+    start: Callable[[], Tensor | None]
+    is_loss: bool = False
+
+
+@contextmanager
+def one_of_many(model: ModelSpec, degrees: Sequence[int], dtype: torch.dtype, device: torch.device) -> Iterator[Bench]:
+    """A process that takes itself for the first of several ranks: collectives return at once, with what is at hand.
+
+    So a layer is built and run as its shard is in training, while communication costs the copy of its result at most.
+    """
+    # PyTorch keeps its communication without partners, for tests of its own, under this name.
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    prepare_platform()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=max(degrees))
+    try:
+        alone = dist.new_group([0])
+        groups = {tp: StageGroups(dist.new_group(list(range(tp))), alone, alone) for tp in degrees}
+        yield Bench(model, groups, alone, dtype, device)
+    finally:
+        dist.destroy_process_group()
+
+
+def _module_of(target: Target, depth: int) -> tuple[ModuleSpec, range]:
+    """The module, with so many blocks of the target's kind, and the layers of it that a stage holds."""
+    module, kind = target.module, target.kind
+    full = tuple(range(depth)) if kind == "block" else ()
+    config = replace(module.config, num_layers=depth, full_attention_layers=full if module.config.window_tokens else ())
+    layers = build_layers(config)
+    held = [index for index, layer in enumerate(layers) if layer.kind == kind]
+    return ModuleSpec(module.name, module.role, config, layers), range(held[0], held[-1] + 1)

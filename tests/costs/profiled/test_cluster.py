@@ -1,0 +1,72 @@
+"""Clusters with a profiled device: constants of the file, and links that come closest to what was measured."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from entrain_bench.costs.links import all_gather_s, all_reduce_s, send_s
+from entrain_bench.costs.profiled.cluster import cluster_with_times, fitted_link
+from entrain_bench.costs.profiled.points import CollectivePoint
+from entrain_bench.errors import UserError
+from entrain_bench.run import compose_cells
+from entrain_bench.specs.cluster import ClusterSpec, LinkTier
+from entrain_bench.specs.model import ModelSpec
+from support.profiled import CONSTANTS, profile_of_formula, three, written
+
+MODEL = ModelSpec.from_config(compose_cells(["model=tiny"])[0].config.model)
+
+
+def cluster(path: Path, *overrides: str) -> ClusterSpec:
+    override = written(path, profile_of_formula(MODEL, tokens=(1,)))
+    given = ("model=tiny", "cluster=tiny", "cluster/device=profiled", override, *overrides)
+    return cluster_with_times(compose_cells(given)[0].config.cluster, MODEL)[0]
+
+
+def test_constants_are_those_of_the_file(tmp_path: Path) -> None:
+    found = cluster(tmp_path / "x.json")
+    assert found.device.name == "made up"
+    for name in ("peak_bf16_flops", "memory_bytes", "memory_bandwidth_bytes_per_s", "host_bandwidth_bytes_per_s"):
+        assert getattr(found.device, name) == getattr(CONSTANTS, name)
+        assert found.sources[f"device.{name}"] == "made up"
+    assert [tier.name for tier in found.tiers] == ["nvlink", "pcie", "network"]
+
+
+def test_links_that_are_left_to_the_profile_are_those_it_measured(tmp_path: Path) -> None:
+    found = cluster(tmp_path / "x.json", "cluster/node=profiled")
+    (tier,) = found.tiers
+    assert (tier.num_ranks, found.num_ranks) == (4, 4)
+    assert tier.bandwidth_bytes_per_s == pytest.approx(1e9, rel=1e-3)
+    assert tier.latency_s == pytest.approx(1e-5, rel=1e-3)
+    assert "fitted to" in found.sources["tiers.profiled.latency_s"]
+
+
+def test_a_fitted_link_gives_back_what_the_formulas_say() -> None:
+    tier, sizes = LinkTier("x", 8, 3e9, 2e-5), np.array([1e3, 1e6])
+    formulas = {
+        "all_gather": lambda size: all_gather_s(size, 4, tier),
+        "reduce_scatter": lambda size: all_gather_s(size, 4, tier),
+        "all_reduce": lambda size: all_reduce_s(size, 4, tier),
+        "send": lambda size: send_s(size, 1, tier),
+    }
+    points = tuple(
+        CollectivePoint(name, 4, int(size), three(float(formula(size))), 9)
+        for name, formula in formulas.items()
+        for size in sizes
+    )
+    link = fitted_link(points, "x")
+    assert link == pytest.approx({"bandwidth_bytes_per_s": 3e9, "latency_s": 2e-5}, rel=1e-3)
+
+
+def test_links_that_were_not_measured_are_named(tmp_path: Path) -> None:
+    profile = replace(profile_of_formula(MODEL, tokens=(1,)), collectives=())
+    override = written(tmp_path / "x.json", profile)
+    given = ("model=tiny", "cluster=tiny", "cluster/device=profiled", "cluster/node=profiled", override)
+    with pytest.raises(UserError, match=r"cluster.tiers.profiled: has no communication; entrain-bench profile ranks="):
+        cluster_with_times(compose_cells(given)[0].config.cluster, MODEL)
+
+
+def test_links_of_the_profile_do_not_join_machines(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="ordered from the smallest block to all 8 ranks"):
+        cluster(tmp_path / "x.json", "cluster/node=profiled", "cluster.num_nodes=2")

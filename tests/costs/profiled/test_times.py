@@ -1,0 +1,172 @@
+"""Layer times of a profile: what the formula behind it says, outside its grid an error, and bounds that hold."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entrain_bench.arrays import offsets_from_counts
+from entrain_bench.costs.profiled.layers import curves_of, residuals
+from entrain_bench.costs.profiled.points import DeviceProfile
+from entrain_bench.costs.profiled.times import ProfiledTimes
+from entrain_bench.costs.roofline import PassTimes, Roofline
+from entrain_bench.errors import UserError
+from entrain_bench.run import compose_cells
+from entrain_bench.specs.model import ModelSpec
+from support.builders import tiny_cluster
+from support.profiled import (
+    BACKWARD,
+    REMADE,
+    layer_s,
+    noise,
+    profile_of_formula,
+    stage_s,
+)
+
+MODEL = ModelSpec.from_config(compose_cells(["model=tiny"])[0].config.model)
+VISION, LLM = MODEL.modules
+CLUSTER = tiny_cluster()
+
+
+@cache
+def profile(seed: int | None = None) -> DeviceProfile:
+    return profile_of_formula(MODEL, error=noise(seed, 0.3)) if seed is not None else profile_of_formula(MODEL)
+
+
+def times(seed: int | None = None, extrapolate: bool = False) -> ProfiledTimes:
+    return ProfiledTimes.of(profile(seed), MODEL, CLUSTER, "cluster.device.path=x", extrapolate)
+
+
+def one_pack(module_times: ProfiledTimes, lengths: list[int], recompute: bool = False, **degrees: int) -> PassTimes:
+    """The LLM in two stages on one pack."""
+    loads = module_times.loads(LLM, np.array(lengths), np.array([0, len(lengths)]))
+    counts = LLM.kind_counts([4, 6])
+    return module_times.stages_s(LLM, loads, counts, degrees.get("tp", 1), degrees.get("cp", 1), recompute)
+
+
+# Lengths of no measured pack: the formula is linear, so curves are exact between knots.
+LENGTHS = [700, 20, 300]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_stages_are_their_layers_and_what_a_stage_adds(recompute: bool) -> None:
+    embed, block, head = (layer_s(layer.attention, LENGTHS) for layer in LLM.kinds)
+    beside = stage_s(sum(LENGTHS))
+    found = one_pack(times(), LENGTHS, recompute)
+    assert found.forward_s[0] == pytest.approx([embed + 3 * block + beside, 5 * block + head + beside], rel=1e-4)
+    back = REMADE if recompute else BACKWARD
+    # Neither embedding nor head is recomputed.
+    expected = [BACKWARD * embed + back * (3 * block + beside), BACKWARD * head + back * (5 * block + beside)]
+    assert found.backward_s[0] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_stage_without_blocks_adds_nothing() -> None:
+    loads = times().loads(LLM, np.array(LENGTHS), np.array([0, 3]))
+    found = times().stages_s(LLM, loads, LLM.kind_counts([1, 9]), 1, 1, False)
+    assert found.forward_s[0, 0] == pytest.approx(layer_s(None, LENGTHS), rel=1e-4)
+
+
+def test_windows_are_counted_as_segments() -> None:
+    windowed = VISION.kinds[1]
+    assert windowed.kind == "window_block"
+    loads = times().loads(VISION, np.array([64, 65]), np.array([0, 1, 2]))
+    assert loads.segments["window_block"].tolist() == [1.0, 2.0]
+    assert loads.segments["block"].tolist() == [1.0, 1.0]
+    found = times().layers_s(VISION, loads, 1, 1)[1]
+    assert found.forward_s == pytest.approx([layer_s(windowed.attention, [n]) for n in (64, 65)], rel=1e-3)
+
+
+def test_tensor_parallel_shards_are_those_measured_and_communicate_as_the_roofline_has_it() -> None:
+    block = LLM.kinds[1]
+    loads = times().loads(LLM, np.array(LENGTHS), np.array([0, 3]))
+    found = times().layers_s(LLM, loads, 2, 1)[1]
+    assert found.forward_s[0] == pytest.approx(layer_s(block.attention, LENGTHS, tp=2), rel=1e-4)
+    comm, back = Roofline(CLUSTER).comm_s(block, loads.tokens, 2, 1)
+    assert found.forward_comm_s[0] == comm[0] > 0
+    assert found.backward_comm_s[0] == back[0]
+    again = one_pack(times(), LENGTHS, recompute=True, tp=2)
+    plain = one_pack(times(), LENGTHS, tp=2)
+    # The blocks' communication is repeated with their forwards; the embedding's is not.
+    assert again.backward_comm_s[0, 0] - plain.backward_comm_s[0, 0] == pytest.approx(3 * comm[0])
+
+
+def test_context_parallel_ranks_have_a_share_of_everything() -> None:
+    whole = times().loads(LLM, np.array([400, 200]), np.array([0, 2]))
+    shares = times().layers_s(LLM, whole, 1, 2)[1].forward_s[0]
+    block = LLM.kinds[1].attention
+    once = layer_s(block, [400, 200]) - layer_s(block, [1]) + layer_s(None, [1])
+    assert shares == pytest.approx(1e-4 + (once - 1e-4) / 2, rel=0.01)
+
+
+def test_an_optimizer_step_is_a_start_and_a_share_a_parameter() -> None:
+    assert times().optimizer_s(np.array([0.0, 5e6])) == pytest.approx([0.0, 1e-4 + 5e-3], rel=1e-6)
+
+
+def test_chunks_without_tokens_take_no_time() -> None:
+    loads = times().loads(LLM, np.array([5]), np.array([0, 0, 1]))
+    assert times().layers_s(LLM, loads, 1, 1)[1].forward_s[0] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "tp", "says"),
+    [
+        ([2_000_000], 1, "llm embed at tp 1: 2000000 tokens, outside the profiled 1..1048576; profile more, or"),
+        ([16], 4, r"llm embed was profiled at tp 1, 2, not at 4; entrain-bench profile tp=\[...\] adds degrees"),
+    ],
+)
+def test_what_was_not_measured_is_named(lengths: list[int], tp: int, says: str) -> None:
+    with pytest.raises(UserError, match=f"^cluster.device.path=x: {says}"):
+        one_pack(times(), lengths, tp=tp)
+
+
+def test_sequences_too_long_together_are_named_and_extrapolated_on_request() -> None:
+    # Long sequences were left out: as many tokens were measured, but in many sequences.
+    stages = tuple(p for p in profile().stages if p.kind in ("embed", "head") or max(p.lengths) <= 8192)
+    short = ProfiledTimes.of(
+        DeviceProfile(profile().subject, profile().constants, "", True, stages, profile().steps),
+        MODEL,
+        CLUSTER,
+        "cluster.device.path=x",
+    )
+    says = r"llm block at tp 1: 40000 tokens in sequences that make 8e\+08 attention scores, outside the profiled 0..\d"
+    with pytest.raises(UserError, match=says):
+        one_pack(short, [40_000])
+    seconds = one_pack(short.beyond, [40_000]).forward_s[0, 1]
+    expected = 5 * layer_s(LLM.kinds[1].attention, [40_000]) + layer_s(None, [40_000]) + stage_s(40_000)
+    assert seconds == pytest.approx(expected, rel=1e-3)
+
+
+def test_residuals_are_those_of_the_noise() -> None:
+    assert max(abs(each.relative) for each in residuals(profile(), MODEL.modules)) < 1e-4
+    errors = [abs(each.relative) for each in residuals(profile(3), MODEL.modules)]
+    # Errors are uniform up to 0.3: curves with fewer parts than there are points cannot follow all of them.
+    assert 0.02 < np.median(errors) < 0.3
+
+
+def test_kept_bytes_are_a_layers_own() -> None:
+    curves = curves_of(profile(), MODEL.modules)
+    assert curves["llm", "block", 1].kept_bytes_per_token == (100.0, 10.0)
+    assert curves["llm", "head", 2].kept_bytes_per_token == (50.0, 5.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 5), draw=st.integers(0, 2**31), tp=st.integers(1, 2), cp=st.integers(1, 2))
+def test_times_rise_and_no_packing_beats_the_least_work(seed: int, draw: int, tp: int, cp: int) -> None:
+    rng = np.random.default_rng(draw)
+    noisy = times(seed)
+    module = MODEL.modules[int(rng.integers(2))]
+    lengths = rng.integers(1, 3000, 12)
+    counts, recompute = module.kind_counts([3, 7]), bool(rng.integers(2))
+
+    def seconds(offsets: np.ndarray) -> np.ndarray:
+        return noisy.stages_s(module, noisy.loads(module, lengths, offsets), counts, tp, cp, recompute).total_s
+
+    cuts = np.sort(rng.integers(0, 13, int(rng.integers(0, 6))))
+    packed = seconds(np.concatenate([[0], cuts, [12]]))
+    least = noisy.work_s(module, noisy.loads(module, lengths, np.array([0, 12])), counts, tp, cp, recompute)
+    assert (packed.sum(axis=0) >= least[0] * (1 - 1e-12)).all()
+    # A chunk takes at least as long as any of its sequences alone.
+    alone, together = seconds(np.arange(13)), seconds(offsets_from_counts(np.array([12])))
+    assert (alone.max(axis=0) <= together[0] * (1 + 1e-12)).all()

@@ -1,0 +1,153 @@
+"""Frozen modules: what has no gradients takes no time, no memory and no synchronisation for them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entrain_bench.config.tree import choices
+from entrain_bench.costs.bound import lower_bound_s
+from entrain_bench.costs.memory import Memory
+from entrain_bench.costs.roofline import loads_of
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.experiment import Setting, prepare, run_experiment
+from entrain_bench.program import Pass
+from entrain_bench.program.assignment import same_microbatches
+from entrain_bench.program.layout import Layout
+from entrain_bench.run import compose_cells
+from entrain_bench.specs.layer import BF16_BYTES
+from entrain_bench.specs.model import TRAINING_FLOPS
+from entrain_bench.strategy.schedules import chain_program, stages_behind
+from support.builders import chain_layout, samples, tiny_cluster, tiny_model, uniform_batch
+
+SMALL = ("workload=synthetic", "model=tiny", "cluster=tiny", "global_batch=16", "layout.tp=1", "layout.dp=2")
+MODEL = tiny_model(encoder=4, llm=4)
+VISION, LLM = (MODEL.with_frozen([name]) for name in ("vision", "llm"))
+CLUSTER = tiny_cluster(launch_s=0.0)
+
+
+def test_an_encoder_keeps_learning_in_its_projector_alone() -> None:
+    vision = VISION.module("vision")
+    assert [layer.learns for layer in vision.layers] == [False] * 5 + [True]
+    assert [layer.backward_share for layer in vision.layers] == [0.0] * 5 + [1.0]
+    assert vision.layers[-1] == MODEL.module("vision").layers[-1]
+    assert vision.learning_parameters == vision.layers[-1].parameters
+    assert VISION.llm == MODEL.llm
+    # The projector before it learns, so the LLM hands gradients on.
+    assert {(layer.learns, layer.backward_share) for layer in LLM.llm.layers} == {(False, 0.5)}
+    # Nothing does before an LLM without encoders.
+    alone = MODEL.with_frozen(["vision"]).llm.frozen(passes_gradients=False)
+    assert not alone.has_backward
+
+
+def test_frozen_blocks_run_forward_alone_or_half_the_products_of_a_backward() -> None:
+    truths = [CostTruth(model, CLUSTER).roofline for model in (MODEL, LLM, VISION)]
+    llm = MODEL.llm
+    loads = loads_of(llm, np.array([300, 500]), np.array([0, 2]))
+    (block,) = (kind for kind in llm.kinds if kind.kind == "block")
+    full, half, none = (
+        truth.layer_s(layer, loads, 1, 1)
+        for truth, layer in zip(truths, (block, block.frozen(True), block.frozen(False)), strict=True)
+    )
+    gemms = sum(float(truths[0].gemm_s(gemm, loads.tokens, 1, 1)[0]) for gemm in block.gemms)
+    assert full.forward_s == half.forward_s == none.forward_s
+    # Two products a forward's, one of them for the weights.
+    assert full.backward_s[0] - half.backward_s[0] == pytest.approx(gemms)
+    assert none.backward_s[0] == none.backward_comm_s[0] == 0.0
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_stages_without_backward_take_no_time_for_it_and_recompute_nothing(recompute: bool) -> None:
+    layout = chain_layout(VISION, 2, 2, 4, recompute=recompute)
+    shapes, assignment = uniform_batch(VISION, 4)
+    truth = CostTruth(VISION, CLUSTER)
+    program = chain_program(VISION, shapes, layout, assignment, stages_behind(layout))
+    prices = truth.price(program)
+    backward = prices.duration_s[program.backward_actions(0)]
+    assert np.all(backward[:, 0] == 0.0)
+    assert np.all(backward[:, 1] > 0.0)
+    # The gradient of the projector's input goes nowhere.
+    waits = np.repeat(np.arange(program.num_actions), np.diff(program.dep_offsets))
+    first_stage = np.isin(waits, program.backward_actions(0)[:, 0])
+    assert np.all(program.dep_bytes[first_stage] == 0)
+    assert np.all(program.dep_bytes[np.isin(waits, program.backward_actions(0)[:, 1])] > 0)
+    change, working = truth.memory.action_bytes(program)
+    assert np.all(change[program.forward_actions(0)[:, 0]] == 0.0)
+    assert np.all(working[program.backward_actions(0)[:, 0]] == 0.0)
+
+
+def test_frozen_stages_hold_bf16_weights_and_neither_synchronise_nor_step() -> None:
+    layout = chain_layout(MODEL, 2, 2, 4, dp=2)
+    for model, name, frozen in ((VISION, "vision", [True, False]), (LLM, "llm", [True, True])):
+        module, placed = model.module(name), layout.module(name)
+        truth, full = CostTruth(model, CLUSTER), Memory(MODEL).stage_state_bytes(MODEL.module(name), placed)
+        held = truth.memory.stage_state_bytes(module, placed)
+        weights = BF16_BYTES * truth.memory.stage_parameters(module, placed)
+        for stage, still in enumerate(frozen):
+            assert (held[stage] == weights[stage]) == still
+            assert held[stage] < full[stage]
+            for kind in (Pass.GRAD_SYNC, Pass.OPTIMIZER):
+                assert (truth.step_s(module, placed, kind)[stage] == 0.0) == still
+
+
+def test_model_flops_count_what_gradients_need() -> None:
+    shapes = samples((100, [400]), (50, [200, 100]))
+    full = TRAINING_FLOPS * MODEL.forward_flops(shapes)
+    assert MODEL.training_flops(shapes) == full
+    vision, llm = MODEL.modules
+    blocks = vision.forward_flops(shapes.item_encoder_tokens).sum()
+    head = vision.layers[-1].forward_flops(shapes.item_encoder_tokens).sum()
+    assert VISION.training_flops(shapes) == pytest.approx(full - 2 * (blocks - head))
+    attention = sum(layer.attention.flops(shapes.llm_tokens).sum() for layer in llm.layers if layer.attention)
+    products = llm.forward_flops(shapes.llm_tokens).sum() - attention
+    assert LLM.training_flops(shapes) == pytest.approx(full - products)
+
+
+@cache
+def setting(*overrides: str) -> tuple[Setting, Layout]:
+    (cell,) = compose_cells([*SMALL, *overrides])
+    made = prepare(cell.config)
+    return made, made.strategy.plan(made.profile)
+
+
+@pytest.mark.parametrize("frozen", ["vision", "llm"])
+@pytest.mark.parametrize("strategy", choices("strategy"))
+def test_every_strategy_trains_the_rest_in_less_time_and_memory(strategy: str, frozen: str) -> None:
+    seconds = {}
+    for freeze in ("[]", f"[{frozen}]"):
+        made, layout = setting(f"strategy={strategy}", f"freeze={freeze}")
+        shapes = made.source.batch(0, made.job.global_batch, 0)
+        program = made.strategy.program(shapes, layout, made.profile)
+        timeline = made.executor.execute(program)  # type: ignore[union-attr]
+        seconds[freeze] = timeline.iteration_time_s
+        assert timeline.iteration_time_s >= lower_bound_s(made.truth, layout, shapes) * (1 - 1e-12)
+    assert seconds[f"[{frozen}]"] < seconds["[]"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**31), extra=st.integers(0, 3), frozen=st.sampled_from(["vision", "llm"]))
+def test_random_assignments_with_frozen_modules_stay_above_the_bound(seed: int, extra: int, frozen: str) -> None:
+    made, layout = setting("strategy=megatron", f"freeze=[{frozen}]")
+    shapes = made.source.batch(seed % 100, 16, 0)
+    rng = np.random.default_rng(seed)
+    replica, encoder = rng.integers(0, 2, 16), rng.integers(0, 1 + rng.integers(6), 16)
+    assignment = same_microbatches(made.job.model, shapes, replica, encoder, encoder + rng.integers(0, 3, 16))
+    warmup = [behind + extra for behind in stages_behind(layout)]
+    program = chain_program(made.job.model, shapes, layout, assignment, warmup, split_backward=bool(rng.integers(2)))
+    timeline = made.executor.execute(program)  # type: ignore[union-attr]
+    assert timeline.iteration_time_s >= lower_bound_s(made.truth, layout, shapes) * (1 - 1e-12)
+
+
+def test_what_cannot_be_frozen_is_named() -> None:
+    for freeze, reason in (("[vison]", r"freeze=vison: unknown"), ("[vision,llm]", "something must learn")):
+        (cell,) = compose_cells([*SMALL, f"freeze={freeze}"])
+        with pytest.raises(UserError, match=reason):
+            prepare(cell.config)
+    (cell,) = compose_cells([*SMALL, "freeze=[vision]", "harness=train"])
+    with pytest.raises(IncompatibleError, match=r"freeze=\['vision'\]: harness=train"):
+        run_experiment(cell.config)

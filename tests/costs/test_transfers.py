@@ -1,0 +1,398 @@
+"""Transfers that queue for links: by hand, against slow references, and under the cost truth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
+from entrain_bench.costs.edges import edges_of
+from entrain_bench.costs.transfers import Transfers, both, transfers_between_blocks
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.errors import DeadlockError
+from entrain_bench.program import Pass, Program
+from entrain_bench.program.assignment import same_microbatches
+from entrain_bench.program.layout import Layout
+from entrain_bench.simulate import Simulator, place_actions
+from entrain_bench.specs.framework import Framework
+from entrain_bench.strategy.schedules import chain_program, stages_behind
+from support.builders import (
+    StuckError,
+    as_ints,
+    chain_layout,
+    durations,
+    find,
+    no_delay,
+    placed,
+    reference_times,
+    samples,
+    tiny_cluster,
+    tiny_model,
+    uniform_batch,
+)
+from support.programs import LAYOUTS, assert_cycle_is_real, handmade_layout, random_program, random_times, swap_entries
+
+MODEL = tiny_model(encoder=2, llm=2)
+
+
+def crossing(program: Program) -> IntArray:
+    """Dependencies between modules."""
+    return np.flatnonzero(program.module[program.dep_actions] != program.module[rows_of(program.dep_offsets)])
+
+
+def relay_of(program: Program, link_s: float | FloatArray) -> Transfers:
+    """A gather and a scatter by microbatch and direction, one dependency at a time ``[gathers]``."""
+    targets = rows_of(program.dep_offsets)
+    labels: dict[int, tuple[int, Pass]] = {}
+    for edge in crossing(program).tolist():
+        target = program.view(int(targets[edge]))
+        ends = (target, program.view(int(program.dep_actions[edge])))
+        (llm,) = (view for view in ends if view.module == "llm")
+        labels[edge] = (llm.microbatch, target.kind)
+    names = sorted(set(labels.values()))
+    count, gather = len(names), np.full(len(program.dep_actions), -1)
+    gather[list(labels)] = [names.index(label) for label in labels.values()]
+    return Transfers(
+        first=gather,
+        last=np.where(gather >= 0, gather + count, -1),
+        follows=as_ints([-1] * count + [*range(count)]),
+        link_s=np.tile(np.broadcast_to(np.asarray(link_s, np.float64), count), 2),
+        link_offsets=np.arange(2 * count + 1),
+        links=as_ints([0] * count + [1] * count),
+        num_links=2,
+    )
+
+
+def chain_of(num_microbatches: int) -> Program:
+    layout = chain_layout(MODEL, 1, 1, num_microbatches)
+    shapes, assignment = uniform_batch(MODEL, num_microbatches)
+    return chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
+
+
+def test_transfers_of_two_microbatches_take_turns() -> None:
+    program = chain_of(2)
+    relay = relay_of(program, 6.0)
+    start, end, wait = place_actions(program, durations(program, lambda _: 1.0), no_delay(program), relay)
+    # encoder: F0 0-1, F1 1-2; LLM: F0 B0 F1 B1
+    # in:  0 1-7   1 7-13            back 0 15-21   back 1 21-27
+    # out:         0 7-13   1 13-19                 back 0 21-27   back 1 27-33
+    assert [start[find(program, "llm", Pass.FORWARD, 0, [k])] for k in (0, 1)] == [13.0, 19.0]
+    assert [wait[find(program, "llm", Pass.FORWARD, 0, [k])] for k in (0, 1)] == [12.0, 4.0]
+    assert [start[find(program, "vision", Pass.BACKWARD, 0, [k])] for k in (0, 1)] == [27.0, 33.0]
+    assert end.max() == 34.0
+
+
+def test_forward_and_backward_transfers_share_both_directions() -> None:
+    program = chain_of(2)
+    relay = relay_of(program, 6.0)
+    took = durations(program, lambda view: 10.0 if view.module == "vision" else 1.0)
+    start, end, wait = place_actions(program, took, no_delay(program), relay)
+    # encoder: F0 0-10, F1 10-20; LLM: F0 22-23, B0 23-24, F1 32-33, B1 33-34
+    # in:  0 10-16          1 20-26          back 0 26-32 (ready at 24)   back 1 34-40
+    # out:         0 16-22          1 26-32  back 0 32-38                 back 1 40-46
+    assert start[find(program, "llm", Pass.FORWARD, 0, [1])] == 32.0
+    first, second = (find(program, "vision", Pass.BACKWARD, 0, [k]) for k in (0, 1))
+    assert (start[first], wait[first]) == (38.0, 14.0)
+    assert (start[second], wait[second]) == (48.0, 0.0)
+    assert end.max() == 58.0
+
+
+def test_a_gather_starts_when_the_last_replica_is_done() -> None:
+    layout = Layout((placed(MODEL.modules[0], [[[0]], [[1]]]), placed(MODEL.modules[1], [[[2]], [[3]]])), 1)
+    shapes, assignment = uniform_batch(MODEL, 1, dp=2)
+    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
+    took = durations(program, lambda view: 5.0 if (view.module, view.replica) == ("vision", 1) else 1.0)
+    start, _, wait = place_actions(program, took, no_delay(program), relay_of(program, 2.0))
+    replicas = [find(program, "llm", Pass.FORWARD, 0, [k], replica=k) for k in (0, 1)]
+    assert start[replicas].tolist() == [9.0, 9.0]
+    assert wait[replicas].tolist() == [8.0, 4.0]
+
+
+def gathered(program: Program, relay: Transfers) -> Program:
+    """The program whose actions wait for all sources of the transfers they need."""
+    rows = []
+    for action in range(program.num_actions):
+        row = slice(program.dep_offsets[action], program.dep_offsets[action + 1])
+        shared = np.isin(relay.first, relay.first[row]) & (relay.first >= 0)
+        rows.append(np.union1d(program.dep_actions[row], program.dep_actions[shared]))
+    return replace(program, dep_offsets=offsets_from_counts(as_ints(map(len, rows))), dep_actions=np.concatenate(rows))
+
+
+def relayed_reference(
+    program: Program, duration: FloatArray, delay: FloatArray, relay: Transfers, contention: bool = True
+) -> tuple[list[float], list[float], list[float]]:
+    """Times by repetition: place actions with the arrivals found so far, then serve transfers by readiness.
+
+    The transfer served k-th is right after k rounds, for nothing that it waits for comes later.
+    """
+    extra, count = np.zeros(len(delay)), len(relay) // 2
+    for _ in range(count + 2):
+        start, end, wait = reference_times(program, duration, delay + extra)
+        done = np.array(end)[program.dep_actions]
+        ready = [float(done[relay.first == number].max()) for number in range(count)]
+        gathered_at, arrival = np.zeros(count), np.zeros(count)
+        for begin, done_at in ((ready, gathered_at), (gathered_at, arrival)):
+            free = -np.inf
+            for number in sorted(range(count), key=lambda number: (begin[number], number)):
+                free = (
+                    max(free, begin[number]) + relay.link_s[number]
+                    if contention
+                    else begin[number] + relay.link_s[number]
+                )
+                done_at[number] = free
+        before, extra = extra, np.where(relay.first >= 0, arrival[relay.first] - done, 0.0)
+        if np.array_equal(before, extra):
+            return start, end, wait
+    raise AssertionError("no fixed point")
+
+
+def test_random_programs_run_like_the_reference_or_deadlock_with_it() -> None:
+    stuck_count = contended = 0
+    names = list(LAYOUTS)
+    for seed in range(120):
+        rng = np.random.default_rng(seed)
+        program = random_program(rng, handmade_layout(names[seed % len(names)]))
+        if seed % 3 == 0:
+            program = swap_entries(rng, program, 1)
+        duration, delay = random_times(rng, program)
+        count = len(relay_of(program, 0.0)) // 2
+        if not count:
+            continue
+        relay = relay_of(program, rng.integers(0, 9, count).astype(np.float64))
+        delay[relay.first >= 0] = 0.0
+        together = gathered(program, relay)
+        try:
+            reference_times(together, duration, no_delay(together))
+        except StuckError as stuck:
+            stuck_count += 1
+            with pytest.raises(DeadlockError) as error:
+                place_actions(program, duration, delay, relay)
+            assert_cycle_is_real(together, str(error.value), stuck)
+            continue
+        found = place_actions(program, duration, delay, relay)
+        for name, ours, theirs in zip(
+            ("start", "end", "wait"), found, relayed_reference(program, duration, delay, relay), strict=True
+        ):
+            assert np.array_equal(ours, theirs), (seed, name)
+        alone = relayed_reference(program, duration, delay, relay, contention=False)
+        assert np.all(found[0] >= np.array(alone[0])), seed
+        contended += bool(np.any(found[0] > np.array(alone[0])))
+    assert stuck_count >= 20
+    assert contended >= 20
+
+
+def test_an_infinitely_fast_rank_only_makes_transfers_wait_for_all_their_sources() -> None:
+    checked = 0
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        program = random_program(rng, handmade_layout("disjoint, encoder dp 1, llm dp 2"))
+        relay = relay_of(program, 0.0)
+        duration, _ = random_times(rng, program)
+        together = gathered(program, relay)
+        try:
+            expected = place_actions(together, duration, no_delay(together))
+        except DeadlockError:
+            continue
+        found = place_actions(program, duration, no_delay(program), relay)
+        assert np.array_equal(found[0], expected[0])
+        assert np.array_equal(found[1], expected[1])
+        checked += 1
+    assert checked >= 10
+
+
+# Under the cost truth
+
+
+def boundary_program(single: bool) -> Program:
+    places = (placed(MODEL.modules[0], [[[0]], [[1]]]), placed(MODEL.modules[1], [[[2]], [[3]]]))
+    layout = Layout(places, 2, single_rank_boundary=single)
+    shapes = samples((10, [40]), (10, [80]), (10, [120]), (10, [160]))
+    replica, microbatch = as_ints([0, 1, 0, 1]), as_ints([0, 0, 1, 1])
+    assignment = same_microbatches(MODEL, shapes, replica, microbatch, microbatch)
+    return chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
+
+
+def test_a_transfer_carries_a_microbatch_of_all_replicas_over_the_slowest_tier() -> None:
+    cluster = tiny_cluster(1, 8)
+    truth = CostTruth(MODEL, cluster)
+    program = boundary_program(single=True)
+    prices, direct = truth.price(program), truth.price(boundary_program(single=False))
+    assert direct.transfers is None
+    assert prices.transfers is not None
+    tier = cluster.group_tier(np.arange(4))
+    # 40 + 80 and 120 + 160 encoder tokens; 4 of them make one LLM token of 128 bf16 values. Forward, then backward.
+    expected = [tier.latency_s + size / tier.bandwidth_bytes_per_s for size in (7680, 7680, 17920, 17920)]
+    assert prices.transfers.link_s == pytest.approx(expected * 2, rel=1e-12)
+    edges, wanted = crossing(program), relay_of(program, 0.0)
+    for name in ("first", "last", "follows", "link_offsets", "links", "num_links"):
+        assert np.array_equal(getattr(prices.transfers, name), getattr(wanted, name)), name
+    assert np.all(prices.delay_s[edges] == 0.0)
+    assert not prices.hold_s.any()
+    others = np.setdiff1d(np.arange(len(prices.delay_s)), edges)
+    assert np.array_equal(prices.delay_s[others], direct.delay_s[others])
+
+
+def test_modules_on_the_same_rank_need_no_transfer() -> None:
+    layout = replace(handmade_layout("one rank for all"), single_rank_boundary=True)
+    shapes, assignment = uniform_batch(MODEL, 2)
+    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
+    transfers = CostTruth(MODEL, tiny_cluster()).price(program).transfers
+    assert transfers is not None
+    assert len(transfers) == 0
+    Simulator(CostTruth(MODEL, tiny_cluster()), 1e12).execute(program)
+
+
+def test_the_simulator_charges_the_relay() -> None:
+    framework = Framework(overlap_grad_reduce=False, overlap_param_gather=False)
+    simulator = Simulator(CostTruth(MODEL, tiny_cluster(), framework), 1e12)
+    program = boundary_program(single=True)
+    prices = simulator.truth.price(program)
+    assert prices.transfers is not None
+    timeline = simulator.execute(program)
+    start, end, wait = relayed_reference(program, prices.duration_s, prices.delay_s, prices.transfers)
+    passes = program.chunk >= 0
+    assert timeline.start_s[passes] == pytest.approx(np.array(start)[passes], rel=1e-12)
+    assert timeline.end_s[passes] == pytest.approx(np.array(end)[passes], rel=1e-12)
+    assert timeline.transfer_wait_s[passes] == pytest.approx(np.array(wait)[passes], rel=1e-9, abs=1e-15)
+    assert timeline.iteration_time_s > simulator.execute(boundary_program(single=False)).iteration_time_s
+
+
+# Links of every rank
+
+
+def test_what_two_replicas_send_to_one_takes_turns_on_its_links() -> None:
+    # Encoders on ranks 0 and 1, the LLM on rank 2: its receiving link takes one after the other, its sending link too.
+    layout = Layout((placed(MODEL.modules[0], [[[0]], [[1]]]), placed(MODEL.modules[1], [[[2]]])), 1)
+    shapes, zero = samples((10, [40]), (10, [40])), np.zeros(2, np.int64)
+    assignment = same_microbatches(MODEL, shapes, zero, zero, zero, encoder_replica=as_ints([0, 1]))
+    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
+    source, target = edge_blocks(program)
+    travels = np.where(program.dep_bytes > 0, 6.0, 0.0)
+    transfers = transfers_between_blocks(layout, source, target, np.zeros(len(source), np.int64), travels)
+    took = durations(program, lambda view: 2.0 if (view.module, view.replica) == ("vision", 1) else 1.0)
+    start, _, wait = place_actions(program, took, no_delay(program), transfers)
+    # forward: 0 1-7, 1 7-13 (ready at 2); LLM 13-14 and 14-15; back: one of them 15-21, the other 21-27.
+    forward = find(program, "llm", Pass.FORWARD, 0, [0, 1])
+    assert (start[forward], wait[forward]) == (13.0, 11.0)
+    back = [find(program, "vision", Pass.BACKWARD, 0, [k], replica=k) for k in (0, 1)]
+    assert sorted(start[back]) == [21.0, 27.0]
+    # Rank 1 in another tier has links of its own there.
+    apart = transfers_between_blocks(layout, source, target, ((source == 1) | (target == 1)).astype(int), travels)
+    start, _, _ = place_actions(program, took, no_delay(program), apart)
+    assert start[forward] == 8.0
+    assert start[back].tolist() == [16.0, 16.0]
+
+
+def edge_blocks(program: Program) -> tuple[IntArray, IntArray]:
+    """Blocks at both ends of each dependency, numbered through all modules, one action at a time."""
+    first, numbers = [0], {}
+    for placed_module in program.layout.modules:
+        first.append(first[-1] + placed_module.dp * placed_module.pp)
+    for action in np.flatnonzero(program.chunk >= 0).tolist():
+        module = int(program.module[action])
+        row = int(program.replica[action]) * program.layout.modules[module].pp + int(program.stage[action])
+        numbers[action] = first[module] + row
+    targets = rows_of(program.dep_offsets)
+    return as_ints(numbers[a] for a in program.dep_actions.tolist()), as_ints(numbers[a] for a in targets.tolist())
+
+
+def queued_reference(
+    program: Program, duration: FloatArray, delay: FloatArray, link_s: FloatArray, tier: IntArray
+) -> list[float]:
+    """Start of every action if each dependency with ``link_s`` queues for its lanes' links, by repetition.
+
+    As ``relayed_reference``: transfers are served by readiness, until nothing moves any more.
+    """
+    source, target = edge_blocks(program)
+    lanes = [
+        blocks.lanes[lo:hi].tolist()
+        for blocks in program.layout.blocks
+        for lo, hi in zip(blocks.offsets[:-1], blocks.offsets[1:], strict=True)
+    ]
+    queue = np.flatnonzero(link_s > 0).tolist()
+    extra = np.zeros(len(delay))
+    for _ in range(len(queue) + 2):
+        start, end, _ = reference_times(program, duration, delay + extra)
+        free: dict[tuple[str, int, int], float] = {}
+        before, extra = extra, np.zeros(len(delay))
+        for edge in sorted(queue, key=lambda edge: (end[int(program.dep_actions[edge])], edge)):
+            ready = end[int(program.dep_actions[edge])]
+            links = [("out", int(tier[edge]), lane) for lane in lanes[source[edge]]]
+            links += [("in", int(tier[edge]), lane) for lane in lanes[target[edge]]]
+            arrival = max(ready, *(free.get(link, 0.0) for link in links)) + float(link_s[edge])
+            free |= dict.fromkeys(links, arrival)
+            extra[edge] = arrival - ready
+        if np.array_equal(before, extra):
+            return start
+    raise AssertionError("no fixed point")
+
+
+def test_queues_of_random_programs_run_like_the_reference() -> None:
+    contended, names = 0, list(LAYOUTS)
+    for seed in range(80):
+        rng = np.random.default_rng(seed)
+        program = random_program(rng, handmade_layout(names[seed % len(names)]))
+        duration, delay = random_times(rng, program)
+        # Uneven times: who is ready first is never a tie.
+        duration += rng.permutation(program.num_actions) * 2.0**-20
+        source, target = edge_blocks(program)
+        tier = rng.integers(0, 2, len(source))
+        link_s = np.where(rng.integers(0, 3, len(source)) > 0, rng.integers(1, 9, len(source)), 0).astype(np.float64)
+        transfers = transfers_between_blocks(program.layout, source, target, tier, link_s)
+        start, _, _ = place_actions(program, duration, delay, transfers)
+        expected = queued_reference(program, duration, delay, link_s, tier)
+        assert start == pytest.approx(expected, rel=1e-12), seed
+        alone, _, _ = reference_times(program, duration, delay + link_s)
+        assert np.all(start >= np.array(alone) - 1e-9)
+        contended += bool(np.any(start > np.array(alone) + 1e-9))
+    assert contended >= 20
+
+
+def test_two_sets_of_transfers_keep_to_their_own_links() -> None:
+    program = boundary_program(single=True)
+    source, target = edge_blocks(program)
+    inside = np.where((program.dep_bytes > 0) & ~np.isin(np.arange(len(source)), crossing(program)), 3.0, 0.0)
+    relay = relay_of(program, 5.0)
+    own = transfers_between_blocks(program.layout, source, target, np.zeros(len(source), np.int64), inside)
+    joint = both(relay, own)
+    assert len(joint) == len(relay) + len(own)
+    assert joint.link_s.tolist() == [*relay.link_s, *own.link_s]
+    assert set(joint.links[: len(relay)].tolist()) == {0, 1}
+    assert np.all(joint.links[len(relay) :] >= relay.num_links)
+    for name in ("first", "last"):
+        taken = getattr(own, name) >= 0
+        assert np.array_equal(getattr(joint, name)[taken], getattr(own, name)[taken] + len(relay))
+        assert np.array_equal(getattr(joint, name)[~taken], getattr(relay, name)[~taken])
+    assert joint.follows.tolist() == [*relay.follows, *own.follows]
+
+
+def test_overlapped_transfers_of_the_truth_queue_and_take_latency_besides() -> None:
+    cluster = tiny_cluster(1, 8)
+    layout = Layout((placed(MODEL.modules[0], [[[0], [1]], [[2], [3]]]), placed(MODEL.modules[1], [[[4], [5]]])), 1)
+    shapes = samples((10, [40]), (10, [80]))
+    zero = np.zeros(2, np.int64)
+    assignment = same_microbatches(MODEL, shapes, zero, zero, zero, encoder_replica=as_ints([0, 1]))
+    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
+    truth = CostTruth(MODEL, cluster, Framework(overlap_param_gather=False, p2p="overlapped"))
+    prices, edges = truth.price(program), edges_of(program, cluster)
+    travels = program.dep_bytes > 0
+    assert prices.transfers is not None
+    assert not prices.hold_s.any()
+    assert np.array_equal(edges.travels, travels)
+    assert prices.delay_s.tolist() == edges.fixed_s.tolist()
+    assert prices.transfers.link_s.tolist() == edges.link_s[travels].tolist()
+    names = [tier.name for tier in cluster.tiers]
+    assert {names[tier] for tier in edges.tier[travels]} == {"pair", "node"}
+    start = queued_reference(
+        program,
+        prices.duration_s,
+        prices.delay_s + prices.stall_s[rows_of(program.dep_offsets)],
+        edges.link_s,
+        edges.tier,
+    )
+    timeline = Simulator(truth, 1e12).execute(program)
+    late = program.chunk >= 0
+    firsts = prices.release_s > 0
+    assert timeline.start_s[late & ~firsts] == pytest.approx(np.array(start)[late & ~firsts], rel=1e-9) or firsts.any()

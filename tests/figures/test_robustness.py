@@ -1,0 +1,101 @@
+"""The robustness figure: its rows, rank correlations and winners on made-up runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from entrain_bench.errors import UserError
+from entrain_bench.figures import _rows
+from entrain_bench.figures._rows import cells_of, rows_of, sweeps_of
+from entrain_bench.figures.robustness import initials, rankings
+from entrain_bench.records.records import Results
+from entrain_bench.run import compose_cells
+from entrain_bench.study import Study
+from support.figures import MODELS, TRACES, changes, drawn, written
+
+ROWS = rows_of("robustness")
+
+
+def runs(row: str, **times: list[float]) -> pd.DataFrame:
+    """Runs of strategies in one case, a seed a time; one that is 0 failed."""
+    rows = [
+        {
+            "row": row,
+            "strategy": name,
+            "seed": seed,
+            "iteration_time_s": time or None,
+            "status": "ok" if time else "failed",
+        }
+        for name, each in times.items()
+        for seed, time in enumerate(each)
+    ]
+    return pd.DataFrame(rows).assign(model="m", workload="w", reason="")
+
+
+def test_winners_and_rank_correlations_by_hand() -> None:
+    usual = runs("usual", a=[1.0, 1.1, 1.0], b=[2.0, 2.2, 2.1], c=[3.0, 3.3, 3.1])
+    # At the first seed b and c change places (1 pair of 3), at the second nothing, at the third all is turned round.
+    other = runs("other", a=[1.0, 1.1, 3.0], b=[3.0, 2.2, 2.0], c=[2.0, 3.3, 1.0])
+    found = rankings(pd.concat([usual, other], ignore_index=True)).set_index(["row", "model"])
+    assert found.loc[("usual", "m"), ["tau", "tau_low", "tau_high"]].tolist() == [1.0, 1.0, 1.0]
+    assert found.loc[("other", "m"), "tau"] == pytest.approx((1 / 3 + 1 - 1) / 3)
+    assert (
+        found.loc[("other", "all"), ["tau", "tau_low"]].tolist()
+        == found.loc[("other", "m"), ["tau", "tau_low"]].tolist()
+    )
+    # Faster on average, but not at every seed: three of them cannot tell.
+    assert found.loc[("other", "m"), ["winner", "firm"]].tolist() == ["a", True]
+
+
+def test_a_winner_that_is_significantly_slower_is_not_firm() -> None:
+    usual = runs("usual", a=[1.0, 1.1, 1.2], b=[2.0, 2.1, 2.2])
+    other = runs("other", a=[2.0, 2.1, 2.2], b=[1.0, 1.1, 1.2])
+    fails = runs("fails", a=[1.0, 0.0, 1.2], b=[2.0, 2.1, 2.2])
+    nothing = runs("nothing", a=[0.0, 0.0, 0.0], b=[0.0, 0.0, 0.0])
+    found = rankings(pd.concat([usual, other, fails, nothing], ignore_index=True))
+    found = found[found["model"] == "m"].set_index("row")
+    assert found["winner"].to_dict() == {"usual": "a", "other": "b", "fails": "b", "nothing": ""}
+    assert found["firm"].to_dict() == {"usual": True, "other": False, "fails": False, "nothing": False}
+    # What failed comes last: at one seed of three the order is turned round.
+    assert found["tau"].to_dict() == pytest.approx({"usual": 1.0, "other": -1.0, "fails": 1 / 3, "nothing": 0.0})
+    assert found["num_ok"].to_dict() == {"usual": 6, "other": 6, "fails": 5, "nothing": 0}
+
+
+def test_every_strategy_has_a_letter_of_its_own() -> None:
+    labels = ["Megatron", "Entrain", "DistTrain", "DFLOP", "DIP", "DIP (phases)", "D"]
+    assert list(initials(dict(zip("abcdefg", labels, strict=True))).values()) == ["M", "E", "D", "F", "I", "P", "A"]
+
+
+def test_cells_show_letter_and_correlation_of_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    figure, table = drawn("robustness", changes(["one", "two"], TRACES[:1], ["usual", "first", "second"]))
+    shown = written(figure, monkeypatch)
+    assert {"usual", "first", "second"} < {*shown}
+    # Turned round in the last row, for a model each.
+    assert (shown.count("O  1.00"), shown.count("T  -1.00")) == (2 * len(MODELS), len(MODELS))
+    assert len(table) == 3 * (len(MODELS) + 1)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_composes_and_is_another_run(row: str) -> None:
+    one = ("figure=robustness", "strategy=megatron", "workload=coco", f"model={MODELS[0]}", "seed=0")
+    (cell,) = compose_cells([*one, *ROWS[row]], multirun=True)
+    (usual,) = compose_cells(one, multirun=True)
+    assert (cell.key == usual.key) == (row == next(iter(ROWS)))
+
+
+def test_a_figure_has_a_sweep_for_each_of_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sweeps_of("iteration_time") == [("figure=iteration_time",)]
+    assert sweeps_of("robustness") == [("figure=robustness", *overrides) for overrides in ROWS.values()]
+    study: Any = Study(Results(tmp_path))
+    monkeypatch.setattr(Study, "cells", lambda _, *sweep: sweep)
+    assert cells_of("iteration_time", study) == ("figure=iteration_time",)
+    assert cells_of("robustness", study) == {row: ("figure=robustness", *each) for row, each in ROWS.items()}
+    (tmp_path / "figure").mkdir()
+    (tmp_path / "figure" / "mine.yaml").write_text("figure: {rows: {some: speed.gemm=2}}")
+    monkeypatch.setattr(_rows, "config_tree", lambda: tmp_path)
+    with pytest.raises(UserError, match=r"figure.rows.some=speed.gemm=2: must be a list of overrides"):
+        rows_of("mine")

@@ -1,0 +1,222 @@
+"""Two simulators that share no formula agree on every strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.costs import roofline, steps, truth
+from entrain_bench.costs.transfers import Transfers
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.errors import DeadlockError
+from entrain_bench.experiment import prepare
+from entrain_bench.program import Pass, Program
+from entrain_bench.program.layout import Layout
+from entrain_bench.run import compose_cells
+from entrain_bench.simulate import Simulator
+from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import shapes_from_lists
+from support.builders import TOKENS, encoder_config, llm_config, tiny_cluster
+from support.independent import simulate
+from support.programs import random_layout, random_program
+
+STRATEGIES = sorted(path.stem for path in (Path(__file__).parents[2] / "experiments" / "strategy").glob("*.yaml"))
+SMALL = ("model=tiny_av", "workload=synthetic_av", "cluster=a40x16", "global_batch=32", "microbatch_size=2")
+SMALL += ("layout.tp=2", "layout.dp=2")
+# What two orders of adding up may differ by, relative to the iteration.
+AGREE = 1e-9
+FRAMEWORKS = {
+    "default": Framework(),
+    "overlapped transfers": Framework(p2p="overlapped"),
+    "weights gathered late": Framework(align_param_gather=False),
+    "nothing overlaps": Framework(overlap_grad_reduce=False, overlap_param_gather=False),
+    "all-reduce": Framework(distributed_optimizer=False, p2p="overlapped"),
+    "gradients after all": Framework(overlap_grad_reduce=False, distributed_optimizer=False),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program, its cluster, and the YAML that both come from."""
+
+    program: Program
+    cluster: ClusterSpec
+    model_config: Mapping[str, Any]
+    cluster_config: Mapping[str, Any]
+
+
+@cache
+def decided(strategy: str, *overrides: str) -> Case:
+    """A strategy's program; planned once, for any program may be executed under any settings."""
+    (cell,) = compose_cells([*overrides, f"strategy={strategy}"])
+    setting = prepare(cell.config)
+    layout = setting.strategy.plan(setting.profile)
+    shapes = setting.source.batch(0, cell.config.global_batch, 0)
+    program = setting.strategy.program(shapes, layout, setting.profile)
+    return Case(program, setting.job.cluster, cell.config.model, cell.config.cluster)
+
+
+def disagreement(case: Case, framework: Framework, program: Program | None = None) -> float:
+    """Largest difference between any times of the two simulators, relative to the iteration.
+
+    Args:
+        case: what both execute.
+        framework: under which settings.
+        program: what the first executes instead.
+    """
+    truth_of_case = CostTruth(case.program.model, case.cluster, framework)
+    program = program or case.program
+    timeline = Simulator(truth_of_case, 1e18).execute(program)
+    theirs = simulate(case.model_config, case.cluster_config, asdict(framework), case.program)
+    pairs = []
+    for number in range(program.num_actions):
+        ours = timeline.start_s[number], timeline.end_s[number]
+        action = theirs.job.named(number)
+        if action:
+            pairs.append((timeline.comm_s[number], theirs.comm[action]))
+            other = theirs.start[action], theirs.end[action]
+        else:
+            stage = int(program.stage[number]) + sum(m.pp for m in program.layout.modules[: program.module[number]])
+            every = theirs.steps.sync if program.kind[number] == Pass.GRAD_SYNC else theirs.steps.optimizer
+            other = every[stage]
+        pairs += zip(ours, other, strict=True)
+    ours_s, theirs_s = np.array(pairs).T
+    return float(np.abs(ours_s - theirs_s).max() / theirs_s.max())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_both_agree_on_small_programs_under_all_settings(strategy: str) -> None:
+    case = decided(strategy, *SMALL)
+    found = {name: disagreement(case, framework) for name, framework in FRAMEWORKS.items()}
+    assert max(found.values()) < AGREE, found
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_both_agree_on_the_default_setting(strategy: str) -> None:
+    case = decided(strategy)
+    found = {name: disagreement(case, FRAMEWORKS[name]) for name in ("default", "overlapped transfers")}
+    assert max(found.values()) < AGREE, found
+
+
+CONFIGS = {"vision": encoder_config(window_tokens=64, full_attention_layers=[1]), "audio": encoder_config(2, "audio")}
+CONFIGS |= {"llm": llm_config(2, tied_embeddings=True), "out": encoder_config(role="generator", item_tokens=64)}
+GENERATING = {"name": "handmade", "modules": CONFIGS, "tokens": TOKENS}
+
+
+def random_case(rng: np.random.Generator) -> Case:
+    """Any degrees and placement, virtual stages, offload and a single rank between modules among them."""
+    model, cluster = ModelSpec.from_config(GENERATING), tiny_cluster(8, 8)
+    rows = []
+    for _ in range(int(rng.integers(1, 8))):
+        kinds = rng.choice(["image", "audio"], int(rng.integers(0, 3))).tolist()
+        items = [(kind, int(rng.integers(1, 3000)), int(rng.integers(1, 300))) for kind in kinds]
+        rows.append((int(rng.integers(1, 2000)), items))
+    program = random_program(rng, random_layout(rng, model), model, shapes_from_lists(["image", "audio"], rows))
+    return Case(program, cluster, GENERATING, asdict(cluster))
+
+
+def test_both_agree_on_random_programs() -> None:
+    rng, names = np.random.default_rng(0), list(FRAMEWORKS)
+    stuck = 0
+    for number in range(90):
+        case, framework = random_case(rng), FRAMEWORKS[names[number % len(names)]]
+        try:
+            assert disagreement(case, framework) < AGREE, number
+        except DeadlockError:
+            stuck += 1
+            with pytest.raises(AssertionError, match="deadlock"):
+                simulate(GENERATING, case.cluster_config, asdict(framework), case.program)
+    # Only the single rank between modules can wait for itself.
+    assert stuck < 20
+
+
+# Planted faults
+
+
+def backward_attention_takes_longer(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(roofline, "ATTENTION_BACKWARD", 2.6)
+
+
+def tiles_are_larger(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(roofline, "KEY_TILE", 128)
+
+
+def nobody_is_held(patch: pytest.MonkeyPatch) -> None:
+    held = truth.held_after_s
+    patch.setattr(truth, "held_after_s", lambda *given: 0 * held(*given))
+
+
+def gradients_wait_for_the_end_of_a_backward(patch: pytest.MonkeyPatch) -> None:
+    def lag_s(layer_s: FloatArray, *buckets: FloatArray) -> FloatArray:
+        return np.full(len(layer_s), buckets[-1].sum())
+
+    patch.setattr(steps, "sync_lag_s", lag_s)
+
+
+def weights_are_there_from_the_start(patch: pytest.MonkeyPatch) -> None:
+    lead_s = steps.gather_lead_s
+    patch.setattr(steps, "gather_lead_s", lambda *given: 0 * lead_s(*given))
+
+
+def all_tiers_are_one_link(patch: pytest.MonkeyPatch) -> None:
+    queue = truth.transfers_between_blocks
+
+    def same_links(layout: Layout, source: IntArray, target: IntArray, tier: IntArray, link_s: FloatArray) -> Transfers:
+        return queue(layout, source, target, 0 * tier, link_s)
+
+    patch.setattr(truth, "transfers_between_blocks", same_links)
+
+
+def the_tied_embedding_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    tied_s = steps.StepCosts.tied_s
+    patch.setattr(steps.StepCosts, "tied_s", lambda *given: 0 * tied_s(*given))
+
+
+@pytest.mark.parametrize(
+    ("plant", "name", "strategy", "overrides"),
+    [
+        (backward_attention_takes_longer, "default", "megatron", SMALL),
+        (tiles_are_larger, "default", "dip", SMALL),
+        (nobody_is_held, "default", "entrain", SMALL),
+        (weights_are_there_from_the_start, "default", "hetero_colocated", SMALL),
+        (all_tiers_are_one_link, "overlapped transfers", "dflop", ()),
+        (the_tied_embedding_is_forgotten, "nothing overlaps", "megatron", ()),
+        # Stages of several buckets.
+        (gradients_wait_for_the_end_of_a_backward, "default", "megatron", ()),
+    ],
+)
+def test_a_planted_fault_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+    plant: Callable[[pytest.MonkeyPatch], None],
+    name: str,
+    strategy: str,
+    overrides: tuple[str, ...],
+) -> None:
+    case, framework = decided(strategy, *overrides), FRAMEWORKS[name]
+    assert disagreement(case, framework) < AGREE
+    plant(monkeypatch)
+    assert disagreement(case, framework) > 1e3 * AGREE
+
+
+@pytest.mark.parametrize("fault", ["a dependency is lost", "a dependency carries too little"])
+def test_a_fault_in_what_programs_derive_is_noticed(fault: str) -> None:
+    case = decided("megatron", *SMALL)
+    program = case.program
+    late = int(np.flatnonzero(program.dep_bytes > 0)[-1])
+    if fault == "a dependency is lost":
+        action = int(np.searchsorted(program.dep_offsets, late, side="right")) - 1
+        offsets = program.dep_offsets - (np.arange(len(program.dep_offsets)) > action)
+        without = {name: np.delete(getattr(program, name), late) for name in ("dep_actions", "dep_bytes")}
+        wrong = replace(program, dep_offsets=offsets, **without)
+    else:
+        wrong = replace(program, dep_bytes=np.where(np.arange(len(program.dep_bytes)) == late, 1, program.dep_bytes))
+    assert disagreement(case, Framework(), wrong) > 1e3 * AGREE

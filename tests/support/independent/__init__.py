@@ -1,0 +1,9 @@
+"""A second simulator in plain Python, written from docs/costs.md and the configuration, for checking the first one.
+
+It takes from a program what strategies decide (layout, chunks, the order of each lane) and rebuilds all else: layers
+and their times, dependencies, bytes, links, holds, queues, buckets, steps.
+"""
+
+from support.independent.simulator import Times, simulate
+
+__all__ = ["Times", "simulate"]

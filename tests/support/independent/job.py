@@ -1,0 +1,213 @@
+"""What strategies decide, and what follows from it: passes, their times, what they need and how many bytes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from entrain_bench.program import Program
+from support.independent.layers import BF16, Layer, LayerTimes, Machine, layers_of
+
+ROLES = ("encoder", "llm", "generator")
+
+
+class Action(NamedTuple):
+    """A pass of a chunk on a stage; sorts as programs number theirs."""
+
+    module: int
+    backward: bool
+    chunk: int
+    stage: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Units of a module that share a pass: samples of the LLM, items of others."""
+
+    replica: int
+    microbatch: int
+    units: list[int]
+
+
+@dataclass
+class Job:
+    """A model on a machine, laid out and cut into chunks.
+
+    Attributes:
+        model, cluster: YAML, resolved.
+        framework: settings by name.
+        program: read for its layout, chunks and lane orders only.
+    """
+
+    model: Mapping[str, Any]
+    cluster: Mapping[str, Any]
+    framework: Mapping[str, Any]
+    program: Program
+    _times: dict[tuple[int, int], list[LayerTimes]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        named = self.model["modules"]
+        self.configs = sorted(named.values(), key=lambda config: ROLES.index(config["role"]))
+        self.layers: list[list[Layer]] = [layers_of(config) for config in self.configs]
+        self.llm = next(index for index, config in enumerate(self.configs) if config["role"] == "llm")
+        self.machine = Machine(self.cluster)
+        self.placed = self.program.layout.modules
+        self.chunks = [
+            [
+                Chunk(int(replica), int(microbatch), rows.members[lo:hi].tolist())
+                for replica, microbatch, lo, hi in zip(
+                    rows.replica, rows.microbatch, rows.offsets[:-1], rows.offsets[1:], strict=True
+                )
+            ]
+            for rows in self.program.chunks
+        ]
+        shapes = self.program.shapes
+        bounds = list(zip(shapes.item_offsets[:-1].tolist(), shapes.item_offsets[1:].tolist(), strict=True))
+        self.owner = [sample for sample, (lo, hi) in enumerate(bounds) for _ in range(lo, hi)]
+        self.item_tokens = shapes.item_encoder_tokens.tolist()
+        self.handed_tokens = shapes.item_llm_tokens.tolist()
+        texts = shapes.text_tokens.tolist()
+        self.sample_tokens = [
+            text + sum(self.handed_tokens[lo:hi]) for text, (lo, hi) in zip(texts, bounds, strict=True)
+        ]
+        self.orders = [self._order(lane) for lane in range(self.program.layout.num_lanes)]
+        self.lanes: dict[Action, list[int]] = {}
+        for lane, order in enumerate(self.orders):
+            for action in order:
+                self.lanes.setdefault(action, []).append(lane)
+
+    def _order(self, lane: int) -> list[Action]:
+        entries = slice(self.program.lane_offsets[lane], self.program.lane_offsets[lane + 1])
+        return [action for action in map(self.named, self.program.lane_actions[entries].tolist()) if action]
+
+    def named(self, number: int) -> Action | None:
+        """What a program's action is; None for steps."""
+        program = self.program
+        if program.chunk[number] < 0:
+            return None
+        labels = (int(column[number]) for column in (program.module, program.kind, program.chunk, program.stage))
+        module, kind, chunk, stage = labels
+        return Action(module, kind == 1, chunk, stage)
+
+    def ranks(self, action: Action) -> list[int]:
+        """Ranks that run an action."""
+        replica = self.chunks[action.module][action.chunk].replica
+        return self.placed[action.module].ranks[replica, action.stage].tolist()  # type: ignore[no-any-return]
+
+    def lengths(self, module: int, chunk: Chunk) -> list[int]:
+        """Sequence lengths of a chunk's units."""
+        role = self.configs[module]["role"]
+        if role == "generator":
+            return [self.configs[module]["item_tokens"]] * len(chunk.units)
+        tokens = self.sample_tokens if role == "llm" else self.item_tokens
+        return [tokens[unit] for unit in chunk.units]
+
+    def stage_layers(self, module: int, stage: int) -> range:
+        """Layers of a stage."""
+        split = self.placed[module].layers_per_stage
+        return range(sum(split[:stage]), sum(split[: stage + 1]))
+
+    def layer_times(self, module: int, chunk: int) -> list[LayerTimes]:
+        """Times of all layers of a module on a chunk; its passes with recomputation."""
+        if (module, chunk) not in self._times:
+            placed, lengths = self.placed[module], self.lengths(module, self.chunks[module][chunk])
+            kinds: dict[str, LayerTimes] = {}
+            for layer in self.layers[module]:
+                if layer.kind not in kinds:
+                    times = self.machine.layer_times(layer, lengths, placed.tp, placed.cp)
+                    if placed.recompute:
+                        again, comm = times.forward + times.backward, times.forward_comm + times.backward_comm
+                        times = LayerTimes(times.forward, times.forward_comm, again, comm)
+                    kinds[layer.kind] = times
+            self._times[module, chunk] = [kinds[layer.kind] for layer in self.layers[module]]
+        return self._times[module, chunk]
+
+    def seconds(self, action: Action) -> list[float]:
+        """Seconds of each of the stage's layers in an action, communication included."""
+        times = self.layer_times(action.module, action.chunk)
+        mine = [times[layer] for layer in self.stage_layers(action.module, action.stage)]
+        if action.backward:
+            return [each.backward + each.backward_comm for each in mine]
+        return [each.forward + each.forward_comm for each in mine]
+
+    def comm_s(self, action: Action) -> float:
+        """Communication inside an action."""
+        times = self.layer_times(action.module, action.chunk)
+        mine = [times[layer] for layer in self.stage_layers(action.module, action.stage)]
+        inside = sum(each.backward_comm if action.backward else each.forward_comm for each in mine)
+        return inside + self.offload_s.get(action, 0.0)
+
+    def parameters(self, module: int, stage: int) -> list[float]:
+        """Parameters on a rank of each of a stage's layers; an embedding that is there already is not held again."""
+        placed, held = self.placed[module], self.layers[module]
+        counted = [float(held[layer].parameters) for layer in self.stage_layers(module, stage)]
+        if self.is_tied(module) and self.ends_meet(module) and stage == placed.pp - 1:
+            counted[-1] -= held[0].parameters
+        return [each / placed.tp for each in counted]
+
+    def is_tied(self, module: int) -> bool:
+        """Whether embedding and head are one tensor."""
+        return bool(self.configs[module].get("tied_embeddings", False))
+
+    def ends_meet(self, module: int) -> bool:
+        """Whether the first and the last stage are on the same ranks."""
+        ranks = self.placed[module].ranks
+        return ranks[:, 0].tolist() == ranks[:, -1].tolist()
+
+    @cached_property
+    def offload_s(self) -> dict[Action, float]:
+        """What the host link adds to the last forward and the first backward of an offloaded module on a lane."""
+        added: dict[Action, float] = {}
+        bandwidth = self.cluster["device"]["host_bandwidth_bytes_per_s"]
+        for order in self.orders:
+            for module, placed in enumerate(self.placed):
+                mine = [action for action in order if action.module == module]
+                forwards, backwards = ([a for a in mine if a.backward == way] for way in (False, True))
+                if not placed.offload or not forwards or not backwards:
+                    continue
+                if order.index(forwards[-1]) > order.index(backwards[0]):
+                    continue
+                stages = sorted({action.stage for action in mine})
+                held = sum(sum(self.parameters(module, stage)) for stage in stages)
+                for action in (forwards[-1], backwards[0]):
+                    added[action] = max(added.get(action, 0.0), BF16 * held / bandwidth)
+        return added
+
+    def needs(self) -> Iterator[tuple[Action, Action, int]]:
+        """Every dependency: what needs, what it needs, bytes that travel."""
+        for module, chunks in enumerate(self.chunks):
+            placed = self.placed[module]
+            for number, chunk in enumerate(chunks):
+                tokens = sum(self.lengths(module, chunk))
+                for stage in range(1, placed.pp):
+                    cut = self.layers[module][self.stage_layers(module, stage)[0] - 1].hidden
+                    here, before = (Action(module, False, number, each) for each in (stage, stage - 1))
+                    yield here, before, BF16 * cut * tokens
+                    yield before._replace(backward=True), here._replace(backward=True), BF16 * cut * tokens
+                if self.configs[module]["role"] != "encoder":
+                    last = Action(module, True, number, placed.pp - 1)
+                    yield last, last._replace(backward=False), 0
+        yield from self._needs_between_modules()
+
+    def _needs_between_modules(self) -> Iterator[tuple[Action, Action, int]]:
+        llm, deepest = self.llm, self.placed[self.llm].pp - 1
+        width = BF16 * self.configs[llm]["hidden_size"]
+        holder = {sample: number for number, chunk in enumerate(self.chunks[llm]) for sample in chunk.units}
+        for module, chunks in enumerate(self.chunks):
+            if module == llm:
+                continue
+            last = self.placed[module].pp - 1
+            for number, chunk in enumerate(chunks):
+                handed: dict[int, int] = {}
+                for item in chunk.units:
+                    partner = holder[self.owner[item]]
+                    handed[partner] = handed.get(partner, 0) + self.handed_tokens[item]
+                for partner, tokens in handed.items():
+                    if self.configs[module]["role"] == "encoder":
+                        yield Action(llm, False, partner, 0), Action(module, False, number, last), tokens * width
+                        yield Action(module, True, number, last), Action(llm, True, partner, 0), tokens * width
+                    else:
+                        yield Action(module, False, number, 0), Action(llm, False, partner, deepest), tokens * width
+                        yield Action(llm, True, partner, deepest), Action(module, True, number, 0), tokens * width

@@ -1,0 +1,186 @@
+"""Buckets of gradients and weights, and what follows the last backward."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from support.independent.job import Action, Job
+from support.independent.layers import BF16, FP32
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of a module, all replicas.
+
+    Attributes:
+        buckets: parameters on a rank of each bucket, in the order of a backward.
+        ranks: ranks that hold the same weights, and others of the groups they are in.
+        copies: how many hold the same.
+    """
+
+    module: int
+    stage: int
+    lanes: tuple[int, ...]
+    layer_parameters: list[float]
+    buckets: list[float]
+    ranks: list[int]
+    copies: int
+
+
+def stages_of(job: Job) -> list[Stage]:
+    """All stages in the order of a forward."""
+    stages = []
+    for module, placed in enumerate(job.placed):
+        for stage in range(placed.pp):
+            held, copies = job.parameters(module, stage), placed.dp * placed.cp
+            left, buckets = sum(held), []
+            size = max(40_000_000, 1_000_000 * copies) if job.framework["overlap_grad_reduce"] else left
+            while left > 0:
+                buckets.append(min(size, left))
+                left -= buckets[-1]
+            ranks = sorted(set(placed.ranks[:, stage].ravel().tolist()))
+            stages.append(Stage(module, stage, _lanes(job, ranks), held, buckets, ranks, copies))
+    return stages
+
+
+def _lanes(job: Job, ranks: list[int]) -> tuple[int, ...]:
+    layout = job.program.layout
+    return tuple(lane for lane in range(layout.num_lanes) if int(layout.lane_first_rank[lane]) in ranks)
+
+
+def sync_s(job: Job, stage: Stage, parameters: float) -> float:
+    """Reduction of the gradients of some parameters over all copies."""
+    if stage.copies == 1:
+        return 0.0
+    once = job.machine.gather_s(FP32 * parameters, stage.ranks, stage.copies)
+    return once if job.framework["distributed_optimizer"] else 2 * once
+
+
+def gather_s(job: Job, stage: Stage, parameters: float) -> float:
+    """Gather of some sharded weights."""
+    if stage.copies == 1 or not job.framework["distributed_optimizer"]:
+        return 0.0
+    return job.machine.gather_s(BF16 * parameters, stage.ranks, stage.copies)
+
+
+def first_passes(job: Job, stage: Stage, backward: bool) -> list[Action]:
+    """The first forward of every replica on a stage, or the last backward."""
+    found: dict[int, Action] = {}
+    for order in job.orders:
+        for action in reversed(order) if backward else order:
+            if (action.module, action.backward, action.stage) == (stage.module, backward, stage.stage):
+                found.setdefault(job.chunks[action.module][action.chunk].replica, action)
+    return list(found.values())
+
+
+def edges_s(seconds: list[float], parameters: list[float], buckets: list[float]) -> tuple[list[float], list[float]]:
+    """When a pass comes to the first and is through with the last of each bucket; layers in the pass's order."""
+
+    def reached(amount: float) -> float:
+        clock = 0.0
+        for took, held in zip(seconds, parameters, strict=True):
+            if amount <= held:
+                return clock + took * (amount / held if held else 0.0)
+            clock, amount = clock + took, amount - held
+        return clock
+
+    begins = [sum(buckets[:place]) for place in range(len(buckets))]
+    return [reached(begin) for begin in begins], [
+        reached(begin + bucket) for begin, bucket in zip(begins, buckets, strict=True)
+    ]
+
+
+def weights_ready(job: Job) -> tuple[dict[Action, float], dict[Action, float]]:
+    """Earliest start of every stage's first forwards, and how long they wait beyond what else they need."""
+    release, stall = {}, {}
+    free: dict[int, float] = defaultdict(float)
+    if not job.framework["overlap_param_gather"]:
+        return release, stall
+    for stage in stages_of(job):
+        buckets = stage.buckets[::-1]
+        took = [gather_s(job, stage, bucket) for bucket in buckets]
+        begin = max(free[lane] for lane in stage.lanes)
+        for action in first_passes(job, stage, backward=False) if sum(took) else []:
+            needed, _ = edges_s(job.seconds(action), stage.layer_parameters, buckets)
+            if job.framework["align_param_gather"]:
+                there = [begin + sum(took[: place + 1]) for place in range(len(took))]
+                release[action] = max(at - need for at, need in zip(there, needed, strict=True))
+                continue
+            # Each gather is launched when the forward has had to have the one before.
+            waited = took[0]
+            for place in range(1, len(took)):
+                waited += max(0.0, took[place] - (needed[place] - needed[place - 1]))
+            stall[action] = waited
+        free |= dict.fromkeys(stage.lanes, begin + sum(took))
+    return release, stall
+
+
+@dataclass
+class StepTimes:
+    """Start and end of each synchronisation and each optimizer step, in the order of a forward."""
+
+    sync: list[tuple[float, float]]
+    optimizer: list[tuple[float, float]]
+
+
+def place_steps(job: Job, end: dict[Action, float], hold_s: dict[Action, float]) -> StepTimes:
+    """What follows the passes."""
+    stages, free = stages_of(job), defaultdict(float)
+    for action, lanes in job.lanes.items():
+        for lane in lanes:
+            free[lane] = max(free[lane], end[action] + hold_s[action])
+    sync = _beside(job, stages, end) if job.framework["overlap_grad_reduce"] else _after(job, stages, free)
+    ready = max([*end.values(), *(done for _, done in sync)])
+    for module in range(len(job.placed)):
+        mine = [place for place, stage in enumerate(stages) if stage.module == module]
+        if job.is_tied(module) and not job.ends_meet(module):
+            ends = job.placed[module].ranks[0, [0, -1]].ravel().tolist()
+            shared = job.layers[module][0].parameters / job.placed[module].tp
+            both = 2 * job.machine.gather_s(FP32 * shared, ends, 2)
+            ready = max(ready, sync[mine[0]][1] + both, sync[mine[-1]][1] + both)
+    optimizer = []
+    for stage in stages:
+        begin = max(ready, *(free[lane] for lane in stage.lanes))
+        shards = stage.copies if job.framework["distributed_optimizer"] else 1
+        # Read: gradient, weight, both moments in fp32. Written: weight, both moments, the bf16 weight.
+        done = begin + job.machine.elementwise_s((4 * FP32 + 3 * FP32 + BF16) * sum(stage.layer_parameters) / shards)
+        if not job.framework["overlap_param_gather"]:
+            done += sum(gather_s(job, stage, bucket) for bucket in stage.buckets)
+        free |= dict.fromkeys(stage.lanes, done)
+        optimizer.append((begin, done))
+    return StepTimes(sync, optimizer)
+
+
+def _beside(job: Job, stages: list[Stage], end: dict[Action, float]) -> list[tuple[float, float]]:
+    """Buckets queue for the links of their lanes, last stages first; each needs the gradients of all replicas."""
+    links: dict[int, float] = defaultdict(float)
+    through = []
+    for stage in reversed(stages):
+        last = first_passes(job, stage, backward=True)
+        took = [sync_s(job, stage, bucket) for bucket in stage.buckets]
+        clock = max(links[lane] for lane in stage.lanes)
+        passes = []
+        for action in last:
+            seconds = job.seconds(action)[::-1]
+            _, made = edges_s(seconds, stage.layer_parameters[::-1], stage.buckets)
+            passes.append([end[action] - sum(seconds) + at for at in made])
+        if sum(took):
+            for place, each in enumerate(took):
+                clock = max([clock, *(made[place] for made in passes)]) + each
+            links |= dict.fromkeys(stage.lanes, clock)
+        else:
+            clock = max((end[action] for action in last), default=0.0)
+        through.append((clock, clock))
+    return through[::-1]
+
+
+def _after(job: Job, stages: list[Stage], free: dict[int, float]) -> list[tuple[float, float]]:
+    """Stage after stage on the lanes themselves."""
+    through = []
+    for stage in stages:
+        begin = max(free[lane] for lane in stage.lanes)
+        done = begin + sum(sync_s(job, stage, bucket) for bucket in stage.buckets)
+        free |= dict.fromkeys(stage.lanes, done)
+        through.append((begin, done))
+    return through

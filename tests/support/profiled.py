@@ -1,0 +1,101 @@
+"""Profiles of devices that never were: every time follows from a formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from entrain_bench.costs.profiled.file import write_profile
+from entrain_bench.costs.profiled.layers import num_segments, score_elements
+from entrain_bench.costs.profiled.points import (
+    CollectivePoint,
+    Constants,
+    DeviceProfile,
+    StagePoint,
+    StepPoint,
+    Subject,
+    module_values,
+)
+from entrain_bench.specs.layer import Attention
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.train.calibration.packs import packs_of, targets_of
+
+TOKENS = (1, 16, 256, 4096, 65536, 1048576)
+# Seconds of a layer's forward: once, a token, a score, a segment; and of a stage once and a token.
+ONCE_S, TOKEN_S, SCORE_S, SEGMENT_S = 1e-4, 1e-6, 1e-10, 2e-6
+STAGE_S, STAGE_TOKEN_S = 5e-5, 1e-8
+# A backward, and one that runs the forward once more, in forwards.
+BACKWARD, REMADE = 2.0, 3.0
+CONSTANTS = Constants(
+    peak_bf16_flops=1e12,
+    memory_bytes=16 * 2**30,
+    memory_bandwidth_bytes_per_s=1e10,
+    host_bandwidth_bytes_per_s=5e9,
+    sources={name: "made up" for name in Constants.__dataclass_fields__ if name != "sources"},
+)
+
+
+def layer_s(attention: Attention | None, lengths: Sequence[int], tp: int = 1) -> float:
+    """Forward seconds of a layer on a pack."""
+    array = np.array(lengths)
+    seconds = ONCE_S + TOKEN_S * array.sum() / tp
+    if attention:
+        seconds += SCORE_S * score_elements(attention, array).sum() / tp
+        seconds += SEGMENT_S * num_segments(attention, array).sum()
+    return float(seconds)
+
+
+def stage_s(tokens: int) -> float:
+    """Forward seconds of a stage beside its layers."""
+    return STAGE_S + STAGE_TOKEN_S * tokens
+
+
+def profile_of_formula(
+    model: ModelSpec,
+    degrees: Sequence[int] = (1, 2),
+    tokens: Sequence[int] = TOKENS,
+    error: Callable[[], float] = lambda: 0.0,
+) -> DeviceProfile:
+    """A profile with every kind of layer of the model, each time wrong by a relative error."""
+    stages = []
+    for target in (target for module in model.modules for tp in degrees for target in targets_of(module, tp)):
+        attention = next(layer for layer in target.module.kinds if layer.kind == target.kind).attention
+        for lengths in (lengths for total in tokens for lengths in packs_of(target, total)):
+            for depth in target.depths:
+                seconds = depth * layer_s(attention, lengths, target.tp)
+                seconds += stage_s(sum(lengths)) if attention else 0.0
+                times = [three(seconds * factor * (1 + error())) for factor in (1.0, BACKWARD, REMADE)]
+                remade = times[2] if attention else ()
+                kept = 100 * depth * sum(lengths) // target.tp
+                key = (target.module.name, target.kind, depth, target.tp, lengths)
+                stages.append(StagePoint(*key, *times[:2], remade, kept, kept // 10, 9))
+    steps = tuple(StepPoint(parameters, three(1e-4 + 1e-9 * parameters), 9) for parameters in (1000, 100_000))
+    collectives = tuple(
+        CollectivePoint(operation, 2, size, three(rounds * (1e-5 + size / share / 1e9)), 9)
+        for operation, rounds, share in (("all_gather", 1, 2), ("all_reduce", 2, 2), ("send", 1, 1))
+        for size in (1000, 1_000_000)
+    )
+    return DeviceProfile(subject_of(model), CONSTANTS, "2026-11-21", True, tuple(stages), steps, collectives)
+
+
+def subject_of(model: ModelSpec) -> Subject:
+    modules = {module.name: module_values(module) for module in model.modules}
+    return Subject("made up", "cpu", "float32", 1, "2.0", "0.1", model.name, modules)
+
+
+def three(seconds: float) -> tuple[float, ...]:
+    return (0.9 * seconds, seconds, 1.2 * seconds)
+
+
+def noise(seed: int, size: float) -> Callable[[], float]:
+    """Errors of up to a relative size, either way."""
+    rng = np.random.default_rng(seed)
+    return lambda: float(size * (2 * rng.random() - 1))
+
+
+def written(path: Path, profile: DeviceProfile) -> str:
+    """The path of a profile's file as an override."""
+    write_profile(path, profile)
+    return f"cluster.device.path={path}"

@@ -1,0 +1,80 @@
+"""Bytes that torch's CPU allocator hands out, counted by its profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._C._profiler import _EventType
+from torch.profiler import ProfilerActivity, profile
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """What a call allocates on the CPU.
+
+    Attributes:
+        result: of the call.
+        left_bytes: allocated and not freed when it ends.
+        peak_bytes: most at any time.
+    """
+
+    result: Any
+    left_bytes: int
+    peak_bytes: int
+
+
+def allocated(call: Callable[[], Any]) -> Allocated:
+    """Run a call and count what tensors it allocates, and frees of that."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+        result = call()
+    assert trace.profiler is not None
+    held: dict[int, int] = {}
+    peak = total = 0
+    for event in sorted(_allocations(trace.profiler.kineto_results.experimental_event_tree()), key=_start):
+        fields = event.extra_fields
+        if fields.alloc_size > 0:
+            held[fields.ptr] = fields.alloc_size
+            total += fields.alloc_size
+        else:
+            total -= held.pop(fields.ptr, 0)
+        peak = max(peak, total)
+    return Allocated(result, total, peak)
+
+
+def _allocations(events: Iterable[Any]) -> Iterator[Any]:
+    for event in events:
+        if event.tag == _EventType.Allocation:
+            yield event
+        yield from _allocations(event.children)
+
+
+def _start(event: Any) -> int:
+    return int(event.start_time_ns)
+
+
+def saved_bytes(call: Callable[[], Any], *others: torch.Tensor | None) -> int:
+    """Bytes of all that a call saves for backward and returns, but for the other tensors.
+
+    Where several ranks compute, threads of gloo free tensors too, which the profiler does not see.
+    """
+    known = {tensor.untyped_storage().data_ptr() for tensor in others if tensor is not None}
+    storages: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        # Kept until all are counted, so that no address comes twice.
+        result = note(call())
+    assert result is not None
+    return sum(size for address, size in storages.items() if address not in known)
+
+
+def num_bytes(*tensors: torch.Tensor | None) -> int:
+    """Bytes of the tensors that there are."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)

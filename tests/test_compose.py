@@ -1,0 +1,77 @@
+"""Compositions that are shared between cells: the same as Hydra's own for every cell."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+
+from entrain_bench.config import compose as module
+from entrain_bench.config.command_line import CONFIG_NAME, in_tree
+from entrain_bench.config.compose import Composer
+from entrain_bench.config.schema import RunConfig, plain_values
+from entrain_bench.errors import UserError
+
+OVERRIDES = [
+    "strategy=dip strategy.planner.chunks=one strategy.scheduler.search_seconds=null",
+    "strategy.planner.encoder_stages=3 strategy=entrain figure=sensitivity seed=3",
+    "workload=uniform_mix cluster=h100x64 cluster.num_nodes=4 cluster.name=h100x32 workload.vision_share=0.75",
+    "strategy=entrain strategy/assigner=megatron strategy.scheduler.split_backward=false layout.tp=null",
+    "model=tiny cluster=tiny workload=synthetic workload.modalities.image.llm_tokens.sigma=0.5 harness=train",
+    "workload=trace \"workload.path='my file.parquet'\" speed.gemm=0.7 action_noise=0.1 figure=robustness",
+    # A list, and what is inside of one.
+    "model.modules.vision.modalities=[image,video]",
+    "cluster.tiers.0.latency_s=1e-3",
+    "++strategy.label=Mine",
+]
+
+
+def hydras_own(overrides: list[str]) -> RunConfig:
+    with in_tree():
+        values = plain_values(hydra.compose(CONFIG_NAME, overrides=overrides))
+    return RunConfig.from_values(values)
+
+
+@pytest.mark.parametrize("text", OVERRIDES)
+def test_what_is_put_in_afterwards_is_where_hydra_puts_it(text: str) -> None:
+    overrides = shlex.split(text)
+    assert Composer().run(overrides) == hydras_own(overrides)
+
+
+def test_cells_that_differ_inside_of_choices_share_a_composition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked: list[tuple[Any, ...]] = []
+    original = hydra.compose
+
+    def compose(*arguments: Any, **options: Any) -> Any:
+        asked.append((options["overrides"], "return_hydra_config" in options))
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(module.hydra, "compose", compose)
+    composer = Composer()
+    cells = composer.sweep(["figure=sensitivity", "workload=coco", "model=tiny"]).cells
+    stages = [composer.run(cell).strategy["planner"]["encoder_stages"] for cell in cells]
+    assert {*stages} == {None, 2, 3, 4, 5, 6, 7}
+    assert [own for _, own in asked] == [True, False]
+    composer.run(["model=tiny", "workload=coco", "strategy=entrain", "strategy.assigner.defer=false"])
+    assert len(asked) == 2
+
+
+def test_a_figure_that_says_something_about_runs_is_composed(tmp_path: Path) -> None:
+    (tmp_path / "figure").mkdir()
+    text = "# @package _global_\nhydra: {sweeper: {params: {workload: coco}}}\niterations: 2\n"
+    (tmp_path / "figure" / "mine.yaml").write_text(text)
+    composer = Composer(str(tmp_path))
+    (cell,) = composer.sweep(["figure=mine"]).cells
+    assert composer.run(cell).iterations == 2
+
+
+def test_what_cannot_be_put_in_is_named() -> None:
+    for text in ("strategy.planner.foo=1", "strategy.planer.chunks=one", "cluster.tiers.latency_s=1"):
+        with pytest.raises(UserError, match=text.partition("=")[0].rpartition(".")[0]):
+            Composer().run([text])
