@@ -181,7 +181,10 @@ class Memory:
 
     def posted_bytes(self, program: Program) -> FloatArray:
         """Most that receives posted ahead take on a rank of each lane ``[lanes]``, in whatever order it runs."""
-        received = self.transfers(program).received[program.lane_actions]
+        return self._posted_bytes(program, self.transfers(program))
+
+    def _posted_bytes(self, program: Program, handed: Transfers) -> FloatArray:
+        received = handed.received[program.lane_actions]
         return self.framework.receives_ahead * np.maximum.reduceat(received, program.lane_offsets[:-1])
 
     def handed_bytes(self, program: Program) -> tuple[FloatArray, FloatArray]:
@@ -193,12 +196,14 @@ class Memory:
         handed, starts = self.transfers(program), program.lane_offsets[:-1]
         moved = (handed.sent + handed.received)[program.lane_actions]
         held = np.maximum.reduceat(handed.held[program.lane_actions], starts)
-        return held, np.maximum.reduceat(moved, starts) + self.posted_bytes(program)
+        return held, np.maximum.reduceat(moved, starts) + self._posted_bytes(program, handed)
 
     def action_bytes(self, program: Program) -> tuple[FloatArray, FloatArray]:
         """Bytes each action adds to a rank (forwards) or frees (backwards, negative), and needs while it runs."""
+        return self._action_bytes(program, self.transfers(program))
+
+    def _action_bytes(self, program: Program, handed: Transfers) -> tuple[FloatArray, FloatArray]:
         change, working = np.zeros(program.num_actions), np.zeros(program.num_actions)
-        handed = self.transfers(program)
         for index, (module, placed) in enumerate(zip(self.model.modules, program.layout.modules, strict=True)):
             chunks = program.chunks[index]
             tokens = sum_rows(chunks.offsets, module.lengths(program.shapes, chunks.members))
@@ -217,9 +222,10 @@ class Memory:
         and gradients of an offloaded module are away between its last forward and its first backward on the rank.
         Buffers of receives that are posted ahead count as soon as they are posted.
         """
-        change, working = self.action_bytes(program)
+        handed = self.transfers(program)
+        change, working = self._action_bytes(program, handed)
         action, lane = program.lane_actions, rows_of(program.lane_offsets)
-        posted = np.concatenate(([0.0], np.cumsum(self.transfers(program).received[action])))
+        posted = np.concatenate(([0.0], np.cumsum(handed.received[action])))
         here = 1 + np.arange(len(action))
         ahead = np.minimum(here + self.framework.receives_ahead, program.lane_offsets[1:][lane])
         buffers = posted[ahead] - posted[here]
