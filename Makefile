@@ -45,7 +45,7 @@ measured: setup ## Train on 4 ranks of this machine; draws results/figures/measu
 	$(BENCH) figures measured_gantt
 
 fidelity: setup ## Train and predict 60 programs on this machine; draws results/figures/fidelity.{pdf,png,csv}
-	$(PYTHON) -m entrain_bench.fidelity
+	$(PYTHON) -m entrain_bench.fidelity$(if $(PROFILE), --truth cluster/device=profiled "cluster.device.path=$(PROFILE)")
 
 claims: setup ## Run what is missing; write results/claims.csv, results/claims.md and results/results.md
 	$(BENCH) figures$(FOLDER) claims results

@@ -19,13 +19,16 @@ from entrain_bench.figures._runner import discover, figure_output
 from entrain_bench.run import Done
 from entrain_bench.study import Output, Study, bring_up_to_date
 
+# With runs of their own that no figure shares; made when named, and for the reference.
+OF_THEIR_OWN = ("tables", "free_degrees")
 # Made only when named: training on ranks of this machine takes longer and cannot run everywhere; the quick figure is
-# a part of the whole one; the tables and the calibration have runs of their own that no figure shares.
-ON_REQUEST = frozenset({"calibration", "measured_gantt", "quick", "tables"})
+# a part of the whole one; the calibration has runs of its own that no figure shares.
+ON_REQUEST = frozenset({"calibration", "measured_gantt", "quick", *OF_THEIR_OWN})
 DOCUMENTS = {
     "calibration": "Predicted against published times; calibration.md.",
     "claims": "What the papers claim, and what comes out here; claims.md and claims.csv.",
     "results": "Iteration times of every strategy; results.md.",
+    "free_degrees": "The same with degrees of each planner's choice; free_degrees.md.",
     "tables": "The measured tables of docs/strategies; tables/<name>.md.",
 }
 # Every process compiles the timed loops anew and holds about half a GiB.
@@ -54,7 +57,7 @@ def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Ou
     makers: Mapping[str, Callable[[], Output]] = {name: partial(figure_output, name) for name in known} | {
         "calibration": calibration_output,
         "claims": partial(claims_output, config_dir),
-        "results": results_output,
+        **{name: partial(results_output, name) for name in ("results", "free_degrees")},
         "tables": tables_output,
     }
     return [makers[name]() for name in dict.fromkeys(names) or (name for name in known if name not in ON_REQUEST)]
@@ -62,7 +65,7 @@ def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Ou
 
 def reference_outputs() -> list[Output]:
     """Those whose results are committed, whatever machine made them."""
-    return [*outputs(), *outputs(["tables", "calibration"])]
+    return [*outputs(), *outputs([*OF_THEIR_OWN, "calibration"])]
 
 
 def make(wanted: Sequence[Output], study: Study, mlflow: bool = True) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from entrain_bench.costs.profiled.layers import Residual, residuals
 from entrain_bench.costs.profiled.points import DeviceProfile
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.parse import parse
-from entrain_bench.train.calibration.settings import ProfileSettings, check_model
+from entrain_bench.train.profiling.settings import ProfileSettings, check_model
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,12 +56,15 @@ def main(arguments: Sequence[str]) -> int:
 def _measure(model: ModelSpec, settings: ProfileSettings) -> tuple[DeviceProfile, Path]:
     # What libraries have to say about themselves.
     warnings.simplefilter("ignore")
+    if settings.device == "cpu":
+        # megatron-core takes a GPU where it sees one.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # Imported once the options are known to be good: torch takes seconds.
     import torch
 
     import entrain_bench.train.launching.preload  # noqa: F401
-    from entrain_bench.train.calibration.session import Session, default_path, dtype_of, ranks_of
     from entrain_bench.train.device import find_device
+    from entrain_bench.train.profiling.session import Session, default_path, dtype_of, ranks_of
 
     device = find_device(settings.device)
     torch.set_num_threads(settings.threads)

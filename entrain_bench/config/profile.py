@@ -32,7 +32,7 @@ class ProfileSchema:
     max_repetitions: int = MISSING
     precision: float = MISSING
     point_s: float = MISSING
-    peak_flops: float | None = MISSING
+    peak_bf16_flops: float | None = MISSING
     memory_bytes: int | None = MISSING
     host_bandwidth_bytes_per_s: float | None = MISSING
     output: str | None = MISSING

@@ -31,8 +31,11 @@ class Edges:
     fixed_s: FloatArray
 
 
-def edges_of(program: Program, cluster: ClusterSpec) -> Edges:
-    """The transfers of a program; pairs of ranks send at the same time, as many as the narrower block has."""
+def edges_of(program: Program, cluster: ClusterSpec, sequence_parallel: bool = True) -> Edges:
+    """The transfers of a program; pairs of ranks send at the same time, as many as the narrower block has.
+
+    Inside a module without sequence parallelism every rank of a tensor-parallel group sends all of its hidden states.
+    """
     layout = program.layout
     action, target_action = program.dep_actions, rows_of(program.dep_offsets)
     width = np.concatenate([np.full(m.dp * m.pp, m.ranks_per_block) for m in layout.modules])
@@ -52,7 +55,12 @@ def edges_of(program: Program, cluster: ClusterSpec) -> Edges:
     rank_set = np.concatenate([blocks.rank_set for blocks in layout.blocks])
     travels = (program.dep_bytes > 0) & (rank_set[a] != rank_set[b])
     tier = cluster.tier_of(np.minimum(low[a], low[b]), np.maximum(high[a], high[b]))
-    link_s = np.where(travels, program.dep_bytes * per_byte[tier] / np.minimum(width[a], width[b]), 0.0)
+    parts = np.minimum(width[a], width[b])
+    if not sequence_parallel:
+        cp = np.array([module.cp for module in layout.modules])
+        inside = program.module[action] == program.module[target_action]
+        parts = np.where(inside, cp[program.module[action]], parts)
+    link_s = np.where(travels, program.dep_bytes * per_byte[tier] / parts, 0.0)
     fixed_s = latency[tier]
     # Different widths need the destination to gather what arrived in other shards.
     reshard = width[a] != width[b]

@@ -149,7 +149,8 @@ class StepCosts:
         stages = zip(of_layers, self._parameters(module, placed).tolist(), self.cluster.ring_tiers(rings), strict=True)
         found = []
         for layers, total, ring in stages:
-            parameters = bucket_parameters(total, copies, framework.overlap_grad_reduce)
+            # megatron-core splits the first stage of a pipeline only: later ones have its backwards to hide behind.
+            parameters = bucket_parameters(total, copies, framework.overlap_grad_reduce and not found)
             sync_s = gather_s = np.zeros(len(parameters))
             if copies > 1:
                 sync_s = reduce_s(FP32_BYTES * parameters, copies, ring)
@@ -173,7 +174,8 @@ class StepCosts:
         # [chunks, kinds]
         forward_s = np.stack([times.forward_s + times.forward_comm_s for times in kinds], axis=1)
         backward_s = np.stack([times.backward_s + times.backward_comm_s for times in kinds], axis=1)
-        backward_s = backward_s + forward_s if placed.recompute else backward_s
+        if placed.recompute:
+            backward_s = backward_s + forward_s * [kind.recomputed and kind.backward_share > 0 for kind in module.kinds]
         layers = np.split(module.layer_kind, np.cumsum(placed.layers_per_stage[:-1]))
 
         def of_stages(seconds: FloatArray, actions: list[IntArray]) -> list[FloatArray]:

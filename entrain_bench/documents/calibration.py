@@ -83,7 +83,8 @@ def write_calibration(anchors: Anchors, study: Study) -> str:
         _forwards(anchors.forwards, study),
         "## Kernels\n",
         _kernels(anchors, study),
-        "## What the predictions rest on\n\nChange of the predicted time under one other assumption.\n",
+        "## What the predictions rest on\n\nChange of the predicted time under one other "
+        "assumption; none where the run has it so.\n",
         _sensitivity(anchors, study),
         UNDETERMINED,
         "## Sources\n",

@@ -1,8 +1,9 @@
-"""Iteration times of all strategies as text: ``results.md``."""
+"""Iteration times of all strategies as text: ``results.md``, and with free degrees ``free_degrees.md``."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -14,16 +15,21 @@ from entrain_bench.records.tables import fastest, interval_over_seeds, over_seed
 from entrain_bench.study import Output, Study
 
 CASE = ["model", "workload", "strategy"]
-# Title and sweep of every table.
+# Heading and sweep of every table, by document.
 TABLES = {
-    "Default setting: layout.tp=2 layout.dp=4": "iteration_time",
-    "Free degrees: layout.tp=null layout.dp=null": "free_degrees",
-    "Free degrees and microbatch size, 8 trials: microbatch_size=null strategy.planner.num_trials=8": (
-        "free_degrees_trials"
-    ),
+    "results": {"Default setting: layout.tp=2 layout.dp=4": "iteration_time"},
+    "free_degrees": {
+        "Free degrees: layout.tp=null layout.dp=null": "free_degrees",
+        "Free degrees and microbatch size, 8 trials: microbatch_size=null strategy.planner.num_trials=8": (
+            "free_degrees_trials"
+        ),
+    },
 }
-INTRODUCTION = """# Results
-
+TITLES = {
+    "results": "# Results\n\nWith degrees of the planners' choice: [free_degrees.md](free_degrees.md).\n",
+    "free_degrees": "# Results with free degrees\n\nWith those of the default setting: [results.md](results.md).\n",
+}
+INTRODUCTION = """
 Generated from the runs of the figures: seconds an iteration, mean over seeds ± half of its 95% interval; in brackets
 the gap to the lower bound of the layout that the strategy chose ([metrics.md](../docs/metrics.md)), so gaps compare
 schedules and times compare strategies. Bold is every strategy of a row that is not significantly slower than the row's
@@ -35,24 +41,23 @@ three).
 """
 
 
-def results_output() -> Output:
-    """The document."""
-    return Output(
-        "results", [(f"figure={experiment}",) for experiment in TABLES.values()], write_results, ["results.md"]
-    )
+def results_output(name: str) -> Output:
+    """The document of that name."""
+    sweeps = [(f"figure={experiment}",) for experiment in TABLES[name].values()]
+    return Output(name, sweeps, partial(write_results, name), [f"{name}.md"])
 
 
-def write_results(study: Study) -> str:
-    """Write ``results.md``; returns what is missing from it, if anything."""
-    text, problem = results_document(study)
-    write_atomically(study.results.root / "results.md", text.encode())
+def write_results(name: str, study: Study) -> str:
+    """Write ``<name>.md``; returns what is missing from it, if anything."""
+    text, problem = results_document(name, study)
+    write_atomically(study.results.root / f"{name}.md", text.encode())
     return problem
 
 
-def results_document(study: Study) -> tuple[str, str]:
+def results_document(name: str, study: Study) -> tuple[str, str]:
     """The text of the document, and what is missing from it."""
-    parts, problems = [INTRODUCTION], []
-    for title, experiment in TABLES.items():
+    parts, problems = [TITLES[name] + INTRODUCTION], []
+    for title, experiment in TABLES[name].items():
         problems.append(study.problem(f"figure={experiment}"))
         table = run_table(study.cells(f"figure={experiment}"), study.results)
         seeds = table["seed"].nunique()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,6 +23,8 @@ from entrain_bench.simulate.place import timeline_of
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16")  # by torch's names
+# They say, when imported and used, what is not installed or not set.
+TALKATIVE = ("megatron", "torch.utils.cpp_extension")
 
 
 @dataclass(slots=True)
@@ -103,14 +108,15 @@ class Emulator:
                     missing.setdefault(work.stage, {}).setdefault(work, (module, stage, chunk))
         if not missing:
             return
-        # Imported where needed: torch takes seconds, and checking settings does without.
-        from entrain_bench.emulate.bench import Bench
+        with _quiet():
+            # Imported where needed: torch takes seconds, and checking settings does without.
+            from entrain_bench.emulate.bench import Bench
 
-        with Bench(self.device, self.dtype, self.num_warm_ups, self.num_repetitions, self.truth.framework) as bench:
-            for shape, places in missing.items():
-                passes, optimizer_s = bench.measure(program, shape, list(places.values()))
-                self.measured.passes |= dict(zip(places, passes, strict=True))
-                self.measured.optimizer_s.setdefault(shape, optimizer_s)
+            with Bench(self.device, self.dtype, self.num_warm_ups, self.num_repetitions, self.truth.framework) as bench:
+                for shape, places in missing.items():
+                    passes, optimizer_s = bench.measure(program, shape, list(places.values()))
+                    self.measured.passes |= dict(zip(places, passes, strict=True))
+                    self.measured.optimizer_s.setdefault(shape, optimizer_s)
 
     def _seconds(self, program: Program, works: Sequence[Mapping[tuple[int, int], StageWork]]) -> FloatArray:
         """Measured time of every pass, 0 for steps ``[actions]``."""
@@ -132,3 +138,19 @@ class Emulator:
             self.measured.optimizer_s.get(shape, seconds) for shape, seconds in zip(shapes, modelled_s, strict=True)
         ]
         return replace(modelled, optimizer_s=modelled.optimizer_s - modelled_s + np.array(measured_s))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep to themselves what packages say that a user of this suite can do nothing about."""
+    loggers = [logging.getLogger(name) for name in TALKATIVE]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

@@ -20,7 +20,7 @@ SEEDS = (0, 1)
 # Actions of some 5 to 50 ms, so that neither calls from Python nor turns of the scheduler decide; no transfer holds a
 # rank, no synchronisation hides behind a pass: what training does.
 COMMON = (
-    "cluster=host",
+    "cluster=hostx2",
     "model=tiny",
     "model.modules.vision.num_layers=4",
     "model.modules.vision.full_attention_layers=[1,3]",

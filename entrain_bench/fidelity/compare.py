@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ GROUP = ["num_ranks", "workload", "seed"]
 TARGET_ITERATION, TARGET_SPEEDUP = 0.10, 0.05
 
 
-def case_rows(cases: Sequence[Case], folder: Path) -> pd.DataFrame:
-    """One row a case whose files are there; times are medians over repetitions.
+def case_rows(
+    cases: Sequence[Case], folder: Path, simulate: Callable[[Case], dict[str, Any]] | None = None
+) -> pd.DataFrame:
+    """One row a case whose files are there, and a second one if it is also simulated; times are medians.
 
     ``noise`` is half the interquartile range of the measured iteration over its median. ``action_error`` is the median
     over passes of the size of the error of their processor seconds, ``action_bias`` that of the error; on a machine
@@ -33,7 +35,14 @@ def case_rows(cases: Sequence[Case], folder: Path) -> pd.DataFrame:
     A bubble is the share of that time in which a rank runs no pass.
     """
     links = json.loads((folder / "links.json").read_text())
-    return pd.DataFrame([_row(case, links, *found) for case in cases if (found := _read(case, folder))])
+    rows = []
+    for case in cases:
+        if found := _read(case, folder):
+            measured, emulated = found
+            rows.append({"prediction": "emulated", **_row(case, links, measured, emulated)})
+            if simulate is not None:
+                rows.append({"prediction": "simulated", **_row(case, links, measured, simulate(case))})
+    return pd.DataFrame(rows)
 
 
 def _read(case: Case, folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -9,24 +10,38 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from entrain_bench.fidelity.cases import STRATEGIES
 from entrain_bench.fidelity.compare import TARGET_ITERATION, TARGET_SPEEDUP
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, GRID, INK, Colour, legend_above, marker_of, palette
+from entrain_bench.figures._style import (
+    DOUBLE_COLUMN_IN,
+    FAINT,
+    GRID,
+    INK,
+    Colour,
+    legend_above,
+    marker_of,
+    strategy_colours,
+)
 from entrain_bench.figures._style import panels as make_panels
 
 NUM_NAMED = 3
+SMALL_PT = 5.0
+MISSED = "#d55e00"
 QUANTITIES = {
     "iteration_error": "Iteration",
-    "core_error": "Passes\nalone",
-    "replay_error": "Order and\nmessages",
-    "action_bias": "One\npass",
-    "bubble_error": "Bubble\n(points)",
+    "core_error": "Without steps",
+    "replay_error": "Order, messages",
+    "action_bias": "One pass",
+    "bubble_error": "Bubble (points)",
     "memory_error": "Memory",
 }
 
 
 def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """Left: a mark a program. Middle: a mark a pair of strategies. Right: a mark a program and quantity."""
-    colours, markers = palette(rows["strategy"].unique()), marker_of(rows["num_ranks"].unique())
+    # In the order in which other figures show them.
+    colours = strategy_colours({name: place for place, name in enumerate(STRATEGIES)})
+    markers = marker_of(rows["num_ranks"].unique())
     figure, (times, gains, errors) = make_panels(1, 3, DOUBLE_COLUMN_IN, 2.7)
     _draw_times(times, rows, colours, markers)
     _draw_gains(gains, pairs, markers)
@@ -36,6 +51,8 @@ def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]
         Line2D([], [], color=FAINT, marker=marker, ls="", ms=4, label=f"{number} ranks")
         for number, marker in markers.items()
     ]
+    if pairs["sign_error"].any():
+        handles.append(Line2D([], [], color=MISSED, marker="o", ls="", ms=3, label="order missed"))
     legend_above(figure, handles)
     return figure, pairs
 
@@ -43,13 +60,15 @@ def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]
 def _draw_times(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], markers: dict[str, str]) -> None:
     _diagonal(panel, rows["measured_s"], rows["predicted_s"], TARGET_ITERATION)
     for row in rows.to_dict("records"):
-        mark: dict[str, Any] = {"color": colours[row["strategy"]], "marker": markers[row["num_ranks"]], "ms": 4}
+        mark: dict[str, Any] = {"color": colours[row["strategy"]], "marker": markers[row["num_ranks"]], "ms": 3}
         noise_s = row["noise"] * row["measured_s"]
         panel.errorbar(row["measured_s"], row["predicted_s"], xerr=noise_s, elinewidth=0.6, ls="", **mark)
     worst = rows.loc[rows["iteration_error"].abs().nlargest(NUM_NAMED).index]
-    for row in worst.to_dict("records"):
-        text = f"{row['strategy']} {row['workload']} {row['iteration_error']:+.0%}"
-        _name(panel, row["measured_s"], row["predicted_s"], text)
+    _name(
+        panel,
+        list(zip(worst["measured_s"], worst["predicted_s"], strict=True)),
+        [f"{row['strategy']} {row['workload']} {row['iteration_error']:+.0%}" for row in worst.to_dict("records")],
+    )
     panel.set(title="Iteration time (s)", xlabel="Measured", ylabel="Predicted")
 
 
@@ -59,15 +78,18 @@ def _draw_gains(panel: Axes, pairs: pd.DataFrame, markers: dict[str, str]) -> No
     for value, line in ((1.0, panel.axhline), (1.0, panel.axvline)):
         line(value, color=FAINT, linewidth=0.6)
     for row in pairs.to_dict("records"):
-        colour = "#d55e00" if row["sign_error"] else INK
+        colour = MISSED if row["sign_error"] else INK
         mark: dict[str, Any] = {"color": colour, "marker": markers[row["num_ranks"]], "ms": 3, "alpha": 0.7}
         panel.errorbar(
             row["measured_speedup"], row["predicted_speedup"], xerr=row["noise"], elinewidth=0.5, ls="", **mark
         )
-    for row in pairs.loc[pairs["error"].abs().nlargest(NUM_NAMED).index].to_dict("records"):
-        text = f"{row['fast']} over {row['slow']} {row['error']:+.0%}"
-        _name(panel, row["measured_speedup"], row["predicted_speedup"], text)
-    panel.set(title="Speed-up of one strategy over another", xlabel="Measured", ylabel="Predicted")
+    worst = pairs.loc[pairs["error"].abs().nlargest(NUM_NAMED).index]
+    _name(
+        panel,
+        list(zip(worst["measured_speedup"], worst["predicted_speedup"], strict=True)),
+        [f"{row['fast']} over {row['slow']} {row['error']:+.0%}" for row in worst.to_dict("records")],
+    )
+    panel.set(title="Speed-ups between strategies", xlabel="Measured", ylabel="Predicted")
 
 
 def _draw_errors(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour]) -> None:
@@ -81,7 +103,7 @@ def _draw_errors(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour]) ->
             )
         middle = 100 * rows[name].median()
         panel.plot([place - 0.36, place + 0.36], [middle, middle], color=INK, linewidth=1.0)
-    panel.set_xticks(range(len(QUANTITIES)), list(QUANTITIES.values()))
+    panel.set_xticks(range(len(QUANTITIES)), list(QUANTITIES.values()), rotation=40, ha="right", rotation_mode="anchor")
     panel.grid(visible=False, axis="x")
     panel.set(title="Error of the prediction (%)")
 
@@ -96,14 +118,9 @@ def _diagonal(panel: Axes, one: pd.Series, other: pd.Series, target: float) -> N
     panel.set(xlim=ends, ylim=ends)
 
 
-def _name(panel: Axes, x: float, y: float, text: str) -> None:
-    left, right = panel.get_xlim()
-    beyond = x > (left + right) / 2
-    panel.annotate(
-        text,
-        (x, y),
-        (-4 if beyond else 4, -2),
-        textcoords="offset points",
-        fontsize=5,
-        ha="right" if beyond else "left",
-    )
+def _name(panel: Axes, points: Sequence[tuple[float, float]], texts: Sequence[str]) -> None:
+    """Number the worst points, and say in a corner what they are."""
+    for number, point in enumerate(points, start=1):
+        panel.annotate(str(number), point, (3, 2), textcoords="offset points", fontsize=SMALL_PT)
+    lines = "\n".join(f"{number} {text}" for number, text in enumerate(texts, start=1))
+    panel.text(0.98, 0.02, lines, transform=panel.transAxes, fontsize=SMALL_PT, ha="right", va="bottom")

@@ -10,6 +10,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.queues import Queue
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +19,12 @@ from entrain_bench.bench.ranks import pin
 from entrain_bench.costs.truth import CostTruth, Prices
 from entrain_bench.emulate import Emulator
 from entrain_bench.experiment import prepare
-from entrain_bench.fidelity.cases import Case
+from entrain_bench.fidelity.cases import Case, overrides_of
 from entrain_bench.fidelity.shared import cores_of_lanes, place_on_cores
 from entrain_bench.files import write_atomically
 from entrain_bench.program import Pass
 from entrain_bench.program.timeline import Timeline
+from entrain_bench.run import compose_cells
 from entrain_bench.simulate.place import place_program, timeline_of
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 
@@ -56,15 +58,28 @@ def predict_group(cases: Sequence[Case], links: Mapping[str, float], cores: Sequ
     model, cluster, framework = setting.job.model, setting.job.cluster, setting.job.framework
     emulator = Emulator(CostTruth(model, joined_by(cluster, links), framework), float("inf"), "cpu", "float32")
     for case in cases:
-        prices, timeline = _predicted(case, emulator, cores)
-        values = {
-            "work_s": prices.duration_s.tolist(),
-            "start_s": timeline.start_s.tolist(),
-            "end_s": timeline.end_s.tolist(),
-            "peak_bytes": float(timeline.peak_memory_bytes.max()),
-        }
+        prices = emulator.price(case.program)
+        values = _values(prices, _placed(case, prices, emulator.truth, cores))
         write_atomically(folder / f"{case.key}.emulated.json", json.dumps(values).encode())
     return len(cases)
+
+
+def simulated(case: Case, truth: Sequence[str], links: Mapping[str, float], cores: Sequence[int]) -> dict[str, Any]:
+    """The case under a cost truth of its own, as ``predict_group`` leaves it.
+
+    Args:
+        case: the case.
+        truth: overrides that give the truth: ``cluster/device=profiled cluster.device.path=FILE``.
+        links: latency and bandwidth of a message.
+        cores: of this machine.
+
+    Raises:
+        UserError: for bad overrides, or a profile that does not fit.
+    """
+    (cell,) = compose_cells([*overrides_of(case.num_ranks, case.workload, case.seed, case.strategy), *truth])
+    given = prepare(cell.config).truth
+    prices = replace(given, cluster=joined_by(given.cluster, links)).price(case.program)
+    return _values(prices, _placed(case, prices, given, cores))
 
 
 def joined_by(cluster: ClusterSpec, links: Mapping[str, float]) -> ClusterSpec:
@@ -72,12 +87,20 @@ def joined_by(cluster: ClusterSpec, links: Mapping[str, float]) -> ClusterSpec:
     return replace(cluster, tiers=(LinkTier("gloo", cluster.num_ranks, **links),))
 
 
-def _predicted(case: Case, emulator: Emulator, cores: Sequence[int]) -> tuple[Prices, Timeline]:
-    program = case.program
-    prices, memory = emulator.price(program), emulator.truth.memory.over_program(program)
+def _placed(case: Case, prices: Prices, truth: CostTruth, cores: Sequence[int]) -> Timeline:
+    program, memory = case.program, truth.memory.over_program(case.program)
     if case.num_ranks <= len(cores):
-        return prices, timeline_of(program, prices, memory)
-    return prices, place_on_cores(program, prices, cores_of_lanes(program.layout, cores), memory)
+        return timeline_of(program, prices, memory)
+    return place_on_cores(program, prices, cores_of_lanes(program.layout, cores), memory)
+
+
+def _values(prices: Prices, timeline: Timeline) -> dict[str, Any]:
+    return {
+        "work_s": prices.duration_s.tolist(),
+        "start_s": timeline.start_s.tolist(),
+        "end_s": timeline.end_s.tolist(),
+        "peak_bytes": float(timeline.peak_memory_bytes.max()),
+    }
 
 
 def replayed_s(case: Case, links: Mapping[str, float], took_s: FloatArray) -> float:

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 import entrain_bench.figures as package
 from entrain_bench.errors import TRACEBACK_VARIABLE, UserError, explain
+from entrain_bench.figures._accuracy import MEASURED, state_model_error
 from entrain_bench.figures._rows import cells_of, sweeps_of
 from entrain_bench.figures._style import STYLE, empty_figure
 from entrain_bench.files import write_atomically
@@ -70,7 +71,7 @@ def draw_figure(name: str, module: FigureModule, study: Study) -> str:
         if module.RUNS:
             problem = "; ".join(filter(None, (study.problem(*sweep) for sweep in sweeps_of(module.EXPERIMENT))))
         data = module.load(cells_of(module.EXPERIMENT, study), study.results)
-        files = render(lambda: module.draw(data))
+        files = render(lambda: module.draw(data), stated=name not in MEASURED)
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exc()
@@ -82,10 +83,17 @@ def draw_figure(name: str, module: FigureModule, study: Study) -> str:
     return problem
 
 
-def render(draw: Callable[[], tuple[Figure, pd.DataFrame]]) -> dict[str, bytes]:
-    """The files of a figure by suffix; the same data gives the same bytes."""
+def render(draw: Callable[[], tuple[Figure, pd.DataFrame]], stated: bool = False) -> dict[str, bytes]:
+    """The files of a figure by suffix; the same data gives the same bytes.
+
+    Args:
+        draw: makes figure and table.
+        stated: whether the model error is put below times.
+    """
     with mpl.rc_context(STYLE):
         figure, table = draw()
+        if stated:
+            state_model_error(figure)
         pdf, png = BytesIO(), BytesIO()
         figure.savefig(png, format="png")
         figure.set_layout_engine("none")  # keeps the layout just made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from entrain_bench.fidelity import figure
 from entrain_bench.fidelity.__main__ import main, report
 from entrain_bench.fidelity.cases import Case, overrides_of, setting_and_program
 from entrain_bench.fidelity.compare import case_rows, pair_rows, rank_correlations, summary
+from entrain_bench.fidelity.predict import simulated
 from entrain_bench.figures._runner import render
 from entrain_bench.program import Pass
 from entrain_bench.run import compose_cells
@@ -99,13 +101,25 @@ def test_table_figure_and_verdict_are_written(tmp_path: Path, capsys: pytest.Cap
         case_of("dip", folder, 1.5, 1.5),
         case_of("dflop", folder, 1.0, 1.02),
     ]
-    assert report(cases, folder, tmp_path, load=0.0) == 0
+    assert report(case_rows(cases, folder), tmp_path, load=0.0) == 0
     assert "num_programs" in capsys.readouterr().out
     assert len(pd.read_csv(tmp_path / "fidelity.csv")) == 3
     assert (tmp_path / "figures" / "fidelity.png").stat().st_size > 10_000
     cases[0] = case_of("megatron", folder, 2.0, 0.8)
-    assert report(cases, folder, tmp_path, load=0.0) == 1
+    assert report(case_rows(cases, folder), tmp_path, load=0.0) == 1
     assert "missed: " in capsys.readouterr().err
+
+
+def test_a_simulation_stands_beside_the_emulation(tmp_path: Path) -> None:
+    case, slower = case_of("megatron", tmp_path, 1.0, 1.0), ["cluster.device.peak_bf16_flops=1e9"]
+    rows = case_rows([case], tmp_path, partial(simulated, truth=slower, links=LINKS, cores=[0, 1]))
+    emulated, other = rows.to_dict("records")
+    assert (emulated["prediction"], other["prediction"]) == ("emulated", "simulated")
+    assert other["measured_s"] == emulated["measured_s"]
+    fast = simulated(case, [], LINKS, [0, 1])
+    assert other["predicted_s"] > 10 * max(fast["end_s"])
+    # On one core, both ranks' work takes longer than on two.
+    assert max(simulated(case, [], LINKS, [0])["end_s"]) > max(fast["end_s"])
 
 
 def test_the_same_rows_give_the_same_figure(tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
+from entrain_bench.cli import run_command
+from entrain_bench.costs.profiled.file import read_profile
 from entrain_bench.train.modules import StageGroups
 from entrain_bench.train.modules.attention import packed_attention
 from entrain_bench.train.modules.packing import Segments, make_segments
@@ -70,6 +73,18 @@ def test_stages_never_stop_the_host(alone: StageGroups, name: str) -> None:
             output.backward(torch.ones_like(output))
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_tiny_model_is_profiled(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    options = ["tokens=[1,64,1024]", "tp=[1,2]", "max_repetitions=10", f"output={path}"]
+    assert run_command(["profile", "model=tiny", *options]) == 0
+    profile = read_profile(path, "x")
+    assert profile.finished
+    assert (profile.subject.kind, profile.subject.dtype) == ("cuda", "bfloat16")
+    assert profile.constants.memory_bandwidth_bytes_per_s > 1e11
+    assert {point.tp for point in profile.stages} == {1, 2}
+    assert all(point.kept_bytes > 0 for point in profile.stages if point.kind == "block")
 
 
 def test_the_tiny_model_trains_in_bf16() -> None:

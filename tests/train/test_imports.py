@@ -22,6 +22,7 @@ ROOMS = (
     ("measuring",),
     ("running",),
     ("launching",),
+    ("profiling",),
     ("trainer",),
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,20 @@ import numpy as np
 from entrain_bench.costs.profiled.file import digest, read_profile
 from entrain_bench.costs.profiled.fitting import fit_factors
 from entrain_bench.costs.profiled.layers import MEDIAN
-from entrain_bench.costs.profiled.points import STATISTICS, CollectivePoint, DeviceProfile
+from entrain_bench.costs.profiled.points import STATISTICS, CollectivePoint, Constants, DeviceProfile
 from entrain_bench.costs.profiled.times import ProfiledTimes
 from entrain_bench.errors import UserError, require, unknown_choice
-from entrain_bench.specs.cluster import ClusterSpec, Speed
+from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, Speed
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.parse import check_mapping, parse
 
 LINK_KEYS = ("bandwidth_bytes_per_s", "latency_s")
-# Layer times are measured: what a roofline would need beside the peaks is never asked for.
+# Layer times are measured: what a roofline would need beside the peaks is never asked for, and of no consequence.
 UNUSED = {
-    "gemm_efficiency": 1.0,
-    "attention_forward_efficiency": 1.0,
-    "attention_backward_efficiency": 1.0,
-    "memory_efficiency": 1.0,
-    "kernel_launch_s": 1e-9,
+    field.name: 1e-9 if field.name.endswith("_s") else 1.0
+    for field in fields(DeviceSpec)
+    if field.name not in {"name", *Constants.__dataclass_fields__}
 }
 
 

@@ -130,7 +130,8 @@ def _collectives(job: Job, needs: Sequence[tuple[Action, Action, int]]) -> dict[
         groups = min(encoder.dp, llm.dp)
         if encoder.pp > 1 or max(encoder.dp, llm.dp) % groups:
             continue
-        ours, theirs = ([set(rows) for rows in each.ranks.reshape(groups, -1).tolist()] for each in (encoder, llm))
+        # A rank has one place in a grid: virtual stages make none.
+        ours, theirs = ([sorted(rows) for rows in each.ranks.reshape(groups, -1).tolist()] for each in (encoder, llm))
         if ours != theirs:
             continue
         fan_in, fan_out = encoder.dp // groups, llm.dp // groups
@@ -144,7 +145,7 @@ def _collectives(job: Job, needs: Sequence[tuple[Action, Action, int]]) -> dict[
             if group == job.chunks[job.llm][of_llm.chunk].replica // fan_out:
                 calls[group, chunk.microbatch, target.backward].append((target, source, num_bytes))
         for (group, _, backward), carried in calls.items():
-            total, ranks = sum(num_bytes for _, _, num_bytes in carried), sorted(ours[group])
+            total, ranks = sum(num_bytes for _, _, num_bytes in carried), ours[group]
             seconds = job.machine.gather_s(total, ranks, fan_out if backward else fan_in)
             if backward and llm.pp > 1:
                 latency, bandwidth = job.machine.tier(ranks)

@@ -29,6 +29,7 @@ SETTINGS = {
 # Two stages of every module on each rank; with one block a replica, both copies of the tied embedding, too.
 VIRTUAL = {
     "virtual": ("strategy.planner._target_=support.train.parity.VirtualPlanner", *DEGREES["pp2_dp2"]),
+    "interleaved": ("strategy.planner.virtual_stages=2", *DEGREES["pp2_dp2"]),
     "virtual_closed": ("strategy.planner._target_=support.train.parity.VirtualPlanner", "layout.tp=1", "layout.dp=4"),
 }
 MODELS = {"one_encoder": ("model=tiny",), "two_encoders": ("model=tiny_av", AUDIO)}
@@ -37,6 +38,7 @@ QUICK = {
     "one_encoder": [
         ("entrain", "pp2_dp2"),
         ("megatron", "tp2"),
+        ("megatron", "interleaved"),
         ("dip", "virtual"),
         ("dip", "virtual_closed"),
         ("hetero_colocated", "sharded_optimizer"),

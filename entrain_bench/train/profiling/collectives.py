@@ -17,9 +17,9 @@ from torch import Tensor
 from entrain_bench.arrays import FloatArray
 from entrain_bench.costs.profiled.points import COLLECTIVES, CollectivePoint
 from entrain_bench.specs.parse import parse
-from entrain_bench.train.calibration.sampling import WARM_UPS, Patience, quantiles
 from entrain_bench.train.launching.launch import Crew, run_on_ranks
 from entrain_bench.train.messages.control import process_group
+from entrain_bench.train.profiling.sampling import WARM_UPS, Patience, quantiles
 
 TIMEOUT_S = 120.0
 # One after the other between two looks at the clock, so that ranks that start apart hardly count.

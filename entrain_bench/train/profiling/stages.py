@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from entrain_bench.specs.model import ModelSpec, ModuleSpec, build_layers
-from entrain_bench.train.calibration.packs import Target
 from entrain_bench.train.device import to_device
 from entrain_bench.train.modules import Pack, StageGroups, build_stage, input_width
 from entrain_bench.train.modules.ends import merge_tokens
 from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.profiling.packs import Target
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
 
 # Whatever the weights: times do not depend on values.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -13,9 +14,9 @@ import torch
 
 from entrain_bench.costs.profiled.points import Constants, Subject, module_values
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.train.calibration.sampling import Patience, sample
-from entrain_bench.train.calibration.settings import ProfileSettings
 from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.profiling.sampling import Patience, sample
+from entrain_bench.train.profiling.settings import ProfileSettings
 
 # Rows of square products, and bytes of copies, that are large for the device and take it milliseconds.
 PRODUCT_ROWS = {"cpu": 1024, "cuda": 8192}
@@ -47,25 +48,29 @@ def device_name(device: torch.device) -> str:
     return names[0] if names else platform.machine()
 
 
-def constants_of(settings: ProfileSettings, dtype: torch.dtype, device: torch.device, date: str) -> Constants:
-    """Constants, each with its source; what the settings state is not measured."""
+def constants_of(
+    settings: ProfileSettings, dtype: torch.dtype, device: torch.device, known: Constants | None = None
+) -> Constants:
+    """Constants, each with its source: what the settings state, else what is known already, else measured."""
     rows, size = PRODUCT_ROWS[device.type], COPY_BYTES[device.type]
+    date = datetime.now(UTC).date().isoformat()
     values: dict[str, float] = {}
     sources: dict[str, str] = {}
 
-    def note(name: str, unit: str, stated: float | None, what: str, measure: Callable[[], float]) -> None:
+    def note(name: str, unit: str, what: str, measure: Callable[[], float]) -> None:
+        stated = getattr(settings, name, None)
+        if stated is None and known is not None:
+            values[name], sources[name] = getattr(known, name), known.sources[name]
+            return
         values[name] = measure() if stated is None else stated
-        how = f"{what}; entrain-bench profile; {date}; measured" if stated is None else f"stated by the user; {date}"
-        sources[name] = f"{unit}; {how}"
+        what, how = (f"{what}, entrain-bench profile", "measured") if stated is None else ("the user", "stated")
+        sources[name] = f"{unit}; {what}; {date}; {how}"
 
     product = f"best {rows} x {rows} x {rows} product in {str(dtype).removeprefix('torch.')}"
-    stated_host = settings.host_bandwidth_bytes_per_s
-    note("peak_bf16_flops", "FLOP/s", settings.peak_flops, product, partial(_product_flops, rows, dtype, device))
-    note("memory_bytes", "bytes", settings.memory_bytes, "all there is", partial(_memory_bytes, device))
-    note("memory_bandwidth_bytes_per_s", "bytes/s", None, "copy, read and written", partial(_bandwidth, size, device))
-    note(
-        "host_bandwidth_bytes_per_s", "bytes/s", stated_host, "copy to the host", partial(_host_bandwidth, size, device)
-    )
+    note("peak_bf16_flops", "FLOP/s", product, partial(_product_flops, rows, dtype, device))
+    note("memory_bytes", "bytes", "all there is", partial(_memory_bytes, device))
+    note("memory_bandwidth_bytes_per_s", "bytes/s", "copy, read and written", partial(_bandwidth, size, device))
+    note("host_bandwidth_bytes_per_s", "bytes/s", "copy to the host", partial(_host_bandwidth, size, device))
     return Constants(
         values["peak_bf16_flops"],
         int(values["memory_bytes"]),

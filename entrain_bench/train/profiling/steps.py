@@ -7,10 +7,10 @@ from functools import partial
 import torch
 
 from entrain_bench.costs.profiled.points import StepPoint
-from entrain_bench.train.calibration.packs import Target
-from entrain_bench.train.calibration.sampling import Patience, quantiles, sample
-from entrain_bench.train.calibration.stages import Bench
 from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.profiling.packs import Target
+from entrain_bench.train.profiling.sampling import Patience, quantiles, sample
+from entrain_bench.train.profiling.stages import Bench
 from entrain_bench.train.running.step import TrainedStage
 
 # Gradients are clipped to half.

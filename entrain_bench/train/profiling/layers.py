@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from entrain_bench.costs.profiled.points import StagePoint
-from entrain_bench.train.calibration.packs import Target
-from entrain_bench.train.calibration.sampling import Patience, quantiles, sample
-from entrain_bench.train.calibration.stages import Bench, Inputs
 from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.profiling.packs import Target
+from entrain_bench.train.profiling.sampling import Patience, quantiles, sample
+from entrain_bench.train.profiling.stages import Bench, Inputs
 from entrain_bench.train.running.step import TrainedStage
 
 FORWARD, BACKWARD, REMADE = range(3)

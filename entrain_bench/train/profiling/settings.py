@@ -28,7 +28,7 @@ class ProfileSettings:
     max_repetitions: int
     precision: float
     point_s: float
-    peak_flops: float | None
+    peak_bf16_flops: float | None
     memory_bytes: int | None
     host_bandwidth_bytes_per_s: float | None
     output: str | None
@@ -50,7 +50,7 @@ class ProfileSettings:
         enough = self.max_repetitions >= self.min_repetitions
         require(enough, "max_repetitions", self.max_repetitions, f"at least min_repetitions={self.min_repetitions}")
         require(0 < self.precision < 1, "precision", self.precision, "in (0, 1)")
-        for name in ("point_s", "peak_flops", "memory_bytes", "host_bandwidth_bytes_per_s"):
+        for name in ("point_s", "peak_bf16_flops", "memory_bytes", "host_bandwidth_bytes_per_s"):
             value = getattr(self, name)
             require(value is None or value > 0, name, value, "positive")
 
@@ -75,7 +75,7 @@ def check_model(model: ModelSpec) -> None:
     """Raise ``UserError`` for a model whose layers the training runtime does not have."""
     if model.generators:
         raise IncompatibleError(
-            f"model={model.name}: has a generator ({model.generators[0].name}), which nothing here can run"
+            f"model={model.name}: has a generator ({model.generators[0].name}), whose layers training does not have"
         )
 
 

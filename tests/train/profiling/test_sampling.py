@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from entrain_bench.train.calibration.sampling import WARM_UPS, Patience, precision_of, quantiles, sample
 from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.profiling.sampling import WARM_UPS, Patience, precision_of, quantiles, sample
 
 CPU = torch.device("cpu")
 

@@ -12,17 +12,17 @@ from time import perf_counter
 import torch
 
 from entrain_bench.costs.profiled.file import read_profile, write_profile
-from entrain_bench.costs.profiled.points import CollectivePoint, DeviceProfile, StagePoint, StepPoint
+from entrain_bench.costs.profiled.points import DeviceProfile
 from entrain_bench.errors import UserError
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.train.calibration.collectives import measure_collectives
-from entrain_bench.train.calibration.constants import constants_of, device_name, subject_of
-from entrain_bench.train.calibration.layers import TargetStages
-from entrain_bench.train.calibration.packs import Target, packs_of, targets_of
-from entrain_bench.train.calibration.sampling import Patience
-from entrain_bench.train.calibration.settings import ProfileSettings
-from entrain_bench.train.calibration.stages import Bench, one_of_many
-from entrain_bench.train.calibration.steps import measure_step
+from entrain_bench.train.profiling.collectives import measure_collectives
+from entrain_bench.train.profiling.constants import constants_of, device_name, subject_of
+from entrain_bench.train.profiling.layers import TargetStages
+from entrain_bench.train.profiling.packs import Target, packs_of, targets_of
+from entrain_bench.train.profiling.sampling import Patience
+from entrain_bench.train.profiling.settings import ProfileSettings
+from entrain_bench.train.profiling.stages import Bench, one_of_many
+from entrain_bench.train.profiling.steps import measure_step
 
 # Between two writes of the file.
 WRITE_S = 2.0
@@ -64,11 +64,10 @@ class Session:
             profile = read_profile(path, f"output={path}")
             if found := subject.difference(profile.subject):
                 raise UserError(f"output={path}: is a profile of {found}; choose another file, or remove it")
-            profile = replace(profile, finished=False)
-        else:
-            date = datetime.now(UTC).date().isoformat()
-            profile = DeviceProfile(subject, constants_of(settings, dtype, device, date), date)
-        return cls(model, settings, path, profile, device)
+            constants = constants_of(settings, dtype, device, profile.constants)
+            return cls(model, settings, path, replace(profile, constants=constants, finished=False), device)
+        date = datetime.now(UTC).date().isoformat()
+        return cls(model, settings, path, DeviceProfile(subject, constants_of(settings, dtype, device), date), device)
 
     @property
     def patience(self) -> Patience:
@@ -119,7 +118,8 @@ class Session:
             return
         for target in targets_of(self.model.llm, min(bench.groups)):
             for depth in target.depths:
-                self._keep(steps=[measure_step(target, depth, bench, self.patience)])
+                point = measure_step(target, depth, bench, self.patience)
+                self._save(replace(self.profile, steps=(*self.profile.steps, point)))
 
     def _measure_stages(self, bench: Bench, advance: Callable[[str], None]) -> None:
         known = {point.key for point in self.profile.stages}
@@ -136,33 +136,23 @@ class Session:
             points = stages.measure(lengths, self.patience)
             if not points:
                 self.left_out.append(what)
-            self._keep(stages=points)
+            self._save(replace(self.profile, stages=(*self.profile.stages, *points)))
 
     def _measure_collectives(self, advance: Callable[[str], None]) -> None:
-        known = {(point.ranks, point.operation) for point in self.profile.collectives}
+        known = {point.ranks for point in self.profile.collectives}
         for num_ranks in ranks_of(self.settings, self.device):
             advance(f"communication of {num_ranks} ranks")
-            if not any(ranks == num_ranks for ranks, _ in known):
-                sizes = self.settings.message_bytes
-                points = measure_collectives(self.device.type, num_ranks, sizes, self.patience, lambda _: None)
-                self._keep(collectives=points)
+            if num_ranks not in known:
+                points = measure_collectives(
+                    self.device.type, num_ranks, self.settings.message_bytes, self.patience, lambda _: None
+                )
+                self._save(replace(self.profile, collectives=(*self.profile.collectives, *points)))
 
-    def _keep(
-        self,
-        stages: list[StagePoint] | None = None,
-        steps: list[StepPoint] | None = None,
-        collectives: list[CollectivePoint] | None = None,
-    ) -> None:
-        """Add points; the file is written now and then."""
-        before = self.profile
-        self.profile = replace(
-            before,
-            stages=(*before.stages, *(stages or ())),
-            steps=(*before.steps, *(steps or ())),
-            collectives=(*before.collectives, *(collectives or ())),
-        )
+    def _save(self, profile: DeviceProfile) -> None:
+        """Take a profile with more points; the file is written now and then."""
+        self.profile = profile
         if perf_counter() - self._written > WRITE_S:
-            write_profile(self.path, self.profile)
+            write_profile(self.path, profile)
             self._written = perf_counter()
 
 

@@ -9,7 +9,7 @@ from entrain_bench.config.profile import compose_profile
 from entrain_bench.costs.profiled.file import write_profile
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.parse import parse
-from entrain_bench.train.calibration.settings import ProfileSettings
+from entrain_bench.train.profiling.settings import ProfileSettings
 from support.profiled import profile_of_formula
 
 
@@ -36,8 +36,8 @@ BAD_OPTIONS = [
     ("min_repetitions=9 max_repetitions=3", "max_repetitions=3: must be at least min_repetitions=9"),
     ("precision=0", "precision=0.0: must be in (0, 1)"),
     ("point_s=0", "point_s=0.0: must be positive"),
-    ("peak_flops=-1", "peak_flops=-1.0: must be positive"),
-    ("model=mllm_9b", "has a generator (unet), which nothing here can run"),
+    ("peak_bf16_flops=-1", "peak_bf16_flops=-1.0: must be positive"),
+    ("model=mllm_9b", "has a generator (generator), whose layers training does not have"),
     ("strategy=entrain", "strategy"),
 ]
 

@@ -1,0 +1,191 @@
+"""A real profile of the tiny model on this machine's CPU: interrupted, continued, and simulated with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import pytest
+import torch
+
+from entrain_bench.cli import EXIT_INTERRUPTED, run_command
+from entrain_bench.costs.profiled.file import read_profile
+from entrain_bench.costs.profiled.points import COLLECTIVES, DeviceProfile
+from entrain_bench.train.profiling import layers
+from entrain_bench.train.profiling.collectives import measure_collectives
+from entrain_bench.train.profiling.packs import Target, targets_of
+from entrain_bench.train.profiling.sampling import Patience
+from entrain_bench.train.profiling.stages import Bench, one_of_many
+from support.train.modules import small_model
+
+OPTIONS = (
+    "profile",
+    "model=tiny",
+    "device=cpu",
+    "tokens=[1,64]",
+    "tp=[1]",
+    "ranks=[]",
+    "min_repetitions=2",
+    "max_repetitions=2",
+)
+PATIENCE = Patience(1, 1, 0.5, 60.0)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
+    """Packs that are measured; the fifth is interrupted."""
+    # The command hides GPUs for good; after the test they are back.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    measured: list[tuple[int, ...]] = []
+    measure = layers.TargetStages.measure
+
+    def counting(self: layers.TargetStages, lengths: tuple[int, ...], patience: Patience) -> object:
+        measured.append(lengths)
+        if len(measured) == 5:
+            raise KeyboardInterrupt
+        return measure(self, lengths, patience)
+
+    monkeypatch.setattr(layers.TargetStages, "measure", counting)
+    return measured
+
+
+def test_a_profile_is_measured_goes_on_where_it_stopped_and_is_simulated_with(
+    counted: list[tuple[int, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "profile.json"
+    stated = ["peak_bf16_flops=1e9", "host_bandwidth_bytes_per_s=1e9"]
+    arguments = [*OPTIONS, *stated, "point_s=60", f"output={path}"]
+    assert run_command(arguments) == EXIT_INTERRUPTED
+    stopped = read_profile(path, "x")
+    assert not stopped.finished
+    # An embedding at both numbers of tokens, and two packs of a block, in stages of one block and of several.
+    assert len(stopped.stages) == 6
+    simulate = ["model=tiny", "cluster=tiny", "cluster/device=profiled", f"cluster.device.path={path}"]
+    assert run_command([*simulate, f"results_dir={tmp_path}"]) == 2
+    assert "is not finished; entrain-bench profile with the same options goes on" in capsys.readouterr().err
+    assert run_command(arguments) == 0
+    profile = read_profile(path, "x")
+    assert profile.finished
+    assert profile.stages[:6] == stopped.stages
+    assert profile.constants == stopped.constants
+    # Vision: two embeddings, 1 + 3 packs of each kind of block, two heads; the LLM: one kind of block less.
+    assert len(counted) == 1 + (2 + 4 + 4 + 2) + (2 + 4 + 2)
+    assert "vision" in (shown := capsys.readouterr().out)
+    assert f"cluster.device.path={path}" in shown
+    check_times(profile)
+    job = ["strategy=megatron", "layout.tp=1", "layout.dp=2", "layout.pp=2", "global_batch=4", "microbatch_size=1"]
+    data = ["workload=uniform", "iterations=1", "mlflow=false", f"results_dir={tmp_path}"]
+    assert run_command([*simulate, *job, *data, "cluster.device.extrapolate=true"]) == 0
+    (record,) = (json.loads(file.read_text()) for file in (tmp_path / "runs").glob("*.json"))
+    assert record["metrics"]["iteration_time_s"] > 0
+    assert run_command([*arguments, "memory_bytes=3_000_000_000"]) == 0
+    assert len(counted) == 21
+    again = read_profile(path, "x")
+    assert again.stages == profile.stages
+    assert again.constants.memory_bytes == 3_000_000_000
+    assert again.constants.sources["memory_bytes"].endswith("stated")
+
+
+def check_times(profile: DeviceProfile) -> None:
+    """More layers take longer, and recomputation longer than none, whatever else this machine does."""
+    blocks = {(point.module, point.lengths, point.layers): point for point in profile.stages if point.kind == "block"}
+    for (module, lengths, depth), deep in blocks.items():
+        if depth > 1:
+            assert deep.forward_s[0] > blocks[module, lengths, 1].forward_s[0]
+            assert deep.remade_s[0] > deep.backward_s[0]
+            assert deep.kept_bytes > deep.remade_kept_bytes > 0
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with one_of_many(small_model(), (1, 2), torch.float32, torch.device("cpu")) as built:
+        yield built
+
+
+def target(bench: Bench, kind: str, tp: int = 1, module: str = "llm") -> Target:
+    return next(each for each in targets_of(bench.model.module(module), tp) if each.kind == kind)
+
+
+@pytest.mark.parametrize("module", ["vision", "audio", "llm"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_every_kind_runs_as_a_shard(bench: Bench, module: str, tp: int) -> None:
+    for each in targets_of(bench.model.module(module), tp):
+        stages = layers.TargetStages.build(each, bench)
+        points = stages.measure((5, 11), PATIENCE)
+        assert [point.layers for point in points] == [*each.depths]
+        sizes = [sum(p.numel() for p in stage.stage.parameters()) for stage in stages.stages.values()]
+        parameters = next(layer.parameters for layer in each.module.kinds if layer.kind == each.kind)
+        # A shard has its part of the weights, and all of the norms and of the biases that are added after summing.
+        assert parameters / tp <= sizes[0] <= 1.2 * parameters / tp
+        assert sizes[-1] == sizes[0] * each.depths[-1]
+
+
+def test_a_shard_keeps_what_it_computes(bench: Bench) -> None:
+    one, two = (layers.TargetStages.build(target(bench, "block", tp), bench) for tp in (1, 2))
+    kept = [stages.measure((64,), PATIENCE)[0].kept_bytes for stages in (one, two)]
+    assert kept[0] / 2 < kept[1] < kept[0]
+
+
+def test_kept_bytes_are_those_that_autograd_holds() -> None:
+    weight = torch.ones(4, 4, requires_grad=True)
+
+    class Squares(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(weight)
+
+        def forward(self, hidden: torch.Tensor, _: object) -> torch.Tensor:
+            # Kept: the input (and not the weight), and once the product that is squared.
+            return (hidden @ self.weight).square()
+
+    class Trained:
+        stage = buffers = Squares()
+
+    class Start:
+        pack = None
+
+        def start(self) -> torch.Tensor:
+            return torch.ones(8, 4, requires_grad=True)
+
+    assert layers.kept_bytes(Trained(), Start()) == 2 * 8 * 4 * 4  # type: ignore[arg-type]
+
+
+def test_a_pack_that_takes_too_long_is_left_out(bench: Bench) -> None:
+    stages = layers.TargetStages.build(target(bench, "block"), bench)
+    assert stages.measure((64,), Patience(1, 1, 0.5, 1e-9)) == []
+    assert all(not stage.stage.recompute for stage in stages.stages.values())
+
+
+def test_recomputation_runs_the_forward_once_more(bench: Bench) -> None:
+    stages = layers.TargetStages.build(target(bench, "block"), bench)
+    calls = 0
+    for stage in stages.stages.values():
+        for block in stage.stage.layers.values():
+
+            def count(*_: object) -> None:
+                nonlocal calls
+                calls += 1
+
+            block.register_forward_pre_hook(count)
+    stages.measure((16,), PATIENCE)
+    depths = sum(target(bench, "block").depths)
+    # Two forwards of the smallest tell how long it takes; kept bytes; then warm-up and repetition: a forward, one more
+    # for the backward that recomputes, and its recomputation.
+    turns = 3 + 1
+    assert calls == 2 + 2 * depths + turns * 3 * depths
+
+
+@pytest.mark.slow
+def test_communication_of_two_ranks() -> None:
+    started = perf_counter()
+    points = measure_collectives("cpu", 2, (4096, 1 << 20), Patience(3, 5, 0.1, 1.0), lambda _: None)
+    assert [(point.operation, point.num_bytes) for point in points] == [
+        (operation, size) for operation in COLLECTIVES for size in (4096, 1 << 20)
+    ]
+    assert all(point.ranks == 2 for point in points)
+    total = sum(point.repetitions * point.seconds[0] for point in points)
+    assert 0 < total < perf_counter() - started
+    assert np.all([point.seconds[2] >= point.seconds[0] > 0 for point in points])
