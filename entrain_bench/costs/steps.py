@@ -239,7 +239,8 @@ class _LayerTimes:
         seconds = forward
         if kind is Pass.BACKWARD:
             seconds = np.stack([times.backward_s + times.backward_comm_s for times in self.kinds])
-            seconds = seconds + forward if placed.recompute else seconds
+            remade = [placed.recompute and layer.recomputed and layer.backward_share > 0 for layer in module.kinds]
+            seconds = seconds + np.array(remade)[:, None] * forward
         row = np.searchsorted(self.chunks, self.program.chunk[actions])
         return np.ascontiguousarray(seconds[kinds][:, row].T)
 

@@ -41,6 +41,9 @@ FRAMEWORKS = {
     "nothing overlaps": Framework(overlap_grad_reduce=False, overlap_param_gather=False),
     "all-reduce": Framework(distributed_optimizer=False, p2p="overlapped"),
     "gradients after all": Framework(overlap_grad_reduce=False, distributed_optimizer=False),
+    "whole hidden states": Framework(sequence_parallel=False),
+    "whole hidden states in turn": Framework(sequence_parallel=False, p2p="overlapped", tp_overlap=0.3),
+    "products split": Framework(tp_overlap=0.7),
 }
 
 
