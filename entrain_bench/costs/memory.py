@@ -91,7 +91,7 @@ class Memory:
         shards, copies = module.weight_shards(placed.tp), module.weight_copies(placed.tp, placed.dp * placed.cp)
         learning = self.learning_parameters(module, placed)
         frozen = self.stage_parameters(module, placed) - learning
-        return np.asarray(learning / shards * self.parameter_bytes(copies) + frozen / shards * BF16_BYTES)
+        return np.asarray(learning / shards * self.parameter_bytes(copies) + frozen / shards * self.element_bytes)
 
     def token_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
         """Bytes a token adds on one rank of each stage ``[stages]``.
