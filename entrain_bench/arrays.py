@@ -11,13 +11,13 @@ type BoolArray = NDArray[np.bool_]
 def offsets_from_counts(counts: IntArray) -> NDArray[np.int64]:
     """Row offsets ``[rows + 1]`` of a CSR structure with the given number of entries per row."""
     offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
+    counts.cumsum(out=offsets[1:])
     return offsets
 
 
 def rows_of(offsets: IntArray) -> NDArray[np.int64]:
     """Row index of every CSR entry ``[entries]``."""
-    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    return np.arange(len(offsets) - 1).repeat(offsets[1:] - offsets[:-1])
 
 
 def take_rows(offsets: IntArray, rows: IntArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -26,9 +26,10 @@ def take_rows(offsets: IntArray, rows: IntArray) -> tuple[NDArray[np.int64], NDA
     Returns:
         The new offsets ``[len(rows) + 1]`` and the positions of the entries in the old structure.
     """
-    counts = np.diff(offsets)[rows]
+    first = offsets[rows]
+    counts = offsets[rows + 1] - first
     new_offsets = offsets_from_counts(counts)
-    positions = np.repeat(np.asarray(offsets)[:-1][rows] - new_offsets[:-1], counts) + np.arange(new_offsets[-1])
+    positions = (first - new_offsets[:-1]).repeat(counts) + np.arange(new_offsets[-1])
     return new_offsets, positions
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +12,9 @@ from entrain_bench.costs.buckets import bucket_parameters, gather_lead_s, gather
 from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.memory import Memory
-from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.specs.cluster import ClusterSpec, LinkTier
+from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModuleSpec
 
@@ -59,6 +58,48 @@ class ExposedStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Traffic:
+    """What travels of a stage's weights, in buckets in the order of a backward.
+
+    Attributes:
+        layer_parameters: parameters that learn on a rank, of each layer ``[layers]``; one of a pair that is tied on it.
+        parameters: of each bucket ``[buckets]``.
+        sync_s: reduction of its fp32 gradients ``[buckets]``.
+        gather_s: all-gather of its bf16 weights ``[buckets]``; 0 if they are not sharded.
+    """
+
+    layer_parameters: FloatArray
+    parameters: FloatArray
+    sync_s: FloatArray
+    gather_s: FloatArray
+
+    def sync_lag_s(self, layer_s: FloatArray) -> FloatArray:
+        """As ``buckets.sync_lag_s``; 0 if nothing is synchronised."""
+        if not self.sync_s.any():
+            return np.zeros(len(layer_s))
+        return sync_lag_s(layer_s, self.layer_parameters, self.parameters, self.sync_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where the passes of a module begin and end on each of its stages; lists of one array a stage.
+
+    Attributes:
+        traffic: what of its weights travels then.
+        firsts: first forward of every replica ``[replicas]``.
+        lasts: last backward of every replica ``[replicas]``.
+        forward_s: time of each layer in the former, communication included ``[replicas, layers]``.
+        backward_s: likewise in the latter.
+    """
+
+    traffic: list[Traffic]
+    firsts: list[IntArray]
+    lasts: list[IntArray]
+    forward_s: list[FloatArray]
+    backward_s: list[FloatArray]
+
+
+@dataclass(frozen=True, slots=True)
 class StepCosts:
     """What steps cost on the cluster under the framework's settings."""
 
@@ -73,15 +114,11 @@ class StepCosts:
 
     def sync_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """How long the gradients of each stage occupy the links, in their buckets ``[stages]``."""
-        return np.array(
-            [self._syncs_s(buckets, module, placed, stage).sum() for stage, buckets in self._buckets(module, placed)]
-        )
+        return np.array([own.sync_s.sum() for own in self.traffic(module, placed)])
 
     def gather_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """All-gather of the bf16 weights of each stage, in their buckets ``[stages]``; none if they are not sharded."""
-        return np.array(
-            [self._gathers_s(buckets, module, placed, stage).sum() for stage, buckets in self._buckets(module, placed)]
-        )
+        return np.array([own.gather_s.sum() for own in self.traffic(module, placed)])
 
     def tied_s(self, module: ModuleSpec, placed: ModuleLayout) -> float:
         """All-reduce of a tied embedding between the two blocks that hold it, after all other gradients are reduced."""
@@ -94,52 +131,96 @@ class StepCosts:
         """What no overlap can hide: of the buckets only the one with a stage's first layers."""
         framework = self.memory.framework
         gather_s, sync_s = np.zeros(placed.pp), np.zeros(placed.pp)
-        for stage, buckets in self._buckets(module, placed):
-            gathers, syncs = (make(buckets, module, placed, stage) for make in (self._gathers_s, self._syncs_s))
+        for stage, own in enumerate(self.traffic(module, placed)):
             # First layers without parameters hide a part of their bucket.
-            last = slice(-1, None) if self._layer_parameters(module, placed, stage)[0] else slice(0, 0)
-            gather_s[stage] = gathers[last if framework.overlap_param_gather else slice(None)].sum()
-            sync_s[stage] = syncs[last if framework.overlap_grad_reduce else slice(None)].sum()
+            last = slice(-1, None) if own.layer_parameters[0] else slice(0, 0)
+            gather_s[stage] = own.gather_s[last if framework.overlap_param_gather else slice(None)].sum()
+            sync_s[stage] = own.sync_s[last if framework.overlap_grad_reduce else slice(None)].sum()
         sync_s[[0, -1]] += self.tied_s(module, placed)
         return ExposedStep(gather_s, sync_s, self.optimizer_s(module, placed))
 
-    def steps(self, program: Program) -> Steps:
-        """Times of a program's step."""
-        framework, layout = self.memory.framework, program.layout
-        backwards: list[IntArray] = []
+    def traffic(self, module: ModuleSpec, placed: ModuleLayout) -> list[Traffic]:
+        """What travels of the weights of each stage."""
+        framework, copies = self.memory.framework, self._copies(module, placed)
+        reduce_s = all_gather_s if framework.distributed_optimizer else all_reduce_s
+        # Rings go through the ranks that hold the same weights of a stage.
+        rings = placed.ranks[:, :, :: module.weight_shards(placed.tp)].swapaxes(0, 1).reshape(placed.pp, -1)
+        of_layers = np.split(self._layer_parameters(module, placed), np.cumsum(placed.layers_per_stage[:-1]))
+        stages = zip(of_layers, self._parameters(module, placed).tolist(), self.cluster.ring_tiers(rings), strict=True)
+        found = []
+        for layers, total, ring in stages:
+            # megatron-core splits the first stage of a pipeline only: later ones have its backwards to hide behind.
+            parameters = bucket_parameters(total, copies, framework.overlap_grad_reduce and not found)
+            sync_s = gather_s = np.zeros(len(parameters))
+            if copies > 1:
+                sync_s = reduce_s(FP32_BYTES * parameters, copies, ring)
+            if copies > 1 and framework.distributed_optimizer:
+                gather_s = all_gather_s(BF16_BYTES * parameters, copies, ring)
+            found.append(Traffic(layers, parameters, sync_s, gather_s))
+        return found
+
+    def ends(self, program: Program) -> list[Ends]:
+        """Where the passes of a program's modules begin and end."""
+        modules = zip(program.model.modules, program.layout.modules, strict=True)
+        return [self._ends(program, index, module, placed) for index, (module, placed) in enumerate(modules)]
+
+    def _ends(self, program: Program, index: int, module: ModuleSpec, placed: ModuleLayout) -> Ends:
+        firsts, lasts = first_of_stages(program, index), last_of_stages(program, index)
+        rows = program.chunks[index]
+        chunks = np.unique(program.chunk[np.concatenate([*firsts, *lasts])]).astype(np.int64)
+        offsets, entries = take_rows(rows.offsets, chunks)
+        loads = self.layer_times.loads(module, module.lengths(program.shapes, rows.members[entries]), offsets)
+        kinds = self.layer_times.layers_s(module, loads, placed.tp, placed.cp)
+        # [chunks, kinds]
+        forward_s = np.stack([times.forward_s + times.forward_comm_s for times in kinds], axis=1)
+        backward_s = np.stack([times.backward_s + times.backward_comm_s for times in kinds], axis=1)
+        if placed.recompute:
+            backward_s = backward_s + forward_s * [kind.recomputed and kind.backward_share > 0 for kind in module.kinds]
+        layers = np.split(module.layer_kind, np.cumsum(placed.layers_per_stage[:-1]))
+
+        def of_stages(seconds: FloatArray, actions: list[IntArray]) -> list[FloatArray]:
+            found = [np.searchsorted(chunks, program.chunk[stage]) for stage in actions]
+            return [seconds[row[:, None], held] for row, held in zip(found, layers, strict=True)]
+
+        traffic = self.traffic(module, placed)
+        return Ends(traffic, firsts, lasts, of_stages(forward_s, firsts), of_stages(backward_s, lasts))
+
+    def steps(self, program: Program, ends: Sequence[Ends]) -> Steps:
+        """Times of a program's step.
+
+        Args:
+            program: the program.
+            ends: its ends.
+        """
+        framework = self.memory.framework
+        modules = [*zip(program.model.modules, program.layout.modules, strict=True)]
         lags, tied, first_stage = [], [], 0
-        for index, (module, placed) in enumerate(zip(program.model.modules, layout.modules, strict=True)):
-            mine = last_of_stages(program, index)
-            backwards += mine
-            times = _LayerTimes.of(self.layer_times, program, index, np.concatenate(mine))
-            for stage, buckets in self._buckets(module, placed):
-                bucket_s = self._syncs_s(buckets, module, placed, stage)
-                lag = np.zeros(len(mine[stage]))
-                if framework.overlap_grad_reduce and len(lag) and bucket_s.sum() > 0:
-                    layer_s = times.of_stage(mine[stage], stage, Pass.BACKWARD)
-                    lag = sync_lag_s(layer_s, self._layer_parameters(module, placed, stage), buckets, bucket_s)
-                lags.append(lag)
+        for (module, placed), own in zip(modules, ends, strict=True):
+            for traffic, layer_s in zip(own.traffic, own.backward_s, strict=True):
+                lags.append(traffic.sync_lag_s(layer_s) if framework.overlap_grad_reduce else np.zeros(len(layer_s)))
             if seconds := self.tied_s(module, placed):
                 tied.append((first_stage, first_stage + placed.pp - 1, seconds))
             first_stage += placed.pp
-        modules = [*zip(program.model.modules, layout.modules, strict=True)]
-        sync_s = np.concatenate([self.sync_s(module, placed) for module, placed in modules])
-        optimizer_s = np.concatenate([self.optimizer_s(module, placed) for module, placed in modules])
-        gather_s = np.concatenate([self.gather_s(module, placed) for module, placed in modules])
+        stages = [traffic for own in ends for traffic in own.traffic]
+        gather_s = np.array([traffic.gather_s.sum() for traffic in stages])
         return Steps(
             framework.overlap_grad_reduce,
-            sync_s,
-            optimizer_s,
+            np.array([traffic.sync_s.sum() for traffic in stages]),
+            np.concatenate([self.optimizer_s(module, placed) for module, placed in modules]),
             np.zeros_like(gather_s) if framework.overlap_param_gather else gather_s,
-            tuple(backwards),
+            tuple(last for own in ends for last in own.lasts),
             tuple(lags),
             tuple(tied),
         )
 
-    def gathers(self, program: Program) -> tuple[FloatArray, FloatArray]:
+    def gathers(self, program: Program, ends: Sequence[Ends]) -> tuple[FloatArray, FloatArray]:
         """What the gathers of weights do to the first forward of every stage and replica ``[actions]``.
 
         Aligned gathers of a rank's modules follow each other over its links, in the order of a forward.
+
+        Args:
+            program: the program.
+            ends: its ends.
 
         Returns:
             The earliest start of each action, and how long it waits once all else is ready.
@@ -148,22 +229,19 @@ class StepCosts:
         framework, launched = self.memory.framework, np.zeros(program.layout.num_lanes)
         if not framework.overlap_param_gather:
             return release, stall
-        for index, (module, placed) in enumerate(zip(program.model.modules, program.layout.modules, strict=True)):
-            firsts = first_of_stages(program, index)
-            times = _LayerTimes.of(self.layer_times, program, index, np.concatenate(firsts))
-            for stage, buckets in self._buckets(module, placed):
-                bucket_s = self._gathers_s(buckets, module, placed, stage)
-                if not bucket_s.sum():
+        for blocks, own in zip(program.layout.blocks, ends, strict=True):
+            for stage, traffic in enumerate(own.traffic):
+                if not traffic.gather_s.any():
                     continue
-                layer_s = times.of_stage(firsts[stage], stage, Pass.FORWARD)
-                passes = layer_s, self._layer_parameters(module, placed, stage), buckets, bucket_s
+                firsts = own.firsts[stage]
+                passes = own.forward_s[stage], traffic.layer_parameters, traffic.parameters, traffic.gather_s
                 if framework.align_param_gather:
-                    lanes = program.layout.blocks[index].of_stage(stage)
+                    lanes = blocks.of_stage(stage)
                     begin = launched[lanes].max()
-                    release[firsts[stage]] = begin + gather_lead_s(*passes)
-                    launched[lanes] = begin + bucket_s.sum()
+                    release[firsts] = begin + gather_lead_s(*passes)
+                    launched[lanes] = begin + traffic.gather_s.sum()
                 else:
-                    stall[firsts[stage]] = gather_stall_s(*passes)
+                    stall[firsts] = gather_stall_s(*passes)
         return release, stall
 
     def _copies(self, module: ModuleSpec, placed: ModuleLayout) -> int:
@@ -173,76 +251,12 @@ class StepCosts:
         """Parameters that learn on a rank of each stage ``[stages]``."""
         return self.memory.learning_parameters(module, placed) / module.weight_shards(placed.tp)
 
-    def _layer_parameters(self, module: ModuleSpec, placed: ModuleLayout, stage: int) -> FloatArray:
-        """Parameters that learn on a rank, of each layer of a stage ``[layers]``; one of a pair that is tied on it."""
-        first = sum(placed.layers_per_stage[:stage])
-        held = module.layers[first : first + placed.layers_per_stage[stage]]
-        parameters = np.array([float(layer.parameters * layer.learns) for layer in held])
-        if module.config.tied_embeddings and placed.is_closed and stage == placed.pp - 1:
+    def _layer_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
+        """Parameters that learn on a rank, of each layer ``[layers]``; one of a pair that is tied on it."""
+        parameters = np.array([float(layer.parameters * layer.learns) for layer in module.layers])
+        if module.config.tied_embeddings and placed.is_closed:
             parameters[-1] -= module.layers[0].parameters * module.layers[0].learns
         return parameters / module.weight_shards(placed.tp)
-
-    def _buckets(self, module: ModuleSpec, placed: ModuleLayout) -> Iterator[tuple[int, FloatArray]]:
-        copies, overlapped = self._copies(module, placed), self.memory.framework.overlap_grad_reduce
-        for stage, parameters in enumerate(self._parameters(module, placed)):
-            # megatron-core splits the first stage of a pipeline only: later ones have its backwards to hide behind.
-            yield stage, bucket_parameters(float(parameters), copies, overlapped and stage == 0)
-
-    def _ring(self, module: ModuleSpec, placed: ModuleLayout, stage: int) -> LinkTier:
-        """The links of a ring through the ranks that hold the same weights of a stage."""
-        return self.cluster.ring_tier(placed.ranks[:, stage, :: module.weight_shards(placed.tp)])
-
-    def _syncs_s(self, buckets: FloatArray, module: ModuleSpec, placed: ModuleLayout, stage: int) -> FloatArray:
-        """Reduction of each bucket's fp32 gradients: a reduce-scatter where states are sharded, else an all-reduce."""
-        copies = self._copies(module, placed)
-        if copies == 1:
-            return np.zeros(len(buckets))
-        reduce_s = all_gather_s if self.memory.framework.distributed_optimizer else all_reduce_s
-        return reduce_s(FP32_BYTES * buckets, copies, self._ring(module, placed, stage))
-
-    def _gathers_s(self, buckets: FloatArray, module: ModuleSpec, placed: ModuleLayout, stage: int) -> FloatArray:
-        copies = self._copies(module, placed)
-        if copies == 1 or not self.memory.framework.distributed_optimizer:
-            return np.zeros(len(buckets))
-        return all_gather_s(BF16_BYTES * buckets, copies, self._ring(module, placed, stage))
-
-
-@dataclass(frozen=True, slots=True)
-class _LayerTimes:
-    """Times of every layer kind on the chunks of some actions of a module.
-
-    Attributes:
-        chunks: those chunks, ascending.
-        kinds: times of each kind, ``[chunks]`` each.
-    """
-
-    program: Program
-    index: int
-    chunks: IntArray
-    kinds: list[PassTimes]
-
-    @classmethod
-    def of(cls, layer_times: LayerTimes, program: Program, index: int, actions: IntArray) -> _LayerTimes:
-        module, placed, rows = program.model.modules[index], program.layout.modules[index], program.chunks[index]
-        chunks = np.unique(program.chunk[actions]).astype(np.int64)
-        offsets, entries = take_rows(rows.offsets, chunks)
-        loads = layer_times.loads(module, module.lengths(program.shapes, rows.members[entries]), offsets)
-        kinds = layer_times.layers_s(module, loads, placed.tp, placed.cp)
-        return cls(program, index, chunks, kinds)
-
-    def of_stage(self, actions: IntArray, stage: int, kind: Pass) -> FloatArray:
-        """Time of each layer of a stage in the given actions, communication included ``[actions, layers]``."""
-        module, placed = self.program.model.modules[self.index], self.program.layout.modules[self.index]
-        first = sum(placed.layers_per_stage[:stage])
-        kinds = module.layer_kind[first : first + placed.layers_per_stage[stage]]
-        forward = np.stack([times.forward_s + times.forward_comm_s for times in self.kinds])
-        seconds = forward
-        if kind is Pass.BACKWARD:
-            seconds = np.stack([times.backward_s + times.backward_comm_s for times in self.kinds])
-            remade = [placed.recompute and layer.recomputed and layer.backward_share > 0 for layer in module.kinds]
-            seconds = seconds + np.array(remade)[:, None] * forward
-        row = np.searchsorted(self.chunks, self.program.chunk[actions])
-        return np.ascontiguousarray(seconds[kinds][:, row].T)
 
 
 def last_of_stages(program: Program, index: int) -> list[IntArray]:

@@ -115,8 +115,10 @@ class CostTruth:
             duration[forward], duration[backward] = times.forward_s.ravel(), times.backward_s.ravel()
         comm += self.memory.offload_bytes(program) / self.cluster.device.host_bandwidth_bytes_per_s
         hold, delay, transfers = self._transfers(program)
-        release, stall = self.step_costs.gathers(program)
-        steps = self.step_costs.steps(program)
+        costs = self.step_costs
+        ends = costs.ends(program)
+        release, stall = costs.gathers(program, ends)
+        steps = costs.steps(program, ends)
         duration += comm
         comm[program.first_action[-1] :] = steps.comm_s
         return Prices(duration, comm, hold, release, stall, delay, transfers, steps)

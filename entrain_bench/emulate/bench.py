@@ -23,7 +23,7 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.device import to_device
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.modules import StageGroups, build_stage
-from entrain_bench.train.modules.packing import share_of
+from entrain_bench.train.modules.packing import shares_of
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
@@ -111,7 +111,7 @@ class Bench:
 
     def _build(self, program: Program, shape: StageShape) -> TrainedStage:
         model, spec = program.model, program.model.module(shape.module)
-        groups, alone = _join(shape)
+        groups, alone = _join(shape, self.framework.sequence_parallel)
         stage = build_stage(
             model,
             spec,
@@ -152,8 +152,8 @@ class Bench:
         if inputs.features is not None:
             return to_device(inputs.features, self.device)
         if trained.stage.held.start:
-            share = share_of(sum(inputs.pack.lengths), trained.groups.cp)
-            num_rows, width = share.stop - share.start, spec.config.hidden_size
+            hidden = shares_of(sum(inputs.pack.lengths), trained.groups).hidden
+            num_rows, width = hidden.stop - hidden.start, spec.config.hidden_size
         else:
             assert inputs.pack.token_ids is not None
             num_rows, width = int((inputs.pack.token_ids < 0).sum()), program.model.llm.config.hidden_size
@@ -161,8 +161,8 @@ class Bench:
             return None
         generator = torch.Generator(self.device).manual_seed(0)
         dtype = getattr(torch, self.dtype)
-        hidden = torch.randn(num_rows, width, generator=generator, device=self.device).to(dtype)
-        return hidden.requires_grad_()
+        states = torch.randn(num_rows, width, generator=generator, device=self.device).to(dtype)
+        return states.requires_grad_()
 
     def _time_optimizer(self, trained: TrainedStage) -> float:
         """Median time of an optimizer step, the gradients' norm included, seconds."""
@@ -187,7 +187,7 @@ class Bench:
         return [float(np.median(took[kind::num_kinds])) for kind in range(num_kinds)]
 
 
-def _join(shape: StageShape) -> tuple[StageGroups, dist.ProcessGroup]:
+def _join(shape: StageShape, sequence_parallel: bool) -> tuple[StageGroups, dist.ProcessGroup]:
     """Be rank 0 of all that hold the stage: its groups there, and one of this rank alone."""
     _leave()
     width = shape.tp * shape.cp
@@ -201,7 +201,7 @@ def _join(shape: StageShape) -> tuple[StageGroups, dist.ProcessGroup]:
             range(1),
         )
     )
-    return StageGroups(tp, cp, dp_cp), alone
+    return StageGroups(tp, cp, dp_cp, sequence_parallel), alone
 
 
 def _leave() -> None:

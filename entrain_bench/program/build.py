@@ -10,7 +10,7 @@ import numpy as np
 from entrain_bench.arrays import IntArray, offsets_from_counts, rows_of, take_rows
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.columns import Pass, Program
-from entrain_bench.program.layout import Blocks, Layout
+from entrain_bench.program.layout import Layout
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
@@ -91,8 +91,7 @@ def _lane_order(
     last_slot = max(int(max(s.forward.max(initial=0), s.backward.max(initial=0))) for s in slots)
     lanes, keys, actions, widths = [], [], [], []
 
-    def occupy(blocks: Blocks, block: IntArray, key: IntArray, action: IntArray) -> None:
-        lane, position = _lanes_of(blocks, block)
+    def occupy(lane: IntArray, position: IntArray, key: IntArray, action: IntArray) -> None:
         lanes.append(lane)
         keys.append(key[position])
         actions.append(action[position])
@@ -103,20 +102,22 @@ def _lane_order(
         backward_tie = np.empty_like(forward_tie)
         backward_tie[np.lexsort((-rows.part, rows.microbatch, rows.replica))] = forward_tie
         block = (rows.replica[:, None] * blocks.num_stages + np.arange(blocks.num_stages)).ravel()
-        widths += 2 * [np.diff(blocks.offsets)[block]]
+        offsets, entries = take_rows(blocks.offsets, block)
+        lane, position = blocks.lanes[entries], rows_of(offsets)
+        widths += 2 * [np.diff(offsets)]
         for time, group, tie, first in (
             (slot.forward, index, forward_tie, first_action[index]),
             (slot.backward, num_groups - 1 - index, backward_tie, first_action[index] + len(block)),
         ):
             key = (time.astype(np.int64) * num_groups + group) * num_ties + tie[:, None]
-            occupy(blocks, block, key.ravel(), first + np.arange(len(block)))
+            occupy(lane, position, key.ravel(), first + np.arange(len(block)))
     step = int(first_action[-1])
     for kind in range(2):
         for index, blocks in enumerate(layout.blocks):
             block = np.arange(len(blocks.offsets) - 1)
             stage = block % blocks.num_stages
             key = ((last_slot + 1 + kind) * num_groups + index) * num_ties + stage
-            occupy(blocks, block, key, step + stage)
+            occupy(blocks.lanes, rows_of(blocks.offsets), key, step + stage)
             widths.append(np.bincount(stage, weights=np.diff(blocks.offsets)).astype(np.int64))
             step += blocks.num_stages
     lane, action = np.concatenate(lanes), np.concatenate(actions)
@@ -124,12 +125,6 @@ def _lane_order(
     order = np.argsort(lane * span + np.concatenate(keys), kind="stable")
     offsets = offsets_from_counts(np.bincount(lane, minlength=layout.num_lanes))
     return np.concatenate(widths), offsets, action[order]
-
-
-def _lanes_of(blocks: Blocks, block: IntArray) -> tuple[IntArray, IntArray]:
-    """Lanes of the given blocks, and the position in ``block`` that each lane belongs to."""
-    offsets, entries = take_rows(blocks.offsets, block)
-    return blocks.lanes[entries], rows_of(offsets)
 
 
 def _dependencies(

@@ -116,7 +116,8 @@ class Layout:
         numbers, firsts = [], []
         for row, module in zip(block_of_rank, self.modules, strict=True):
             flat = module.ranks.reshape(module.dp * module.pp, -1)
-            number = np.array([rank_sets.setdefault(np.sort(ranks).tobytes(), len(rank_sets)) for ranks in flat])
+            ranks = (block.tobytes() for block in np.sort(flat, axis=1))
+            number = np.array([rank_sets.setdefault(block, len(rank_sets)) for block in ranks])
             _, index, inverse = np.unique(number, return_index=True, return_inverse=True)
             numbers.append(number)
             firsts.append(index[inverse])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray
+from entrain_bench.arrays import BoolArray, IntArray, offsets_from_counts
 from entrain_bench.errors import UserError, require
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 
@@ -107,7 +107,9 @@ class ClusterSpec:
 
     def group_tier(self, ranks: IntArray) -> LinkTier:
         """The innermost tier that joins all the given ranks."""
-        return self.tiers[int(self.tier_of(np.array(np.min(ranks)), np.array(np.max(ranks))))]
+        low, high = int(ranks.min()), int(ranks.max())
+        joins = (tier for tier in self.tiers if low // tier.num_ranks == high // tier.num_ranks)
+        return next(joins, self.tiers[-1])
 
     def at(self, speed: Speed) -> ClusterSpec:
         """The cluster with its constants multiplied."""
@@ -122,20 +124,27 @@ class ClusterSpec:
         link = replace(outermost, bandwidth_bytes_per_s=outermost.bandwidth_bytes_per_s * speed.network)
         return replace(self, device=replace(device, **changed), tiers=(*self.tiers[:-1], link))
 
-    def ring_tier(self, ranks: IntArray) -> LinkTier:
-        """The links of a ring through the given ranks: the slowest it crosses, at the latency of the outermost.
+    def ring_tiers(self, rings: IntArray) -> list[LinkTier]:
+        """The links of rings through the given ranks ``[rings, ranks]``: the slowest each crosses.
 
-        Every rank has a link of its own to each tier (a GPU its NIC). Where a ring passes through several ranks of a
-        block, data leave it through all their links, as NCCL has it with a ring for each.
+        Their latency is that of the outermost. Every rank has a link of its own to each tier (a GPU its NIC). Where a
+        ring passes through several ranks of a block, data leave it through all their links, as NCCL has it with a ring
+        for each.
         """
-        ranks = np.asarray(ranks).ravel()
-        outermost, bandwidth, inner = self.group_tier(ranks), np.inf, 1
+        rings = np.sort(rings, axis=1)
+        outermost = self.tier_of(rings[:, 0], rings[:, -1])
+        bandwidth, first = np.full(len(rings), np.inf), _first_of_blocks(rings, 1)
         for tier in self.tiers:
-            _, members = np.unique(ranks // inner, return_counts=True)
-            if len(np.unique(ranks // tier.num_ranks)) < len(members):
-                bandwidth = min(bandwidth, int(members.min()) * tier.bandwidth_bytes_per_s)
-            inner = tier.num_ranks
-        return replace(outermost, bandwidth_bytes_per_s=bandwidth) if np.isfinite(bandwidth) else outermost
+            members = np.diff(np.flatnonzero(first), append=first.size)
+            num_blocks = first.sum(axis=1)
+            fewest = np.minimum.reduceat(members, offsets_from_counts(num_blocks)[:-1])
+            first = _first_of_blocks(rings, tier.num_ranks)
+            crosses = first.sum(axis=1) < num_blocks
+            bandwidth = np.where(crosses, np.minimum(bandwidth, fewest * tier.bandwidth_bytes_per_s), bandwidth)
+        return [
+            replace(self.tiers[index], bandwidth_bytes_per_s=slowest) if np.isfinite(slowest) else self.tiers[index]
+            for index, slowest in zip(outermost.tolist(), bandwidth.tolist(), strict=True)
+        ]
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ClusterSpec:
@@ -187,3 +196,10 @@ class ClusterSpec:
 class _ClusterSize:
     num_nodes: int
     gpus_per_node: int
+
+
+def _first_of_blocks(rings: IntArray, size: int) -> BoolArray:
+    """Whether a rank is the first of its ring in a block of the given size; ranks ascend ``[rings, ranks]``."""
+    first = np.ones(rings.shape, bool)
+    first[:, 1:] = np.diff(rings // size, axis=1) > 0
+    return first

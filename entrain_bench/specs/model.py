@@ -149,9 +149,11 @@ class ModuleSpec:
     @property
     def work_share(self) -> float:
         """Products of both passes relative to those of a module that learns in full."""
-        flops = np.array([float(sum(gemm.flops(np.ones(1))[0] for gemm in layer.gemms)) for layer in self.layers])
         needed = np.array([1.0 + 2.0 * layer.backward_share for layer in self.layers])
-        return float((flops * needed).sum() / (flops * 3.0).sum()) if np.any(needed < 3.0) else 1.0
+        if not np.any(needed < 3.0):
+            return 1.0
+        flops = np.array([float(sum(gemm.flops(np.ones(1))[0] for gemm in layer.gemms)) for layer in self.layers])
+        return float((flops * needed).sum() / (flops * 3.0).sum())
 
     def frozen(self, passes_gradients: bool) -> ModuleSpec:
         """The module with weights that do not learn, but for an encoder's head: the projector is trained as ever.
@@ -190,9 +192,9 @@ class ModuleSpec:
     def kind_counts(self, layers_per_stage: Sequence[int]) -> FloatArray:
         """How many layers of each kind every stage holds ``[stages, kinds]``."""
         stage = np.repeat(np.arange(len(layers_per_stage)), layers_per_stage)
-        counts = np.zeros((len(layers_per_stage), len(self.kinds)))
-        np.add.at(counts, (stage, self.layer_kind), 1.0)
-        return counts
+        shape = len(layers_per_stage), len(self.kinds)
+        counts = np.bincount(stage * shape[1] + self.layer_kind, minlength=shape[0] * shape[1])
+        return counts.reshape(shape).astype(np.float64)
 
     def forward_flops(self, lengths: IntArray) -> FloatArray:
         """Model FLOPs of a forward through the whole module, per sequence."""

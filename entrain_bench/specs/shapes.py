@@ -81,8 +81,8 @@ class SampleShapes:
 
     def items_of(self, modalities: Sequence[str]) -> IntArray:
         """Indices of the items of the given modalities, in order."""
-        wanted = [index for index, name in enumerate(self.modalities) if name in modalities]
-        return np.flatnonzero(np.isin(self.item_modality, wanted))
+        wanted = np.array([name in modalities for name in self.modalities], bool)
+        return np.flatnonzero(wanted[self.item_modality])
 
     def sum_items(self, items: IntArray, values: FloatArray) -> FloatArray:
         """Sum values given for some items over the samples that own them ``[samples]``."""

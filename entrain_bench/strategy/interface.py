@@ -69,6 +69,38 @@ class Scheduler(Protocol):
         ...
 
 
+@runtime_checkable
+class SchedulerDrafter(Scheduler, Protocol):
+    """A scheduler whose search is too slow to repeat for every batch on which a planner checks memory."""
+
+    def draft(self) -> Scheduler:
+        """A quick one whose programs need about the same memory."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The programs that a planner sees of the strategy's other parts; a ``MakeProgram``.
+
+    Attributes:
+        strategy: whose parts make them.
+        profile: what they know.
+    """
+
+    strategy: Strategy
+    profile: Profile
+
+    def __call__(self, shapes: SampleShapes, layout: Layout) -> Program:
+        """The program of a batch."""
+        return self.strategy.program(shapes, layout, self.profile)
+
+    def draft(self, shapes: SampleShapes, layout: Layout) -> Program:
+        """One that is made quickly and needs about the same memory."""
+        scheduler = self.strategy.scheduler
+        quick = scheduler.draft() if isinstance(scheduler, SchedulerDrafter) else scheduler
+        return replace(self.strategy, scheduler=quick).program(shapes, layout, self.profile)
+
+
 @dataclass(frozen=True, slots=True)
 class Strategy:
     """A named composition of three parts; parts that know generators say so by ``handles_generators = True``."""
@@ -86,7 +118,7 @@ class Strategy:
         """
         self.check_generators(profile.job.model)
         quick = replace(self, assigner=self.assigner.draft()) if isinstance(self.assigner, Drafter) else self
-        layout = self.planner.plan(profile, lambda shapes, layout: quick.program(shapes, layout, profile))
+        layout = self.planner.plan(profile, Programs(quick, profile))
         return _expect(Layout, layout, self.planner.plan)
 
     def check_generators(self, model: ModelSpec) -> None:

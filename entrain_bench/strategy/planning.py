@@ -264,6 +264,7 @@ def check_memory(profile: Profile, layout: Layout, make_program: MakeProgram) ->
     """
     job = profile.job
     memory = profile.memory
+    draft: MakeProgram = getattr(make_program, "draft", make_program)
     limit = job.planning_budget_bytes
     states = memory.lane_state_bytes(layout)
     need, what = float(states.max()), "weights, gradients and optimizer states alone"
@@ -271,7 +272,10 @@ def check_memory(profile: Profile, layout: Layout, make_program: MakeProgram) ->
     for _ in range(num_batches):
         if need > limit:
             break
-        peak = memory.peak_bytes(make_program(profile.draw(job.global_batch), layout))
+        batch = profile.draw(job.global_batch)
+        peak = memory.peak_bytes(draft(batch, layout))
+        if draft is not make_program and peak.max() > limit:
+            peak = memory.peak_bytes(make_program(batch, layout))
         if peak.max() > need:
             need, what = float(peak.max()), f"with {states[peak.argmax()] / 2**30:.1f} GiB of states"
         if need > limit:

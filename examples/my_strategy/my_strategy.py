@@ -8,7 +8,8 @@ whatever has the hook. Write the part that you care about, and take the others f
 
 A run calls the hooks in this order (``entrain_bench/experiment.py``, ``entrain_bench/strategy/interface.py``)::
 
-    plan                once; what it asks of make_program calls assign (its draft's, if there is one) and schedule
+    plan                once; what it asks of make_program calls assign (its draft's, if there is one) and schedule;
+                        checks of memory try the draft of a scheduler that has one first
     assign, schedule    once more on profiled samples, unmeasured, so that what compiles has been compiled
     assign, schedule    for every batch; their wall time is measured, and paid where it exceeds the iteration's
     observe             with every executed iteration. The batch after it is on its way by then: what iteration 0 taught

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
@@ -44,6 +44,10 @@ class DipScheduler:
         require(self.search_rounds >= 0, "strategy.scheduler.search_rounds", self.search_rounds, "at least 0")
         limited = self.search_seconds is None or self.search_seconds >= 0
         require(limited, "strategy.scheduler.search_seconds", self.search_seconds, "null or at least 0")
+
+    def draft(self) -> DipScheduler:
+        """The greedy order, with which the search begins."""
+        return replace(self, search_rounds=0)
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program.

@@ -124,7 +124,7 @@ def test_every_module_is_used(path: Path) -> None:
 def test_a_ring_leaves_a_block_through_the_links_of_all_its_ranks(
     ranks: list[int], bandwidth: float, latency_s: float
 ) -> None:
-    tier = tiny_cluster(2, 8).ring_tier(np.array(ranks))
+    (tier,) = tiny_cluster(2, 8).ring_tiers(np.array([ranks]))
     assert (tier.bandwidth_bytes_per_s, tier.latency_s) == (bandwidth, latency_s)
 
 

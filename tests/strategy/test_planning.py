@@ -20,6 +20,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import PLANNING_SHARE, Degrees, Job, LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.planning import (
+    MEMORY_BATCHES,
     Candidate,
     by_estimate,
     check_memory,
@@ -181,6 +182,33 @@ def test_check_memory_accepts_exactly_what_fits_the_margin() -> None:
     tight = profile_of(job_with(need / PLANNING_SHARE * 0.999), shapes)
     with pytest.raises(OutOfMemoryError, match="GiB more than planners may use of the budget"):
         check_memory(tight, layout, one_sample_a_microbatch)
+
+
+def test_a_program_is_made_only_where_its_draft_does_not_fit() -> None:
+    shapes = samples((100, [400]))
+    thrifty, greedy = chain_layout(MODEL, 2, 3, 8), chain_layout(MODEL, 1, 1, 8)
+    batch = shapes.take(np.zeros(8, np.int64))
+    needs = [float(Memory(MODEL).peak_bytes(one_sample_a_microbatch(batch, each)).max()) for each in (thrifty, greedy)]
+    assert needs[0] < needs[1]
+
+    class Drafting:
+        def __init__(self, program: Layout, draft: Layout) -> None:
+            self.program, self.drafted, self.made = program, draft, 0
+
+        def __call__(self, shapes: SampleShapes, _: Layout) -> Program:
+            self.made += 1
+            return one_sample_a_microbatch(shapes, self.program)
+
+        def draft(self, shapes: SampleShapes, _: Layout) -> Program:
+            return one_sample_a_microbatch(shapes, self.drafted)
+
+    profile = profile_of(job_with(sum(needs) / 2 / PLANNING_SHARE), shapes)
+    fits, rescued, hopeless = Drafting(greedy, thrifty), Drafting(thrifty, greedy), Drafting(greedy, greedy)
+    check_memory(profile, thrifty, fits)
+    check_memory(profile, thrifty, rescued)
+    assert (fits.made, rescued.made) == (0, MEMORY_BATCHES)
+    with pytest.raises(OutOfMemoryError):
+        check_memory(profile, thrifty, hopeless)
 
 
 def test_states_that_do_not_fit_need_no_program() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.job import PLANNING_SHARE, Degrees, LayoutRequest
 from entrain_bench.strategy.interface import Strategy
+from entrain_bench.strategy.planning import MEMORY_BATCHES
 from entrain_bench_strategies.dip import DipAssigner, DipPlanner, DipScheduler
 from entrain_bench_strategies.dip.assigner import efficient_items, sub_microbatches
 from entrain_bench_strategies.dip.partitioner import chunks_per_rank, colocate, layer_s
@@ -209,3 +212,19 @@ def test_recomputation_is_taken_where_memory_would_starve_the_pipeline() -> None
 def test_knobs_out_of_range_are_refused(build: Callable[[], object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build()
+
+
+def test_memory_is_checked_without_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Candidates are timed with it: there are as many searches as candidates.
+    rounds: list[int] = []
+    original = DipScheduler.schedule
+
+    def schedule(self: DipScheduler, *arguments: Any) -> Program:
+        rounds.append(self.search_rounds)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(DipScheduler, "schedule", schedule)
+    job = tiny_job(MODEL, request=LayoutRequest(tp=1, cp=1, dp=2), budget_bytes=1e12)
+    profile = profile_of(job, samples((10, [40, 40]), (100, [])))
+    Strategy("dip", DipPlanner(chunks="one"), DipAssigner(), DipScheduler(search_rounds=3)).plan(profile)
+    assert rounds == [3] * 4 + [0] * MEMORY_BATCHES
