@@ -27,16 +27,19 @@ def bucket_parameters(parameters: float, copies: int, overlapped: bool) -> Float
     return np.array([float(size)] * full + [rest] * (rest > 0))
 
 
-def _reached_s(layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray) -> FloatArray:
+def _reached_s(
+    layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray, begins: bool = False
+) -> FloatArray:
     """When a pass is through with the given numbers of parameters ``[passes, points]``.
 
     Args:
         layer_s: time of each layer in the order of the pass ``[passes, layers]``.
         layer_parameters: parameters of each layer in that order ``[layers]``.
         parameters: ascending, at most all ``[points]``.
+        begins: when the next parameter begins instead, which layers without any (frozen ones) may precede.
     """
     ends = np.cumsum(layer_parameters)
-    layer = np.minimum(np.searchsorted(ends, parameters), len(ends) - 1)
+    layer = np.minimum(np.searchsorted(ends, parameters, side="right" if begins else "left"), len(ends) - 1)
     inside = (parameters - (ends[layer] - layer_parameters[layer])) / np.maximum(layer_parameters[layer], 1.0)
     before = np.cumsum(layer_s, axis=1) - layer_s
     return np.asarray(before[:, layer] + inside * layer_s[:, layer])
@@ -90,4 +93,4 @@ def gather_lead_s(
 def _needed_s(layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray) -> FloatArray:
     """When a forward first needs each bucket, the first layers' bucket first ``[passes, buckets]``."""
     parameters = parameters[::-1]
-    return _reached_s(layer_s, layer_parameters, np.cumsum(parameters) - parameters)
+    return _reached_s(layer_s, layer_parameters, np.cumsum(parameters) - parameters, begins=True)

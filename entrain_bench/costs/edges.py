@@ -57,9 +57,12 @@ def edges_of(program: Program, cluster: ClusterSpec, sequence_parallel: bool = T
     tier = cluster.tier_of(np.minimum(low[a], low[b]), np.maximum(high[a], high[b]))
     parts = np.minimum(width[a], width[b])
     if not sequence_parallel:
-        cp = np.array([module.cp for module in layout.modules])
+        own = [
+            placed.cp * placed.tp // module.weight_shards(placed.tp)
+            for module, placed in zip(program.model.modules, layout.modules, strict=True)
+        ]
         inside = program.module[action] == program.module[target_action]
-        parts = np.where(inside, cp[program.module[action]], parts)
+        parts = np.where(inside, np.array(own)[program.module[action]], parts)
     link_s = np.where(travels, program.dep_bytes * per_byte[tier] / parts, 0.0)
     fixed_s = latency[tier]
     # Different widths need the destination to gather what arrived in other shards.

@@ -15,8 +15,7 @@ from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 
-# bf16 weight and fp32 gradient; both Adam moments.
-WEIGHT_BYTES = BF16_BYTES + FP32_BYTES
+# Both Adam moments.
 MOMENT_BYTES = 2 * FP32_BYTES
 
 
@@ -26,11 +25,18 @@ class _OffloadWindow:
 
     Attributes:
         parameters: of the module on a rank of the lane.
+        learning: those of them that learn.
     """
 
     last_forward: IntArray
     first_backward: IntArray
     parameters: FloatArray
+    learning: FloatArray
+
+    @property
+    def state_bytes(self) -> FloatArray:
+        """Weights and gradients that are away ``[lanes]``."""
+        return BF16_BYTES * self.parameters + FP32_BYTES * self.learning
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,7 @@ class Memory:
         shards, copies = module.weight_shards(placed.tp), module.weight_copies(placed.tp, placed.dp * placed.cp)
         learning = self.learning_parameters(module, placed)
         frozen = self.stage_parameters(module, placed) - learning
-        return np.asarray(learning / shards * self.parameter_bytes(copies) + frozen / shards * BF16_BYTES)
+        return np.asarray(learning / shards * self.parameter_bytes(copies) + frozen / shards * self.element_bytes)
 
     def token_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
         """Bytes a token adds on one rank of each stage ``[stages]``.
@@ -151,9 +157,16 @@ class Memory:
             last[lane[forwards]] = forwards
             first[lane[backwards[::-1]]] = backwards[::-1]
             lanes = np.flatnonzero((last >= 0) & (last < first))
-            held = [self.stage_parameters(m, p) / p.tp for m, p in zip(self.model.modules, layout.modules, strict=True)]
-            only = [values * (other == index) for other, values in enumerate(held)]
-            yield _OffloadWindow(last[lanes], first[lanes], layout.lane_sums(only)[lanes])
+            held = (
+                layout.lane_sums(
+                    [
+                        count(module, own) / own.tp * (other == index)
+                        for other, (module, own) in enumerate(zip(self.model.modules, layout.modules, strict=True))
+                    ]
+                )
+                for count in (self.stage_parameters, self.learning_parameters)
+            )
+            yield _OffloadWindow(last[lanes], first[lanes], *(each[lanes] for each in held))
 
     def transfers(self, program: Program) -> Transfers:
         """Tensors that the program's actions hand each other.
@@ -212,7 +225,10 @@ class Memory:
             change[forward], change[backward] = kept + handed.held[forward], -kept - handed.held[backward]
             # A forward's input is kept, a backward's is the gradient of its output.
             working[forward] = extra + handed.sent[forward]
-            working[backward] = extra + handed.sent[backward] + handed.received[backward]
+            # Nothing runs on stages without backward.
+            shares = [kind.backward_share for kind in module.kinds]
+            runs = matmul(module.kind_counts(placed.layers_per_stage), shares) > 0
+            working[backward] = extra * runs + handed.sent[backward] + handed.received[backward]
         return change, working
 
     def over_program(self, program: Program) -> FloatArray:
@@ -233,8 +249,8 @@ class Memory:
         before = np.concatenate(([0.0], running))[program.lane_offsets[:-1]]
         away = np.zeros(len(action) + 1)
         for window in self._offload_windows(program):
-            away[window.last_forward + 1] += WEIGHT_BYTES * window.parameters
-            away[window.first_backward] -= WEIGHT_BYTES * window.parameters
+            away[window.last_forward + 1] += window.state_bytes
+            away[window.first_backward] -= window.state_bytes
         after = running + (self.lane_state_bytes(program.layout) - before)[lane] - np.cumsum(away)[:-1] + buffers
         during = np.where(program.kind[action] == Pass.BACKWARD, after - change[action], after) + working[action]
         return np.stack([during, after])

@@ -66,7 +66,7 @@ class Speed:
     """Factors on what a cluster attains, above 0; 1 is what its constants say.
 
     Attributes:
-        gemm, attention, memory: on the attainable fraction of the datasheet figure, which stays at most 1.
+        gemm, attention, memory: on the attainable fraction of the datasheet figure, even beyond 1.
         network: on the bandwidth of the outermost links.
     """
 

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from entrain_bench.config.tree import choices
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.memory import Memory
-from entrain_bench.costs.roofline import loads_of
+from entrain_bench.costs.roofline import Roofline, loads_of
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.experiment import Setting, prepare, run_experiment
-from entrain_bench.program import Pass
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.run import compose_cells
@@ -46,15 +45,13 @@ def test_an_encoder_keeps_learning_in_its_projector_alone() -> None:
 
 
 def test_frozen_blocks_run_forward_alone_or_half_the_products_of_a_backward() -> None:
-    truths = [CostTruth(model, CLUSTER).roofline for model in (MODEL, LLM, VISION)]
-    llm = MODEL.llm
+    roofline, llm = Roofline(CLUSTER), MODEL.llm
     loads = loads_of(llm, np.array([300, 500]), np.array([0, 2]))
     (block,) = (kind for kind in llm.kinds if kind.kind == "block")
     full, half, none = (
-        truth.layer_s(layer, loads, 1, 1)
-        for truth, layer in zip(truths, (block, block.frozen(True), block.frozen(False)), strict=True)
+        roofline.layer_s(layer, loads, 1, 1) for layer in (block, block.frozen(True), block.frozen(False))
     )
-    gemms = sum(float(truths[0].gemm_s(gemm, loads.tokens, 1, 1)[0]) for gemm in block.gemms)
+    gemms = sum(float(roofline.gemm_s(gemm, loads.tokens, 1, 1)[0]) for gemm in block.gemms)
     assert full.forward_s == half.forward_s == none.forward_s
     # Two products a forward's, one of them for the weights.
     assert full.backward_s[0] - half.backward_s[0] == pytest.approx(gemms)
@@ -91,8 +88,8 @@ def test_frozen_stages_hold_bf16_weights_and_neither_synchronise_nor_step() -> N
         for stage, still in enumerate(frozen):
             assert (held[stage] == weights[stage]) == still
             assert held[stage] < full[stage]
-            for kind in (Pass.GRAD_SYNC, Pass.OPTIMIZER):
-                assert (truth.step_s(module, placed, kind)[stage] == 0.0) == still
+            for step_s in (truth.step_costs.sync_s, truth.step_costs.gather_s, truth.step_costs.optimizer_s):
+                assert (step_s(module, placed)[stage] == 0.0) == still
 
 
 def test_model_flops_count_what_gradients_need() -> None:

@@ -41,6 +41,9 @@ FRAMEWORKS = {
     "nothing overlaps": Framework(overlap_grad_reduce=False, overlap_param_gather=False),
     "all-reduce": Framework(distributed_optimizer=False, p2p="overlapped"),
     "gradients after all": Framework(overlap_grad_reduce=False, distributed_optimizer=False),
+    "whole hidden states": Framework(sequence_parallel=False),
+    "whole hidden states in turn": Framework(sequence_parallel=False, p2p="overlapped", tp_overlap=0.3),
+    "products split": Framework(tp_overlap=0.7),
 }
 
 
@@ -107,14 +110,30 @@ def test_both_agree_on_the_default_setting(strategy: str) -> None:
     assert max(found.values()) < AGREE, found
 
 
+@pytest.mark.parametrize("frozen", ["vision", "llm"])
+@pytest.mark.parametrize("strategy", ["dip", "entrain", "hetero_colocated", "megatron"])
+def test_both_agree_on_modules_that_do_not_learn(strategy: str, frozen: str) -> None:
+    case = decided(strategy, *SMALL, f"freeze=[{frozen}]")
+    settings = {name: replace(framework, freeze=(frozen,)) for name, framework in FRAMEWORKS.items()}
+    found = {name: disagreement(case, framework) for name, framework in settings.items()}
+    assert max(found.values()) < AGREE, found
+
+
 CONFIGS = {"vision": encoder_config(window_tokens=64, full_attention_layers=[1]), "audio": encoder_config(2, "audio")}
 CONFIGS |= {"llm": llm_config(2, tied_embeddings=True), "out": encoder_config(role="generator", item_tokens=64)}
 GENERATING = {"name": "handmade", "modules": CONFIGS, "tokens": TOKENS}
 
 
-def random_case(rng: np.random.Generator) -> Case:
+# What does not learn in each of a row of random programs.
+FROZEN: list[tuple[str, ...]] = [(), (), ("vision",), ("llm",), ("vision", "audio", "llm"), ("audio", "out"), ()]
+
+
+def random_case(rng: np.random.Generator, frozen: tuple[str, ...]) -> Case:
     """Any degrees and placement, virtual stages, offload and a single rank between modules among them."""
-    model, cluster = ModelSpec.from_config(GENERATING), tiny_cluster(8, 8)
+    model, cluster = ModelSpec.from_config(GENERATING).with_frozen(frozen), tiny_cluster(8, 8)
+    # Sizes at which all efficiencies fall.
+    sizes = {"gemm_half_flops": 1e6, "attention_half_tokens": 500.0, "attention_half_head_dim": 40.0}
+    cluster = replace(cluster, device=replace(cluster.device, sustained_fraction=0.8, **sizes))
     rows = []
     for _ in range(int(rng.integers(1, 8))):
         kinds = rng.choice(["image", "audio"], int(rng.integers(0, 3))).tolist()
@@ -128,7 +147,8 @@ def test_both_agree_on_random_programs() -> None:
     rng, names = np.random.default_rng(0), list(FRAMEWORKS)
     stuck = 0
     for number in range(90):
-        case, framework = random_case(rng), FRAMEWORKS[names[number % len(names)]]
+        frozen = FROZEN[number % len(FROZEN)]
+        case, framework = random_case(rng, frozen), replace(FRAMEWORKS[names[number % len(names)]], freeze=frozen)
         try:
             assert disagreement(case, framework) < AGREE, number
         except DeadlockError:
@@ -181,6 +201,21 @@ def the_tied_embedding_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(steps.StepCosts, "tied_s", lambda *given: 0 * tied_s(*given))
 
 
+def rings_leave_nodes_over_one_link(patch: pytest.MonkeyPatch) -> None:
+    tiers = ClusterSpec.ring_tiers
+    patch.setattr(ClusterSpec, "ring_tiers", lambda self, rings: [self.group_tier(ring) for ring in rings] or tiers)
+
+
+def every_stage_is_split_into_buckets(patch: pytest.MonkeyPatch) -> None:
+    split = steps.bucket_parameters
+    patch.setattr(steps, "bucket_parameters", lambda parameters, copies, overlapped: split(parameters, copies, True))
+
+
+def products_hide_nothing(patch: pytest.MonkeyPatch) -> None:
+    exposed_s = roofline.Roofline._exposed_s
+    patch.setattr(roofline.Roofline, "_exposed_s", lambda self, comm, hidden, *given: exposed_s(self, comm, 0, *given))
+
+
 @pytest.mark.parametrize(
     ("plant", "name", "strategy", "overrides"),
     [
@@ -190,6 +225,9 @@ def the_tied_embedding_is_forgotten(patch: pytest.MonkeyPatch) -> None:
         (weights_are_there_from_the_start, "default", "hetero_colocated", SMALL),
         (all_tiers_are_one_link, "overlapped transfers", "dflop", ()),
         (the_tied_embedding_is_forgotten, "nothing overlaps", "megatron", ()),
+        (rings_leave_nodes_over_one_link, "nothing overlaps", "megatron", SMALL),
+        (every_stage_is_split_into_buckets, "default", "disttrain", ()),
+        (products_hide_nothing, "whole hidden states", "megatron", SMALL),
         # Stages of several buckets.
         (gradients_wait_for_the_end_of_a_backward, "default", "megatron", ()),
     ],

@@ -19,7 +19,8 @@ from entrain_bench.simulate import place_actions
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.interleaved import Interleaved, interleaved_program, interleaved_slots
-from entrain_bench.strategy.schedules import OneForwardOneBackward, one_f_one_b
+from entrain_bench.strategy.schedules import one_f_one_b
+from entrain_bench.strategy.warmup import OneForwardOneBackward
 from support.builders import (
     TOKENS,
     chain_layout,

@@ -21,7 +21,7 @@ from entrain_bench.strategy.warmup import OneForwardOneBackward, WarmUp
 from support.builders import chain_layout, no_delay, profile_of, tiny_job, tiny_model, uniform_batch
 
 MODEL = tiny_model(encoder=4, llm=4)
-SMALL = ("workload=synthetic", "model=tiny", "cluster=tiny", "global_batch=32", "layout.tp=1", "layout.dp=1")
+SMALL = ("workload=synthetic", "model=tiny", "cluster=tiny", "global_batch=64", "layout.tp=1", "layout.dp=1")
 # All but those whose modules share their ranks: their encoders run in phases of their own or wherever they fit.
 CHAINS = ("dflop", "disttrain", "entrain", "hetero_noncolocated", "megatron")
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from entrain_bench.program import Program
-from support.independent.layers import BF16, Layer, LayerTimes, Machine, layers_of
+from support.independent.layers import BF16, Layer, LayerTimes, Machine, frozen, layers_of
 
 ROLES = ("encoder", "llm", "generator")
 
@@ -49,10 +49,17 @@ class Job:
 
     def __post_init__(self) -> None:
         named = self.model["modules"]
-        self.configs = sorted(named.values(), key=lambda config: ROLES.index(config["role"]))
-        self.layers: list[list[Layer]] = [layers_of(config) for config in self.configs]
+        names = sorted(named, key=lambda name: ROLES.index(named[name]["role"]))
+        self.configs = [named[name] for name in names]
+        self.layers: list[list[Layer]] = []
+        for name, config in zip(names, self.configs, strict=True):
+            layers = layers_of(config)
+            if name in self.framework["freeze"]:
+                before = [] if config["role"] == "encoder" else self.layers
+                layers = frozen(config["role"], layers, any(each.learns for other in before for each in other))
+            self.layers.append(layers)
         self.llm = next(index for index, config in enumerate(self.configs) if config["role"] == "llm")
-        self.machine = Machine(self.cluster)
+        self.machine = Machine(self.cluster, self.framework)
         self.placed = self.program.layout.modules
         self.chunks = [
             [
@@ -117,7 +124,7 @@ class Job:
             for layer in self.layers[module]:
                 if layer.kind not in kinds:
                     times = self.machine.layer_times(layer, lengths, placed.tp, placed.cp)
-                    if placed.recompute:
+                    if placed.recompute and layer.is_block and layer.gradients:
                         again, comm = times.forward + times.backward, times.forward_comm + times.backward_comm
                         times = LayerTimes(times.forward, times.forward_comm, again, comm)
                     kinds[layer.kind] = times
@@ -146,6 +153,11 @@ class Job:
         if self.is_tied(module) and self.ends_meet(module) and stage == placed.pp - 1:
             counted[-1] -= held[0].parameters
         return [each / placed.tp for each in counted]
+
+    def learning(self, module: int, stage: int) -> list[float]:
+        """Those that learn."""
+        learns = [self.layers[module][layer].learns for layer in self.stage_layers(module, stage)]
+        return [each * still for each, still in zip(self.parameters(module, stage), learns, strict=True)]
 
     def is_tied(self, module: int) -> bool:
         """Whether embedding and head are one tensor."""
@@ -182,10 +194,12 @@ class Job:
             for number, chunk in enumerate(chunks):
                 tokens = sum(self.lengths(module, chunk))
                 for stage in range(1, placed.pp):
-                    cut = self.layers[module][self.stage_layers(module, stage)[0] - 1].hidden
+                    left = self.layers[module][: self.stage_layers(module, stage)[0]]
+                    size = BF16 * left[-1].hidden * tokens
                     here, before = (Action(module, False, number, each) for each in (stage, stage - 1))
-                    yield here, before, BF16 * cut * tokens
-                    yield before._replace(backward=True), here._replace(backward=True), BF16 * cut * tokens
+                    yield here, before, size
+                    wanted = any(layer.gradients for layer in left)
+                    yield before._replace(backward=True), here._replace(backward=True), size * wanted
                 if self.configs[module]["role"] != "encoder":
                     last = Action(module, True, number, placed.pp - 1)
                     yield last, last._replace(backward=False), 0
@@ -194,6 +208,7 @@ class Job:
     def _needs_between_modules(self) -> Iterator[tuple[Action, Action, int]]:
         llm, deepest = self.llm, self.placed[self.llm].pp - 1
         width = BF16 * self.configs[llm]["hidden_size"]
+        wanted = [any(layer.gradients for layer in layers) for layers in self.layers]
         holder = {sample: number for number, chunk in enumerate(self.chunks[llm]) for sample in chunk.units}
         for module, chunks in enumerate(self.chunks):
             if module == llm:
@@ -207,7 +222,9 @@ class Job:
                 for partner, tokens in handed.items():
                     if self.configs[module]["role"] == "encoder":
                         yield Action(llm, False, partner, 0), Action(module, False, number, last), tokens * width
-                        yield Action(module, True, number, last), Action(llm, True, partner, 0), tokens * width
+                        size = tokens * width * wanted[module]
+                        yield Action(module, True, number, last), Action(llm, True, partner, 0), size
                     else:
                         yield Action(module, False, number, 0), Action(llm, False, partner, deepest), tokens * width
-                        yield Action(llm, True, partner, deepest), Action(module, True, number, 0), tokens * width
+                        size = tokens * width * wanted[llm]
+                        yield Action(llm, True, partner, deepest), Action(module, True, number, 0), size

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 from math import ceil
 from typing import Any
 
@@ -22,16 +24,34 @@ class Product:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer; attention as widths of queries and of keys, whether it is causal, and its window (0: none)."""
+    """One layer.
+
+    Attributes:
+        attention: widths of queries and of keys, whether it is causal, its window (0: none), the width of a head.
+        elementwise_bytes: a token's, those of hidden states among them.
+        hidden_bytes: the latter.
+        gathers, scatters: inputs of column-parallel products, sums of row-parallel ones.
+        learns: whether its weights do.
+        gradients: how many gradients its backward makes: of input and weights, of the input alone, none.
+    """
 
     kind: str
     hidden: int
     parameters: float
     products: list[Product] = field(default_factory=list)
-    attention: tuple[int, int, bool, int] | None = None
+    attention: tuple[int, int, bool, int, int] | None = None
     elementwise_bytes: float = 0.0
+    hidden_bytes: float = 0.0
     launches: int = 0
-    collectives: int = 0
+    gathers: int = 0
+    scatters: int = 0
+    learns: bool = True
+    gradients: int = 2
+
+    @property
+    def is_block(self) -> bool:
+        """Whether it is neither embedding nor head."""
+        return self.kind in ("block", "window")
 
 
 @dataclass(frozen=True)
@@ -52,19 +72,24 @@ def layers_of(config: Mapping[str, Any]) -> list[Layer]:
     causal = get["role"] == "llm"
     if causal:
         words = get["vocab_size"]
-        first = Layer("embed", hidden, words * hidden, elementwise_bytes=2 * BF16 * hidden, launches=1, collectives=1)
+        moved = 2 * BF16 * hidden
+        first = Layer(
+            "embed", hidden, words * hidden, elementwise_bytes=moved, hidden_bytes=moved, launches=1, scatters=1
+        )
         # The final norm; logits become fp32, and one pass over those makes softmax and loss.
-        traffic = 2 * BF16 * hidden + words * (BF16 + FP32 + 2 * FP32)
+        traffic = moved + words * (BF16 + FP32 + 2 * FP32)
         held = hidden * words + hidden * norm
-        last = Layer("head", hidden, held, [Product(hidden, words)], None, traffic, launches=3, collectives=1)
+        last = Layer("head", hidden, held, [Product(hidden, words)], None, traffic, moved, launches=3, gathers=1)
     else:
         embed, head = (_products(get[name]) for name in ("embed_gemms", "head_gemms"))
         held = sum(each.k * each.n + (each.n if get["norm_bias"] else 0) for each in embed)
         traffic = BF16 * sum((each.k + each.n) * each.rows for each in embed)
-        first = Layer("embed", hidden, held, embed, None, traffic, len(embed))
+        first = Layer("embed", hidden, held, embed, None, traffic, 0.0, len(embed), scatters=1)
         held = sum(each.k * each.n + each.n for each in head) + (hidden * norm if get["head_norm"] else 0)
         traffic = 2 * BF16 * (hidden + sum(each.n * each.rows for each in head[:-1]))
-        last = Layer("head", hidden, held, head, None, traffic, 1 + len(head), collectives=2)
+        last = Layer(
+            "head", hidden, held, head, None, traffic, 2 * BF16 * hidden, 1 + len(head), gathers=1, scatters=1
+        )
     window, full = get.get("window_tokens", 0), get.get("full_attention_layers", [])
     blocks = [_block(get, norm, causal, 0 if index in full else window) for index in range(get["num_layers"])]
     return [first, *blocks, last]
@@ -77,17 +102,27 @@ def _block(get: Mapping[str, Any], norm: int, causal: bool, window: int) -> Laye
     weights = h * (queries + 2 * keys) + queries * h + h * up + f * h
     biases = get["qkv_bias"] * (queries + 2 * keys) + get["linear_bias"] * (h + up + h)
     # Read and written: two norms (2 each), two residuals (3 each), rotary on queries and keys, the activation.
-    values = 2 * 2 * h + 2 * 3 * h + get["rotary"] * 2 * (queries + keys) + up + f
+    states = 2 * 2 * h + 2 * 3 * h
+    values = states + get["rotary"] * 2 * (queries + keys) + up + f
     return Layer(
         "window" if window else "block",
         h,
         weights + biases + 2 * h * norm,
         [Product(h, queries + 2 * keys), Product(queries, h, 1.0, True), Product(h, up), Product(f, h, 1.0, True)],
-        (queries, keys, causal, window),
+        (queries, keys, causal, window, get["head_dim"]),
         BF16 * values,
+        BF16 * states,
         launches=5 + 2 * get["rotary"],
-        collectives=4,
+        gathers=2,
+        scatters=2,
     )
+
+
+def frozen(role: str, layers: Sequence[Layer], something_before_learns: bool) -> list[Layer]:
+    """The layers of a module that does not learn; an encoder's projector still does."""
+    still = layers[:-1] if role == "encoder" else layers
+    gradients = 1 if something_before_learns else 0
+    return [replace(layer, learns=False, gradients=gradients) for layer in still] + [*layers[len(still) :]]
 
 
 def _products(configs: Sequence[Mapping[str, Any]]) -> list[Product]:
@@ -99,9 +134,10 @@ def _products(configs: Sequence[Mapping[str, Any]]) -> list[Product]:
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices and links of a cluster YAML."""
+    """Devices and links of a cluster YAML under settings of the framework."""
 
     config: Mapping[str, Any]
+    framework: Mapping[str, Any]
 
     def tier(self, ranks: Sequence[int]) -> tuple[float, float]:
         """Latency and bandwidth of the innermost links that join ranks."""
@@ -125,40 +161,82 @@ class Machine:
         count, (latency, bandwidth) = len(ranks) if count is None else count, self.tier(ranks)
         return (count - 1) * latency + num_bytes * (count - 1) / count / bandwidth
 
+    def ring_s(self, num_bytes: float, ranks: Sequence[int]) -> float:
+        """The same over a ring that leaves a block over the links of all its ranks there."""
+        latency, slowest, inside = self.tier(ranks)[0], float("inf"), 1
+        for tier in self.config["tiers"]:
+            size = tier.get("num_ranks", self.config["num_nodes"] * self.config["gpus_per_node"])
+            members = Counter(rank // inside for rank in ranks)
+            if any(one // (size // inside) == other // (size // inside) for one, other in combinations(members, 2)):
+                slowest = min(slowest, min(members.values()) * tier["bandwidth_bytes_per_s"])
+            inside = size
+        return (len(ranks) - 1) * (latency + num_bytes / len(ranks) / slowest)
+
     def elementwise_s(self, num_bytes: float) -> float:
         """Device memory traffic."""
         device = self.config["device"]
         return num_bytes / (device["memory_bandwidth_bytes_per_s"] * device["memory_efficiency"])
 
+    def product_s(self, product: Product, tokens: int, tp: int, cp: int) -> float:
+        """One product of a forward."""
+        device, rows, k, n = self.config["device"], ceil(tokens * product.rows / cp), product.k, product.n
+        k, n = (k / tp, n) if product.splits_k else (k, n / tp)
+        flops = 2 * k * _tiles(n, 128) * _tiles(rows, 128) / device["sustained_fraction"] + device["gemm_half_flops"]
+        moved = BF16 * (rows * k + k * n + rows * n)
+        arithmetic = flops / (device["peak_bf16_flops"] * device["gemm_efficiency"])
+        return max(arithmetic, self.elementwise_s(moved), device["kernel_launch_s"])
+
     def layer_times(self, layer: Layer, lengths: Sequence[int], tp: int, cp: int) -> LayerTimes:
         """One layer on one chunk of sequences of the given lengths."""
         device, tokens = self.config["device"], sum(lengths)
-        launch, peak = device["kernel_launch_s"], device["peak_bf16_flops"]
-        products = 0.0
-        for each in layer.products:
-            rows, k, n = ceil(tokens * each.rows / cp), each.k, each.n
-            k, n = (k / tp, n) if each.splits_k else (k, n / tp)
-            flops = 2 * k * _tiles(n, 128) * _tiles(rows, 128)
-            moved = BF16 * (rows * k + k * n + rows * n)
-            products += max(flops / (peak * device["gemm_efficiency"]), self.elementwise_s(moved), launch)
-        traffic = self.elementwise_s(layer.elementwise_bytes * tokens / tp / cp)
-        others = max(traffic, layer.launches * launch)
-        forward, backward = products + others, 2 * products + 2 * others
-        forward_comm = backward_comm = 0.0
-        if tp > 1:
-            moved = BF16 * layer.hidden * tokens / cp
-            forward_comm = backward_comm = layer.collectives * self.gather_s(moved, range(tp))
+        products = [self.product_s(each, tokens, tp, cp) for each in layer.products]
+        states, rest = layer.hidden_bytes, layer.elementwise_bytes - layer.hidden_bytes
+        shared = tp if self.framework["sequence_parallel"] else 1
+        traffic = self.elementwise_s((rest / tp + states / shared) * tokens / cp)
+        others = max(traffic, layer.launches * device["kernel_launch_s"])
+        forward, backward = sum(products) + others, layer.gradients * sum(products) + 2 * others
+        across = 0.0
         if layer.attention:
-            queries, keys, causal, window = layer.attention
-            area = sum(_score_tiles(length, causal, window) for length in lengths)
-            flops = 4 * queries * area / tp / cp
-            forward += max(flops / (peak * device["attention_forward_efficiency"]), launch)
-            backward += max(2.5 * flops / (peak * device["attention_backward_efficiency"]), launch)
+            ahead, back = self._attention_s(layer.attention, lengths, tp * cp)
+            forward, backward = forward + ahead, backward + back
             if cp > 1:
-                moved = 2 * BF16 * keys / tp * tokens
-                gather = self.gather_s(moved, range(tp * cp), cp)
-                forward_comm, backward_comm = forward_comm + gather, backward_comm + 2 * gather
+                keys = layer.attention[1]
+                across = self.gather_s(2 * BF16 * keys / tp * tokens, range(tp * cp), cp)
+        one = self.gather_s(BF16 * layer.hidden * tokens / cp, range(tp)) if tp > 1 else 0.0
+        columns = [took for took, each in zip(products, layer.products, strict=True) if not each.splits_k]
+        ahead, back, hidden = self._collectives_s(layer, one, columns[: layer.gathers])
+        forward_comm = self._exposed_s(ahead, 0.0, forward) + across
+        backward_comm = self._exposed_s(back, hidden, backward) + 2 * across
+        if not layer.gradients:
+            backward = backward_comm = 0.0
         return LayerTimes(forward, forward_comm, backward, backward_comm)
+
+    def _attention_s(
+        self, attention: tuple[int, int, bool, int, int], lengths: Sequence[int], parts: int
+    ) -> tuple[float, float]:
+        """Forward and backward."""
+        device, (queries, _, causal, window, head) = self.config["device"], attention
+        half = device["attention_half_head_dim"]
+        area = sum(_score_tiles(length, causal, window) + device["attention_half_tokens"] * length for length in lengths)
+        flops = 4 * queries * area / parts * (1 + half / head) / (1 + half / 128)
+        peak, launch = device["peak_bf16_flops"] * device["sustained_fraction"], device["kernel_launch_s"]
+        ahead = max(flops / (peak * device["attention_forward_efficiency"]), launch)
+        return ahead, max(2.5 * flops / (peak * device["attention_backward_efficiency"]), launch)
+
+    def _collectives_s(self, layer: Layer, one: float, columns: Sequence[float]) -> tuple[float, float, float]:
+        """Of forward, of backward, and what hides in backward; ``one`` all-gather of the hidden states each."""
+        if self.framework["sequence_parallel"]:
+            ahead = (layer.gathers + layer.scatters) * one
+            back = ahead + (layer.gathers * one if layer.learns else 0.0)
+            hidden = sum(2 * min(one, product) for product in columns)
+        else:
+            ahead, back = 2 * layer.scatters * one, 2 * layer.gathers * one
+            hidden = sum(min(2 * one, product) for product in columns)
+        return ahead, back, hidden if layer.learns else 0.0
+
+    def _exposed_s(self, comm: float, hidden: float, compute: float) -> float:
+        """What is left when the framework has overlapped the rest; no more hides than there is compute."""
+        return max((1 - self.framework["tp_overlap"]) * (comm - hidden), comm - compute)
 
 
 def _tiles(size: float, tile: int) -> float:

@@ -14,9 +14,8 @@ class Stage:
     """A stage of a module, all replicas.
 
     Attributes:
-        buckets: parameters on a rank of each bucket, in the order of a backward.
-        ranks: ranks that hold the same weights, and others of the groups they are in.
-        copies: how many hold the same.
+        buckets: parameters that learn on a rank of each bucket, in the order of a backward.
+        ring: ranks that hold the same of its weights, the first of each tensor-parallel group.
     """
 
     module: int
@@ -24,8 +23,12 @@ class Stage:
     lanes: tuple[int, ...]
     layer_parameters: list[float]
     buckets: list[float]
-    ranks: list[int]
-    copies: int
+    ring: list[int]
+
+    @property
+    def copies(self) -> int:
+        """How many ranks hold the same."""
+        return len(self.ring)
 
 
 def stages_of(job: Job) -> list[Stage]:
@@ -33,14 +36,16 @@ def stages_of(job: Job) -> list[Stage]:
     stages = []
     for module, placed in enumerate(job.placed):
         for stage in range(placed.pp):
-            held, copies = job.parameters(module, stage), placed.dp * placed.cp
+            held, copies = job.learning(module, stage), placed.dp * placed.cp
             left, buckets = sum(held), []
-            size = max(40_000_000, 1_000_000 * copies) if job.framework["overlap_grad_reduce"] else left
+            split = job.framework["overlap_grad_reduce"] and stage == 0
+            size = max(40_000_000, 1_000_000 * copies) if split else left
             while left > 0:
                 buckets.append(min(size, left))
                 left -= buckets[-1]
             ranks = sorted(set(placed.ranks[:, stage].ravel().tolist()))
-            stages.append(Stage(module, stage, _lanes(job, ranks), held, buckets, ranks, copies))
+            ring = [rank for block in placed.ranks[:, stage].tolist() for rank in block[:: placed.tp]]
+            stages.append(Stage(module, stage, _lanes(job, ranks), held, buckets, ring))
     return stages
 
 
@@ -53,7 +58,7 @@ def sync_s(job: Job, stage: Stage, parameters: float) -> float:
     """Reduction of the gradients of some parameters over all copies."""
     if stage.copies == 1:
         return 0.0
-    once = job.machine.gather_s(FP32 * parameters, stage.ranks, stage.copies)
+    once = job.machine.ring_s(FP32 * parameters, stage.ring)
     return once if job.framework["distributed_optimizer"] else 2 * once
 
 
@@ -61,7 +66,7 @@ def gather_s(job: Job, stage: Stage, parameters: float) -> float:
     """Gather of some sharded weights."""
     if stage.copies == 1 or not job.framework["distributed_optimizer"]:
         return 0.0
-    return job.machine.gather_s(BF16 * parameters, stage.ranks, stage.copies)
+    return job.machine.ring_s(BF16 * parameters, stage.ring)
 
 
 def first_passes(job: Job, stage: Stage, backward: bool) -> list[Action]:
@@ -77,18 +82,18 @@ def first_passes(job: Job, stage: Stage, backward: bool) -> list[Action]:
 def edges_s(seconds: list[float], parameters: list[float], buckets: list[float]) -> tuple[list[float], list[float]]:
     """When a pass comes to the first and is through with the last of each bucket; layers in the pass's order."""
 
-    def reached(amount: float) -> float:
+    def reached(amount: float, next_one: bool) -> float:
+        """When so many are through; with ``next_one`` when the next one begins, which idle layers may precede."""
         clock = 0.0
         for took, held in zip(seconds, parameters, strict=True):
-            if amount <= held:
+            if amount < held or (amount == held and not next_one):
                 return clock + took * (amount / held if held else 0.0)
             clock, amount = clock + took, amount - held
         return clock
 
     begins = [sum(buckets[:place]) for place in range(len(buckets))]
-    return [reached(begin) for begin in begins], [
-        reached(begin + bucket) for begin, bucket in zip(begins, buckets, strict=True)
-    ]
+    ends = [begin + bucket for begin, bucket in zip(begins, buckets, strict=True)]
+    return [reached(begin, True) for begin in begins], [reached(end, False) for end in ends]
 
 
 def weights_ready(job: Job) -> tuple[dict[Action, float], dict[Action, float]]:
@@ -100,8 +105,10 @@ def weights_ready(job: Job) -> tuple[dict[Action, float], dict[Action, float]]:
     for stage in stages_of(job):
         buckets = stage.buckets[::-1]
         took = [gather_s(job, stage, bucket) for bucket in buckets]
+        if not sum(took):
+            continue
         begin = max(free[lane] for lane in stage.lanes)
-        for action in first_passes(job, stage, backward=False) if sum(took) else []:
+        for action in first_passes(job, stage, backward=False):
             needed, _ = edges_s(job.seconds(action), stage.layer_parameters, buckets)
             if job.framework["align_param_gather"]:
                 there = [begin + sum(took[: place + 1]) for place in range(len(took))]
@@ -134,7 +141,7 @@ def place_steps(job: Job, end: dict[Action, float], hold_s: dict[Action, float])
     ready = max([*end.values(), *(done for _, done in sync)])
     for module in range(len(job.placed)):
         mine = [place for place, stage in enumerate(stages) if stage.module == module]
-        if job.is_tied(module) and not job.ends_meet(module):
+        if job.is_tied(module) and not job.ends_meet(module) and job.layers[module][0].learns:
             ends = job.placed[module].ranks[0, [0, -1]].ravel().tolist()
             shared = job.layers[module][0].parameters / job.placed[module].tp
             both = 2 * job.machine.gather_s(FP32 * shared, ends, 2)

@@ -71,7 +71,7 @@ def traffic_of(job: Job) -> Traffic:
             traffic.direct[source].append((target, collective[target, source]))
         else:
             latency, bandwidth = job.machine.tier([*here, *there])
-            link_s, fixed_s = num_bytes / bandwidth / min(len(here), len(there)), latency
+            link_s, fixed_s = num_bytes / bandwidth / _parts(job, target, source), latency
             if len(here) != len(there):
                 fixed_s += job.machine.gather_s(num_bytes, here)
             moves.append(_Move(target, source, link_s, fixed_s, job.machine.tier_number([*here, *there])))
@@ -81,6 +81,13 @@ def traffic_of(job: Job) -> Traffic:
     else:
         _queued(job, moves, traffic)
     return traffic
+
+
+def _parts(job: Job, target: Action, source: Action) -> int:
+    """Pieces that a tensor travels in: one a rank of the narrower side, if its ranks hold different tokens."""
+    if target.module == source.module and not job.framework["sequence_parallel"]:
+        return job.placed[target.module].cp
+    return min(len(job.ranks(target)), len(job.ranks(source)))
 
 
 def _held(job: Job, moves: Sequence[_Move], traffic: Traffic) -> None:
