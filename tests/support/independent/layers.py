@@ -87,9 +87,7 @@ def layers_of(config: Mapping[str, Any]) -> list[Layer]:
         first = Layer("embed", hidden, held, embed, None, traffic, 0.0, len(embed), scatters=1)
         held = sum(each.k * each.n + each.n for each in head) + (hidden * norm if get["head_norm"] else 0)
         traffic = 2 * BF16 * (hidden + sum(each.n * each.rows for each in head[:-1]))
-        last = Layer(
-            "head", hidden, held, head, None, traffic, 2 * BF16 * hidden, 1 + len(head), gathers=1, scatters=1
-        )
+        last = Layer("head", hidden, held, head, None, traffic, 2 * BF16 * hidden, 1 + len(head), gathers=1, scatters=1)
     window, full = get.get("window_tokens", 0), get.get("full_attention_layers", [])
     blocks = [_block(get, norm, causal, 0 if index in full else window) for index in range(get["num_layers"])]
     return [first, *blocks, last]
@@ -217,7 +215,9 @@ class Machine:
         """Forward and backward."""
         device, (queries, _, causal, window, head) = self.config["device"], attention
         half = device["attention_half_head_dim"]
-        area = sum(_score_tiles(length, causal, window) + device["attention_half_tokens"] * length for length in lengths)
+        area = sum(
+            _score_tiles(length, causal, window) + device["attention_half_tokens"] * length for length in lengths
+        )
         flops = 4 * queries * area / parts * (1 + half / head) / (1 + half / 128)
         peak, launch = device["peak_bf16_flops"] * device["sustained_fraction"], device["kernel_launch_s"]
         ahead = max(flops / (peak * device["attention_forward_efficiency"]), launch)
