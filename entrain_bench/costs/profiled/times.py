@@ -123,6 +123,19 @@ class ProfiledTimes:
 
         return self._stages(module, loads, counts, tp, cp, recompute, least).total_s
 
+    def knows(self, module: ModuleSpec, tp: int) -> bool:
+        """Whether every kind of layer was profiled at that degree."""
+        return all((module.name, layer.kind, tp) in self.curves for layer in module.kinds)
+
+    def gpu_s(self, module: ModuleSpec, loads: Loads, counts: FloatArray) -> FloatArray:
+        """Least GPU time of each stage for a chunk's sequences, at whatever degrees ``[chunks, stages]``.
+
+        Shards may be faster than their share: they may fit into a cache that the whole does not.
+        """
+        degrees = sorted({tp for name, _, tp in self.curves if name == module.name and self.knows(module, tp)})
+        each = [tp * self.work_s(module, loads, counts, tp, 1, False) for tp in degrees]
+        return np.asarray(np.min(each, axis=0))
+
     def optimizer_s(self, parameters: FloatArray) -> FloatArray:
         """Time of the optimizer step over parameters whose states a rank holds, of the shape given."""
         fixed, each = self.step_s
