@@ -248,7 +248,7 @@ def test_the_cluster_bound_is_all_work_over_all_gpus_or_the_longest_sample_at_it
         lengths = module.lengths(shapes, module.units(shapes)[:1])
         loads, counts = loads_of(module, lengths), module.kind_counts([len(module.layers)])
         widths = [(tp, cp) for tp in (1, 2, 4) for cp in (1, 2, 4, 8, 16, 32) if tp * cp <= 32]
-        path += min(float(many.roofline.stages_s(module, loads, counts, *w, False).total_s.sum()) for w in widths)
+        path += min(float(many.layer_times.stages_s(module, loads, counts, *w, False).total_s.sum()) for w in widths)
     assert cluster_bound_s(many, shapes) == pytest.approx(max(path, work / 32), rel=1e-12)
 
 
