@@ -60,6 +60,11 @@ class ProfiledTimes:
         """
         if not profile.finished:
             raise UserError(f"{where}: is not finished; entrain-bench profile with the same options goes on with it")
+        sequences = profile.subject.sequence_parallel
+        if sequences != framework.sequence_parallel and any(point.tp > 1 for point in profile.stages):
+            raise UserError(
+                f"{where}: is of sequence_parallel={str(sequences).lower()}; profile the device anew, or run so as well"
+            )
         for module in model.modules:
             profile.subject.check_module(module, where)
         curves = curves_of(profile, model.modules)
