@@ -87,7 +87,9 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[Re
 
 def generated(reference: Reference, wanted: Sequence[Output], study: Study) -> Iterator[tuple[Path, bytes]]:
     """Every committed file as the outputs have made it: tables of their runs, own files, pages with tables."""
-    cells = study.cells_by_key(sweep for output in wanted if output.name != MEASURED for sweep in output.sweeps)
+    # Anchors differ in constants of their clusters, which a row of the table does not tell apart.
+    apart = (MEASURED, "calibration")
+    cells = study.cells_by_key(sweep for output in wanted if output.name not in apart for sweep in output.sweeps)
     records = sorted_records(record for key in cells if (record := study.results.read(key)))
     if records:
         yield reference.results / TABLE, table_csv(records).encode()
