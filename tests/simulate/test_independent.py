@@ -207,12 +207,12 @@ def rings_leave_nodes_over_one_link(patch: pytest.MonkeyPatch) -> None:
 
 def every_stage_is_split_into_buckets(patch: pytest.MonkeyPatch) -> None:
     split = steps.bucket_parameters
-    patch.setattr(steps, "bucket_parameters", lambda parameters, copies, overlapped: split(parameters, copies, True))
+    patch.setattr(steps, "bucket_parameters", lambda parameters, copies, _: split(parameters, copies, True))
 
 
 def products_hide_nothing(patch: pytest.MonkeyPatch) -> None:
     exposed_s = roofline.Roofline._exposed_s
-    patch.setattr(roofline.Roofline, "_exposed_s", lambda self, comm, hidden, *given: exposed_s(self, comm, 0, *given))
+    patch.setattr(roofline.Roofline, "_exposed_s", lambda self, comm, _, compute: exposed_s(self, comm, 0, compute))
 
 
 @pytest.mark.parametrize(
