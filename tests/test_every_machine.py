@@ -40,8 +40,8 @@ CELLS = (
     ("strategy=hetero_colocated", *TRACE_1B),
     ("strategy=hetero_noncolocated", *TRACE_1B),
     ("strategy=dip_phases", *TRACE_1B),
-    # Samples drawn, and estimates wrong in both ways.
-    ("strategy=entrain", "belief_error=0.2", "belief_bias=0.2", *SMALL_AV),
+    # Samples drawn, estimates wrong in both ways, and actions that nobody can foresee.
+    ("strategy=entrain", "belief_error=0.2", "belief_bias=0.2", "action_noise=0.1", "speed.memory=0.7", *SMALL_AV),
 )
 DISPATCHED = tuple(np._core._multiarray_umath.__cpu_dispatch__)  # type: ignore[attr-defined]
 AVX512 = tuple(name for name in DISPATCHED if "AVX512" in name or name == "X86_V4")

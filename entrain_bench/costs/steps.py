@@ -147,7 +147,7 @@ class StepCosts:
         rings = placed.ranks[:, :, :: module.weight_shards(placed.tp)].swapaxes(0, 1).reshape(placed.pp, -1)
         of_layers = np.split(self._layer_parameters(module, placed), np.cumsum(placed.layers_per_stage[:-1]))
         stages = zip(of_layers, self._parameters(module, placed).tolist(), self.cluster.ring_tiers(rings), strict=True)
-        found = []
+        found = list[Traffic]()
         for layers, total, ring in stages:
             # megatron-core splits the first stage of a pipeline only: later ones have its backwards to hide behind.
             parameters = bucket_parameters(total, copies, framework.overlap_grad_reduce and not found)

@@ -32,7 +32,8 @@ CASE = ["model", "workload"]
 # What stands for all models and traces together.
 ALL = "all"
 ROW_IN, HEAD_IN = 0.2, 0.85
-WIDTHS = (2.1, 1.0)
+# Width of a cell, where correlations take 1.
+CELL = 0.5
 # How far the frame of a cell is from its edges, of the cell.
 FRAME = 0.04
 
@@ -48,7 +49,8 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     grid, table = Grid.of(data), rankings(data)
     rows = [*data["row"].unique()]
     height_in = HEAD_IN + ROW_IN * len(rows)
-    figure, (left, right) = panels(1, 2, DOUBLE_COLUMN_IN, height_in, sharey=True, width_ratios=WIDTHS)
+    widths = (CELL * len(grid.models) * len(grid.workloads), 1.0)
+    figure, (left, right) = panels(1, 2, DOUBLE_COLUMN_IN, height_in, sharey=True, width_ratios=widths)
     letters = initials(grid.strategies)
     _draw_winners(left, table[table["workload"] != ALL], grid, rows, letters)
     _draw_correlations(right, table[table["workload"] == ALL].set_index("row"), rows)
@@ -111,7 +113,7 @@ def initials(labels: Mapping[str, str]) -> dict[str, str]:
 
 def _ends(values: pd.Series[float]) -> tuple[float, float, float]:
     interval = mean_interval(values.tolist())
-    return interval.mean, interval.low, interval.high
+    return interval.mean, max(interval.low, -1.0), min(interval.high, 1.0)
 
 
 def _draw_winners(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -68,6 +68,12 @@ def build_program(
         dep_actions,
         dep_bytes,
     )
+
+
+def reorder(program: Program, slots: Sequence[Slots]) -> Program:
+    """The same actions in the order of other slots."""
+    _, offsets, actions = _lane_order(program.layout, program.chunks, slots, program.first_action)
+    return replace(program, lane_offsets=offsets, lane_actions=actions)
 
 
 def _module_columns(index: int, chunks: Chunks, pp: int) -> IntArray:

@@ -106,5 +106,7 @@ class Interleaved(OneForwardOneBackward):
         """
         model = profile.job.model
         if layout.modules[model.llm_index].stages_per_rank > 1:
+            if self.eager != "none":
+                raise IncompatibleError(f"strategy.scheduler.eager={self.eager}: must be none with virtual stages")
             return interleaved_program(model, shapes, layout, assignment)
         return OneForwardOneBackward.schedule(self, shapes, layout, assignment, profile)

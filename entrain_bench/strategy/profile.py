@@ -147,6 +147,8 @@ class Profile:
 
     def _length_bias(self, module: str, lengths: IntArray) -> FloatArray:
         """1 + bias x a sine of log2(length) with a period of ``BIAS_OCTAVES``, its phase fixed by seed and module."""
+        if not self.belief_bias:
+            return np.ones(len(lengths))
         phase = np.random.default_rng([self._seed, crc32(module.encode())]).random()
         turns = log2(np.maximum(lengths, 1)) / BIAS_OCTAVES + phase
         return np.asarray(1.0 + self.belief_bias * sine_of_turns(turns))

@@ -17,8 +17,9 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.planning import recompute_factor
 from entrain_bench.strategy.profile import Profile
 
-from .balance import SolverLimits, balance, deal
+from .balance import SolverLimits, balance
 from .correction import Corrector, Observation, shape_classes
+from .filling import deal
 from .profiling import encoder_cost, llm_cost, mean_tokens
 
 

@@ -13,163 +13,70 @@ some action can always run, and if every group fits by itself, nothing exceeds t
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numba import njit
 
-from entrain_bench.arrays import BoolArray, FloatArray, IntArray, offsets_from_counts
 from entrain_bench.compiled import inlined
 
-FORWARD, BACKWARD = 0, 1
+from .state import BACKWARD, FORWARD
+
 UNLIMITED = np.iinfo(np.int64).max
 
 
-class Actions(NamedTuple):
-    """What is put in order.
-
-    Attributes:
-        lane: lane of each action ``[actions]``.
-        is_backward: 0 or 1 ``[actions]``.
-        duration_s: believed seconds ``[actions]``.
-        priority: lower first; it tells actions of a lane and pass apart that may be ready together ``[actions]``.
-        group: group, numbered from 0 in each set of lanes ``[actions]``.
-        size_bytes: what a forward adds and its backward frees, integers ``[actions]``.
-        num_waits: actions each action waits for ``[actions]``.
-        user_offsets, user_actions: actions that wait for each action, CSR.
-    """
-
-    lane: IntArray
-    is_backward: IntArray
-    duration_s: FloatArray
-    priority: FloatArray
-    group: IntArray
-    size_bytes: IntArray
-    num_waits: IntArray
-    user_offsets: IntArray
-    user_actions: IntArray
-
-
-class Queues(NamedTuple):
-    """What is ready: queue 2 l holds forwards of lane l, queue 2 l + 1 its backwards, each in no order.
-
-    Attributes:
-        first: place of the first action of each queue in ``ready`` ``[queues + 1]``.
-        length: actions in each queue ``[queues]``.
-        ready: room for the actions of one queue after another ``[actions]``.
-        ready_s: when the last of the inputs that have ended did ``[actions]``.
-        num_missing: inputs that have not ended ``[actions]``.
-    """
-
-    first: IntArray
-    length: IntArray
-    ready: IntArray
-    ready_s: FloatArray
-    num_missing: IntArray
-
-
-class Lanes(NamedTuple):
-    """Clock, memory and next action of each lane ``[lanes]``.
-
-    Attributes:
-        room_bytes, held_bytes: for activations, and what they take.
-        free_s: end of its last action.
-        last_pass: 0 or 1; a lane begins as if after a backward.
-        num_run: actions it has run.
-        is_stale: whether its choice has to be made anew, for something has changed.
-        choice, begin_s: place of its next action in ``ready`` and when that can begin; -1 and infinite for none.
-    """
-
-    room_bytes: IntArray
-    held_bytes: IntArray
-    free_s: FloatArray
-    last_pass: IntArray
-    num_run: IntArray
-    is_stale: BoolArray
-    choice: IntArray
-    begin_s: FloatArray
-
-
-class Groups(NamedTuple):
-    """What is left of each group on each lane.
-
-    Attributes:
-        need_bytes: what its forwards hold and will hold ``[lanes, groups]``.
-        num_left: actions to come ``[lanes, groups]``.
-        first_open: first group with actions to come ``[lanes]``.
-    """
-
-    need_bytes: IntArray
-    num_left: IntArray
-    first_open: IntArray
-
-
-def interleave(actions: Actions, lane_set: IntArray, room_bytes: IntArray) -> tuple[IntArray, FloatArray, int]:
-    """Position of every action on its lane and its end.
+@njit(cache=True, nogil=True)
+def interleave(members, own, actions, state, schedule):  # type: ignore[no-untyped-def]
+    """Put the actions of one set of lanes in order, an action a turn.
 
     Args:
-        actions: what is put in order.
-        lane_set: set of each lane, from 0 ``[lanes]``; actions of different sets do not depend on each other.
-        room_bytes: for activations, integers ``[lanes]``.
+        members: lanes of the set; they do not depend on others ``[members]``.
+        own: their actions, rising ``[own]``.
+        actions: ``Actions`` of all sets.
+        state: what ``room_for`` made for them.
+        schedule: ``Schedule`` to write into.
 
     Returns:
-        Slot ``[actions]``, end in seconds ``[actions]``, and the number of forwards that were let through although
-        memory was full, because nothing else was left to run: none if every group fits by itself.
+        The number of forwards that were let through although memory was full, because nothing else was left to run:
+        none if every group fits by itself.
     """
-    set_offsets, by_set = offsets_from_counts(np.bincount(lane_set)), np.argsort(lane_set, kind="stable")
-    slot, end_s, forced = _interleave(set_offsets, by_set, actions, *_nothing_run(actions, room_bytes))
-    return slot, end_s, forced
-
-
-def _nothing_run(actions: Actions, room_bytes: IntArray) -> tuple[Queues, Lanes, Groups]:
-    """The state before the first action, with empty queues."""
-    num_actions, num_lanes, num_groups = len(actions.lane), len(room_bytes), int(actions.group.max()) + 1
-    num_left, need_bytes = (np.zeros((num_lanes, num_groups), np.int64) for _ in range(2))
-    np.add.at(num_left, (actions.lane, actions.group), 1)
-    np.add.at(need_bytes, (actions.lane, actions.group), np.where(actions.is_backward, 0, actions.size_bytes))
-    queues = Queues(
-        first=offsets_from_counts(np.bincount(2 * actions.lane + actions.is_backward, minlength=2 * num_lanes)),
-        length=np.zeros(2 * num_lanes, np.int64),
-        ready=np.zeros(num_actions, np.int64),
-        ready_s=np.zeros(num_actions),
-        num_missing=actions.num_waits.copy(),
-    )
-    lanes = Lanes(
-        room_bytes=room_bytes,
-        held_bytes=np.zeros(num_lanes, np.int64),
-        free_s=np.zeros(num_lanes),
-        last_pass=np.full(num_lanes, BACKWARD),
-        num_run=np.zeros(num_lanes, np.int64),
-        is_stale=np.ones(num_lanes, np.bool_),
-        choice=np.full(num_lanes, -1),
-        begin_s=np.full(num_lanes, np.inf),
-    )
-    return queues, lanes, Groups(need_bytes, num_left, (num_left > 0).argmax(axis=1))
-
-
-@njit(cache=True)
-def _interleave(set_offsets, by_set, actions, queues, lanes, groups):  # type: ignore[no-untyped-def]
-    """The loop: one set of lanes after the other, an action a turn."""
-    slot, end_s = np.zeros(len(actions.lane), np.int64), np.zeros(len(actions.lane))
+    queues, lanes, groups = state
+    _begin(members, own, actions, queues, lanes, groups)
     forced = 0
-    for action in range(len(actions.lane)):
+    while True:
+        lane = _soonest(members, actions, queues, lanes, groups)
+        if lane < 0:
+            lane = _let_through(members, actions, queues, lanes)
+            if lane < 0:
+                return forced
+            forced += 1
+        action = lanes.choice[lane]
+        end_s = max(lanes.free_s[lane], queues.ready_s[action]) + actions.duration_s[action]
+        schedule.slot[action], schedule.end_s[action] = lanes.num_run[lane], end_s
+        _take(action, actions, queues, lanes)
+        _run(action, end_s, actions, queues, lanes, groups)
+        _wake_users(action, end_s, actions, queues, lanes)
+
+
+@inlined
+def _begin(members, own, actions, queues, lanes, groups):  # type: ignore[no-untyped-def]
+    """The state before the first action."""
+    for lane in members:
+        for queue in range(2 * lane, 2 * lane + 2):
+            queues.due_begin[queue] = queues.due_end[queue] = queues.num_coming[queue] = 0
+        lanes.held_bytes[lane] = lanes.num_run[lane] = 0
+        lanes.free_s[lane], lanes.last_pass[lane], lanes.is_stale[lane] = 0.0, BACKWARD, True
+        groups.first_open[lane] = groups.first_refused[lane] = groups.admitted_bytes[lane] = 0
+        for group in range(groups.num_left.shape[1]):
+            groups.num_left[lane, group] = groups.need_bytes[lane, group] = 0
+    for action in own:
+        lane, group = actions.lane[action], actions.group[action]
+        groups.num_left[lane, group] += 1
+        if actions.is_backward[action] == FORWARD:
+            groups.need_bytes[lane, group] += actions.size_bytes[action]
+        queues.ready_s[action], queues.num_missing[action] = 0.0, actions.num_waits[action]
         if actions.num_waits[action] == 0:
             _join(action, actions, queues, lanes)
-    for one in range(len(set_offsets) - 1):
-        members = by_set[set_offsets[one] : set_offsets[one + 1]]
-        while True:
-            lane = _soonest(members, actions, queues, lanes, groups)
-            if lane < 0:
-                lane = _let_through(members, actions, queues, lanes)
-                if lane < 0:
-                    break
-                forced += 1
-            action = _take(lane, actions, queues, lanes)
-            slot[action] = lanes.num_run[lane]
-            end_s[action] = max(lanes.free_s[lane], queues.ready_s[action]) + actions.duration_s[action]
-            _run(action, end_s[action], actions, lanes, groups)
-            _wake_users(action, end_s[action], actions, queues, lanes)
-    return slot, end_s, forced
+    for lane in members:
+        close_groups(lane, groups)
 
 
 @inlined
@@ -187,16 +94,22 @@ def _soonest(members, actions, queues, lanes, groups):  # type: ignore[no-untype
 @inlined
 def _choose(lane, actions, queues, lanes, groups):  # type: ignore[no-untyped-def]
     """Choose what a lane runs next, unless something comes in before that begins."""
-    free_s = lanes.free_s[lane]
-    last_group = last_admitted(groups.need_bytes[lane], lanes.room_bytes[lane], groups.first_open[lane])
+    admit_groups(lane, lanes, groups)
+    # The earliest open group waits for its own backwards at most.
+    last_group = max(groups.first_refused[lane] - 1, groups.first_open[lane])
     spare_bytes = lanes.room_bytes[lane] - lanes.held_bytes[lane]
-    forward, forward_s = _front(2 * lane, free_s, last_group, spare_bytes, actions, queues)
+    forward = _first_due(2 * lane, last_group, spare_bytes, actions, queues)
     # Backwards free memory: they are always admitted.
-    backward, backward_s = _front(2 * lane + 1, free_s, UNLIMITED, UNLIMITED, actions, queues)
-    if max(forward_s, backward_s) <= free_s:
+    backward = _first_due(2 * lane + 1, UNLIMITED, UNLIMITED, actions, queues)
+    forward_s = backward_s = lanes.free_s[lane]
+    if forward >= 0 and backward >= 0:
         # No bubble to fill: in turn, as in 1F1B.
         backward_next = lanes.last_pass[lane] == FORWARD
+    elif forward >= 0 or backward >= 0:
+        backward_next = backward >= 0
     else:
+        forward, forward_s = _first_coming(2 * lane, last_group, spare_bytes, actions, queues)
+        backward, backward_s = _first_coming(2 * lane + 1, UNLIMITED, UNLIMITED, actions, queues)
         # Of two that begin together the backward, which frees memory.
         backward_next = backward_s <= forward_s
     lanes.choice[lane] = backward if backward_next else forward
@@ -205,67 +118,99 @@ def _choose(lane, actions, queues, lanes, groups):  # type: ignore[no-untyped-de
 
 
 @inlined
-def _front(queue, free_s, last_group, spare_bytes, actions, queues):  # type: ignore[no-untyped-def]
-    """Place of the action of a queue that can begin first, then by priority, and when; -1 and infinite if none may."""
+def _first_due(queue, last_group, spare_bytes, actions, queues):  # type: ignore[no-untyped-def]
+    """The due action of a queue that comes first by priority, of those that may run; -1 if there is none."""
+    first = queues.first[queue]
+    for place in range(first + queues.due_begin[queue], first + queues.due_end[queue]):
+        action = queues.due[place]
+        if actions.group[action] <= last_group and actions.size_bytes[action] <= spare_bytes:
+            return action
+    return -1
+
+
+@inlined
+def _first_coming(queue, last_group, spare_bytes, actions, queues):  # type: ignore[no-untyped-def]
+    """The action of a queue that comes first, then by priority, of those that may run, and when; -1 and infinite."""
     front, front_s, front_priority = -1, np.inf, np.inf
     first = queues.first[queue]
-    for place in range(first, first + queues.length[queue]):
-        action = queues.ready[place]
+    for place in range(first, first + queues.num_coming[queue]):
+        action = queues.coming[place]
         if actions.group[action] <= last_group and actions.size_bytes[action] <= spare_bytes:
-            begin_s, priority = max(free_s, queues.ready_s[action]), actions.priority[action]
-            if begin_s < front_s or (begin_s == front_s and priority < front_priority):
-                front, front_s, front_priority = place, begin_s, priority
+            ready_s, priority = queues.ready_s[action], actions.priority[action]
+            if ready_s < front_s or (ready_s == front_s and priority < front_priority):
+                front, front_s, front_priority = action, ready_s, priority
     return front, front_s
 
 
 @inlined
-def last_admitted(need_bytes, room_bytes, first_open):  # type: ignore[no-untyped-def]
-    """The last group whose forwards may start: with all that open groups up to it still need, the lane is not full.
+def admit_groups(lane, lanes, groups):  # type: ignore[no-untyped-def]
+    """Move on the first group that is refused: with all that those before it still need, the lane is not full.
 
-    Args:
-        need_bytes: what each group holds and will hold on a lane ``[groups]``.
-        room_bytes: the lane's.
-        first_open: the first group with actions to come.
+    Needs only fall, so that it never moves back.
     """
-    group, reserved_bytes = first_open, 0
-    while group < len(need_bytes):
-        reserved_bytes += need_bytes[group]
-        if reserved_bytes > room_bytes:
+    group, bytes_ahead = groups.first_refused[lane], groups.admitted_bytes[lane]
+    while group < groups.need_bytes.shape[1]:
+        if bytes_ahead + groups.need_bytes[lane, group] > lanes.room_bytes[lane]:
             break
+        bytes_ahead += groups.need_bytes[lane, group]
         group += 1
-    # The earliest open group waits for its own backwards at most.
-    return max(group - 1, first_open)
+    groups.first_refused[lane], groups.admitted_bytes[lane] = group, bytes_ahead
+
+
+@inlined
+def close_groups(lane, groups):  # type: ignore[no-untyped-def]
+    """Move on the first group with actions to come; what has closed holds nothing any more."""
+    group = groups.first_open[lane]
+    while group < groups.num_left.shape[1] and groups.num_left[lane, group] == 0:
+        group += 1
+    groups.first_open[lane] = group
+    groups.first_refused[lane] = max(groups.first_refused[lane], group)
 
 
 @njit(cache=True)
 def _let_through(members, actions, queues, lanes):  # type: ignore[no-untyped-def]
     """All lanes are full, and a group does not fit by itself: the lane of its next forward; -1 if all is done."""
-    through, through_place, earliest, least = -1, -1, UNLIMITED, np.inf
+    through, chosen, earliest, least = -1, -1, UNLIMITED, np.inf
     for lane in members:
-        first = queues.first[2 * lane]
-        for place in range(first, first + queues.length[2 * lane]):
-            action = queues.ready[place]
+        queue = 2 * lane
+        first, num_due = queues.first[queue], queues.due_end[queue] - queues.due_begin[queue]
+        for index in range(num_due + queues.num_coming[queue]):
+            if index < num_due:
+                action = queues.due[first + queues.due_begin[queue] + index]
+            else:
+                action = queues.coming[first + index - num_due]
             group, priority = actions.group[action], actions.priority[action]
             if group < earliest or (group == earliest and priority < least):
-                through, through_place, earliest, least = lane, place, group, priority
+                through, chosen, earliest, least = lane, action, group, priority
     if through >= 0:
-        lanes.choice[through] = through_place
+        lanes.choice[through] = chosen
     return through
 
 
 @inlined
-def _take(lane, actions, queues, lanes):  # type: ignore[no-untyped-def]
-    """The action that a lane has chosen, out of its queue; the queue's last one takes its place."""
-    place = lanes.choice[lane]
-    action = queues.ready[place]
+def _take(action, actions, queues, lanes):  # type: ignore[no-untyped-def]
+    """Take an action out of its queue."""
+    lane = actions.lane[action]
     queue = 2 * lane + actions.is_backward[action]
-    queues.length[queue] -= 1
-    queues.ready[place] = queues.ready[queues.first[queue] + queues.length[queue]]
-    return action
+    first = queues.first[queue]
+    if queues.ready_s[action] <= lanes.free_s[lane]:
+        place = first + queues.due_begin[queue]
+        # Those before it move up.
+        before = queues.due[place]
+        while before != action:
+            place += 1
+            before, queues.due[place] = queues.due[place], before
+        queues.due_begin[queue] += 1
+    else:
+        place = first
+        while queues.coming[place] != action:
+            place += 1
+        queues.num_coming[queue] -= 1
+        queues.coming[place] = queues.coming[first + queues.num_coming[queue]]
 
 
 @inlined
-def _run(action, end_s, actions, lanes, groups):  # type: ignore[no-untyped-def]
+def _run(action, end_s, actions, queues, lanes, groups):  # type: ignore[no-untyped-def]
     """Clock and memory of the lane after an action."""
     lane, group, size_bytes = actions.lane[action], actions.group[action], actions.size_bytes[action]
     lanes.free_s[lane] = end_s
@@ -277,21 +222,27 @@ def _run(action, end_s, actions, lanes, groups):  # type: ignore[no-untyped-def]
     else:
         lanes.held_bytes[lane] -= size_bytes
         groups.need_bytes[lane, group] -= size_bytes
+        if group < groups.first_refused[lane]:
+            groups.admitted_bytes[lane] -= size_bytes
     groups.num_left[lane, group] -= 1
-    groups.first_open[lane] = first_open(groups.num_left[lane], groups.first_open[lane])
+    close_groups(lane, groups)
+    for queue in range(2 * lane, 2 * lane + 2):
+        _fall_due(queue, end_s, actions, queues)
 
 
 @inlined
-def first_open(num_left, group):  # type: ignore[no-untyped-def]
-    """The first group with actions to come, from a group on; their number if there is none.
-
-    Args:
-        num_left: actions to come of each group ``[groups]``.
-        group: where the search begins.
-    """
-    while group < len(num_left) and num_left[group] == 0:
-        group += 1
-    return group
+def _fall_due(queue, free_s, actions, queues):  # type: ignore[no-untyped-def]
+    """Move what has come by a time to what is due."""
+    first = queues.first[queue]
+    place = first
+    while place < first + queues.num_coming[queue]:
+        action = queues.coming[place]
+        if queues.ready_s[action] <= free_s:
+            queues.num_coming[queue] -= 1
+            queues.coming[place] = queues.coming[first + queues.num_coming[queue]]
+            _insert_due(queue, action, actions, queues)
+        else:
+            place += 1
 
 
 @inlined
@@ -310,6 +261,23 @@ def _join(action, actions, queues, lanes):  # type: ignore[no-untyped-def]
     """Put a ready action into its queue."""
     lane = actions.lane[action]
     queue = 2 * lane + actions.is_backward[action]
-    queues.ready[queues.first[queue] + queues.length[queue]] = action
-    queues.length[queue] += 1
+    if queues.ready_s[action] <= lanes.free_s[lane]:
+        _insert_due(queue, action, actions, queues)
+    else:
+        queues.coming[queues.first[queue] + queues.num_coming[queue]] = action
+        queues.num_coming[queue] += 1
     lanes.is_stale[lane] = True
+
+
+@inlined
+def _insert_due(queue, action, actions, queues):  # type: ignore[no-untyped-def]
+    """Put an action among those that are due, by rising priority."""
+    first = queues.first[queue]
+    place = first + queues.due_end[queue]
+    while (
+        place > first + queues.due_begin[queue] and actions.priority[queues.due[place - 1]] > actions.priority[action]
+    ):
+        queues.due[place] = queues.due[place - 1]
+        place -= 1
+    queues.due[place] = action
+    queues.due_end[queue] += 1

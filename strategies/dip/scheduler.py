@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from time import perf_counter
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray
 from entrain_bench.errors import IncompatibleError, require, unknown_choice
-from entrain_bench.program import Program, Slots, build_program
+from entrain_bench.program import Program, Slots, build_program, reorder
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
 from entrain_bench.strategy.schedules import chain_chunks, three_phase_program
 
-from .search import OrderTree
-from .segments import Segments, segments_of
+from .rollouts import best_slots
+from .segments import segments_of
 
 ORDERS = ("interleave", "phases")
 
@@ -75,34 +73,4 @@ class DipScheduler:
             Slots(slot[draft.forward_actions(index)], slot[draft.backward_actions(index)])
             for index in range(len(chunks))
         ]
-        return build_program(model, layout, shapes, chunks, slots)
-
-
-def best_slots(segments: Segments, rounds: int, seconds: float | None = None) -> IntArray:
-    """Slot of every action in the best believed order found, set by set ``[actions]``.
-
-    A tree search a set; a rollout schedules one proposal of every set. The first rollout is the order of arrival, so
-    nothing is believed slower than that.
-
-    Args:
-        segments: what is ordered.
-        rounds: rollouts beyond the first.
-        seconds: wall time after which no rollout starts; None sets no limit.
-    """
-    started = perf_counter()
-    members = [np.flatnonzero(segments.group_set == one) for one in range(segments.num_sets)]
-    # The same moves in every iteration: the same batch always gets the same order.
-    trees = [OrderTree(len(groups), np.random.default_rng(one)) for one, groups in enumerate(members)]
-    set_of_action = segments.lane_set[segments.lane]
-    place = np.zeros(len(segments.group_set), np.int64)
-    slot = np.zeros(len(segments.lane), np.int64)
-    for done in range(rounds + 1):
-        late = seconds is not None and perf_counter() - started >= seconds
-        if done and (late or all(tree.finished for tree in trees)):
-            break
-        for tree, groups in zip(trees, members, strict=True):
-            place[groups[tree.propose()]] = np.arange(len(groups))
-        tried, finish = segments.schedule(place)
-        better = np.array([tree.learn(float(end_s)) for tree, end_s in zip(trees, finish, strict=True)])
-        slot = np.where(better[set_of_action], tried, slot)
-    return slot
+        return reorder(draft, slots)

@@ -1,4 +1,4 @@
-"""Monte-Carlo tree search over orders: UCT (Kocsis and Szepesvari, ECML 2006) for one player and exact scores.
+"""Compiled Monte-Carlo tree search over orders: UCT (Kocsis and Szepesvari, ECML 2006), one player, exact scores.
 
 A node is the beginning of an order, a move puts one of the remaining elements next, a rollout completes the order and
 scores it. Scores do not vary, so a node counts as good as its best rollout, and finished subtrees are left alone: given
@@ -8,102 +8,198 @@ slowly (as in Coulom, CG 2006), for a few dozen rollouts must do for dozens of e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
-from entrain_bench.arithmetic import log
-from entrain_bench.arrays import IntArray
+from entrain_bench.arithmetic import LN_2, log2
+from entrain_bench.arrays import BoolArray, FloatArray, IntArray
 
 # Weight of exploration for scores scaled to [0, 1].
 EXPLORATION = 0.2
 # Elements that a rollout takes out of the best order and puts elsewhere, on average.
 MOVED = 8.0
+TINY = np.finfo(np.float64).tiny
+ROOT, NONE = 0, -1
 
 
-@dataclass(slots=True)
-class _Node:
-    """What was found below the beginning of an order."""
-
-    children: dict[int, _Node] = field(default_factory=dict)
-    visits: int = 0
-    best: float = np.inf
-    finished: bool = False
-
-
-class OrderTree:
-    """Searches the order of ``num_elements`` with the least score, one proposal at a time.
-
-    The first proposal is the order 0, 1, 2, ...
+class Tree(NamedTuple):
+    """The search for the order of some elements with the least score, one proposal at a time.
 
     Attributes:
-        order: the best order so far ``[elements]``.
-        score: its score; infinite before the first.
+        order: the best order so far, at first 0, 1, 2, ... ``[elements]``.
+        proposed: the order to score ``[elements]``.
+        scores: of the best order and of the worst one so far, infinite before the first ``[2]``.
+        lengths: nodes, and nodes on the path to the proposal ``[2]``.
+        path: nodes from the root to where the proposal was completed ``[elements + 1]``.
+        move: element that a node puts next ``[nodes]``.
+        first_child, last_child, next_sibling: children in the order in which they were found ``[nodes]``.
+        num_children: their number ``[nodes]``.
+        visits: proposals that went through a node ``[nodes]``.
+        best: least score of those ``[nodes]``.
+        finished: whether all orders below it were scored ``[nodes]``.
+        spread: exploration of a node's children by the node's visits ``[proposals + 1]``.
     """
 
-    def __init__(self, num_elements: int, rng: np.random.Generator) -> None:
-        self.order: IntArray = np.arange(num_elements)
-        self.score = np.inf
-        self._worst = -np.inf
-        self._rng = rng
-        self._root = _Node(finished=num_elements == 0)
-        self._path = [self._root]
-        self._proposed: IntArray = self.order
+    order: IntArray
+    proposed: IntArray
+    scores: FloatArray
+    lengths: IntArray
+    path: IntArray
+    move: IntArray
+    first_child: IntArray
+    last_child: IntArray
+    next_sibling: IntArray
+    num_children: IntArray
+    visits: IntArray
+    best: FloatArray
+    finished: BoolArray
+    spread: FloatArray
 
-    @property
-    def finished(self) -> bool:
-        """Whether every order was scored."""
-        return self._root.finished
 
-    def propose(self) -> IntArray:
-        """The order to score next ``[elements]``; the best one again once all are."""
-        node = self._root
-        self._path, self._proposed = [node], self.order
-        if self.finished or not node.visits:
-            return self._proposed
-        rest = self.order.tolist()
-        begun: list[int] = []
-        while node.visits:
-            move = self._select(node, rest)
-            rest.remove(move)
-            begun.append(move)
-            node = node.children.setdefault(move, _Node())
-            self._path.append(node)
-        self._proposed = np.array(begun + self._complete(rest), np.int64)
-        return self._proposed
+def exploration(num_proposals: int) -> FloatArray:
+    """``spread`` of trees that take so many proposals ``[proposals + 1]``."""
+    visits = np.maximum(np.arange(num_proposals + 1), 1)
+    return EXPLORATION * np.sqrt(log2(visits) * LN_2)
 
-    def learn(self, score: float) -> bool:
-        """Take the score of the last proposal; returns whether it is the best so far."""
-        better = score < self.score
-        if better:
-            self.order, self.score = self._proposed, score
-        self._worst = max(self._worst, score)
-        for depth, node in reversed([*enumerate(self._path)]):
-            node.visits += 1
-            node.best = min(node.best, score)
-            left = len(self.order) - depth
-            node.finished = left <= 1 or (
-                len(node.children) == left and all(child.finished for child in node.children.values())
-            )
-        return better
 
-    def _select(self, node: _Node, rest: list[int]) -> int:
-        """The unfinished child of the highest upper confidence bound, or a new one when the node is due for it."""
-        children = {move: child for move, child in node.children.items() if not child.finished}
-        fresh = [move for move in rest if move not in node.children]
-        if fresh and (not children or len(node.children) < np.sqrt(node.visits + 1)):
-            # What comes next in the best order is tried before all others.
-            return fresh[0] if not node.children else fresh[self._rng.integers(len(fresh))]
-        span = max(self._worst - self.score, np.finfo(float).tiny)
-        spread = EXPLORATION * np.sqrt(log(node.visits))
-        return max(
-            children,
-            key=lambda m: (self._worst - children[m].best) / span + spread / np.sqrt(children[m].visits),
-        )
+def new_tree(num_elements: int, spread: FloatArray) -> Tree:
+    """A tree before its first proposal; ``spread`` says how many it takes."""
+    num_nodes = len(spread)
+    finished = np.zeros(num_nodes, np.bool_)
+    finished[ROOT] = num_elements == 0
+    return Tree(
+        order=np.arange(num_elements),
+        proposed=np.arange(num_elements),
+        scores=np.array([np.inf, -np.inf]),
+        lengths=np.array([1, 1]),
+        path=np.zeros(num_elements + 1, np.int64),
+        move=np.full(num_nodes, NONE),
+        first_child=np.full(num_nodes, NONE),
+        last_child=np.full(num_nodes, NONE),
+        next_sibling=np.full(num_nodes, NONE),
+        num_children=np.zeros(num_nodes, np.int64),
+        visits=np.zeros(num_nodes, np.int64),
+        best=np.full(num_nodes, np.inf),
+        finished=finished,
+        spread=spread,
+    )
 
-    def _complete(self, rest: list[int]) -> list[int]:
-        """The rest in the best order, but for some elements that are put elsewhere."""
-        for _ in range(self._rng.poisson(MOVED) if len(rest) > 1 else 0):
-            element = rest.pop(self._rng.integers(len(rest)))
-            rest.insert(self._rng.integers(len(rest) + 1), element)
-        return rest
+
+@njit(cache=True, nogil=True)
+def propose(tree, rng):  # type: ignore[no-untyped-def]
+    """Make the next proposal: the order 0, 1, 2, ... first, and the best one again once all orders are scored.
+
+    Args:
+        tree: takes the proposal.
+        rng: random numbers of this tree.
+    """
+    tree.proposed[:] = tree.order
+    node, depth = ROOT, 0
+    while tree.visits[node] > 0 and not tree.finished[ROOT]:
+        place = _select(tree, node, depth, rng)
+        move = tree.proposed[place]
+        _put(tree.proposed, place, depth)
+        node = _child(tree, node, move)
+        depth += 1
+        tree.path[depth] = node
+    tree.lengths[1] = depth + 1
+    num_left = len(tree.proposed) - depth
+    if depth > 0 and num_left > 1:
+        for _ in range(rng.poisson(MOVED)):
+            place = depth + rng.integers(0, num_left)
+            _put(tree.proposed, place, depth + rng.integers(0, num_left))
+
+
+@njit(cache=True)
+def _put(order, place, goal):  # type: ignore[no-untyped-def]
+    """Take out what is at one place of an order and put it in at another."""
+    element, step = order[place], 1 if goal > place else -1
+    while place != goal:
+        order[place] = order[place + step]
+        place += step
+    order[goal] = element
+
+
+@njit(cache=True)
+def _select(tree, node, depth, rng):  # type: ignore[no-untyped-def]
+    """Where in the proposal the next element is: a child's, or a new one's when the node is due for it.
+
+    Of the unfinished children it is that of the highest upper confidence bound.
+    """
+    num_fresh = len(tree.proposed) - depth - tree.num_children[node]
+    chosen, chosen_bound = NONE, -np.inf
+    span, spread = max(tree.scores[1] - tree.scores[0], TINY), tree.spread[tree.visits[node]]
+    child = tree.first_child[node]
+    while child != NONE:
+        if not tree.finished[child]:
+            bound = (tree.scores[1] - tree.best[child]) / span + spread / np.sqrt(tree.visits[child])
+            if chosen == NONE or bound > chosen_bound:
+                chosen, chosen_bound = child, bound
+        child = tree.next_sibling[child]
+    if num_fresh > 0 and (chosen == NONE or tree.num_children[node] < np.sqrt(tree.visits[node] + 1)):
+        # What comes next in the best order is tried before all others.
+        skipped = rng.integers(0, num_fresh) if tree.num_children[node] > 0 else 0
+        for place in range(depth, len(tree.proposed)):
+            if _find(tree, node, tree.proposed[place]) == NONE:
+                if skipped == 0:
+                    return place
+                skipped -= 1
+    for place in range(depth, len(tree.proposed)):
+        if tree.proposed[place] == tree.move[chosen]:
+            return place
+    return depth
+
+
+@njit(cache=True)
+def _find(tree, node, move):  # type: ignore[no-untyped-def]
+    """The child of a node by a move, if there is one."""
+    child = tree.first_child[node]
+    while child != NONE and tree.move[child] != move:
+        child = tree.next_sibling[child]
+    return child
+
+
+@njit(cache=True)
+def _child(tree, node, move):  # type: ignore[no-untyped-def]
+    """The child of a node by a move, a new one if there was none."""
+    child = _find(tree, node, move)
+    if child == NONE:
+        child = tree.lengths[0]
+        tree.lengths[0] += 1
+        tree.move[child] = move
+        if tree.num_children[node] == 0:
+            tree.first_child[node] = child
+        else:
+            tree.next_sibling[tree.last_child[node]] = child
+        tree.last_child[node] = child
+        tree.num_children[node] += 1
+    return child
+
+
+@njit(cache=True, nogil=True)
+def learn(tree, score):  # type: ignore[no-untyped-def]
+    """Take the score of the last proposal; returns whether it is the best so far."""
+    better = score < tree.scores[0]
+    if better:
+        tree.order[:] = tree.proposed
+        tree.scores[0] = score
+    tree.scores[1] = max(tree.scores[1], score)
+    for depth in range(tree.lengths[1] - 1, -1, -1):
+        node = tree.path[depth]
+        tree.visits[node] += 1
+        tree.best[node] = min(tree.best[node], score)
+        tree.finished[node] = _is_finished(tree, node, len(tree.order) - depth)
+    return better
+
+
+@njit(cache=True)
+def _is_finished(tree, node, num_left):  # type: ignore[no-untyped-def]
+    """Whether all orders of the elements that a node leaves were scored."""
+    if num_left <= 1:
+        return True
+    child = tree.first_child[node]
+    while child != NONE and tree.finished[child]:
+        child = tree.next_sibling[child]
+    return child == NONE and tree.num_children[node] == num_left

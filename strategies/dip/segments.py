@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import coo_array
+from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 
 from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
@@ -14,7 +14,6 @@ from entrain_bench.program.assignment import Assignment
 from entrain_bench.strategy.profile import Profile
 
 from .belief import believed_durations, lanes_of_actions
-from .interleaver import Actions, interleave
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,68 +25,29 @@ class Segments:
     each other are a *set*: a replica.
 
     Attributes:
-        lane, is_backward, duration_s, size_bytes, chunk: of every action ``[actions]``; chunks count over all modules.
+        lane, is_backward, duration_s, size_bytes: of every action ``[actions]``.
         num_waits: actions that each action waits for ``[actions]``.
         user_offsets, user_actions: actions that wait for each action, CSR.
         lane_set: set of each lane ``[lanes]``.
         room_bytes: room for activations ``[lanes]``.
-        first_llm, last_llm: LLM microbatches that a chunk has to do with ``[chunks]``.
-        group: group of each chunk ``[chunks]``; groups count by set, then by arrival.
-        group_set: set of each group ``[groups]``.
+        group: group of each action, counted in its set by arrival ``[actions]``.
+        rank: place of each action's chunk in its group, of its pass ``[actions]``: forwards go by the first LLM
+            microbatch they serve, then along the chain, backwards by the last, then against the chain.
+        num_groups: groups of each set ``[sets]``.
     """
 
     lane: IntArray
     is_backward: IntArray
     duration_s: FloatArray
     size_bytes: IntArray
-    chunk: IntArray
     num_waits: IntArray
     user_offsets: IntArray
     user_actions: IntArray
     lane_set: IntArray
     room_bytes: IntArray
-    first_llm: IntArray
-    last_llm: IntArray
     group: IntArray
-    group_set: IntArray
-
-    @property
-    def num_sets(self) -> int:
-        """Number of sets of lanes."""
-        return 1 + int(self.lane_set.max())
-
-    def schedule(self, place: IntArray) -> tuple[IntArray, FloatArray]:
-        """The greedy interleaver's schedule under an order of the groups.
-
-        The place of its group is a segment's priority; inside a group forwards go by the first LLM microbatch they
-        serve, then along the chain, backwards by the last, then against the chain.
-
-        Args:
-            place: place of each group in its set's order, from 0 ``[groups]``.
-
-        Returns:
-            Slot of every action ``[actions]``, and the end of every set, seconds ``[sets]``.
-        """
-        place_of_chunk = place[self.group]
-        chunks = np.arange(len(self.group))
-        priority = np.empty((2, len(chunks)))
-        priority[0, np.lexsort((chunks, self.first_llm, place_of_chunk))] = chunks
-        priority[1, np.lexsort((-chunks, self.last_llm, place_of_chunk))] = chunks
-        actions = Actions(
-            lane=self.lane,
-            is_backward=self.is_backward,
-            duration_s=self.duration_s,
-            priority=priority[self.is_backward, self.chunk],
-            group=place_of_chunk[self.chunk],
-            size_bytes=self.size_bytes,
-            num_waits=self.num_waits,
-            user_offsets=self.user_offsets,
-            user_actions=self.user_actions,
-        )
-        slot, end, _ = interleave(actions, self.lane_set, self.room_bytes)
-        finish = np.zeros(self.num_sets)
-        np.maximum.at(finish, self.lane_set[self.lane], end)
-        return slot, finish
+    rank: IntArray
+    num_groups: IntArray
 
 
 def segments_of(draft: Program, assignment: Assignment, profile: Profile) -> Segments:
@@ -100,9 +60,7 @@ def segments_of(draft: Program, assignment: Assignment, profile: Profile) -> Seg
     np.maximum.at(extra, lane, working)
     extra += memory.posted_bytes(draft)
     room = profile.job.planning_budget_bytes - memory.lane_state_bytes(draft.layout) - extra
-    # Dependencies in reverse: what each action lets run.
     wait, need = rows_of(draft.dep_offsets), draft.dep_actions
-    order = np.argsort(need, kind="stable")
     lane_set = _components(draft.layout.num_lanes, lane[wait], lane[need])
     first_chunk = offsets_from_counts(np.array([len(chunks) for chunks in draft.chunks]))
     chunk = draft.chunk[:count].astype(np.int64) + first_chunk[draft.module[:count]]
@@ -110,22 +68,30 @@ def segments_of(draft: Program, assignment: Assignment, profile: Profile) -> Seg
     chunk_set[chunk] = lane_set[lane]
     first_llm, last_llm = _consumers(draft, assignment)
     group, group_set = _groups(_components(len(chunk_set), chunk[wait], chunk[need]), first_llm, chunk_set)
+    rank = _ranks(group, first_llm, last_llm)
+    first_group = offsets_from_counts(np.bincount(group_set, minlength=1 + int(lane_set.max())))
+    is_backward = draft.kind[:count].astype(np.int64)
     return Segments(
         lane,
-        draft.kind[:count].astype(np.int64),
+        is_backward,
         believed_durations(draft, profile),
         np.ceil(np.abs(change)).astype(np.int64),
-        chunk,
         np.bincount(wait, minlength=count)[:count],
-        offsets_from_counts(np.bincount(need, minlength=count)),
-        wait[order],
+        *_users(draft),
         lane_set,
         np.floor(room).astype(np.int64),
-        first_llm,
-        last_llm,
-        group,
-        group_set,
+        (group - first_group[chunk_set])[chunk],
+        rank[is_backward, chunk],
+        np.diff(first_group),
     )
+
+
+def _users(draft: Program) -> tuple[IntArray, IntArray]:
+    """Offsets and rows of the actions that wait for each action, CSR: the dependencies in reverse."""
+    num_actions, links = len(draft.dep_offsets) - 1, np.ones(len(draft.dep_actions), np.int8)
+    needs = csr_array((links, draft.dep_actions, draft.dep_offsets), shape=(num_actions, int(draft.first_action[-1])))
+    users = needs.tocsc()
+    return users.indptr.astype(np.int64), users.indices.astype(np.int64)
 
 
 def _components(count: int, one: IntArray, other: IntArray) -> IntArray:
@@ -149,7 +115,21 @@ def _consumers(draft: Program, assignment: Assignment) -> tuple[IntArray, IntArr
 
 def _groups(component: IntArray, first_llm: IntArray, chunk_set: IntArray) -> tuple[IntArray, IntArray]:
     """Group of every chunk ``[chunks]`` and set of every group ``[groups]``, by set, then by first LLM microbatch."""
-    arrival = np.full(int(component.max()) + 1, np.iinfo(np.int64).max)
+    num_groups = int(component.max()) + 1
+    arrival, group_set = np.full(num_groups, np.iinfo(np.int64).max), np.zeros(num_groups, np.int64)
     np.minimum.at(arrival, component, first_llm)
-    keys, group = np.unique(np.stack([chunk_set, arrival[component], component]), axis=1, return_inverse=True)
-    return group.ravel(), keys[0]
+    group_set[component] = chunk_set
+    order = np.lexsort((arrival, group_set))
+    group = np.empty(num_groups, np.int64)
+    group[order] = np.arange(num_groups)
+    return group[component], group_set[order]
+
+
+def _ranks(group: IntArray, first_llm: IntArray, last_llm: IntArray) -> IntArray:
+    """Place of each chunk's forward and backward in its group ``[2, chunks]``; arguments of chunks."""
+    chunk = np.arange(len(group))
+    first = offsets_from_counts(np.bincount(group))
+    rank = np.empty((2, len(group)), np.int64)
+    for row, keys in zip(rank, ((chunk, first_llm, group), (-chunk, last_llm, group)), strict=True):
+        row[np.lexsort(keys)] = chunk - np.repeat(first[:-1], np.diff(first))
+    return rank

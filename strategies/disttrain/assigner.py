@@ -113,14 +113,15 @@ def reorder(seconds: FloatArray, replica: IntArray, microbatch: IntArray, layout
     weighted = seconds * (dp / factor)
     forward = np.zeros((dp, count, shares[0].shape[1]))
     backward = np.zeros_like(forward)
+    batch = replica * count + microbatch
     for column, share in zip(weighted.T, shares, strict=True):
-        work = np.zeros((dp, count))
-        np.add.at(work, (replica, microbatch), column)
+        work = np.bincount(batch, weights=column, minlength=dp * count).reshape(dp, count)
         forward += work[:, :, None] * share[0]
         backward += work[:, :, None] * share[1]
+    filled = np.bincount(batch, minlength=dp * count).reshape(dp, count) > 0
     place = np.empty((dp, count), np.int64)
     for r in range(dp):
-        present = np.flatnonzero(np.bincount(microbatch[replica == r], minlength=count))
+        present = np.flatnonzero(filled[r])
         place[r, present[interval_order(forward[r, present], backward[r, present])]] = np.arange(len(present))
     return np.asarray(place[replica, microbatch])
 

@@ -27,16 +27,23 @@ def balanced_groups(size: FloatArray, num_groups: int, load: FloatArray | None =
     Returns:
         The group of each sample ``[samples]``.
     """
-    capacity = -(-len(size) // num_groups)
-    group = np.empty(len(size), np.int64)
     before = np.zeros(num_groups) if load is None else load
-    heap = [(float(before[index]), 0, index) for index in range(num_groups)]
-    heapify(heap)
-    for sample in np.argsort(-size, kind="stable").tolist():
-        held, count, index = heappop(heap)
+    group: IntArray = _fill_groups(np.argsort(-size, kind="stable"), size, before)
+    return group
+
+
+@njit(cache=True)
+def _fill_groups(order, size, load):  # type: ignore[no-untyped-def]
+    """``balanced_groups`` of samples in their order."""
+    capacity = -(-len(size) // len(load))
+    group = np.empty(len(size), np.int64)
+    least = [(load[index], 0, index) for index in range(len(load))]
+    heapify(least)
+    for sample in order:
+        held, count, index = heappop(least)
         group[sample] = index
         if count + 1 < capacity:
-            heappush(heap, (held + float(size[sample]), count + 1, index))
+            heappush(least, (held + size[sample], count + 1, index))
     return group
 
 

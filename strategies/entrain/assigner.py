@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
 
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import require
@@ -13,14 +14,8 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
 
-from .balance import (
-    assign_microbatches,
-    assign_replicas,
-    bottleneck_matching,
-    members_of,
-    nearest_reachable,
-    subset_sums,
-)
+from .balance import assign_microbatches, assign_replicas
+from .deferral import defer_pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,85 +39,58 @@ class EntrainAssigner:
         encoder_s, llm_s = profile.estimate_samples(shapes, placed.tp, placed.cp)
         by_encoder = np.argsort(-encoder_s, kind="stable")
         replica = assign_replicas(by_encoder, llm_s, placed.dp)
+        # Samples of each replica in order of arrival; all have equally many.
+        samples = np.argsort(replica, kind="stable").reshape(placed.dp, -1)
         encoder, llm = np.empty(len(shapes), np.int64), np.empty(len(shapes), np.int64)
-        for r in range(placed.dp):
-            mine = np.flatnonzero(replica == r)
-            encoder[mine], llm[mine] = self.assign_replica(encoder_s[mine], llm_s[mine], layout.num_microbatches)
+        own_encoder_s, own_llm_s = encoder_s[samples], llm_s[samples]
+        order = stratified_order(own_encoder_s, own_llm_s)
+        count = effective_microbatches(own_encoder_s, layout.num_microbatches)
+        num_bins = self.num_bins if self.defer else 0
+        for r, mine in enumerate(samples):
+            encoder[mine], llm[mine] = assign_in_replica(order[r], own_encoder_s[r], own_llm_s[r], count[r], num_bins)
         return same_microbatches(profile.job.model, shapes, replica, encoder, llm)
 
-    def assign_replica(
-        self, encoder_s: FloatArray, llm_s: FloatArray, num_microbatches: int
-    ) -> tuple[IntArray, IntArray]:
-        """Encoder and LLM microbatch of each sample of one replica (steps b to f)."""
-        count = effective_microbatches(encoder_s, num_microbatches)
-        microbatch = assign_microbatches(stratified_order(encoder_s, llm_s), encoder_s, llm_s, count)
-        if not self.defer:
-            return microbatch, microbatch
-        return defer_pairwise(microbatch, llm_s, count, self.num_bins)
 
+def effective_microbatches(encoder_s: FloatArray, num_microbatches: int) -> IntArray:
+    """K_eff = min(K, floor(sum / max)) of each replica's encoder workloads (step b); K without encoder work.
 
-def effective_microbatches(encoder_s: FloatArray, num_microbatches: int) -> int:
-    """K_eff = min(K, floor(sum / max)) of a replica's encoder workloads (step b); K without encoder work."""
-    heaviest = float(encoder_s.max(initial=0.0))
-    if heaviest <= 0.0:
-        return min(num_microbatches, len(encoder_s))
+    Args:
+        encoder_s: estimated encoder workload ``[replicas, samples]``.
+        num_microbatches: K.
+    """
+    heaviest = encoder_s.max(axis=1)
+    most = min(num_microbatches, encoder_s.shape[1])
     # The quotient of equal workloads may fall just short of an integer.
-    return max(1, min(num_microbatches, len(encoder_s), int(encoder_s.sum() / heaviest + 1e-9)))
+    full = encoder_s.sum(axis=1) / np.where(heaviest > 0.0, heaviest, 1.0) + 1e-9
+    return np.where(heaviest > 0.0, np.clip(full.astype(np.int64), 1, most), most)
 
 
 def stratified_order(encoder_s: FloatArray, llm_s: FloatArray) -> IntArray:
-    """Coarse samples (LLM work above the replica's median) first, then fine ones, each by falling encoder work."""
-    fine = llm_s <= np.median(llm_s)
-    return np.lexsort((-encoder_s, fine))
-
-
-def defer_pairwise(
-    microbatch: IntArray, llm_s: FloatArray, num_microbatches: int, num_bins: int
-) -> tuple[IntArray, IntArray]:
-    """Pair overloaded with underloaded microbatches and move LLM work to the partner (steps d to f).
-
-    The heavier half is overloaded. With an odd number the median microbatch stays unpaired and comes last.
+    """Coarse samples (LLM work above the replica's median) first, then fine ones, each by falling encoder work.
 
     Args:
-        microbatch: microbatch of each sample before pairing ``[samples]``.
-        llm_s: estimated LLM workload ``[samples]``.
-        num_microbatches: their number.
-        num_bins: bins that the heaviest microbatch spans in the subset-sum program.
+        encoder_s: estimated encoder workloads ``[replicas, samples]``.
+        llm_s: estimated LLM workloads, likewise.
 
     Returns:
-        Encoder microbatch (the pairs interleaved: overloaded, then its partner) and LLM microbatch ``[samples]``.
+        Samples of each replica ``[replicas, samples]``.
     """
-    load = np.bincount(microbatch, weights=llm_s, minlength=num_microbatches)
-    falling = np.argsort(-load, kind="stable")
-    half = num_microbatches // 2
-    overloaded, underloaded = falling[:half], falling[num_microbatches - half :]
-    order = np.empty(num_microbatches, np.int64)
-    if half == 0 or load.max() <= 0:
+    fine = llm_s <= np.median(llm_s, axis=1, keepdims=True)
+    return np.lexsort((-encoder_s, fine), axis=1)
+
+
+@njit(cache=True)
+def assign_in_replica(order, encoder_s, llm_s, num_microbatches, num_bins):  # type: ignore[no-untyped-def]
+    """Encoder and LLM microbatch of each sample of one replica (steps c to f) ``[samples]``.
+
+    Args:
+        order: the samples, the first to be placed first ``[samples]``.
+        encoder_s: estimated encoder workloads ``[samples]``.
+        llm_s: estimated LLM workloads ``[samples]``.
+        num_microbatches: of the replica.
+        num_bins: see ``EntrainAssigner``; 0 defers nothing.
+    """
+    microbatch = assign_microbatches(order, encoder_s, llm_s, num_microbatches)
+    if num_bins == 0:
         return microbatch, microbatch
-    members = np.argsort(microbatch, kind="stable")
-    bounds = np.searchsorted(microbatch[members], np.arange(num_microbatches + 1))
-    bin_s = float(load.max()) / num_bins
-    tables, sizes, moved, moved_s = [], [], np.zeros((half, half), np.int64), np.zeros((half, half))
-    for i, over in enumerate(overloaded):
-        samples = members[bounds[over] : bounds[over + 1]]
-        size = np.rint(llm_s[samples] / bin_s).astype(np.int64)
-        last, seconds = subset_sums(size, llm_s[samples])
-        delta = np.rint((load[over] - load[underloaded]) / 2 / bin_s).astype(np.int64)
-        moved[i] = nearest_reachable(last, delta)
-        moved_s[i] = seconds[moved[i]]
-        tables.append((samples, last))
-        sizes.append(size)
-    pair_s = np.maximum(load[overloaded][:, None] - moved_s, load[underloaded][None, :] + moved_s)
-    matching = bottleneck_matching(pair_s, load[overloaded])
-    order[overloaded] = 2 * np.arange(half)
-    order[underloaded[matching.partner]] = 2 * np.arange(half) + 1
-    if num_microbatches % 2:
-        order[falling[half]] = num_microbatches - 1
-    encoder = order[microbatch]
-    llm = encoder.copy()
-    for i, (samples, last) in enumerate(tables):
-        if not matching.defers[i]:
-            continue
-        chosen = members_of(last, sizes[i], int(moved[i, matching.partner[i]]))
-        llm[samples[chosen]] = 2 * i + 1
-    return encoder, llm
+    return defer_pairwise(microbatch, llm_s, num_microbatches, num_bins)

@@ -43,6 +43,7 @@ def test_winners_and_rank_correlations_by_hand() -> None:
     found = rankings(pd.concat([usual, other], ignore_index=True)).set_index(["row", "model"])
     assert found.loc[("usual", "m"), ["tau", "tau_low", "tau_high"]].tolist() == [1.0, 1.0, 1.0]
     assert found.loc[("other", "m"), "tau"] == pytest.approx((1 / 3 + 1 - 1) / 3)
+    assert found.loc[("other", "m"), ["tau_low", "tau_high"]].tolist() == [-1.0, 1.0]
     assert (
         found.loc[("other", "all"), ["tau", "tau_low"]].tolist()
         == found.loc[("other", "m"), ["tau", "tau_low"]].tolist()

@@ -212,7 +212,7 @@ def every_stage_is_split_into_buckets(patch: pytest.MonkeyPatch) -> None:
 
 def products_hide_nothing(patch: pytest.MonkeyPatch) -> None:
     exposed_s = roofline.Roofline._exposed_s
-    patch.setattr(roofline.Roofline, "_exposed_s", lambda self, comm, _, compute: exposed_s(self, comm, 0, compute))
+    patch.setattr(roofline.Roofline, "_exposed_s", lambda self, comm, _, *given: exposed_s(self, comm, 0, *given))
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,13 @@ def test_microbatches_that_do_not_divide_are_refused_as_megatron_does() -> None:
         virtual_program(4, 2, 5)
 
 
+def test_a_longer_warmup_is_refused() -> None:
+    model = tiny_model(encoder=2, llm=8)
+    shapes, assignment = uniform_batch(model, 8)
+    with pytest.raises(IncompatibleError, match=r"strategy\.scheduler\.eager=all: must be none with virtual stages"):
+        scheduled(virtual_layout(4, 2, 8), shapes, assignment, model, Interleaved(eager="all"))
+
+
 def test_other_modules_elsewhere_are_refused() -> None:
     model = tiny_model(encoder=2, llm=4)
     vision, llm = model.modules

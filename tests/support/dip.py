@@ -16,6 +16,7 @@ from entrain_bench_strategies.dip import DipScheduler
 from entrain_bench_strategies.dip.assigner import sub_microbatches
 from entrain_bench_strategies.dip.belief import believed_s
 from entrain_bench_strategies.dip.segments import Segments, segments_of
+from entrain_bench_strategies.dip.state import Actions
 from support.builders import (
     placed,
     profile_of,
@@ -23,6 +24,7 @@ from support.builders import (
     tiny_job,
     tiny_model,
 )
+from support.interleaver import in_order
 
 MODEL = tiny_model(encoder=2, llm=2)
 MEMORY = Memory(MODEL)
@@ -59,6 +61,27 @@ def colocated(stages: int, dp: int = 1, num_microbatches: int = 4, chunks: int =
 def segments(layout: Layout, shapes: SampleShapes, assignment: Assignment) -> Segments:
     profile = profile_of(tiny_job(MODEL, budget_bytes=1e12), shapes)
     return segments_of(program_of(layout, shapes, assignment), assignment, profile)
+
+
+def ends_of(found: Segments, place: IntArray) -> FloatArray:
+    """End of every set if its groups, as many in all, have these places in its order ``[sets]``."""
+    group, set_of = place[found.group], found.lane_set[found.lane]
+    order = np.lexsort((found.rank, group))
+    priority = np.empty(len(order))
+    priority[order] = np.arange(len(order))
+    actions = Actions(
+        found.lane,
+        found.is_backward,
+        found.duration_s,
+        priority,
+        group,
+        found.size_bytes,
+        found.num_waits,
+        found.user_offsets,
+        found.user_actions,
+    )
+    _, end, _ = in_order(actions, found.lane_set, found.room_bytes)
+    return np.array([end[set_of == one].max() for one in range(len(found.num_groups))])
 
 
 def finish(slot: IntArray, layout: Layout, shapes: SampleShapes, assignment: Assignment) -> float:

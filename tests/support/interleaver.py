@@ -7,7 +7,18 @@ from collections.abc import Iterable
 import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
-from entrain_bench_strategies.dip.interleaver import BACKWARD, FORWARD, Actions, interleave
+from entrain_bench_strategies.dip.interleaver import interleave
+from entrain_bench_strategies.dip.state import BACKWARD, FORWARD, Actions, empty_schedule, room_for
+
+
+def in_order(actions: Actions, lane_set: IntArray, room_bytes: IntArray) -> tuple[IntArray, FloatArray, int]:
+    """Slot and end of every action, and the number of forced forwards, of all sets."""
+    state = room_for(actions.lane, actions.is_backward, room_bytes, int(actions.group.max()) + 1)
+    schedule, forced = empty_schedule(len(actions.lane)), 0
+    for one in np.unique(lane_set):
+        own = np.flatnonzero(lane_set[actions.lane] == one)
+        forced += interleave(np.flatnonzero(lane_set == one), own, actions, state, schedule)
+    return schedule.slot, schedule.end_s, forced
 
 
 def linked(edges: Iterable[tuple[int, int]], **columns: IntArray | FloatArray) -> Actions:
@@ -47,7 +58,7 @@ def sequential_pipeline(
         group=microbatch,
         size_bytes=np.ones(2 * forward.size, np.int64),
     )
-    slot, end, forced = interleave(actions, np.zeros(stages, np.int64), np.full(stages, room))
+    slot, end, forced = in_order(actions, np.zeros(stages, np.int64), np.full(stages, room))
     lanes = []
     for stage in range(stages):
         mine = np.concatenate([forward[:, stage], backward[:, stage]])

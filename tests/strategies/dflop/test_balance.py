@@ -9,17 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench_strategies.dflop.balance import (
-    SolverLimits,
-    balance,
-    deal,
-    improve,
-    longest_first,
-    lpt_with_exchange,
-    makespan,
-    solve,
-    trivial_bound,
-)
+from entrain_bench.arrays import FloatArray
+from entrain_bench_strategies.dflop.balance import SolverLimits, balance, improve, makespan, solve
+from entrain_bench_strategies.dflop.filling import deal, longest_first, lpt_with_exchange, trivial_bound
 
 NO_SOLVER = SolverLimits(0.0)
 LIMITS = SolverLimits(0.05)
@@ -32,6 +24,24 @@ def test_the_solver_finds_the_optimum_of_small_cases(seed: int, items: int, buck
     best = min(makespan(cost, np.array(choice), buckets) for choice in product(range(buckets), repeat=items))
     assert makespan(cost, balance(cost, buckets, LIMITS), buckets) == pytest.approx(best)
     assert trivial_bound(cost, buckets) <= best
+
+
+def plain_lpt(cost: FloatArray, num_buckets: int) -> list[int]:
+    """The definition, every bucket looked at for every item."""
+    load, bucket = np.zeros((num_buckets, 2)), [0] * len(cost)
+    for item in np.argsort(-cost.max(axis=1), kind="stable").tolist():
+        higher, sums = (load + cost[item]).max(axis=1), load.sum(axis=1)
+        bucket[item] = min(range(num_buckets), key=lambda b: (higher[b], sums[b], b))
+        load[bucket[item]] += cost[item]
+    return bucket
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 200), st.integers(1, 70), st.sampled_from(["many", "few", "none"]))
+def test_lpt_is_that_of_the_definition_ties_included(seed: int, items: int, buckets: int, ties: str) -> None:
+    rng = np.random.default_rng(seed)
+    cost = rng.integers(0, {"many": 3, "few": 50, "none": 2**40}[ties], (items, 2)).astype(np.float64)
+    assert longest_first(cost, buckets).tolist() == plain_lpt(cost, buckets)
 
 
 def test_exchange_beats_lpt_and_the_solver_beats_exchange() -> None:
@@ -129,6 +139,7 @@ def test_items_are_dealt_inside_their_group() -> None:
     seconds = np.array([5.0, 4.0, 3.0, 3.0, 1.0])
     chosen = deal(np.arange(5), np.array([0, 0, 1, 0, 1]), seconds, 2, 2)
     assert chosen.tolist() == [0, 1, 0, 1, 1]
+    assert deal(np.arange(5), np.zeros(5, np.int64), np.ones(5), 1, 3).tolist() == [0, 1, 2, 0, 1], "ties to the first"
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the signals a process catches are read from /proc")

@@ -20,8 +20,8 @@ from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.strategy.schedules import chain_program, stages_behind
 from entrain_bench_strategies.dip import DipScheduler
 from entrain_bench_strategies.dip.belief import believed_s, chunk_s
-from entrain_bench_strategies.dip.scheduler import best_slots
-from entrain_bench_strategies.dip.search import OrderTree
+from entrain_bench_strategies.dip.rollouts import best_slots
+from entrain_bench_strategies.dip.search import ROOT, exploration, learn, new_tree, propose
 from entrain_bench_strategies.dip.segments import segments_of
 from support.builders import (
     chain_layout,
@@ -40,6 +40,7 @@ from support.dip import (
     MEMORY,
     MODEL,
     colocated,
+    ends_of,
     finish,
     peak_activations,
     program_of,
@@ -55,16 +56,19 @@ from support.dip import (
 def test_the_tree_sees_every_order_once_it_is_finished(count: int) -> None:
     rng = np.random.default_rng(count)
     scores = {order: float(rng.random()) for order in permutations(range(count))}
-    tree = OrderTree(count, rng)
+    tree = new_tree(count, exploration(1000))
     seen, best = [], []
-    while not tree.finished:
-        seen.append(tuple(tree.propose().tolist()))
-        assert tree.learn(scores[seen[-1]]) == (scores[seen[-1]] < min(best, default=np.inf))
-        best.append(tree.score)
+    while not tree.finished[ROOT]:
+        propose(tree, rng)
+        seen.append(tuple(tree.proposed.tolist()))
+        assert learn(tree, scores[seen[-1]]) == (scores[seen[-1]] < min(best, default=np.inf))
+        best.append(tree.scores[0])
     if count:
         assert seen[0] == tuple(range(count)), "the order of arrival comes first"
         assert set(seen) == set(scores)
         assert scores[tuple(tree.order.tolist())] == best[-1] == min(scores.values())
+        propose(tree, rng)
+        assert tree.proposed.tolist() == tree.order.tolist(), "nothing else is left to try"
 
 
 def test_the_tree_beats_as_many_random_orders_where_the_beginning_matters() -> None:
@@ -74,10 +78,11 @@ def test_the_tree_beats_as_many_random_orders_where_the_beginning_matters() -> N
     for seed in range(20):
         rng = np.random.default_rng(seed)
         value = rng.random(24)
-        tree = OrderTree(24, rng)
+        tree = new_tree(24, exploration(60))
         for _ in range(60):
-            tree.learn(float(value[tree.propose()] @ weight))
-        found.append(tree.score)
+            propose(tree, rng)
+            learn(tree, float(value[tree.proposed] @ weight))
+        found.append(tree.scores[0])
         drawn.append(min(float(value[rng.permutation(24)] @ weight) for _ in range(60)))
     assert np.mean(found) < np.mean(drawn)
 
@@ -88,9 +93,8 @@ def test_the_search_finds_the_best_order_of_few_microbatches(seed: int, stages: 
     layout = colocated(stages, dp)
     shapes, assignment = random_cuts(np.random.default_rng(seed), dp, count, 2)
     found = segments(layout, shapes, assignment)
-    assert len(found.group_set) == dp * count
-    orders = [np.tile(order, dp) for order in permutations(range(count))]
-    least = np.min([found.schedule(np.array(order))[1] for order in orders], axis=0)
+    assert found.num_groups.tolist() == [count] * dp
+    least = np.min([ends_of(found, np.array(order)) for order in permutations(range(count))], axis=0)
     slot = best_slots(found, rounds=100)
     assert finish(slot, layout, shapes, assignment) == pytest.approx(least.max(), rel=1e-9)
 
@@ -183,7 +187,7 @@ def test_chunks_shorten_fill_and_drain() -> None:
         profile = profile_of(tiny_job(llm_only, budget_bytes=1e12), shapes)
         found = segments_of(DipScheduler().schedule(shapes, layout, assignment, profile), assignment, profile)
         even = replace(found, duration_s=np.where(found.is_backward, 4.0, 2.0) / chunks)
-        ends.append(float(even.schedule(np.arange(8))[1].max()))
+        ends.append(float(ends_of(even, np.arange(8)).max()))
     assert ends == [8 * 6 + 6, 8 * 6 + 3]
 
 

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from entrain_bench_strategies.dip.interleaver import BACKWARD, FORWARD, first_open, interleave, last_admitted
+from entrain_bench.arrays import IntArray
+from entrain_bench_strategies.dip.interleaver import admit_groups, close_groups
+from entrain_bench_strategies.dip.state import BACKWARD, FORWARD, State, room_for
 from support.builders import as_ints
-from support.interleaver import Reference, linked, random_actions, sequential_pipeline
+from support.interleaver import Reference, in_order, linked, random_actions, sequential_pipeline
 
 ROOM = 99
 
@@ -39,7 +41,7 @@ def order(
         size_bytes=np.full(len(names), sizes),
     )
     num_lanes = 1 + int(lane.max())
-    slot, end, forced = interleave(actions, np.zeros(num_lanes, np.int64), np.full(num_lanes, room))
+    slot, end, forced = in_order(actions, np.zeros(num_lanes, np.int64), np.full(num_lanes, room))
     mine = np.flatnonzero(lane == 0)
     return [names[index] for index in mine[np.argsort(slot[mine])]], float(end.max()), forced
 
@@ -47,24 +49,51 @@ def order(
 # Its parts
 
 
+def lane_groups(need: list[list[int]], left: list[list[int]], room: int) -> State:
+    """The state of lanes whose groups need so many bytes and have so many actions left."""
+    none = np.zeros(0, np.int64)
+    state = room_for(none, none, np.full(len(need), room), len(need[0]))
+    state.groups.need_bytes[:], state.groups.num_left[:] = need, left
+    return state
+
+
+def admitted(need: IntArray, room: int, first_open: int) -> int:
+    """The last group before the first one that lane 0 of two refuses."""
+    state = lane_groups([need.tolist(), [0] * len(need)], [[1] * len(need)] * 2, room)
+    state.groups.first_open[0] = state.groups.first_refused[0] = first_open
+    admit_groups(0, state.lanes, state.groups)
+    assert state.groups.admitted_bytes[0] == need[first_open : state.groups.first_refused[0]].sum()
+    return int(state.groups.first_refused[0]) - 1
+
+
 def test_closed_groups_are_passed_over_and_nothing_beyond_the_last_is_read() -> None:
-    left = as_ints([0, 0, 2, 0])
-    assert [first_open(left, group) for group in range(4)] == [2, 2, 2, 4]
-    # The next lane's groups follow in memory.
-    lanes = np.array([[0, 0], [0, 1]])
-    assert first_open(lanes[0], 0) == 2
+    found = []
+    for first in range(4):
+        # The next lane's groups follow in memory.
+        state = lane_groups([[0] * 4] * 2, [[0, 0, 2, 0], [0, 1, 0, 0]], ROOM)
+        state.groups.first_open[0] = first
+        close_groups(0, state.groups)
+        found.append(int(state.groups.first_open[0]))
+        assert state.groups.first_refused[0] == state.groups.first_open[0]
+    assert found == [2, 2, 2, 4]
 
 
 def test_groups_are_admitted_as_long_as_they_fit_together() -> None:
     need = as_ints([2, 3, 4])
-    assert [last_admitted(need, room, 0) for room in (2, 4, 5, 8, 9)] == [0, 0, 1, 1, 2]
-    assert [last_admitted(need, room, 1) for room in (3, 6, 7)] == [1, 1, 2]
-    lanes = np.array([[2, 3, 4], [0, 0, 9]])
-    assert last_admitted(lanes[0], 9, 0) == 2
+    assert [admitted(need, room, 0) for room in (1, 2, 4, 5, 8, 9, 99)] == [-1, 0, 0, 1, 1, 2, 2]
+    assert [admitted(need, room, 1) for room in (2, 3, 6, 7)] == [0, 1, 1, 2]
 
 
-def test_the_earliest_open_group_is_admitted_even_if_it_does_not_fit() -> None:
-    assert [last_admitted(as_ints([2, 3, 4]), 1, group) for group in range(3)] == [0, 1, 2]
+def test_room_that_is_freed_admits_more_groups() -> None:
+    state = lane_groups([[2, 3, 4]], [[1, 1, 1]], 5)
+    admit_groups(0, state.lanes, state.groups)
+    assert state.groups.first_refused.tolist() == [2]
+    state.groups.need_bytes[0, 0], state.groups.admitted_bytes[0] = 1, 4
+    admit_groups(0, state.lanes, state.groups)
+    assert state.groups.first_refused.tolist() == [2]
+    state.groups.need_bytes[0, 1], state.groups.admitted_bytes[0] = 0, 1
+    admit_groups(0, state.lanes, state.groups)
+    assert (state.groups.first_refused.tolist(), state.groups.admitted_bytes.tolist()) == ([3], [5])
 
 
 # Its rules by hand, on lane 0; other lanes only delay
@@ -112,6 +141,13 @@ def test_the_earliest_group_is_let_through_first_then_the_lower_priority() -> No
     assert order(rows, edges, room=0, sizes=0)[2] == 0
 
 
+def test_the_earliest_open_group_is_admitted_even_if_it_does_not_fit() -> None:
+    # Both parts of group 0 need two bytes, and there is room for one.
+    rows = {"Fa0": (0, 1, 0), "F1": (0, 1, 1), "Ba0": (0, 1, 0), "B1": (0, 1, 1), "Fb0": (0, 1, 2), "Bb0": (0, 1, 2)}
+    found, _, forced = order(rows, ["Fa0 Ba0", "F1 B1", "Ba0 Fb0", "Fb0 Bb0"], room=1)
+    assert (found, forced) == (["Fa0", "Ba0", "Fb0", "Bb0", "F1", "B1"], 0)
+
+
 def test_a_late_microbatch_does_not_take_the_room_an_early_one_needs() -> None:
     # Encoder and LLM chunks E and L, one byte each, on a lane with room for two. By priority E1 would run first and E0
     # next: full, and no backward could ever run.
@@ -129,7 +165,7 @@ def test_a_late_microbatch_does_not_take_the_room_an_early_one_needs() -> None:
 @given(st.integers(0, 2**32 - 1))
 def test_random_actions_run_like_the_reference(seed: int) -> None:
     actions, lane_set, room = random_actions(np.random.default_rng(seed))
-    slot, end, forced = interleave(actions, lane_set, room)
+    slot, end, forced = in_order(actions, lane_set, room)
     expected = Reference(actions, lane_set, room)
     assert slot.tolist() == expected.slot.tolist()
     assert end.tolist() == expected.end.tolist()

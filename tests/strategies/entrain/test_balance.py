@@ -8,25 +8,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import UserError
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
-from entrain_bench_strategies.entrain.assigner import (
-    EntrainAssigner,
+from entrain_bench_strategies.entrain.assigner import EntrainAssigner, effective_microbatches, stratified_order
+from entrain_bench_strategies.entrain.balance import assign_microbatches, assign_replicas
+from entrain_bench_strategies.entrain.deferral import (
     defer_pairwise,
-    effective_microbatches,
-    stratified_order,
-)
-from entrain_bench_strategies.entrain.balance import (
-    assign_microbatches,
-    assign_replicas,
-    bottleneck_matching,
+    falling_order,
     members_of,
     nearest_reachable,
     subset_sums,
 )
+from entrain_bench_strategies.entrain.matching import bottleneck_matching, maximum_matching
 from support.builders import as_ints, chain_layout, profile_of, random_samples, samples, tiny_job, tiny_model
 
 work = st.floats(0.0, 10.0, allow_nan=False).map(lambda value: round(value, 3))
@@ -48,7 +46,7 @@ def test_replicas_get_equally_many_samples_by_the_greedy_rule(dp: int, each: int
         open_replicas = [r for r in range(dp) if count[r] < each]
         chosen = int(replica[sample])
         assert chosen in open_replicas
-        assert load[chosen] == min(load[r] for r in open_replicas)
+        assert chosen == min(open_replicas, key=lambda r: load[r]), "of equally loaded ones the first"
         load[chosen] += float(llm[sample])
         count[chosen] += 1
 
@@ -73,13 +71,13 @@ def test_replicas_get_equally_many_samples_by_the_greedy_rule(dp: int, each: int
     ],
 )
 def test_effective_microbatches(encoder: list[float], limit: int, expected: int) -> None:
-    assert effective_microbatches(np.array(encoder), limit) == expected
+    assert effective_microbatches(np.array([encoder]), limit).tolist() == [expected]
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(work, min_size=1, max_size=12), st.integers(1, 12))
 def test_effective_microbatches_follow_the_formula(encoder: list[float], limit: int) -> None:
-    count = effective_microbatches(np.array(encoder), limit)
+    (count,) = effective_microbatches(np.array([encoder]), limit).tolist()
     assert 1 <= count <= min(limit, len(encoder))
     if max(encoder) > 0:
         assert count <= sum(encoder) / max(encoder) + 1e-6 or count == 1
@@ -87,26 +85,44 @@ def test_effective_microbatches_follow_the_formula(encoder: list[float], limit: 
             assert count + 1 > sum(encoder) / max(encoder) - 1e-6
 
 
+def test_every_replica_has_its_own_number_of_effective_microbatches() -> None:
+    encoder = np.array([[1.0, 1.0, 1.0, 1.0], [5.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
+    assert effective_microbatches(encoder, 3).tolist() == [3, 1, 3]
+
+
 # c. Microbatches
+
+
+def order_of(encoder: FloatArray, llm: FloatArray) -> IntArray:
+    """The order of the samples of one replica."""
+    (order,) = stratified_order(encoder[None], llm[None])
+    return order
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(work, positive_work), min_size=1, max_size=20))
 def test_coarse_samples_come_first_each_stratum_by_falling_encoder_work(rows: list[tuple[float, float]]) -> None:
     encoder, llm = (np.array(column) for column in zip(*rows, strict=True))
-    order = stratified_order(encoder, llm)
+    order = order_of(encoder, llm)
     assert sorted(order.tolist()) == list(range(len(rows)))
     coarse = llm[order] > np.median(llm)
     assert np.all(coarse[:-1] >= coarse[1:]), "coarse, then fine"
     for stratum in (order[coarse], order[~coarse]):
         assert np.all(np.diff(encoder[stratum]) <= 0)
+        equal = np.diff(encoder[stratum]) == 0
+        assert np.all(np.diff(stratum)[equal] > 0), "of equal work in order of arrival"
+
+
+def test_every_replica_is_stratified_at_its_own_median() -> None:
+    llm = np.array([[1.0, 2.0, 3.0, 4.0], [10.0, 40.0, 30.0, 20.0]])
+    assert stratified_order(np.ones((2, 4)), llm).tolist() == [[2, 3, 0, 1], [1, 2, 0, 3]]
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(positive_work, min_size=1, max_size=25), st.integers(1, 8))
 def test_encoder_loads_stay_within_grahams_bound(encoder: list[float], count: int) -> None:
     work_s = np.array(encoder)
-    order = stratified_order(work_s, work_s[::-1].copy())
+    order = order_of(work_s, work_s[::-1].copy())
     microbatch = assign_microbatches(order, work_s, work_s[::-1].copy(), count)
     load = np.bincount(microbatch, weights=work_s, minlength=count)
     at_least = max(work_s.sum() / count, work_s.max())
@@ -120,7 +136,7 @@ def test_each_sample_goes_to_the_least_encoder_work_then_the_least_llm_work(
     rows: list[tuple[float, float]], count: int
 ) -> None:
     encoder, llm = (np.array(column) for column in zip(*rows, strict=True))
-    order = stratified_order(encoder, llm)
+    order = order_of(encoder, llm)
     microbatch = assign_microbatches(order, encoder, llm, count)
     loads = [(0.0, 0.0)] * count
     for sample in order.tolist():
@@ -136,8 +152,8 @@ def test_each_sample_goes_to_the_least_encoder_work_then_the_least_llm_work(
 @given(st.lists(st.tuples(work, positive_work), min_size=1, max_size=20), st.integers(1, 8))
 def test_no_microbatch_is_empty(rows: list[tuple[float, float]], limit: int) -> None:
     encoder, llm = (np.array(column) for column in zip(*rows, strict=True))
-    count = effective_microbatches(encoder, limit)
-    microbatch = assign_microbatches(stratified_order(encoder, llm), encoder, llm, count)
+    (count,) = effective_microbatches(encoder[None], limit)
+    microbatch = assign_microbatches(order_of(encoder, llm), encoder, llm, count)
     assert np.all(np.bincount(microbatch, minlength=count) > 0)
 
 
@@ -156,8 +172,8 @@ def test_the_chosen_subset_is_the_nearest_of_all(sizes: list[int], targets: list
     last, weight = subset_sums(array, weights)
     sums = {sum(sizes[i] for i in subset) for subset in all_subsets(len(sizes))}
     assert {total for total in range(len(last)) if last[total] != -1} == sums
-    chosen = nearest_reachable(last, as_ints(targets))
-    for target, total in zip(targets, chosen.tolist(), strict=True):
+    for target in targets:
+        total = nearest_reachable(last, target)
         distance = min(abs(target - other) for other in sums)
         assert abs(target - total) == distance
         assert total == min(other for other in sums if abs(target - other) == distance)
@@ -167,7 +183,24 @@ def test_the_chosen_subset_is_the_nearest_of_all(sizes: list[int], targets: list
         assert weight[total] == pytest.approx(sum(weights[i] for i in members))
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 4).map(float), min_size=1, max_size=12))
+def test_microbatches_fall_and_equal_ones_stay_in_order(load: list[float]) -> None:
+    assert falling_order(np.array(load)).tolist() == sorted(range(len(load)), key=lambda index: -load[index])
+
+
 # e. Matching
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 12), st.floats(0.05, 0.9), st.integers(0, 2**32 - 1))
+def test_as_many_rows_are_matched_as_can_be(rows: int, columns: int, density: float, seed: int) -> None:
+    allowed = np.random.default_rng(seed).random((rows, columns)) < density
+    column = maximum_matching(allowed)
+    matched = np.flatnonzero(column >= 0)
+    assert len(set(column[matched].tolist())) == len(matched)
+    assert np.all(allowed[matched, column[matched]])
+    assert len(matched) == np.count_nonzero(maximum_bipartite_matching(csr_array(allowed)) >= 0)
 
 
 @settings(max_examples=150, deadline=None)
