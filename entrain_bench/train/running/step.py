@@ -1,4 +1,4 @@
-"""Learning parameters of a stage: gradients in fp32 buckets, summed over data and context parallel ranks, one Adam step.
+"""Learning parameters of a stage: gradients in fp32 buckets, summed over data and context parallel ranks, an Adam step.
 
 The buffers, the reduction, the (distributed) optimizer and the clipping are megatron-core's. Losses are divided by the
 batch's predicted tokens before backward, so gradients are summed, never averaged.
