@@ -26,6 +26,7 @@ class ProfileSchema:
     ranks: list[int] | None = MISSING
     message_bytes: list[int] = MISSING
     device: str = MISSING
+    sequence_parallel: bool = MISSING
     dtype: str | None = MISSING
     threads: int = MISSING
     min_repetitions: int = MISSING

@@ -166,8 +166,7 @@ def _busiest_replica_s(
 def cluster_bound_s(truth: CostTruth, shapes: SampleShapes) -> float:
     """A bound on the iteration time under any layout: all work over all GPUs, or the longest sample at its widest.
 
-    Work is what one GPU takes for all of it in one pack without communication or recomputation; no split of it is less,
-    for parts are padded as the whole, read weights of their own and launch as many kernels. A sample passes an item's
+    Work is what GPUs take for all of it, however packed and split (``LayerTimes.gpu_s``). A sample passes an item's
     encoder, the LLM and an item's generator one after the other, each at the tensor and context parallelism that suit
     it best; those of one role may run side by side.
     """
@@ -178,7 +177,7 @@ def cluster_bound_s(truth: CostTruth, shapes: SampleShapes) -> float:
         if len(lengths):
             loads = truth.layer_times.loads(module, lengths, np.array([0, len(lengths)]))
             counts = module.kind_counts([len(module.layers)])
-            work += float(truth.layer_times.work_s(module, loads, counts, 1, 1, False)[0, 0])
+            work += float(truth.layer_times.gpu_s(module, loads, counts)[0, 0])
     longest = int(np.argmax(shapes.llm_tokens))
     widest = [_widest_s(truth, module, shapes, longest) for module in modules]
     return max(work / ranks, sum(max(widest[index] for index in group) for group in truth.model.module_groups))
@@ -196,7 +195,7 @@ def _widest_s(truth: CostTruth, module: ModuleSpec, shapes: SampleShapes, sample
     widths = [
         (tp, cp)
         for tp in range(1, node + 1)
-        if node % tp == 0 and all(size % tp == 0 for size in module.sharded_sizes.values())
+        if node % tp == 0 and truth.layer_times.knows(module, tp)
         for cp in range(1, ranks // tp + 1)
         if ranks % (tp * cp) == 0
     ]

@@ -46,6 +46,14 @@ class LayerTimes(Protocol):
         """Least time in which each stage is through with a chunk's sequences, however packed ``[chunks, stages]``."""
         ...
 
+    def knows(self, module: ModuleSpec, tp: int) -> bool:
+        """Whether that tensor-parallel degree splits a module, and its times are known."""
+        ...
+
+    def gpu_s(self, module: ModuleSpec, loads: Loads, counts: FloatArray) -> FloatArray:
+        """Least GPU time of each stage for a chunk's sequences, at whatever degrees ``[chunks, stages]``."""
+        ...
+
     def optimizer_s(self, parameters: FloatArray) -> FloatArray:
         """Time of the optimizer step over parameters whose states a rank holds, of the shape given."""
         ...

@@ -289,6 +289,18 @@ class Roofline:
         """
         return self.stages_s(module, loads, counts, tp, cp, recompute).total_s
 
+    def knows(self, module: ModuleSpec, tp: int) -> bool:
+        """Whether that tensor-parallel degree splits a module; all times are known."""
+        return all(size % tp == 0 for size in module.sharded_sizes.values())
+
+    def gpu_s(self, module: ModuleSpec, loads: Loads, counts: FloatArray) -> FloatArray:
+        """Least GPU time of each stage for a chunk's sequences, at whatever degrees ``[chunks, stages]``.
+
+        One GPU without communication or recomputation: parts of a split are padded as the whole, read weights of their
+        own and launch as many kernels.
+        """
+        return self.work_s(module, loads, counts, 1, 1, False)
+
     def optimizer_s(self, parameters: FloatArray) -> FloatArray:
         """Time of the optimizer step over parameters whose states a rank holds, of the shape given."""
         device = self.cluster.device

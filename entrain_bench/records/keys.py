@@ -24,9 +24,7 @@ def identify(config: RunConfig) -> tuple[str, str]:
     """Key of a run (configuration, workload data, device profile, code) and the code version in it."""
     content = config.content()
     version = code_version(frozenset(targets_of(content)))
-    device = ProfiledDevice.of(config.cluster)
-    data = [workload_of(config).fingerprint(), *([device.fingerprint()] if device else [])]
-    text = json.dumps([_decisive(content), *data, version], sort_keys=True)
+    text = json.dumps([_decisive(content), *_data(config), version], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16], version
 
 
@@ -35,8 +33,14 @@ def plan_key(config: RunConfig) -> str:
     content = {name: value for name, value in config.content().items() if name not in BEYOND_PLANS}
     content["strategy"] = {name: config.strategy[name] for name in ("planner", "assigner", "scheduler")}
     version = planning_version(frozenset(targets_of([content["strategy"], content["workload"]])))
-    text = json.dumps([_decisive(content), workload_of(config).fingerprint(), version], sort_keys=True)
+    text = json.dumps([_decisive(content), *_data(config), version], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _data(config: RunConfig) -> list[str]:
+    """Fingerprints of the files behind a run: its workload's, and its device's if that is profiled."""
+    device = ProfiledDevice.of(config.cluster)
+    return [workload_of(config).fingerprint(), *([device.fingerprint()] if device else [])]
 
 
 def workload_of(config: RunConfig) -> Workload:

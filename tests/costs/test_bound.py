@@ -239,7 +239,7 @@ def test_the_cluster_bound_is_all_work_over_all_gpus_or_the_longest_sample_at_it
         lengths = module.lengths(shapes, module.units(shapes))
         loads = loads_of(module, lengths, np.array([0, len(lengths)]))
         counts = module.kind_counts([len(module.layers)])
-        work += float(one.roofline.stages_s(module, loads, counts, 1, 1, False).total_s.sum())
+        work += float(one.layer_times.stages_s(module, loads, counts, 1, 1, False).total_s.sum())
     assert cluster_bound_s(one, shapes) == pytest.approx(work, rel=1e-12)
     # On many GPUs launches and latency keep a sample from getting any faster: no degree beats the best.
     many = CostTruth(model, tiny_cluster(4, 8))
@@ -248,7 +248,7 @@ def test_the_cluster_bound_is_all_work_over_all_gpus_or_the_longest_sample_at_it
         lengths = module.lengths(shapes, module.units(shapes)[:1])
         loads, counts = loads_of(module, lengths), module.kind_counts([len(module.layers)])
         widths = [(tp, cp) for tp in (1, 2, 4) for cp in (1, 2, 4, 8, 16, 32) if tp * cp <= 32]
-        path += min(float(many.roofline.stages_s(module, loads, counts, *w, False).total_s.sum()) for w in widths)
+        path += min(float(many.layer_times.stages_s(module, loads, counts, *w, False).total_s.sum()) for w in widths)
     assert cluster_bound_s(many, shapes) == pytest.approx(max(path, work / 32), rel=1e-12)
 
 
@@ -267,7 +267,7 @@ def test_some_replica_of_every_assignment_has_the_heaviest_units(lengths: list[i
     offsets = offsets_from_counts(np.array([len(units) for units in sets]))
     loads = loads_of(model.llm, np.array([lengths[unit] for units in sets for unit in units]), offsets)
     counts = model.llm.kind_counts(place.layers_per_stage)
-    work = truth.roofline.stages_s(model.llm, loads, counts, 1, 1, False).total_s
+    work = truth.layer_times.stages_s(model.llm, loads, counts, 1, 1, False).total_s
     work[0] = 0.0
     for stages in ([0], [1], [0, 1]):
         seconds = work[:, stages].sum(axis=1)

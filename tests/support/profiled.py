@@ -82,7 +82,7 @@ def profile_of_formula(
 
 def subject_of(model: ModelSpec) -> Subject:
     modules = {module.name: module_values(module) for module in model.modules}
-    return Subject("made up", "cpu", "float32", 1, "2.0", "0.1", model.name, modules)
+    return Subject("made up", "cpu", "float32", True, 1, "2.0", "0.1", model.name, modules)
 
 
 def three(seconds: float) -> tuple[float, ...]:

@@ -112,6 +112,7 @@ class Subject:
         device: its name.
         kind: ``cpu`` or ``cuda``.
         dtype: of parameters and activations, by torch's name.
+        sequence_parallel: whether shards of several tensor-parallel ranks had their share of the tokens only.
         threads: of a process.
         torch, megatron_core: versions.
         model: its name.
@@ -121,6 +122,7 @@ class Subject:
     device: str
     kind: str
     dtype: str
+    sequence_parallel: bool
     threads: int
     torch: str
     megatron_core: str

@@ -60,6 +60,11 @@ class ProfiledTimes:
         """
         if not profile.finished:
             raise UserError(f"{where}: is not finished; entrain-bench profile with the same options goes on with it")
+        sequences = profile.subject.sequence_parallel
+        if sequences != framework.sequence_parallel and any(point.tp > 1 for point in profile.stages):
+            raise UserError(
+                f"{where}: is of sequence_parallel={str(sequences).lower()}; profile the device anew, or run so as well"
+            )
         for module in model.modules:
             profile.subject.check_module(module, where)
         curves = curves_of(profile, model.modules)
@@ -122,6 +127,19 @@ class ProfiledTimes:
             return curve.least(tokens / cp, scores / cp, segments / cp, self.extrapolate)
 
         return self._stages(module, loads, counts, tp, cp, recompute, least).total_s
+
+    def knows(self, module: ModuleSpec, tp: int) -> bool:
+        """Whether every kind of layer was profiled at that degree."""
+        return all((module.name, layer.kind, tp) in self.curves for layer in module.kinds)
+
+    def gpu_s(self, module: ModuleSpec, loads: Loads, counts: FloatArray) -> FloatArray:
+        """Least GPU time of each stage for a chunk's sequences, at whatever degrees ``[chunks, stages]``.
+
+        Shards may be faster than their share: they may fit into a cache that the whole does not.
+        """
+        degrees = sorted({tp for name, _, tp in self.curves if name == module.name and self.knows(module, tp)})
+        each = [tp * self.work_s(module, loads, counts, tp, 1, False) for tp in degrees]
+        return np.asarray(np.min(each, axis=0))
 
     def optimizer_s(self, parameters: FloatArray) -> FloatArray:
         """Time of the optimizer step over parameters whose states a rank holds, of the shape given."""

@@ -24,12 +24,13 @@ COPY_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 PATIENCE = Patience(5, 20, 0.02, 2.0)
 
 
-def subject_of(model: ModelSpec, dtype: torch.dtype, device: torch.device) -> Subject:
+def subject_of(model: ModelSpec, dtype: torch.dtype, device: torch.device, *, sequence_parallel: bool) -> Subject:
     """What is measured with what."""
     return Subject(
         device=device_name(device),
         kind=device.type,
         dtype=str(dtype).removeprefix("torch."),
+        sequence_parallel=sequence_parallel,
         threads=torch.get_num_threads(),
         torch=torch.__version__,
         megatron_core=version("megatron-core"),

@@ -59,7 +59,7 @@ class Session:
             UserError: for a file that is no profile, or one of something else.
         """
         dtype = dtype_of(settings, device)
-        subject = subject_of(model, dtype, device)
+        subject = subject_of(model, dtype, device, sequence_parallel=settings.sequence_parallel)
         if path.exists():
             profile = read_profile(path, f"output={path}")
             if found := subject.difference(profile.subject):
@@ -104,7 +104,13 @@ class Session:
         """
         dtype = dtype_of(self.settings, self.device)
         try:
-            with one_of_many(self.model, self.settings.degrees(self.model), dtype, self.device) as bench:
+            with one_of_many(
+                self.model,
+                self.settings.degrees(self.model),
+                dtype,
+                self.device,
+                sequence_parallel=self.settings.sequence_parallel,
+            ) as bench:
                 self._measure_steps(bench)
                 self._measure_stages(bench, advance)
             self._measure_collectives(advance)

@@ -22,6 +22,7 @@ class ProfileSettings:
     ranks: tuple[int, ...] | None
     message_bytes: tuple[int, ...]
     device: str
+    sequence_parallel: bool
     dtype: str | None
     threads: int
     min_repetitions: int

@@ -14,6 +14,7 @@ from entrain_bench.specs.model import ModelSpec, ModuleSpec, build_layers
 from entrain_bench.train.device import to_device
 from entrain_bench.train.modules import Pack, StageGroups, build_stage, input_width
 from entrain_bench.train.modules.ends import merge_tokens
+from entrain_bench.train.modules.packing import shares_of
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.profiling.packs import Target
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
@@ -55,7 +56,8 @@ class Bench:
     def inputs(self, target: Target, lengths: Sequence[int]) -> Inputs:
         """What the forward of a stage takes for sequences of these lengths."""
         module, total = target.module, sum(lengths)
-        hidden = (total, module.config.hidden_size)
+        share = shares_of(total, self.groups[target.tp]).hidden
+        hidden = (share.stop - share.start, module.config.hidden_size)
         first, last = (target.kind == module.layers[end].kind for end in (0, -1))
         if module.is_encoder:
             merge = merge_tokens(module)
@@ -71,7 +73,7 @@ class Bench:
         if not first:
             return Inputs(pack, self._leaf(hidden), is_loss=last)
         projected = int((ids < 0).sum())
-        return Inputs(pack, self._leaf((projected, hidden[1])) if projected else lambda: None)
+        return Inputs(pack, self._leaf((projected, module.config.hidden_size)) if projected else lambda: None)
 
     def _leaf(self, shape: tuple[int, ...]) -> Callable[[], Tensor]:
         values = torch.randn(shape, dtype=self.dtype, device=self.device)
@@ -94,7 +96,14 @@ class Inputs:
 
 
 @contextmanager
-def one_of_many(model: ModelSpec, degrees: Sequence[int], dtype: torch.dtype, device: torch.device) -> Iterator[Bench]:
+def one_of_many(
+    model: ModelSpec,
+    degrees: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    sequence_parallel: bool = True,
+) -> Iterator[Bench]:
     """A process that takes itself for the first of several ranks: collectives return at once, with what is at hand.
 
     So a layer is built and run as its shard is in training, while communication costs the copy of its result at most.
@@ -108,7 +117,7 @@ def one_of_many(model: ModelSpec, degrees: Sequence[int], dtype: torch.dtype, de
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=max(degrees))
     try:
         alone = dist.new_group([0])
-        groups = {tp: StageGroups(dist.new_group(list(range(tp))), alone, alone) for tp in degrees}
+        groups = {tp: StageGroups(dist.new_group(list(range(tp))), alone, alone, sequence_parallel) for tp in degrees}
         yield Bench(model, groups, alone, dtype, device)
     finally:
         dist.destroy_process_group()

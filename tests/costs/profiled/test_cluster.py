@@ -10,6 +10,7 @@ from entrain_bench.costs.links import all_gather_s, all_reduce_s, send_s
 from entrain_bench.costs.profiled.cluster import cluster_with_times, fitted_link
 from entrain_bench.costs.profiled.points import CollectivePoint
 from entrain_bench.errors import UserError
+from entrain_bench.experiment import prepare
 from entrain_bench.run import compose_cells
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 from entrain_bench.specs.model import ModelSpec
@@ -21,7 +22,8 @@ MODEL = ModelSpec.from_config(compose_cells(["model=tiny"])[0].config.model)
 def cluster(path: Path, *overrides: str) -> ClusterSpec:
     override = written(path, profile_of_formula(MODEL, tokens=(1,)))
     given = ("model=tiny", "cluster=tiny", "cluster/device=profiled", override, *overrides)
-    return cluster_with_times(compose_cells(given)[0].config.cluster, MODEL)[0]
+    config = compose_cells(given)[0].config
+    return cluster_with_times(config.cluster, MODEL, config.framework, config.speed)[0]
 
 
 def test_constants_are_those_of_the_file(tmp_path: Path) -> None:
@@ -64,7 +66,7 @@ def test_links_that_were_not_measured_are_named(tmp_path: Path) -> None:
     override = written(tmp_path / "x.json", profile)
     given = ("model=tiny", "cluster=tiny", "cluster/device=profiled", "cluster/node=profiled", override)
     with pytest.raises(UserError, match=r"cluster.tiers.profiled: has no communication; entrain-bench profile ranks="):
-        cluster_with_times(compose_cells(given)[0].config.cluster, MODEL)
+        prepare(compose_cells(given)[0].config)
 
 
 def test_links_of_the_profile_do_not_join_machines(tmp_path: Path) -> None:

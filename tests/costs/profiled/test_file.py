@@ -13,6 +13,7 @@ from entrain_bench.cli import run_command
 from entrain_bench.costs.profiled.file import read_profile, to_bytes, write_profile
 from entrain_bench.costs.profiled.points import DeviceProfile
 from entrain_bench.errors import UserError
+from entrain_bench.records.keys import identify, plan_key
 from entrain_bench.run import compose_cells
 from entrain_bench.specs.model import ModelSpec
 from support.profiled import profile_of_formula, written
@@ -61,6 +62,16 @@ def test_a_run_takes_its_times_from_the_file_and_is_known_by_its_content(tmp_pat
     # Forwards are a third of the work; the third run has the first one's record.
     assert two[-1] == pytest.approx(4 / 3 * one[0], rel=0.05)
     assert two == three
+
+
+def test_runs_and_plans_are_known_by_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    keys = []
+    for date in ("2026-11-21", "2026-11-22", "2026-11-21"):
+        config = compose_cells([*SMALL, *LAYOUT, written(path, replace(profile(), date=date))])[0].config
+        keys.append((identify(config)[0], plan_key(config)))
+    assert keys[0] == keys[2]
+    assert not {*keys[0]} & {*keys[1]}
 
 
 def test_one_of_the_three_seconds_is_taken(tmp_path: Path) -> None:
@@ -131,6 +142,7 @@ BAD_USE = [
     ("cluster.device.statistic=mean", "cluster.device.statistic=mean: unknown"),
     ("cluster.device.extrapolate=maybe", "true or false"),
     ("cluster.device.paths=x", "unknown (did you mean path?)"),
+    ("sequence_parallel=false", "is of sequence_parallel=true; profile the device anew, or run so as well"),
     ("layout.tp=4 layout.pp=2", "was profiled at tp 1, 2, not at 4"),
     ("cluster.device.path=/nonexistent.json", "/nonexistent.json: cannot be read (No such file or directory)"),
     ("cluster.device.path=/tmp", "cannot be read (Is a directory)"),

@@ -14,6 +14,7 @@ from entrain_bench.costs.profiled.times import ProfiledTimes
 from entrain_bench.costs.roofline import PassTimes, Roofline
 from entrain_bench.errors import UserError
 from entrain_bench.run import compose_cells
+from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec
 from support.builders import tiny_cluster
 from support.profiled import (
@@ -36,7 +37,7 @@ def profile(seed: int | None = None) -> DeviceProfile:
 
 
 def times(seed: int | None = None, extrapolate: bool = False) -> ProfiledTimes:
-    return ProfiledTimes.of(profile(seed), MODEL, CLUSTER, "cluster.device.path=x", extrapolate)
+    return ProfiledTimes.of(profile(seed), MODEL, CLUSTER, Framework(), "cluster.device.path=x", extrapolate)
 
 
 def one_pack(module_times: ProfiledTimes, lengths: list[int], recompute: bool = False, **degrees: int) -> PassTimes:
@@ -83,7 +84,7 @@ def test_tensor_parallel_shards_are_those_measured_and_communicate_as_the_roofli
     loads = times().loads(LLM, np.array(LENGTHS), np.array([0, 3]))
     found = times().layers_s(LLM, loads, 2, 1)[1]
     assert found.forward_s[0] == pytest.approx(layer_s(block.attention, LENGTHS, tp=2), rel=1e-4)
-    comm, back = Roofline(CLUSTER).comm_s(block, loads.tokens, 2, 1)
+    comm, back = Roofline(CLUSTER).comm_s(block, loads.tokens, 2, 1, (found.forward_s, found.backward_s))
     assert found.forward_comm_s[0] == comm[0] > 0
     assert found.backward_comm_s[0] == back[0]
     again = one_pack(times(), LENGTHS, recompute=True, tp=2)
@@ -128,6 +129,7 @@ def test_sequences_too_long_together_are_named_and_extrapolated_on_request() -> 
         DeviceProfile(profile().subject, profile().constants, "", True, stages, profile().steps),
         MODEL,
         CLUSTER,
+        Framework(),
         "cluster.device.path=x",
     )
     says = r"llm block at tp 1: 40000 tokens in sequences that make 8e\+08 attention scores, outside the profiled 0..\d"
@@ -170,3 +172,12 @@ def test_times_rise_and_no_packing_beats_the_least_work(seed: int, draw: int, tp
     # A chunk takes at least as long as any of its sequences alone.
     alone, together = seconds(np.arange(13)), seconds(offsets_from_counts(np.array([12])))
     assert (alone.max(axis=0) <= together[0] * (1 + 1e-12)).all()
+
+
+def test_the_least_gpu_time_is_that_of_the_best_degree_that_is_known() -> None:
+    found = times()
+    assert found.knows(LLM, 2)
+    assert not found.knows(LLM, 4)
+    loads, counts = found.loads(LLM, np.array([400, 200]), np.array([0, 2])), LLM.kind_counts([10])
+    one, two = (float(found.work_s(LLM, loads, counts, tp, 1, False)[0, 0]) for tp in (1, 2))
+    assert float(found.gpu_s(LLM, loads, counts)[0, 0]) == pytest.approx(min(one, 2 * two))
