@@ -103,7 +103,7 @@ def test_it_gains_on_arrival_order(composer: Composer, workload: str) -> None:
         run_experiment(composer.run([f"strategy={name}", f"workload={workload}", "iterations=1"])).metrics
         for name in ("mine", "megatron")
     )
-    assert mine["iteration_time_s"] < 0.9 * baseline["iteration_time_s"]
+    assert mine["iteration_time_s"] < 0.95 * baseline["iteration_time_s"]
 
 
 # Its parts

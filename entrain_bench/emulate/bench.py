@@ -141,7 +141,8 @@ class Bench:
                 output = output / data.num_loss_tokens if is_loss else output
             gradient = None if is_loss else torch.ones_like(output)
             with clock.action(1):
-                torch.autograd.backward(output, gradient)
+                if output.requires_grad:
+                    torch.autograd.backward(output, gradient)
             del output, gradient
             if leaf is not None:
                 leaf.grad = None
@@ -162,7 +163,7 @@ class Bench:
         generator = torch.Generator(self.device).manual_seed(0)
         dtype = getattr(torch, self.dtype)
         states = torch.randn(num_rows, width, generator=generator, device=self.device).to(dtype)
-        return states.requires_grad_()
+        return states.requires_grad_(trained.stage.passes_gradients)
 
     def _time_optimizer(self, trained: TrainedStage) -> float:
         """Median time of an optimizer step, the gradients' norm included, seconds."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.errors import UserError
 from entrain_bench.records.outcome import Outcome
 from entrain_bench.train.settings import TrainSettings
 
@@ -22,7 +22,6 @@ class DistributedTrainer(TrainSettings):
         Of torchrun's ranks only rank 0 returns; the others end, having nothing to record.
 
         Raises:
-            IncompatibleError: for frozen modules.
             UserError: for too few GPUs, another number of torchrun's ranks, or what a rank finds wrong with the input.
             ExecutionError: if a rank fails otherwise or dies.
         """
@@ -31,8 +30,6 @@ class DistributedTrainer(TrainSettings):
         from entrain_bench.train.launching.launch import start_ranks
         from entrain_bench.train.launching.worker import run_torchrun_rank
 
-        if config.framework.freeze:
-            raise IncompatibleError(f"freeze={[*config.framework.freeze]}: harness=train trains all modules")
         _ = device_of(self)
         if "TORCHELASTIC_RUN_ID" not in os.environ:
             return start_ranks(config, self, progress)

@@ -14,8 +14,8 @@ from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.roofline import Roofline, loads_of
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import IncompatibleError, UserError
-from entrain_bench.experiment import Setting, prepare, run_experiment
+from entrain_bench.errors import UserError
+from entrain_bench.experiment import Setting, prepare
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.run import compose_cells
@@ -145,6 +145,3 @@ def test_what_cannot_be_frozen_is_named() -> None:
         (cell,) = compose_cells([*SMALL, f"freeze={freeze}"])
         with pytest.raises(UserError, match=reason):
             prepare(cell.config)
-    (cell,) = compose_cells([*SMALL, "freeze=[vision]", "harness=train"])
-    with pytest.raises(IncompatibleError, match=r"freeze=\['vision'\]: harness=train"):
-        run_experiment(cell.config)

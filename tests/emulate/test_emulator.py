@@ -80,6 +80,19 @@ def test_every_strategy_is_emulated(strategy: str) -> None:
     assert not dist.is_initialized()
 
 
+@pytest.mark.parametrize("frozen", ["vision", "llm"])
+def test_frozen_modules_are_emulated_without_what_they_lack(frozen: str) -> None:
+    emulator, program = emulated("strategy=megatron", f"freeze=[{frozen}]")
+    timeline = emulator.execute(program)
+    index = [module.name for module in program.model.modules].index(frozen)
+    took = timeline.end_s - timeline.start_s
+    forwards, backwards = took[program.forward_actions(index)], took[program.backward_actions(index)]
+    assert np.all(forwards > 0)
+    # Of an encoder only the projector runs backward, of an LLM all.
+    assert np.all(backwards > 0)
+    assert frozen == "llm" or backwards.sum() < forwards.sum()
+
+
 @pytest.mark.parametrize("overrides", [("layout.tp=2",), ("layout.tp=1", "layout.cp=2")])
 def test_a_rank_runs_its_share_of_a_block(overrides: tuple[str, ...]) -> None:
     emulator, program = emulated("strategy=megatron", *overrides)

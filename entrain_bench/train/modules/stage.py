@@ -44,6 +44,8 @@ class Stage(torch.nn.Module):
         self.config = transformer_config(module, groups.tp.size(), dtype, sequence_parallel=groups.splits_tokens)
         self.layers = torch.nn.ModuleDict({str(index): self._layer(index) for index in held})
         self.to(dtype)
+        for index in held:
+            self.layers[str(index)].requires_grad_(module.layers[index].learns)
         if (copy := self.tied_embedding()) is not None and not (self._is_first and self._is_last):
             # megatron-core gives it a bucket of its own, so that ranks of both stages own the same part of it, and
             # counts the second copy in no gradient norm.
@@ -88,6 +90,13 @@ class Stage(torch.nn.Module):
         weight = self.tied_embedding() if self._is_first else None
         return head(hidden, pack, shares.products, weight)  # type: ignore[no-any-return]
 
+    @property
+    def passes_gradients(self) -> bool:
+        """Whether anything before the stage wants the gradient of its input."""
+        if self._is_first:
+            return not self.module.is_encoder and self.module.layers[0].backward_share > 0
+        return any(layer.backward_share > 0 for layer in self.module.layers[: self.held.start])
+
     def tied_embedding(self) -> Parameter | None:
         """The vocabulary's weight that first and last stage share (each holds a copy), or None."""
         if not self.module.config.tied_embeddings or not (self._is_first or self._is_last):
@@ -124,7 +133,7 @@ class Stage(torch.nn.Module):
                 )
                 masks[window] = Mask(segments, rotation)
             inputs = (self.layers[str(index)], hidden, masks[window])
-            if self.recompute and torch.is_grad_enabled():
+            if self.recompute and self.module.layers[index].backward_share > 0 and torch.is_grad_enabled():
                 hidden = checkpoint(_run_block, *inputs, use_reentrant=False, preserve_rng_state=False)
             else:
                 hidden = _run_block(*inputs)

@@ -37,12 +37,13 @@ class Graph:
 
     Attributes:
         leaf: the input that wants a gradient.
-        output: where the graph of the output begins; the output itself is gone as soon as it is sent.
+        output: where the graph of the output begins; the output itself is gone as soon as it is sent. None where
+            nothing that led to it learns.
         shape: of the output.
     """
 
     leaf: Tensor | None
-    output: GradientEdge
+    output: GradientEdge | None
     shape: torch.Size
 
 
@@ -194,12 +195,16 @@ class _Iteration:
             self.losses.append(ChunkLoss(step.action, output.detach()))
         wants_gradient = leaf is not None and leaf.requires_grad
         self.graphs[step.place.module, step.place.stage, step.chunk] = Graph(
-            leaf if wants_gradient else None, get_gradient_edge(output), output.shape
+            leaf if wants_gradient else None,
+            get_gradient_edge(output) if output.requires_grad else None,
+            output.shape,
         )
         return None if self._is_loss(step) else output.detach()
 
     def _backward(self, step: Step, received: Mapping[tuple[int, int], Tensor]) -> Tensor | None:
         graph = self.graphs.pop((step.place.module, step.place.stage, step.chunk))
+        if graph.output is None:
+            return None
         dtype, device = self.runtime.dtype, self.runtime.device
         gradient = (
             torch.ones(graph.shape, device=device)
@@ -213,13 +218,15 @@ class _Iteration:
         """What a forward starts from: features, received hidden states, or projected tokens from several encoders."""
         if inputs.features is not None:
             return to_device(inputs.features, self.runtime.device)
+        wants_gradient = self._stage(step).stage.passes_gradients
         if step.place.stage:
-            return received[step.receives[0].key].requires_grad_()
+            return received[step.receives[0].key].requires_grad_(wants_gradient)
         num_rows = _num_projected(inputs.pack)
         if not num_rows:
             return None
         shape, dtype, device = (num_rows, self._hidden_size()), self.runtime.dtype, self.runtime.device
-        return gather_rows(step, received, lambda: torch.zeros(shape, dtype=dtype, device=device)).requires_grad_()
+        rows = gather_rows(step, received, lambda: torch.zeros(shape, dtype=dtype, device=device))
+        return rows.requires_grad_(wants_gradient)
 
     def _stage(self, step: Step) -> TrainedStage:
         return self.runtime.stages[step.place.module, step.place.stage]

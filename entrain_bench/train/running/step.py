@@ -1,4 +1,4 @@
-"""Parameters of a stage: gradients in fp32 buckets, summed over data and context parallel ranks, one Adam step.
+"""Learning parameters of a stage: gradients in fp32 buckets, summed over data and context parallel ranks, an Adam step.
 
 The buffers, the reduction, the (distributed) optimizer and the clipping are megatron-core's. Losses are divided by the
 batch's predicted tokens before backward, so gradients are summed, never averaged.
@@ -86,12 +86,14 @@ class TrainedStage:
         self.buffers.finish_grad_sync()
         if self.groups.splits_tokens:
             for parameter in self.stage.parameters():
-                if getattr(parameter, "sequence_parallel", False):
+                if parameter.requires_grad and getattr(parameter, "sequence_parallel", False):
                     dist.all_reduce(parameter.main_grad, group=self.groups.tp)  # type: ignore[attr-defined]
         embedding = self.stage.tied_embedding()
-        if tied is not None and embedding is not None:
+        if embedding is None or not embedding.requires_grad:
+            return
+        if tied is not None:
             dist.all_reduce(embedding.main_grad, group=tied)  # type: ignore[attr-defined]
-        if first_copy is not None and embedding is not None:
+        if first_copy is not None:
             first_copy.main_grad += embedding.main_grad  # type: ignore[attr-defined]
             embedding.main_grad.copy_(first_copy.main_grad)  # type: ignore[attr-defined]
 
@@ -104,8 +106,8 @@ class TrainedStage:
 
     def step(self, clip_grad: float, total_norm: float) -> None:
         """Clip by the norm over all modules, and step."""
-        if clip_grad:
-            clip_grad_by_total_norm_fp32(self.optimizer.get_parameters(), clip_grad, total_norm)
+        if clip_grad and (parameters := self.optimizer.get_parameters()):
+            clip_grad_by_total_norm_fp32(parameters, clip_grad, total_norm)
         self.optimizer.step_with_ready_grads()
 
 

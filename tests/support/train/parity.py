@@ -53,7 +53,8 @@ def train_reference(_: int, config: str, path: Path, num_steps: int = NUM_STEPS)
         for module in model.modules
     }
     parameters = {named.key: named.parameter for stage in stages.values() for named in named_parameters(stage)}
-    adam = torch.optim.AdamW(parameters.values(), lr=settings.learning_rate, eps=settings.epsilon, weight_decay=0.0)
+    learning = {key: parameter for key, parameter in parameters.items() if parameter.requires_grad}
+    adam = torch.optim.AdamW(learning.values(), lr=settings.learning_rate, eps=settings.epsilon, weight_decay=0.0)
     losses, norms, gradients = [], [], {}
     for iteration in range(num_steps):
         data = SampleData(batch(setting, iteration), 0, model.llm.config.vocab_size)
@@ -62,8 +63,8 @@ def train_reference(_: int, config: str, path: Path, num_steps: int = NUM_STEPS)
         loss = loss / data.num_loss_tokens
         loss.backward()
         if not iteration:
-            gradients = {f"gradient {key}": p.grad.numpy().copy() for key, p in parameters.items()}
-        norms.append(float(torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip_grad)))
+            gradients = {f"gradient {key}": p.grad.numpy().copy() for key, p in learning.items()}
+        norms.append(float(torch.nn.utils.clip_grad_norm_(learning.values(), settings.clip_grad)))
         adam.step()
         losses.append(float(loss.detach()))
     weights = {f"weight {key}": parameter.detach().numpy() for key, parameter in parameters.items()}
@@ -91,6 +92,8 @@ class RecordingStage(TrainedStage):
     def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
         super().sync_gradients(tied, first_copy)
         for named in named_parameters(self.stage):
+            if not named.parameter.requires_grad:
+                continue
             named.parameter.main_grad.mul_(self.scale)
             self.kept[named.key] = named, named.parameter.main_grad.clone()
 

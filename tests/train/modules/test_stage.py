@@ -93,23 +93,49 @@ def test_recomputation_changes_nothing(alone: StageGroups, name: str) -> None:
     assert not differences(again, kept, tolerance=0)
 
 
+def kept_bytes(stage: Stage, hidden: Tensor) -> int:
+    """Bytes of the tensors that a forward keeps for backward, each as often as it is kept."""
+    size = 0
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal size
+        size += tensor.numel() * tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        stage(hidden, Pack(SAMPLES))
+    return size
+
+
 def test_recomputation_keeps_block_inputs_only(alone: StageGroups) -> None:
-    model = small_model()
-    kept = {}
-    for recompute in (False, True):
-        stage = stage_of(model, model.llm, alone, range(1, 3), recompute=recompute)
-        size = 0
-
-        def count(tensor: Tensor) -> Tensor:
-            nonlocal size
-            size += tensor.numel() * tensor.element_size()
-            return tensor
-
-        hidden = torch.zeros(sum(SAMPLES), 128, requires_grad=True)
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            stage(hidden, Pack(SAMPLES))
-        kept[recompute] = size
+    model, hidden = small_model(), torch.zeros(sum(SAMPLES), 128, requires_grad=True)
+    kept = {
+        recompute: kept_bytes(stage_of(model, model.llm, alone, range(1, 3), recompute=recompute), hidden)
+        for recompute in (False, True)
+    }
     assert kept[True] < kept[False] / 5
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_frozen_blocks_keep_nothing_if_nothing_before_them_learns(alone: StageGroups, *, recompute: bool) -> None:
+    model = small_model().with_frozen(["vision"])
+    vision = model.module("vision")
+    blocks = stage_of(model, vision, alone, range(1, 3), recompute=recompute)
+    hidden = torch.zeros(sum(SAMPLES), vision.config.hidden_size, requires_grad=blocks.passes_gradients)
+    assert kept_bytes(blocks, hidden) == 0
+    assert not blocks(hidden, Pack(SAMPLES)).requires_grad
+
+
+def test_a_frozen_llm_hands_gradients_on_and_learns_nothing(alone: StageGroups) -> None:
+    model, still = small_model(), small_model().with_frozen(["llm"])
+    gradients = []
+    for spec in (model, still):
+        stage = stage_of(spec, spec.llm, alone, range(1, 3))
+        hidden = normal(np.random.default_rng(0), sum(SAMPLES), 128).requires_grad_(stage.passes_gradients)
+        stage(hidden, Pack(SAMPLES)).square().sum().backward()
+        gradients.append(hidden.grad)
+        assert all((parameter.grad is not None) == (spec is model) for parameter in stage.parameters())
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
 
 
 def test_llm_takes_text_alone(alone: StageGroups) -> None:

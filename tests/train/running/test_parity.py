@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from entrain_bench.config.tree import choices
+from entrain_bench.experiment import prepare
+from entrain_bench.train.launching.handover import config_from_json
 from support.train.parity import compare, train_reference
 from support.train.ranks import run_ranks
 from support.train.runs import AUDIO, configuration
@@ -96,6 +99,25 @@ def test_strategies_train_like_one_process(model: str, reference: Path) -> None:
     assert check(found) == len(found)
     for results in planted.values():
         assert max(result["gradient"] for result in results) > 1
+
+
+@pytest.mark.parametrize("frozen", ["vision", "llm"])
+def test_what_does_not_learn_stays_as_it_is(frozen: str, tmp_path: Path) -> None:
+    model, path = (*MODELS["one_encoder"], f"freeze=[{frozen}]"), tmp_path / "reference.npz"
+    run_ranks(train_reference, 1, configuration(*model), path)
+    with np.load(path) as arrays:
+        learnt = {
+            tuple(name.removeprefix("gradient ").split(".")[:2]) for name in arrays if name.startswith("gradient")
+        }
+    spec = prepare(config_from_json(configuration(*model))).job.model
+    learning = [(m.name, str(i)) for m in spec.modules for i, layer in enumerate(m.layers) if layer.learns]
+    assert learnt == {*learning}
+    layouts = DEGREES | VIRTUAL | SETTINGS
+    # Some stages have nothing that learns.
+    cases = [("entrain", "pp2_dp2"), ("megatron", "tp2"), ("dip", "virtual"), ("megatron", "sharded_pipeline")]
+    configs = [(configuration(*model, f"strategy={name}", *layouts[degrees]), "") for name, degrees in cases]
+    found = [list(by_case) for by_case in zip(*run_ranks(compare, RANKS, configs, path), strict=True)]
+    assert check(dict(zip(cases, found, strict=True))) == len(cases)
 
 
 @pytest.mark.slow
