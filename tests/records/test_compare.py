@@ -47,7 +47,8 @@ def test_the_reference_is_in_the_order_and_form_that_tables_are_written_in() -> 
     text = (Path(__file__).parents[2] / "results" / "reference" / "table.csv").read_text()
     read = read_text(text)
     assert not drifts(read, read)
-    assert set(read["status"]) == {"ok"}
+    # A program that does not fit memory is a result, too.
+    assert set(read["status"]) == {"ok", "failed"}
 
 
 def record(seed: int, key: str, tp: int | None) -> Record:
