@@ -26,6 +26,9 @@ OVERRIDES = [
     "model.modules.vision.modalities=[image,video]",
     "cluster.tiers.0.latency_s=1e-3",
     "++strategy.label=Mine",
+    # Interpolations between groups, and of a key that is none.
+    "model=vit7b_llm120b model.modules.llm.hidden_size=4096 seed=2",
+    "model=vit7b_llm120b 'strategy.name=\"of seed ${seed}\"' seed=2",
 ]
 
 

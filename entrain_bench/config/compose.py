@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, first_line, in_tree, one_line_errors
 from entrain_bench.config.schema import (
+    GROUP_KEYS,
     ConfigSchema,
     LayoutConfig,
     RunConfig,
@@ -46,6 +47,8 @@ PLAIN_KEYS = frozenset(
 
 
 INTERPOLATION = "${"
+# The first key that an interpolation names; nothing for what is no plain path.
+INTERPOLATED = re.compile(r"\$\{(\w*)")
 # Keys of a figure's YAML that do not change its runs, and overrides that may change how something is swept.
 SWEEP_KEYS = frozenset({"hydra", "figure"})
 SWEEPING = re.compile(r"(figure|hydra)\b")
@@ -91,10 +94,7 @@ class Composer:
             for group in NESTED:
                 given = values[group].items()
                 values = values | {group: {name: plain.pop(f"{group}.{name}", value) for name, value in given}}
-            values = values | plain
-            if INTERPOLATION in json.dumps(values):
-                values = plain_values(OmegaConf.create(values))
-            return RunConfig.from_values(values)
+            return RunConfig.from_values(_resolved(values | plain))
 
     def sweep(self, overrides: Sequence[str]) -> Sweep:
         """The cells of a sweep, those of a figure's ``hydra.sweeper.params`` included, and how it is to be run.
@@ -220,6 +220,20 @@ def _is_plain(override: Override) -> bool:
     """Whether an override gives a plain key one value."""
     changes = override.type is OverrideType.CHANGE and override.package is None
     return changes and override.key_or_group in PLAIN_KEYS and not override.is_sweep_override()
+
+
+def _resolved(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with what their interpolations name; cells of the same groups share that work."""
+    groups = json.dumps({group: values[group] for group in GROUP_KEYS})
+    if {*INTERPOLATED.findall(groups)} <= {*GROUP_KEYS}:
+        values = values | _resolved_text(groups)
+    return plain_values(OmegaConf.create(values)) if INTERPOLATION in json.dumps(values) else values
+
+
+@cache
+def _resolved_text(text: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(text)
+    return plain_values(OmegaConf.create(values)) if INTERPOLATION in text else values
 
 
 def _is_inside(override: Override) -> bool:
