@@ -108,9 +108,14 @@ def panels(rows: int, columns: int, width_in: float, height_in: float, **options
 
 
 def split(figure: Figure, widths: Sequence[float] = (1.0,), heights: Sequence[float] = (1.0,)) -> list[SubFigure]:
-    """Parts of a figure that lay out their panels apart, row by row."""
+    """Parts of a figure that lay out their panels apart, row by row.
+
+    They have no background of their own: the layout's solver gives its corner now as 0 and now as -0, and the files of
+    the same data would differ.
+    """
     grid = figure.add_gridspec(len(heights), len(widths), width_ratios=widths, height_ratios=heights)
-    return [figure.add_subfigure(grid[row, column]) for row in range(len(heights)) for column in range(len(widths))]
+    places = [grid[row, column] for row in range(len(heights)) for column in range(len(widths))]
+    return [figure.add_subfigure(place, frameon=False) for place in places]
 
 
 def legend_above(figure: Figure, handles: Sequence[Artist], columns: int | None = None) -> None:
