@@ -15,6 +15,7 @@ from entrain_bench.costs.noise import ActionNoise
 from entrain_bench.costs.profiled.cluster import cluster_with_times
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import UserError, require
+from entrain_bench.hosttime import HostTime, stopwatch
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.table import timeline_frame
@@ -135,13 +136,14 @@ class Feed:
         job.model.check_shapes(shapes)
         return shapes
 
-    def program(self, shapes: SampleShapes) -> tuple[Program, float]:
-        """The program of a batch, and the seconds that observing, assigning and scheduling took."""
-        profile, started = self.setting.profile, perf_counter()
-        if self._executed is not None:
-            self.strategy, self._executed = self.strategy.observe(self._executed, profile), None
-        program = self.strategy.program(shapes, self.layout, profile)
-        return program, perf_counter() - started
+    def program(self, shapes: SampleShapes) -> tuple[Program, HostTime]:
+        """The program of a batch, and the time that observing, assigning and scheduling took."""
+        profile = self.setting.profile
+        with stopwatch() as host_time:
+            if self._executed is not None:
+                self.strategy, self._executed = self.strategy.observe(self._executed, profile), None
+            program = self.strategy.program(shapes, self.layout, profile)
+        return program, host_time
 
     def observe(self, timeline: Timeline) -> None:
         """Take an executed iteration; the next program made is the first to profit from it."""
@@ -195,12 +197,12 @@ def run_experiment(
     upcoming = feed.program(feed.batch(0))
     measured, frame = [], None
     for iteration in range(config.iterations):
-        program, assignment_time_s = upcoming
+        program, host_time = upcoming
         if iteration + 1 < config.iterations:
             upcoming = feed.program(feed.batch(iteration + 1))
         timeline = setting.executor.execute(program)
         feed.observe(timeline)
-        measured.append(measure(timeline, setting.truth, assignment_time_s))
+        measured.append(measure(timeline, setting.truth, host_time))
         if iteration == 0 and program.num_actions <= MAX_KEPT_ACTIONS:
             frame = timeline_frame(timeline)
         progress(iteration + 1)

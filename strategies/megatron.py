@@ -21,17 +21,14 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.candidates import Candidate, Draft, fastest_in_trials, rising_candidates
 from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import (
-    Candidate,
-    Draft,
     chain_starts,
-    fastest_in_trials,
     partition_layers,
     place_chain,
     recompute_choices,
     recompute_factor,
-    rising_candidates,
     spread_blocks,
     stage_sums,
 )

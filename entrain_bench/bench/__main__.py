@@ -15,6 +15,7 @@ from rich.table import Table
 from entrain_bench.bench.cases import CASES
 from entrain_bench.errors import unknown_choice
 from entrain_bench.files import write_atomically
+from entrain_bench.hosttime import processor_name
 from entrain_bench.records.report import make_console
 
 # The figures from nothing, on a slow machine.
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         results[name] = {"target": target, **measured}
         table.add_row(name, "  ".join(f"{key}={value:.4g}" for key, value in measured.items()), target)
     console.print(table)
-    machine = {"processor": _processor(), "cores": os.cpu_count(), "python": platform.python_version()}
+    machine = {"processor": processor_name(), "cores": os.cpu_count(), "python": platform.python_version()}
     path = Path("results") / "bench.json"
     write_atomically(path, json.dumps({"machine": machine, "cases": results}, indent=1).encode())
     print(f"written to {path}")
@@ -63,13 +64,6 @@ def measure_apart(name: str) -> dict[str, float]:
         raise RuntimeError(done.stderr.strip().splitlines()[-1])
     measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return measured
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from entrain_bench.errors import UserError
 from entrain_bench.records.records import METRICS
 
 # Wall times of the machine.
-MEASURED = ("planning_time_s", "assignment_time_s")
+MEASURED = ("planning_time_s", "assignment_time_s", "assignment_exposed_s")
 # What a run came to; the other columns say which run it is.
 OUTCOME = ("status", "reason", "layout", *(name for name in METRICS if name not in MEASURED))
-MADE_BY = ("code_version", "key")
+MADE_BY = ("host", "code_version", "key")
 # What a run is called; further columns only where these do not tell all runs apart.
 NAMING = ("strategy", "workload", "model", "cluster", "seed")
 

@@ -9,6 +9,7 @@ import pandas as pd
 from entrain_bench.arrays import FloatArray, rows_of
 from entrain_bench.costs.bound import cluster_bound_s, lower_bound_s
 from entrain_bench.costs.truth import CostTruth
+from entrain_bench.hosttime import HostTime
 from entrain_bench.program import Pass
 from entrain_bench.program.timeline import Timeline
 
@@ -55,7 +56,7 @@ def rank_seconds(timeline: Timeline, seconds: FloatArray) -> float:
     return float((seconds[program.lane_actions] * width).sum())
 
 
-def measure(timeline: Timeline, truth: CostTruth, assignment_time_s: float = 0.0) -> dict[str, float]:
+def measure(timeline: Timeline, truth: CostTruth, host_time: HostTime) -> dict[str, float]:
     """The metrics of one iteration, by the column names of ``results/table.csv``."""
     program, cluster = timeline.program, truth.cluster
     encoders = [index for index, module in enumerate(truth.model.modules) if module.is_encoder]
@@ -78,7 +79,8 @@ def measure(timeline: Timeline, truth: CostTruth, assignment_time_s: float = 0.0
         "llm_forward_std_ms": forward_std_ms(timeline, [truth.model.llm_index]),
         "peak_memory_bytes": float(timeline.peak_memory_bytes.max()),
         "exposed_comm_s": exposed_s / cluster.num_ranks,
-        "assignment_time_s": assignment_time_s,
+        "assignment_time_s": host_time.total_s,
+        "assignment_exposed_s": host_time.exposed_s(seconds),
         "lower_bound_s": bound_s,
         "gap_to_lower_bound": seconds / bound_s - 1.0,
         "cluster_bound_s": cluster_bound_s(truth, program.shapes),

@@ -16,6 +16,7 @@ from filelock import FileLock
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.errors import UserError
 from entrain_bench.files import write_atomically
+from entrain_bench.hosttime import host_name
 from entrain_bench.program.table import chrome_trace
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import COSMETIC_KEYS, workload_of
@@ -40,6 +41,7 @@ METRICS = (
     "exposed_comm_s",
     "planning_time_s",
     "assignment_time_s",
+    "assignment_exposed_s",
     "lower_bound_s",
     "gap_to_lower_bound",
     "cluster_bound_s",
@@ -73,6 +75,7 @@ class Record:
         labels: what the run is called in tables.
         config: the resolved configuration.
         code_version: hash of the code that produced the result.
+        host: the machine that planning and assignment times are of; empty for records older than it.
         layout: short text a module.
         metrics: means over iterations.
         iterations: metrics of every iteration.
@@ -85,6 +88,7 @@ class Record:
     labels: Mapping[str, Any]
     config: Mapping[str, Any]
     code_version: str
+    host: str = ""
     layout: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     iterations: tuple[Mapping[str, float], ...] = ()
@@ -116,6 +120,7 @@ class Record:
             **{part: self.labels[part] for part in ("planner", "assigner", "scheduler")},
             "strategy_parameters": parameters_text(self.config["strategy"]),
             "workload_parameters": parameters_text(self.config["workload"]),
+            "host": self.host,
             "code_version": self.code_version,
             "key": self.key,
         }
@@ -157,10 +162,8 @@ def new_record(
             "metrics": dict(outcome.metrics),
             "iterations": outcome.iterations,
         }
-    content = cell.config.content()
-    return Record(
-        cell.key, status, reason, labels_of(cell.config), content, cell.code_version, settled=settled, **result
-    )
+    labels, content = labels_of(cell.config), cell.config.content()
+    return Record(cell.key, status, reason, labels, content, cell.code_version, host_name(), settled=settled, **result)
 
 
 def _microbatches(config: RunConfig, outcome: Outcome) -> dict[str, str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.hosttime import each_replica_alone
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
@@ -138,7 +139,8 @@ class Strategy:
         """Assign and schedule one global batch."""
         profile = profile.under(layout)
         assignment = _expect(Assignment, self.assigner.assign(shapes, layout, profile), self.assigner.assign)
-        program = self.scheduler.schedule(shapes, layout, assignment, profile)
+        with each_replica_alone(min(placed.dp for placed in layout.modules)):
+            program = self.scheduler.schedule(shapes, layout, assignment, profile)
         return _expect(Program, program, self.scheduler.schedule)
 
     def observe(self, timeline: Timeline, profile: Profile) -> Strategy:

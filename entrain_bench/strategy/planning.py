@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, merge
-from itertools import chain, islice, pairwise, product
+from itertools import islice, pairwise, product
 
 import numpy as np
 
 from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.errors import IncompatibleError, OutOfMemoryError, UserError
+from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.model import ModelSpec, Role
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.profile import Profile
-
-# Batches profiled to check memory; fewer if they are so large that samples abound.
-MEMORY_BATCHES = 16
-MEMORY_SAMPLES = 65_536
 
 
 def proportional_allocation(total: int, shares: FloatArray, most: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -251,153 +245,3 @@ def recompute_choices(job: Job, groups: Sequence[Sequence[int]] | None = None) -
 def recompute_factor(recompute: bool) -> float:
     """Time of forward and backward relative to no recomputation: a backward takes about two forwards."""
     return 4 / 3 if recompute else 1.0
-
-
-def check_memory(profile: Profile, layout: Layout, make_program: MakeProgram) -> None:
-    """Check a layout by the memory of the programs it leads to on freshly profiled global batches.
-
-    The executors charge the true need of every batch; ``Job.planning_budget_bytes`` leaves a margin for batches heavier
-    than the profiled ones.
-
-    Raises:
-        OutOfMemoryError: saying where how much is missing.
-    """
-    job = profile.job
-    memory = profile.memory
-    draft: MakeProgram = getattr(make_program, "draft", make_program)
-    limit = job.planning_budget_bytes
-    states = memory.lane_state_bytes(layout)
-    need, what = float(states.max()), "weights, gradients and optimizer states alone"
-    num_batches = max(1, min(MEMORY_BATCHES, MEMORY_SAMPLES // job.global_batch))
-    for _ in range(num_batches):
-        if need > limit:
-            break
-        batch = profile.draw(job.global_batch)
-        peak = memory.peak_bytes(draft(batch, layout))
-        if draft is not make_program and peak.max() > limit:
-            peak = memory.peak_bytes(make_program(batch, layout))
-        if peak.max() > need:
-            need, what = float(peak.max()), f"with {states[peak.argmax()] / 2**30:.1f} GiB of states"
-        if need > limit:
-            break
-    if need > limit:
-        described = "; ".join(f"{name} {text}" for name, text in layout.describe().items())
-        raise OutOfMemoryError(
-            f"layout {described}: a rank needs {need / 2**30:.1f} GiB ({what}), {(need - limit) / 2**30:.1f} GiB more "
-            f"than planners may use of the budget of {job.memory_budget_bytes / 2**30:.1f} GiB"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A layout a planner considers.
-
-    Attributes:
-        estimated_s: the planner's estimate of the iteration time.
-    """
-
-    estimated_s: float
-    layout: Layout
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A candidate before it is placed on ranks, which takes long on many.
-
-    Attributes:
-        least_s: what its estimate cannot fall below.
-        place: makes the candidate.
-    """
-
-    least_s: float
-    place: Callable[[], Candidate]
-
-
-def rising_candidates(drafts: Iterable[Draft]) -> Iterator[Candidate]:
-    """The drafts' candidates by rising estimate, each placed only when no other can come before it."""
-    queue: list[tuple[float, int, Draft | Candidate]] = [
-        (decisive(draft.least_s), number, draft) for number, draft in enumerate(drafts)
-    ]
-    heapify(queue)
-    while queue:
-        _, number, entry = heappop(queue)
-        if isinstance(entry, Candidate):
-            yield entry
-        else:
-            candidate = entry.place()
-            heappush(queue, (decisive(candidate.estimated_s), number, candidate))
-
-
-def by_estimate(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """The candidates by rising estimate; of those that count as equal (``decisive``) the earlier first."""
-    return sorted(candidates, key=lambda c: decisive(c.estimated_s))
-
-
-def fastest_in_trials(
-    profile: Profile,
-    candidates: Callable[[Profile], Iterable[Candidate]],
-    make_program: MakeProgram,
-    num_trials: int,
-) -> Layout:
-    """Of the best candidates that fit memory, the layout that runs one profiled batch fastest.
-
-    Where the microbatch size is free, every size gets as many trials as another, for estimates that are linear in the
-    samples do not tell sizes apart.
-
-    Args:
-        profile: samples and measurements.
-        candidates: by rising estimate, for a profile whose job has a microbatch size.
-        make_program: see ``Planner.plan``.
-        num_trials: layouts tried, of all sizes together; one is the best estimate, taken without trial.
-
-    Raises:
-        UserError: why there is no candidate, or none fits.
-    """
-    if num_trials == 1:
-        rising = merge(*_each_size(profile, candidates), key=lambda c: decisive(c.estimated_s))
-        return next(_fitting(profile, rising, make_program)).layout
-    batch = profile.draw(profile.job.global_batch)
-    each_size = _each_size(profile, candidates)
-    share = -(-num_trials // len(each_size))
-    layouts: list[Layout] = []
-    problem: UserError | None = None
-    for some in each_size:
-        try:
-            layouts += [candidate.layout for candidate in islice(_fitting(profile, some, make_program), share)]
-        except UserError as error:
-            problem = problem or error
-    if problem is not None and not layouts:
-        raise problem
-    return min(layouts, key=lambda layout: decisive(profile.trial_s(make_program(batch, layout))))
-
-
-def _each_size(profile: Profile, candidates: Callable[[Profile], Iterable[Candidate]]) -> list[Iterator[Candidate]]:
-    """The candidates of every microbatch size the job may have; raises the first size's reason if none has any."""
-    found: list[Iterator[Candidate]] = []
-    problem: UserError | None = None
-    for each in profile.each_microbatch_size():
-        rising = iter(candidates(each))
-        try:
-            found += [chain([first], rising) for first in islice(rising, 1)]
-        except UserError as error:
-            problem = problem or error
-    if not found:
-        name = profile.job.model.name
-        raise problem or UserError(f"layout: model={name} has too few layers for the stages of a replica")
-    return found
-
-
-def _fitting(profile: Profile, candidates: Iterable[Candidate], make_program: MakeProgram) -> Iterator[Candidate]:
-    """The candidates whose programs fit memory; raises the reason of the last one if there is none."""
-    problem = UserError(f"layout: model={profile.job.model.name} has too few layers for the stages of a replica")
-    fits = False
-    for candidate in candidates:
-        try:
-            check_memory(profile, candidate.layout, make_program)
-        except UserError as error:
-            problem = error
-        else:
-            fits = True
-            yield candidate
-    if not fits:
-        raise problem

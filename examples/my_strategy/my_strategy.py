@@ -59,12 +59,10 @@ from entrain_bench.program.timeline import Timeline
 from entrain_bench.specs.job import Degrees
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.candidates import Candidate, by_estimate, fastest_in_trials
 from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import (
-    Candidate,
-    by_estimate,
     chain_starts,
-    fastest_in_trials,
     partition_layers,
     place_chain,
     proportional_allocation,

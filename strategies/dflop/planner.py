@@ -14,15 +14,9 @@ from entrain_bench.errors import OutOfMemoryError, require, unknown_choice
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.strategy.candidates import Candidate, fastest_in_trials
 from entrain_bench.strategy.interface import MakeProgram
-from entrain_bench.strategy.planning import (
-    Candidate,
-    fastest_in_trials,
-    partition_layers,
-    recompute_choices,
-    recompute_factor,
-    slowest_stages_s,
-)
+from entrain_bench.strategy.planning import partition_layers, recompute_choices, recompute_factor, slowest_stages_s
 from entrain_bench.strategy.profile import Profile
 
 from .profiling import DataShapes, data_shapes, encoder_cost, layer_s, llm_cost

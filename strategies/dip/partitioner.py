@@ -15,14 +15,9 @@ from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.candidates import Candidate, by_estimate, fastest_in_trials
 from entrain_bench.strategy.interface import MakeProgram
-from entrain_bench.strategy.planning import (
-    Candidate,
-    by_estimate,
-    fastest_in_trials,
-    partition_layers,
-    recompute_choices,
-)
+from entrain_bench.strategy.planning import partition_layers, recompute_choices
 from entrain_bench.strategy.profile import Profile
 
 from .assigner import efficient_items

@@ -11,6 +11,7 @@ import numpy as np
 from entrain_bench.arithmetic import matmul
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import IncompatibleError, unknown_choice
+from entrain_bench.hosttime import each_replica_alone
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
@@ -120,9 +121,10 @@ def reorder(seconds: FloatArray, replica: IntArray, microbatch: IntArray, layout
         backward += work[:, :, None] * share[1]
     filled = np.bincount(batch, minlength=dp * count).reshape(dp, count) > 0
     place = np.empty((dp, count), np.int64)
-    for r in range(dp):
-        present = np.flatnonzero(filled[r])
-        place[r, present[interval_order(forward[r, present], backward[r, present])]] = np.arange(len(present))
+    with each_replica_alone(dp):
+        for r in range(dp):
+            present = np.flatnonzero(filled[r])
+            place[r, present[interval_order(forward[r, present], backward[r, present])]] = np.arange(len(present))
     return np.asarray(place[replica, microbatch])
 
 

@@ -18,11 +18,10 @@ from entrain_bench.errors import UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.candidates import Candidate, fastest_in_trials
 from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import (
-    Candidate,
     Island,
-    fastest_in_trials,
     partition_layers,
     place_islands,
     recompute_choices,

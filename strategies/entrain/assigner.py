@@ -9,6 +9,7 @@ from numba import njit
 
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import require
+from entrain_bench.hosttime import each_replica_alone
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
@@ -42,12 +43,13 @@ class EntrainAssigner:
         # Samples of each replica in order of arrival; all have equally many.
         samples = np.argsort(replica, kind="stable").reshape(placed.dp, -1)
         encoder, llm = np.empty(len(shapes), np.int64), np.empty(len(shapes), np.int64)
-        own_encoder_s, own_llm_s = encoder_s[samples], llm_s[samples]
-        order = stratified_order(own_encoder_s, own_llm_s)
-        count = effective_microbatches(own_encoder_s, layout.num_microbatches)
-        num_bins = self.num_bins if self.defer else 0
-        for r, mine in enumerate(samples):
-            encoder[mine], llm[mine] = assign_in_replica(order[r], own_encoder_s[r], own_llm_s[r], count[r], num_bins)
+        with each_replica_alone(placed.dp):
+            own_encoder_s, own_llm_s = encoder_s[samples], llm_s[samples]
+            order = stratified_order(own_encoder_s, own_llm_s)
+            count = effective_microbatches(own_encoder_s, layout.num_microbatches)
+            bins = self.num_bins if self.defer else 0
+            for r, mine in enumerate(samples):
+                encoder[mine], llm[mine] = assign_in_replica(order[r], own_encoder_s[r], own_llm_s[r], count[r], bins)
         return same_microbatches(profile.job.model, shapes, replica, encoder, llm)
 
 

@@ -15,12 +15,10 @@ from entrain_bench.errors import UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.candidates import Candidate, by_estimate, fastest_in_trials
 from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import (
-    Candidate,
     allocate_stages,
-    by_estimate,
-    fastest_in_trials,
     partition_layers,
     place_chain,
     recompute_choices,

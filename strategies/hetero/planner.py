@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from entrain_bench.errors import require
 from entrain_bench.program.layout import Layout
+from entrain_bench.strategy.candidates import Candidate, by_estimate, fastest_in_trials
 from entrain_bench.strategy.interface import MakeProgram
-from entrain_bench.strategy.planning import Candidate, by_estimate, fastest_in_trials
 from entrain_bench.strategy.profile import Profile
 
 from .degrees import colocated_pairs, noncolocated_pairs

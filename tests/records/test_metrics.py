@@ -8,6 +8,7 @@ import pytest
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.experiment import prepare
 from entrain_bench.figures.memory_over_time import memory_steps
+from entrain_bench.hosttime import HostTime
 from entrain_bench.program import Pass
 from entrain_bench.program.table import chrome_trace, timeline_frame
 from entrain_bench.program.timeline import Timeline
@@ -49,7 +50,7 @@ def test_forward_std_is_over_the_microbatches_of_a_replica(run: tuple[object, Ti
 
 def test_throughput_flops_and_bubble_follow_from_the_timeline(run: tuple[object, Timeline]) -> None:
     s, timeline = run
-    metrics = measure(timeline, s.truth, assignment_time_s=0.0)  # type: ignore[attr-defined]
+    metrics = measure(timeline, s.truth, HostTime())  # type: ignore[attr-defined]
     seconds = timeline.end_s.max()
     shapes = timeline.program.shapes
     flops = 0.0
@@ -70,15 +71,17 @@ def test_throughput_flops_and_bubble_follow_from_the_timeline(run: tuple[object,
 
 def test_host_time_is_a_column_of_its_own(run: tuple[object, Timeline]) -> None:
     s, timeline = run
-    fast = measure(timeline, s.truth, 0.0)  # type: ignore[attr-defined]
-    slow = measure(timeline, s.truth, 100.0)  # type: ignore[attr-defined]
-    assert slow == fast | {"assignment_time_s": 100.0}
+    seconds = timeline.iteration_time_s
+    fast = measure(timeline, s.truth, HostTime())  # type: ignore[attr-defined]
+    slow = measure(timeline, s.truth, HostTime(seconds + 100, 30))  # type: ignore[attr-defined]
+    assert slow == fast | {"assignment_time_s": seconds + 100, "assignment_exposed_s": pytest.approx(70.0)}
+    assert fast["assignment_exposed_s"] == 0
     assert fast["iteration_time_s"] == timeline.iteration_time_s
 
 
 def test_core_time_is_from_the_first_forward_to_the_last_backward(run: tuple[object, Timeline]) -> None:
     s, timeline = run
-    metrics = measure(timeline, s.truth)  # type: ignore[attr-defined]
+    metrics = measure(timeline, s.truth, HostTime())  # type: ignore[attr-defined]
     frame = timeline_frame(timeline)
     passes = frame[frame["pass"].isin(["forward", "backward"])]
     first, last = passes["start_s"].min(), passes["end_s"].max()

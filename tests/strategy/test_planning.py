@@ -19,12 +19,8 @@ from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import PLANNING_SHARE, Degrees, Job, LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.candidates import MEMORY_BATCHES, Candidate, by_estimate, check_memory, fastest_in_trials
 from entrain_bench.strategy.planning import (
-    MEMORY_BATCHES,
-    Candidate,
-    by_estimate,
-    check_memory,
-    fastest_in_trials,
     partition_layers,
     place_chain,
     proportional_allocation,

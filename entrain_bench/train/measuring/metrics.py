@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from entrain_bench.costs.truth import CostTruth
+from entrain_bench.hosttime import HostTime
 from entrain_bench.program import Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import measure
@@ -21,7 +22,7 @@ OF_THE_CLUSTER = ("mfu", "lower_bound_s", "gap_to_lower_bound")
 
 
 def metrics_of(
-    program: Program, everyone: Sequence[Seen], truth: CostTruth, assignment_time_s: float, device: torch.device
+    program: Program, everyone: Sequence[Seen], truth: CostTruth, host_time: HostTime, device: torch.device
 ) -> tuple[dict[str, float], Timeline]:
     """Metrics of an iteration and its timeline, out of what all ranks saw.
 
@@ -29,12 +30,12 @@ def metrics_of(
         program: what ran.
         everyone: what ranks saw, by rank.
         truth: of the job.
-        assignment_time_s: what the program took to make.
+        host_time: what the program took to make.
         device: where ranks compute.
     """
     grad_norm = everyone[0].grad_norm
     timeline = merge_timeline(program, [seen.rows for seen in everyone], [seen.peak_bytes for seen in everyone])
-    row = measure(timeline, truth, assignment_time_s)
+    row = measure(timeline, truth, host_time)
     if device.type == "cpu":
         row = {name: value for name, value in row.items() if name not in OF_THE_CLUSTER}
     row |= {

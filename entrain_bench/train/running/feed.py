@@ -12,6 +12,7 @@ from time import perf_counter
 import torch.distributed as dist
 
 from entrain_bench.experiment import Feed
+from entrain_bench.hosttime import HostTime
 from entrain_bench.program import Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
@@ -26,12 +27,12 @@ class NextWork:
 
     Attributes:
         work: the work.
-        assignment_time_s: what its program took to make; 0 on other ranks than 0.
+        host_time: what its program took to make; 0 on other ranks than 0.
         exposed_s: how long this rank had nothing else to do than to wait for it.
     """
 
     work: Work
-    assignment_time_s: float
+    host_time: HostTime
     exposed_s: float
 
 
@@ -47,7 +48,7 @@ class WorkFeed:
             prepare: makes this rank's work of a program.
         """
         self._feed, self._planning, self._prepare = feed, planning, prepare
-        self._next: Future[tuple[Work, float]] | None = None
+        self._next: Future[tuple[Work, HostTime]] | None = None
         self._executed: Timeline | None = None
 
     def take(self, iteration: int, last: bool) -> NextWork:
@@ -60,32 +61,32 @@ class WorkFeed:
         """
         started = perf_counter()
         future = self._next or self._begin(iteration)
-        work, assignment_time_s = future.result()
+        work, host_time = future.result()
         exposed_s = perf_counter() - started
         self._next = None if last else self._begin(iteration + 1)
-        return NextWork(work, assignment_time_s, exposed_s)
+        return NextWork(work, host_time, exposed_s)
 
     def observe(self, timeline: Timeline) -> None:
         """Show rank 0's strategy an executed iteration: making the next but one, it knows what this one took."""
         self._executed = timeline
 
-    def _begin(self, iteration: int) -> Future[tuple[Work, float]]:
+    def _begin(self, iteration: int) -> Future[tuple[Work, HostTime]]:
         # Now, when no thread is at work: the one that runs beside an iteration must not see how it ends.
         if self._executed is not None:
             self._feed.observe(self._executed)
             self._executed = None
         return _in_thread(partial(self._make, iteration))
 
-    def _make(self, iteration: int) -> tuple[Work, float]:
-        feed, content, assignment_time_s = self._feed, None, 0.0
+    def _make(self, iteration: int) -> tuple[Work, HostTime]:
+        feed, content, host_time = self._feed, None, HostTime()
         shapes = feed.batch(iteration)
         if dist.get_rank() == 0:
-            program, assignment_time_s = feed.program(shapes)
+            program, host_time = feed.program(shapes)
             check_program(program)
             content = program_to_bytes(program)
         content = self._planning.broadcast(content)
         program = program_from_bytes(content, feed.setting.job.model, feed.layout, shapes)
-        return self._prepare(program), assignment_time_s
+        return self._prepare(program), host_time
 
 
 def _in_thread[T](call: Callable[[], T]) -> Future[T]:

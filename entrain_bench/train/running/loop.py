@@ -57,9 +57,8 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> Outcome | None:
             if settings.on_non_finite == "stop":
                 check_finite(taken.work.program, iteration, seen, control)
             if everyone := gather_seen(seen, control):
-                program, seconds = taken.work.program, taken.assignment_time_s
-                row, timeline = metrics_of(program, everyone, setting.truth, seconds, device)
-                history.append(row | {"exposed_assignment_time_s": taken.exposed_s})
+                row, timeline = metrics_of(taken.work.program, everyone, setting.truth, taken.host_time, device)
+                history.append(row | {"assignment_exposed_s": taken.exposed_s})
                 feed.observe(timeline)
                 if frame is None and timeline.program.num_actions <= MAX_KEPT_ACTIONS:
                     frame = timeline_frame(timeline)

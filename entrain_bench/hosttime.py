@@ -1,0 +1,68 @@
+"""How long making a program took on this machine, and how long it would take on the hosts of a cluster."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+
+@dataclass(slots=True)
+class HostTime:
+    """Seconds of this machine.
+
+    Attributes:
+        total_s: for all replicas together.
+        spread_s: what of it the replicas' hosts would not each spend, because every one works for its own replica.
+    """
+
+    total_s: float = 0.0
+    spread_s: float = 0.0
+
+    def exposed_s(self, iteration_time_s: float) -> float:
+        """What a cluster of such hosts waits for: an iteration's program is made while the one before it runs."""
+        return max(0.0, self.total_s - self.spread_s - iteration_time_s)
+
+
+_CURRENT: ContextVar[HostTime | None] = ContextVar("host_time", default=None)
+
+
+@contextmanager
+def stopwatch() -> Iterator[HostTime]:
+    """Times what is done inside, ``total_s`` at its end."""
+    time, started = HostTime(), perf_counter()
+    token = _CURRENT.set(time)
+    try:
+        yield time
+    finally:
+        _CURRENT.reset(token)
+        time.total_s = perf_counter() - started
+
+
+@contextmanager
+def each_replica_alone(num_replicas: int) -> Iterator[None]:
+    """What is done inside is work for all replicas that a cluster's hosts do at the same time, each for its own."""
+    started = perf_counter()
+    try:
+        yield
+    finally:
+        if time := _CURRENT.get():
+            time.spread_s += (perf_counter() - started) * (1 - 1 / num_replicas)
+
+
+def host_name() -> str:
+    """The machine that host times are of: its processor and how many cores it has."""
+    return f"{processor_name()}, {os.cpu_count()} cores"
+
+
+def processor_name() -> str:
+    """The processor's model name."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
