@@ -12,8 +12,9 @@ from entrain_bench.errors import UserError, require
 from entrain_bench.records.records import METRICS
 from entrain_bench.records.statistics import Interval, mean_interval, ratio_interval
 
-TEXTS = ("claim", "paper", "where", "paper_setting", "our_setting", "why")
-KEYS = {*TEXTS, "value", "unit", "common", "measure"}
+TEXTS = ("claim", "paper", "where", "paper_setting", "our_setting")
+REQUIRED = {*TEXTS, "value", "unit", "common", "measure"}
+KEYS = REQUIRED | {"why"}
 UNITS = ("x", "%")
 PICKS = ("mean", "max", "min")
 CASE = ["workload", "model"]
@@ -64,7 +65,7 @@ class Claim:
         paper_setting, our_setting: the two settings, in words.
         common: overrides of all runs.
         measure: how the number is measured.
-        why: the author's explanation of agreement or difference.
+        why: what explains agreement or difference, as a run that it names has shown; empty if none has.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Claim:
     our_setting: str
     common: tuple[str, ...]
     measure: Measure
-    why: str
+    why: str = ""
 
     @property
     def pairs(self) -> list[list[tuple[str, ...]]]:
@@ -107,10 +108,11 @@ class Claim:
 
 def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
     """A claim from plain values; checks keys, texts, metric and ranges."""
-    for key in sorted(KEYS ^ {*values}):
+    for key in sorted(values):
         require(key in KEYS, "key", key, f"one of {', '.join(sorted(KEYS))}")
+    for key in sorted(REQUIRED - {*values}):
         raise UserError(f"{key}: missing")
-    texts = {key: " ".join(str(values[key]).split()) for key in TEXTS}
+    texts = {key: " ".join(str(values.get(key, "")).split()) for key in (*TEXTS, "why")}
     measure = _parse_measure(values["measure"])
     value = values["value"]
     numbers = value if isinstance(value, list) else [] if value is None else [value]

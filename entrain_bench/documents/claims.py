@@ -142,5 +142,5 @@ def _details(row: Mapping[str, str]) -> str:
         f"## {row['name']}\n\n{row['claim']}: {row['paper_value']} in the paper, "
         f"{row['measured_value'] or 'nothing'} here ({row['verdict']}).\n\n"
         f"*Paper* ({_source(row)}). {row['paper_setting']}\n\n"
-        f"*Here.* {row['our_setting']}\n\n{runs}\n*Why.* {row['why']}\n"
+        f"*Here.* {row['our_setting']}\n\n{runs}" + (f"\n*Why.* {row['why']}\n" if row["why"] else "")
     )

@@ -182,7 +182,8 @@ class _Run:
         program, peaks = self.case.program, [own["bytes"] for own in everyone]
         values: dict[str, Any] = {"start_s": [], "end_s": [], "cpu_s": [], "peak_bytes": max(peaks)}
         for repetition in range(len(self.rows)):
-            rows = [np.array(own["rows"][repetition]) for own in everyone]
+            # A rank that no module is placed on has no rows.
+            rows = [np.array(own["rows"][repetition]).reshape(-1, 4) for own in everyone]
             timeline, cpu_s = merge_timeline(program, rows, peaks), np.zeros(program.num_actions)
             for own in rows:
                 np.maximum.at(cpu_s, own[:, 0].astype(np.int64), own[:, 3])

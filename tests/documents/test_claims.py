@@ -83,8 +83,8 @@ def test_every_claim_is_complete_and_cites_its_paper() -> None:
 def test_a_claim_that_says_something_wrong_is_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         claim_with(**change)
-    with pytest.raises(UserError, match="why: missing"):
-        parse_claim("some", {key: value for key, value in VALUES.items() if key != "why"})
+    with pytest.raises(UserError, match="where: missing"):
+        parse_claim("some", {key: value for key, value in VALUES.items() if key != "where"})
 
 
 def test_seeds_are_paired_configurations_picked_and_cases_combined() -> None:
