@@ -36,6 +36,8 @@ from entrain_bench.files import write_atomically
 from entrain_bench.records.report import make_console
 
 REPEATS = 7
+# Memory goes back to the allocator and not to the system, whose pages would cost a pass as much as its products.
+KEPT_HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 TARGETS = {"iteration_error": TARGET_ITERATION, "speedup_error": TARGET_SPEEDUP, "sign_errors": 0.0}
 
 
@@ -55,6 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.repeats < 1:
         parser.error(f"--repeats={options.repeats}: must be at least 1")
     folder, cores = options.results_dir / "fidelity", _cores()
+    os.environ |= KEPT_HEAP
     load = os.getloadavg()[0]
     if load > 0.5:
         print(f"load average {load:.1f}: numbers of a machine that does other work", file=sys.stderr)
@@ -77,15 +80,17 @@ def measure(cases: Sequence[Case], repeats: int, folder: Path, cores: Sequence[i
     if not links.exists():
         (rank, _) = on_ranks(link_times, 2, cores=cores)
         write_atomically(links, json.dumps(rank).encode())
-    for num_ranks in sorted({case.num_ranks for case in cases}):
-        missing = [case for case in cases if case.num_ranks == num_ranks and not (folder / f"{case.key}.json").exists()]
-        if missing:
-            on_ranks(train_cases, num_ranks, missing, repeats, folder, f"{num_ranks} ranks", cores=cores)
-    missing = [case for case in cases if not (folder / f"{case.key}.emulated.json").exists()]
-    groups, done = [list(members) for _, members in groupby(missing, key=lambda case: case.group)], 0
-    for count in predict_groups(groups, json.loads(links.read_text()), cores, folder) if groups else ():
-        done += count
-        print(f"{done}/{len(missing)} programs predicted", flush=True)
+    done = 0
+    # What else the machine does changes over minutes: predictions are measured right after what they predict.
+    for (num_ranks, workload), some in groupby(cases, key=lambda case: (case.num_ranks, case.workload)):
+        members = list(some)
+        if untrained := [case for case in members if not (folder / f"{case.key}.json").exists()]:
+            on_ranks(train_cases, num_ranks, untrained, repeats, folder, cores=cores)
+        unpredicted = [case for case in members if not (folder / f"{case.key}.emulated.json").exists()]
+        groups = [list(alike) for _, alike in groupby(unpredicted, key=lambda case: case.group)]
+        predict_groups(groups, json.loads(links.read_text()), cores, folder)
+        done += len(members)
+        print(f"{done}/{len(cases)} programs: {num_ranks} ranks, workload {workload}", flush=True)
 
 
 def report(rows: pd.DataFrame, results: Path, load: float) -> int:

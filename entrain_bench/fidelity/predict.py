@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.queues import Queue
@@ -31,8 +31,8 @@ from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 
 def predict_groups(
     groups: Sequence[Sequence[Case]], links: Mapping[str, float], cores: Sequence[int], folder: Path
-) -> Iterator[int]:
-    """Leave ``<folder>/<key>.emulated.json`` of every case; yields how many each finished group had.
+) -> None:
+    """Leave ``<folder>/<key>.emulated.json`` of every case.
 
     One group runs on each core at a time, so that passes are measured beside others, as on ranks.
 
@@ -47,12 +47,11 @@ def predict_groups(
     for core in cores:
         free.put(core)
     with ProcessPoolExecutor(len(cores), context, _take_core, (free,)) as pool:
-        tasks = [pool.submit(predict_group, group, links, cores, folder) for group in groups]
-        for task in as_completed(tasks):
-            yield task.result()
+        for task in [pool.submit(predict_group, group, links, cores, folder) for group in groups]:
+            task.result()
 
 
-def predict_group(cases: Sequence[Case], links: Mapping[str, float], cores: Sequence[int], folder: Path) -> int:
+def predict_group(cases: Sequence[Case], links: Mapping[str, float], cores: Sequence[int], folder: Path) -> None:
     """Emulate and place the cases of a group in this process."""
     setting = prepare(cases[0].config)
     model, cluster, framework = setting.job.model, setting.job.cluster, setting.job.framework
@@ -61,7 +60,6 @@ def predict_group(cases: Sequence[Case], links: Mapping[str, float], cores: Sequ
         prices = emulator.price(case.program)
         values = _values(prices, _placed(case, prices, emulator.truth, cores))
         write_atomically(folder / f"{case.key}.emulated.json", json.dumps(values).encode())
-    return len(cases)
 
 
 def simulated(case: Case, truth: Sequence[str], links: Mapping[str, float], cores: Sequence[int]) -> dict[str, Any]:

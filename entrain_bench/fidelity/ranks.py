@@ -114,9 +114,7 @@ def link_times(control: dist.ProcessGroup) -> dict[str, float]:
     return {"latency_s": short, "bandwidth_bytes_per_s": MESSAGES_BYTES[1] / max(long - short, 1e-9)}
 
 
-def train_cases(
-    cases: Sequence[Case], repeats: int, folder: Path, place: str, control: dist.ProcessGroup
-) -> dict[str, float]:
+def train_cases(cases: Sequence[Case], repeats: int, folder: Path, control: dist.ProcessGroup) -> dict[str, float]:
     """Train every case and leave what was measured in ``<folder>/<key>.json``; collective.
 
     Cases of a group take turns, so that what else the machine does meets them alike.
@@ -125,12 +123,10 @@ def train_cases(
         cases: the cases, groups together.
         repeats: how often each is measured after those that warm up.
         folder: where files go.
-        place: said in a line of progress, of rank 0.
         control: a gloo group of all ranks.
     """
     prepare_platform()
     torch.set_num_threads(1)
-    done = 0
     for _, group in groupby(cases, key=lambda case: case.group):
         members = list(group)
         runs = [_Run(case, control) for case in members]
@@ -139,12 +135,7 @@ def train_cases(
                 run.once(keep=repetition >= WARM_UPS)
         for run in runs:
             run.write(folder, run.measured_bytes())
-        done += len(members)
-        if dist.get_rank() == 0:
-            print(
-                f"{place}: {done}/{len(cases)} programs trained ({members[0].workload} {members[0].seed})", flush=True
-            )
-    return {"cases": float(done)}
+    return {"cases": float(len(cases))}
 
 
 class _Run:
@@ -182,7 +173,8 @@ class _Run:
         program, peaks = self.case.program, [own["bytes"] for own in everyone]
         values: dict[str, Any] = {"start_s": [], "end_s": [], "cpu_s": [], "peak_bytes": max(peaks)}
         for repetition in range(len(self.rows)):
-            rows = [np.array(own["rows"][repetition]) for own in everyone]
+            # A rank that no module is placed on has no rows.
+            rows = [np.array(own["rows"][repetition]).reshape(-1, 4) for own in everyone]
             timeline, cpu_s = merge_timeline(program, rows, peaks), np.zeros(program.num_actions)
             for own in rows:
                 np.maximum.at(cpu_s, own[:, 0].astype(np.int64), own[:, 3])
