@@ -14,7 +14,7 @@ from entrain_bench.strategy.profile import Profile
 SUITE = "entrain_bench"
 STRATEGIES = "entrain_bench_strategies"
 # Rooms of the suite that a strategy may import from. The others hold the truth, the simulator and results.
-OPEN_ROOMS = frozenset({"arithmetic", "arrays", "compiled", "errors", "program", "specs", "strategy"})
+OPEN_ROOMS = frozenset({"arithmetic", "arrays", "compiled", "errors", "hosttime", "program", "specs", "strategy"})
 # What a profile keeps to itself.
 HIDDEN = frozenset(field.name for field in fields(Profile) if field.name.startswith("_"))
 

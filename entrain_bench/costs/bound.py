@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, rows
 from entrain_bench.costs.steps import ExposedStep
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.specs.job import divisors
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -178,25 +180,26 @@ def cluster_bound_s(truth: CostTruth, shapes: SampleShapes) -> float:
             loads = truth.layer_times.loads(module, lengths, np.array([0, len(lengths)]))
             counts = module.kind_counts([len(module.layers)])
             work += float(truth.layer_times.gpu_s(module, loads, counts)[0, 0])
-    longest = int(np.argmax(shapes.llm_tokens))
-    widest = [_widest_s(truth, module, shapes, longest) for module in modules]
-    return max(work / ranks, sum(max(widest[index] for index in group) for group in truth.model.module_groups))
+    longest, node = int(np.argmax(shapes.llm_tokens)), truth.cluster.gpus_per_node
+    # Mostly even one GPU is through with it in less.
+    for widths in [(1, 1)], [(tp, cp) for tp in divisors(node) for cp in divisors(ranks // tp)]:
+        widest = [_widest_s(truth, module, shapes, longest, widths) for module in modules]
+        path = sum(max(widest[index] for index in group) for group in truth.model.module_groups)
+        if path <= work / ranks:
+            break
+    return max(work / ranks, path)
 
 
-def _widest_s(truth: CostTruth, module: ModuleSpec, shapes: SampleShapes, sample: int) -> float:
-    """Least time of the longest unit that a sample has in a module, over all blocks that fill the cluster evenly."""
+def _widest_s(
+    truth: CostTruth, module: ModuleSpec, shapes: SampleShapes, sample: int, widths: Sequence[tuple[int, int]]
+) -> float:
+    """Least time of the longest unit that a sample has in a module, over blocks of the given TP and CP."""
     units = module.units(shapes)
     mine = units[module.owners(shapes, units) == sample]
     if not len(mine):
         return 0.0
     loads = truth.layer_times.loads(module, module.lengths(shapes, mine).max(keepdims=True))
     counts = module.kind_counts([len(module.layers)])
-    node, ranks = truth.cluster.gpus_per_node, truth.cluster.num_ranks
-    widths = [
-        (tp, cp)
-        for tp in range(1, node + 1)
-        if node % tp == 0 and truth.layer_times.knows(module, tp)
-        for cp in range(1, ranks // tp + 1)
-        if ranks % (tp * cp) == 0
-    ]
-    return min(float(truth.layer_times.work_s(module, loads, counts, tp, cp, False).sum()) for tp, cp in widths)
+    known = [(tp, cp) for tp, cp in widths if truth.layer_times.knows(module, tp)]
+    times = (float(truth.layer_times.work_s(module, loads, counts, tp, cp, False).sum()) for tp, cp in known)
+    return min(times, default=inf)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pandas as pd
+import numpy as np
 
-from entrain_bench.arrays import FloatArray, rows_of
+from entrain_bench.arrays import FloatArray, IntArray, rows_of
 from entrain_bench.costs.bound import cluster_bound_s, lower_bound_s
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.hosttime import HostTime
@@ -14,39 +14,35 @@ from entrain_bench.program import Pass
 from entrain_bench.program.timeline import Timeline
 
 
-def microbatch_forward(timeline: Timeline, modules: Sequence[int]) -> pd.DataFrame:
+def microbatch_forward(timeline: Timeline, modules: Sequence[int]) -> tuple[IntArray, FloatArray]:
     """Forward time of every microbatch of the given modules together, summed over stages and parts.
 
     A microbatch that only has LLM work counts as zero for modules that share the LLM's replicas.
 
     Returns:
-        Columns ``replica``, ``microbatch``, ``forward_s``.
+        Replica of each microbatch and its seconds, by replica and microbatch ``[microbatches]``.
     """
-    program = timeline.program
-    duration = timeline.end_s - timeline.start_s
-    rows = [
-        pd.DataFrame(
-            {
-                "replica": program.chunks[index].replica,
-                "microbatch": program.chunks[index].microbatch,
-                "forward_s": duration[program.forward_actions(index)].sum(axis=1),
-            }
-        )
-        for index in modules
-    ]
-    llm = program.model.llm_index
-    if all(program.layout.modules[index].dp == program.layout.modules[llm].dp for index in modules):
-        chunks = program.chunks[llm]
-        rows.append(pd.DataFrame({"replica": chunks.replica, "microbatch": chunks.microbatch, "forward_s": 0.0}))
-    return pd.concat(rows).groupby(["replica", "microbatch"])["forward_s"].sum().reset_index()
+    program, llm = timeline.program, timeline.program.model.llm_index
+    duration_s, placed = timeline.end_s - timeline.start_s, program.layout.modules
+    own = [(program.chunks[index], duration_s[program.forward_actions(index)].sum(axis=1)) for index in modules]
+    if all(placed[index].dp == placed[llm].dp for index in modules):
+        own.append((program.chunks[llm], np.zeros(len(program.chunks[llm]))))
+    replica, microbatch = (np.concatenate([getattr(c, name) for c, _ in own]) for name in ("replica", "microbatch"))
+    places, place = np.unique(np.stack([replica, microbatch]), axis=1, return_inverse=True)
+    seconds = np.concatenate([each for _, each in own])
+    return places[0], np.bincount(place.ravel(), weights=seconds, minlength=places.shape[1])
 
 
 def forward_std_ms(timeline: Timeline, modules: Sequence[int]) -> float:
     """Standard deviation of the forward time over a replica's microbatches, averaged over replicas, milliseconds."""
-    forward = microbatch_forward(timeline, modules)
-    if forward.empty:
+    replica, forward_s = microbatch_forward(timeline, modules)
+    count = np.bincount(replica)
+    if not len(count):
         return 0.0
-    return float(forward.groupby("replica")["forward_s"].std(ddof=0).mean()) * 1e3
+    each = np.maximum(count, 1)
+    apart = forward_s - (np.bincount(replica, weights=forward_s) / each)[replica]
+    std = np.sqrt(np.bincount(replica, weights=apart * apart) / each)
+    return float(std[count > 0].mean()) * 1e3
 
 
 def rank_seconds(timeline: Timeline, seconds: FloatArray) -> float:

@@ -141,9 +141,9 @@ class Job:
         ranks, node = self.cluster.num_ranks, self.cluster.gpus_per_node
         asked = self.request
         heads = [size for module in self.model.modules for size in module.sharded_sizes.values()]
-        tps = [asked.tp] if asked.tp else [t for t in _divisors(node) if all(size % t == 0 for size in heads)]
+        tps = [asked.tp] if asked.tp else [t for t in divisors(node) if all(size % t == 0 for size in heads)]
         cps = [asked.cp] if asked.cp else [2**i for i in range(ranks.bit_length())]
-        dps = [asked.dp] if asked.dp else [d for d in _divisors(ranks) if self._divides(d)]
+        dps = [asked.dp] if asked.dp else [d for d in divisors(ranks) if self._divides(d)]
         self.check_request()
         found = False
         for tp, cp, dp in product(tps, cps, dps):
@@ -169,5 +169,6 @@ class Job:
         return self.global_batch % (dp * self.microbatch_size) == 0
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
+    """The divisors of a number, rising."""
     return [d for d in range(1, number + 1) if number % d == 0]
