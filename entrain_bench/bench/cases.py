@@ -14,6 +14,7 @@ from entrain_bench.bench.measures import (
     assignment_within_limit,
     boundary_against_bridge,
     bucket_filling,
+    every_part,
     simulated_iteration,
 )
 from entrain_bench.config.tree import choices
@@ -28,6 +29,8 @@ LARGE = (
     "layout.dp=1024",
     "global_batch=262144",
 )
+# The same GPUs, 131,072 samples over 1,024 replicas.
+WIDEST = (*LARGE[:3], "layout.tp=2", "layout.dp=1024", "workload=coco", "global_batch=131072")
 # One long pipeline for the comparison with torch: 16 stages, 512 microbatches.
 PIPELINE = (
     "strategy=megatron",
@@ -88,7 +91,7 @@ type Case = tuple[str, Callable[[], dict[str, float]]]
 
 CASES: dict[str, Case] = {
     "quick": ("from_nothing_s <= 60", partial(everyday.figures, ["quick"])),
-    "figures": ("from_nothing_s <= 540, nothing_to_do_s <= 30", everyday.figures),
+    "figures": ("from_nothing_s <= 900, nothing_to_do_s <= 30", everyday.figures),
     "sweep_200_cells": ("first_result_s <= 5, overhead_s <= 0.050", partial(everyday.sweep, 200, TINY)),
     "memory_1000_cells": ("growth <= 0.02", partial(everyday.memory, 1000, TINY)),
     **{
@@ -101,6 +104,10 @@ CASES: dict[str, Case] = {
             partial(simulated_iteration, [f"strategy={name}", *LARGE], repeats=5),
         )
         for name in ("megatron", "entrain")
+    },
+    **{
+        f"all_16384_gpus_{name}": ("assign_s <= 0.5", partial(every_part, [f"strategy={name}", *WIDEST], repeats=3))
+        for name in choices("strategy")
     },
     **{
         f"assignment_{name}_{size}": (

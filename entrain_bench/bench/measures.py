@@ -71,8 +71,12 @@ def simulated_iteration(overrides: Sequence[str], repeats: int = REPEATS) -> dic
         "execute_s": executed,
         "iteration_s": scheduled + executed,
         "num_actions": program.num_actions,
-        "peak_rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
+        "peak_rss_gb": _peak_rss_gb(),
     }
+
+
+def _peak_rss_gb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 def assignment(overrides: Sequence[str], repeats: int = REPEATS) -> dict[str, float]:
@@ -83,6 +87,26 @@ def assignment(overrides: Sequence[str], repeats: int = REPEATS) -> dict[str, fl
     times = wall_times_s(lambda index: strategy.assigner.assign(batches[index], layout, profile), repeats)
     timeline = _simulator(setting).execute(strategy.program(batches[0], layout, profile))
     return {"assign_s": median(times), "iteration_time_s": timeline.iteration_time_s}
+
+
+def every_part(overrides: Sequence[str], repeats: int = REPEATS) -> dict[str, float]:
+    """Planning, once, and every part of an iteration: assignment, schedule, execution with memory."""
+    setting = prepare(compose_cells(overrides)[0].config)
+    started = perf_counter()
+    layout = setting.strategy.plan(setting.profile)
+    plan_s = perf_counter() - started
+    strategy, profile = setting.strategy, setting.profile.under(layout)
+    (shapes,) = _batches(setting, 1)
+    assigned = strategy.assigner.assign(shapes, layout, profile)
+    program = strategy.scheduler.schedule(shapes, layout, assigned, profile)
+    return {
+        "plan_s": plan_s,
+        "assign_s": median_s(lambda: strategy.assigner.assign(shapes, layout, profile), repeats),
+        "schedule_s": median_s(lambda: strategy.scheduler.schedule(shapes, layout, assigned, profile), repeats),
+        "execute_s": median_s(lambda: _simulator(setting).execute(program), repeats),
+        "iteration_time_s": _simulator(setting).execute(program).iteration_time_s,
+        "peak_rss_gb": _peak_rss_gb(),
+    }
 
 
 def assignment_within_limit(overrides: Sequence[str], limit: str, limit_s: float, repeats: int = 5) -> dict[str, float]:

@@ -31,11 +31,14 @@ class DflopAssigner:
         solver_work_per_sample: CP-SAT's deterministic time for each sample of the global batch; 0: no solver.
         solver_seconds: wall time of CP-SAT, building its program included; None sets no limit, for what a clock ends
             depends on the machine.
+        solver_samples: the largest global batch that goes to the solver; larger ones keep what LPT with exchange finds
+            (131,072 samples of coco take 5.1 s with the solver and 0.46 s without; x86-64, 2026-11).
         correction: the adaptive correction and what it has learnt; None: off.
     """
 
     solver_work_per_sample: float = 2e-4
     solver_seconds: float | None = None
+    solver_samples: int = 8192
     correction: Corrector | None = field(default_factory=Corrector)
 
     def __post_init__(self) -> None:
@@ -43,6 +46,7 @@ class DflopAssigner:
         work, limit = self.solver_work_per_sample, self.solver_seconds
         require(work >= 0, f"{where}.solver_work_per_sample", work, "at least 0 (0: no solver)")
         require(limit is None or limit > 0, f"{where}.solver_seconds", limit, "null or above 0")
+        require(self.solver_samples >= 0, f"{where}.solver_samples", self.solver_samples, "at least 0")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Bucket b is microbatch b // L_dp of LLM replica b mod L_dp.
@@ -65,7 +69,8 @@ class DflopAssigner:
                 cost[:, 0] += shapes.sum_items(module.units(shapes), seconds) * (llm.dp / placed.dp)
             else:
                 cost[:, 1] += seconds
-        limits = SolverLimits(self.solver_work_per_sample * len(shapes), self.solver_seconds)
+        work = self.solver_work_per_sample * len(shapes) if len(shapes) <= self.solver_samples else 0.0
+        limits = SolverLimits(work, self.solver_seconds)
         bucket = balance(cost, num_buckets, limits)
         replica, microbatch = bucket % llm.dp, bucket // llm.dp
         labels = []

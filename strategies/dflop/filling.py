@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import heapreplace
+from heapq import heappop, heappush, heapreplace
 
 import numpy as np
 from numba import njit
@@ -12,10 +12,11 @@ from entrain_bench.compiled import inlined
 
 # This close to the trivial bound nothing is left to solve; a smaller gain is no gain.
 CLOSE = 1e-6
-# Sums that an exchange may look at: it ends after some 30 ms at the latest (x86-64, 2026-11), mostly by itself.
-EXCHANGE_STEPS = 10_000_000
-# The tree over the buckets is sorted anew after placing as many items as this share of them.
-SORTED_SHARE = 8
+# Sums that an exchange may look at, and how many of them looking at a node of its tree takes as long as: it ends after
+# some 0.2 s at the latest (x86-64, 2026-11), mostly by itself.
+EXCHANGE_STEPS, NODE_STEPS = 10_000_000, 32
+# The tree over the buckets is sorted anew after so many items: an eighth of the buckets, or this many.
+SORTED_SHARE, SORTED_ITEMS = 8, 64
 
 
 def trivial_bound(cost: FloatArray, num_buckets: int) -> float:
@@ -81,8 +82,9 @@ def _place(order, cost, num_buckets):  # type: ignore[no-untyped-def]
     first = np.full(2 * width, num_buckets)
     leaf, stack = np.empty(num_buckets, np.int64), np.empty(depth + 2, np.int64)
     bucket = np.empty(len(order), np.int64)
+    period = max(num_buckets // SORTED_SHARE, SORTED_ITEMS)
     for place, item in enumerate(order):
-        if place % max(1, num_buckets // SORTED_SHARE) == 0:
+        if place % period == 0:
             for position, one in enumerate(np.argsort(load[:, 0] - load[:, 1], kind="mergesort")):
                 leaf[one] = width + position
                 first[width + position] = one
@@ -139,31 +141,96 @@ def _least_larger(cost, least, first, stack, width):  # type: ignore[no-untyped-
 
 @njit(cache=True)
 def _exchange(cost, bucket, num_buckets, enough, most_steps):  # type: ignore[no-untyped-def]
-    nothing = len(bucket) - 1
-    load = np.zeros((num_buckets, 2))
-    for item in range(nothing):
+    """Exchanges until none helps or the fullest bucket is low enough; the last item is nothing, and in every bucket."""
+    load, members = np.zeros((num_buckets, 2)), _members(bucket, num_buckets)
+    for item in range(len(bucket) - 1):
         load[bucket[item]] += cost[item]
+    width = 1
+    while width < num_buckets:
+        width *= 2
+    # Trees over the buckets: the least and the greatest larger sum below each node.
+    least, most = np.full(2 * width, np.inf), np.full(2 * width, -np.inf)
+    for one in range(num_buckets):
+        _set_larger(width + one, load[one], least, most)
     steps = 0
-    while steps < most_steps:
-        high = np.maximum(load[:, 0], load[:, 1])
-        full = np.argmax(high)
-        if high[full] <= enough:
-            break
-        given, mine = -1, np.flatnonzero(bucket == full)
-        for other in np.argsort(high, kind="mergesort"):
-            theirs = np.append(np.flatnonzero(bucket == other), nothing)
-            steps += len(bucket) + len(mine) * len(theirs)
-            given, taken = _best_swap(mine, theirs, load[full], load[other], cost, high[full] * (1 - CLOSE))
-            if given >= 0:
-                break
+    while steps < most_steps and most[1] > enough:
+        full = _fullest(most, width)
+        given, taken, other = -1, -1, -1
+        # From the emptiest bucket up: nodes by what is least below them, then by the first of their leaves.
+        waiting = [(least[1], 0, width)]
+        while given < 0 and len(waiting) > 0:
+            _, other, span = heappop(waiting)
+            steps += NODE_STEPS
+            if span > 1:
+                span //= 2
+                node = (width + other) // span
+                heappush(waiting, (least[node], other, span))
+                heappush(waiting, (least[node + 1], other + span, span))
+            elif other < num_buckets:
+                mine, theirs = members[full][:-1], members[other]
+                given, taken = _best_swap(mine, theirs, load[full], load[other], cost, most[1] * (1 - CLOSE))
+                steps += len(mine) * len(theirs)
         if given < 0:
             break
         load[full] += cost[taken] - cost[given]
         load[other] += cost[given] - cost[taken]
+        members[full] = _exchanged(members[full], given, taken)
+        members[other] = _exchanged(members[other], taken, given)
         bucket[given] = other
-        if taken != nothing:
+        if taken != len(bucket) - 1:
             bucket[taken] = full
+        _set_larger(width + full, load[full], least, most)
+        _set_larger(width + other, load[other], least, most)
     return bucket
+
+
+@njit(cache=True)
+def _members(bucket, num_buckets):  # type: ignore[no-untyped-def]
+    """Items of each bucket, rising; the last item is in each of them."""
+    size = np.ones(num_buckets, np.int64)
+    for item in range(len(bucket) - 1):
+        size[bucket[item]] += 1
+    members = [np.full(one, len(bucket) - 1) for one in size]
+    for item in range(len(bucket) - 2, -1, -1):
+        one = bucket[item]
+        size[one] -= 1
+        members[one][size[one] - 1] = item
+    return members
+
+
+@njit(cache=True)
+def _exchanged(members, given, taken):  # type: ignore[no-untyped-def]
+    """A bucket's items without one and with another, rising; the last one, which is nothing, stays."""
+    nothing, missing = members[-1], taken != members[-1]
+    result, count = np.empty(len(members) + 1, np.int64), 0
+    for item in members:
+        if missing and taken < item:
+            result[count], count, missing = taken, count + 1, False
+        if item != given or item == nothing:
+            result[count], count = item, count + 1
+    return result[:count]
+
+
+@inlined
+def _set_larger(leaf, load, least, most):  # type: ignore[no-untyped-def]
+    """A bucket's larger sum, and what it changes above it."""
+    least[leaf] = most[leaf] = max(load[0], load[1])
+    node = leaf // 2
+    while node > 0:
+        least[node] = min(least[2 * node], least[2 * node + 1])
+        most[node] = max(most[2 * node], most[2 * node + 1])
+        node //= 2
+
+
+@inlined
+def _fullest(most, width):  # type: ignore[no-untyped-def]
+    """The bucket whose larger sum is greatest; of equal ones the first."""
+    node = 1
+    while node < width:
+        node *= 2
+        if most[node] < most[node // 2]:
+            node += 1
+    return node - width
 
 
 @njit(cache=True)

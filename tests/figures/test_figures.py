@@ -20,7 +20,7 @@ from entrain_bench.run import compose_cells
 from support.figures import ALL_TRACES, MANY, TRACES, data_of, drawn, texts
 
 EXPERIMENTS = config_tree()
-SEEDS = "range(2)"
+SEEDS = "range(8)"
 NAMES = list(discover())
 # The quick figure is drawn by iteration_time's code.
 DRAWN = [name for name in NAMES if name != "quick"]
