@@ -71,6 +71,8 @@ class DipPlanner:
         picked once, by what it makes of the schedule.
         """
         modules = profile.job.model.modules
+        # The order that the search begins with tells layouts apart as well as the one it ends with (docs).
+        order: MakeProgram = getattr(make_program, "draft", make_program)
         for degrees, recompute in product(profile.job.degrees(), recompute_choices(profile.job)):
             cost = [layer_s(profile, module, samples, degrees) for module in modules]
             for chunks in self._chunk_choices(profile, samples, degrees):
@@ -78,7 +80,7 @@ class DipPlanner:
                 layers = [partition_layers(own, count) for own, count in zip(cost, stages, strict=True)]
                 layout = colocate(profile.job, degrees, layers, recompute)
                 try:
-                    seconds = believed_s(profile, make_program(batch, layout))
+                    seconds = believed_s(profile, order(batch, layout))
                 except DeadlockError as error:
                     raise IncompatibleError(
                         "strategy.scheduler: cannot order modules that all run on the same ranks, as DIP places them"
