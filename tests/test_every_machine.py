@@ -53,6 +53,8 @@ MACHINES: dict[str, dict[str, str]] = {
         "OPENBLAS_CORETYPE": "Nehalem",
         "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX2,-AVX2_Usable,-FMA,-FMA_Usable,-AVX",
         "NUMBA_CPU_NAME": "generic",
+        # What is compiled for it is kept for the next run of the tests, apart from what is compiled for this machine.
+        "NUMBA_CACHE_DIR": str(ROOT / ".pytest_cache" / "generic"),
     },
     "no AVX512, two threads, another hash seed": {
         "NPY_DISABLE_CPU_FEATURES": " ".join(AVX512),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from entrain_bench.specs.model import Role
+from entrain_bench.specs.module_layers import Role
 
 
 def extreme_replica(actions: pd.DataFrame, column: str) -> pd.DataFrame:

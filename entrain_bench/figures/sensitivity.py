@@ -22,7 +22,7 @@ from entrain_bench.records.cells import Cell
 from entrain_bench.records.labels import names
 from entrain_bench.records.records import Results
 from entrain_bench.records.tables import interval_over_seeds, relative_over_seeds, run_table
-from entrain_bench.specs.model import Role
+from entrain_bench.specs.module_layers import Role
 
 EXPERIMENT = "sensitivity"
 RUNS = True

@@ -9,7 +9,8 @@ import numpy as np
 from entrain_bench.arrays import IntArray, freeze, offsets_from_counts
 from entrain_bench.errors import UserError
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.model import ModelSpec, ModuleSpec, Role
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.specs.module_layers import Role
 from entrain_bench.specs.shapes import SampleShapes
 
 # Places in a replica's order; far beyond use, and small enough for the integer keys that programs are sorted by.

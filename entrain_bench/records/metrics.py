@@ -52,9 +52,9 @@ def rank_seconds(timeline: Timeline, seconds: FloatArray) -> float:
     return float((seconds[program.lane_actions] * width).sum())
 
 
-def measure(timeline: Timeline, truth: CostTruth, host_time: HostTime) -> dict[str, float]:
+def measure(timeline: Timeline, truth: CostTruth, host_time: HostTime | None = None) -> dict[str, float]:
     """The metrics of one iteration, by the column names of ``results/table.csv``."""
-    program, cluster = timeline.program, truth.cluster
+    program, cluster, host_time = timeline.program, truth.cluster, host_time or HostTime()
     encoders = [index for index, module in enumerate(truth.model.modules) if module.is_encoder]
     seconds = timeline.iteration_time_s
     passes = program.kind <= Pass.BACKWARD

@@ -192,6 +192,7 @@ def _fitting(
         try:
             check_memory(profile, candidate.layout, make_program, batches)
         except UserError as error:
-            refused.append(error)
+            # Its frames would keep a program each.
+            refused.append(error.with_traceback(None))
         else:
             yield candidate

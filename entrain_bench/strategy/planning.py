@@ -13,7 +13,8 @@ from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job
-from entrain_bench.specs.model import ModelSpec, Role
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.module_layers import Role
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
 

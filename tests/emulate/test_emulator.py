@@ -22,6 +22,8 @@ from entrain_bench.run import compose_cells
 from entrain_bench.simulate import Simulator
 
 # Samples of one length, and few layers: two passes a stage to measure.
+# In every run of the tests; the others are for make test-slow.
+QUICK = ("megatron", "dip", "hetero_noncolocated")
 UNIFORM = (
     "harness=emulate",
     "harness.dtype=float32",
@@ -71,7 +73,10 @@ def known(program: Program, forward_s: float, optimizer_s: float) -> Measured:
     return measured
 
 
-@pytest.mark.parametrize("strategy", choices("strategy"))
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in choices("strategy")],
+)
 def test_every_strategy_is_emulated(strategy: str) -> None:
     (cell,) = compose_cells([*UNIFORM, f"strategy={strategy}"])
     outcome = run_experiment(cell.config)

@@ -19,7 +19,8 @@ from entrain_bench.experiment import prepare
 from entrain_bench.run import compose_cells
 from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, LinkTier, Speed
 from entrain_bench.specs.layer import Attention
-from entrain_bench.specs.model import ModelSpec, Role
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.module_layers import Role
 from entrain_bench.specs.shapes import shapes_from_lists
 from support.builders import tiny_cluster
 

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from entrain_bench.specs.model import ModelSpec, ModuleSpec, build_layers
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.specs.module_layers import build_layers
 from entrain_bench.train.device import to_device
 from entrain_bench.train.modules import Pack, StageGroups, build_stage, input_width
 from entrain_bench.train.modules.ends import merge_tokens

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from entrain_bench.specs.model import ModuleConfig
+from entrain_bench.specs.module_layers import ModuleConfig
 
 
 def normal(rng: np.random.Generator, *shape: int) -> Tensor:

@@ -101,7 +101,7 @@ def test_strategies_train_like_one_process(model: str, reference: Path) -> None:
         assert max(result["gradient"] for result in results) > 1
 
 
-@pytest.mark.parametrize("frozen", ["vision", "llm"])
+@pytest.mark.parametrize("frozen", ["vision", pytest.param("llm", marks=pytest.mark.slow)])
 def test_what_does_not_learn_stays_as_it_is(frozen: str, tmp_path: Path) -> None:
     model, path = (*MODELS["one_encoder"], f"freeze=[{frozen}]"), tmp_path / "reference.npz"
     run_ranks(train_reference, 1, configuration(*model), path)

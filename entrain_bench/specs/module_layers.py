@@ -1,0 +1,210 @@
+"""The layers of a module: blocks between an input embedding and a head, as a module's YAML states them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
+from entrain_bench.specs.parse import check_mapping, parse
+
+
+class Role(StrEnum):
+    """What a module does, in the order of a forward; encoders and generators work on items, the LLM on samples."""
+
+    ENCODER = "encoder"
+    LLM = "llm"
+    GENERATOR = "generator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleConfig:
+    """Architecture of one module as its YAML states it; see ``build_layers`` for what follows from it.
+
+    An encoder names the ``modalities`` it encodes and the products of its input embedding and of its projector
+    (``embed_gemms`` and ``head_gemms``: ``{k, n, rows_per_token}``); an LLM names vocabulary and context length. A
+    generator learns to generate every item of its ``modalities``, each a sequence of ``item_tokens``; it is made of
+    blocks, like an encoder, or a U-Net (``unet``: see ``UNetConfig``), which needs none of the blocks' sizes.
+    """
+
+    role: str
+    source: str
+    num_layers: int = 0
+    hidden_size: int = 0
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    ffn_hidden_size: int = 0
+    gated_mlp: bool = False
+    rotary: bool = True
+    norm_bias: bool = False
+    qkv_bias: bool = False
+    linear_bias: bool = False
+    modalities: tuple[str, ...] = ()
+    window_tokens: int = 0
+    full_attention_layers: tuple[int, ...] = ()
+    embed_gemms: tuple[Mapping[str, float], ...] = ()
+    head_gemms: tuple[Mapping[str, float], ...] = ()
+    head_norm: bool = True
+    vocab_size: int = 0
+    tied_embeddings: bool = False
+    context_tokens: int = 0
+    item_tokens: int = 0
+    unet: Mapping[str, Any] | None = None
+
+
+def build_layers(config: ModuleConfig) -> tuple[Layer, ...]:
+    """The layers of a module: ``embed``, ``num_layers`` blocks (``block`` or ``window_block``), ``head``.
+
+    Byte counts are of a bf16 model with flash attention (no score matrix) and fused rotary positions, activations and
+    norms: each keeps its input, none what it computes on the way. ``Layer`` says what of them tensor parallelism
+    divides (arXiv:2205.05198).
+    """
+    if config.role == Role.LLM:
+        embed, head = _token_embedding(config), _language_head(config)
+    else:
+        embed, head = _encoder_embedding(config), _projector(config)
+    full = _block(config, "block", window_tokens=0)
+    if not config.window_tokens:
+        return (embed, *(full for _ in range(config.num_layers)), head)
+    window = _block(config, "window_block", config.window_tokens)
+    blocks = (full if i in config.full_attention_layers else window for i in range(config.num_layers))
+    return (embed, *blocks, head)
+
+
+def _block(config: ModuleConfig, kind: str, window_tokens: int) -> Layer:
+    h, f = config.hidden_size, config.ffn_hidden_size
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    up = 2 * f if config.gated_mlp else f
+    biases = (q + 2 * kv if config.qkv_bias else 0) + (2 * h + up if config.linear_bias else 0)
+    norms = 2 * h * (2 if config.norm_bias else 1)
+    # Two norms and two residual additions over the hidden state, rotary on queries and keys, the MLP's activation.
+    hidden = 2 * (2 + 3) * h
+    elementwise = hidden + (2 * (q + kv) if config.rotary else 0) + up + f
+    # Kept for backward: both norms' inputs and outputs, queries, keys, values, attention output, MLP before and after
+    # its activation; in fp32 flash attention's logarithm of each head's sum.
+    kept, fp32 = BF16_BYTES * (4 * h + 2 * q + 2 * kv + up + f), FP32_BYTES * config.num_heads
+    return Layer(
+        kind=kind,
+        gemms=(Gemm(h, q + 2 * kv), Gemm(q, h, row_parallel=True), Gemm(h, up), Gemm(f, h, row_parallel=True)),
+        attention=Attention(q, kv, config.role == Role.LLM, window_tokens, head_dim=config.head_dim),
+        elementwise_bytes_per_token=BF16_BYTES * elementwise,
+        num_elementwise_kernels=5 + (2 if config.rotary else 0),
+        num_gathers=2,
+        num_scatters=2,
+        hidden_size=h,
+        parameters=h * (q + 2 * kv) + q * h + h * up + f * h + norms + biases,
+        activation_bytes_per_token=kept + fp32,
+        input_bytes_per_token=BF16_BYTES * h,
+        replicated_elementwise_bytes_per_token=BF16_BYTES * hidden,
+        replicated_bytes_per_token=BF16_BYTES * 4 * h,
+        fp32_bytes_per_token=fp32,
+        # Gradients on both sides of the MLP's activation, which all else is still there for.
+        transient_bytes_per_token=BF16_BYTES * (up + f),
+    )
+
+
+def _token_embedding(config: ModuleConfig) -> Layer:
+    h = config.hidden_size
+    return Layer(
+        kind="embed",
+        gemms=(),
+        attention=None,
+        elementwise_bytes_per_token=2 * BF16_BYTES * h,
+        num_elementwise_kernels=1,
+        num_gathers=0,
+        num_scatters=1,
+        hidden_size=h,
+        parameters=config.vocab_size * h,
+        activation_bytes_per_token=0.0,
+        input_bytes_per_token=0.0,
+        replicated_elementwise_bytes_per_token=2 * BF16_BYTES * h,
+        recomputed=False,
+    )
+
+
+def _language_head(config: ModuleConfig) -> Layer:
+    h, vocab = config.hidden_size, config.vocab_size
+    norm = h * (2 if config.norm_bias else 1)
+    hidden = 2 * BF16_BYTES * h
+    # Final norm; logits cast to fp32, then one fused softmax-and-loss pass over them. The fp32 softmax is kept; beside
+    # it are the bf16 logits in forward and their gradient in backward.
+    return Layer(
+        kind="head",
+        gemms=(Gemm(h, vocab),),
+        attention=None,
+        elementwise_bytes_per_token=hidden + (BF16_BYTES + 3 * FP32_BYTES) * vocab,
+        num_elementwise_kernels=3,
+        num_gathers=1,
+        num_scatters=0,
+        hidden_size=h,
+        parameters=h * vocab + norm,
+        activation_bytes_per_token=hidden + FP32_BYTES * vocab,
+        input_bytes_per_token=BF16_BYTES * h,
+        replicated_elementwise_bytes_per_token=hidden,
+        replicated_bytes_per_token=hidden,
+        fp32_bytes_per_token=FP32_BYTES * vocab,
+        cast_bytes_per_token=BF16_BYTES * vocab,
+        recomputed=False,
+    )
+
+
+def _encoder_embedding(config: ModuleConfig) -> Layer:
+    gemms = gemms_of(config.embed_gemms, "embed_gemms")
+    convolutions = config.norm_bias  # LayerNorm encoders embed by convolutions with a bias, GELU after each
+    inputs = [BF16_BYTES * gemm.k * gemm.rows_per_token for gemm in gemms]
+    outputs = [BF16_BYTES * gemm.n * gemm.rows_per_token for gemm in gemms]
+    return Layer(
+        kind="embed",
+        gemms=gemms,
+        attention=None,
+        elementwise_bytes_per_token=sum(inputs) + sum(outputs),
+        num_elementwise_kernels=len(gemms),
+        num_gathers=0,
+        num_scatters=1,
+        hidden_size=config.hidden_size,
+        parameters=sum(gemm.k * gemm.n + (gemm.n if convolutions else 0) for gemm in gemms),
+        # What products multiply, the features on every rank, and what GELU was given.
+        activation_bytes_per_token=sum(inputs) + (sum(outputs) if convolutions else 0),
+        input_bytes_per_token=inputs[0],
+        whole_bytes_per_token=inputs[0] + (outputs[-1] if convolutions else 0),
+        recomputed=False,
+    )
+
+
+def _projector(config: ModuleConfig) -> Layer:
+    h, gemms = config.hidden_size, gemms_of(config.head_gemms, "head_gemms")
+    norm = (h * (2 if config.norm_bias else 1)) if config.head_norm else 0
+    middle = sum(gemm.n * gemm.rows_per_token for gemm in gemms[:-1])
+    # Kept: the norm's input, each rank's own; what the products multiply: hidden states on every rank, then GELU's
+    # output; and GELU's input.
+    inputs = BF16_BYTES * gemms[0].k * gemms[0].rows_per_token
+    normed = BF16_BYTES * h if config.head_norm else 0
+    return Layer(
+        kind="head",
+        gemms=gemms,
+        attention=None,
+        elementwise_bytes_per_token=BF16_BYTES * (2 * h + 2 * middle),
+        num_elementwise_kernels=1 + len(gemms),
+        num_gathers=1,
+        num_scatters=1,
+        hidden_size=h,
+        parameters=norm + sum(gemm.k * gemm.n + gemm.n for gemm in gemms),
+        activation_bytes_per_token=normed + inputs + 2 * BF16_BYTES * middle,
+        input_bytes_per_token=BF16_BYTES * h,
+        replicated_elementwise_bytes_per_token=2 * BF16_BYTES * h,
+        replicated_bytes_per_token=normed,
+        whole_bytes_per_token=inputs,
+        recomputed=False,
+    )
+
+
+def gemms_of(configs: Sequence[Mapping[str, float]], where: str) -> tuple[Gemm, ...]:
+    """Consecutive products, column and row parallel in turn."""
+    gemms = []
+    for index, config in enumerate(configs):
+        path = f"{where}[{index}]"
+        gemms.append(parse(Gemm, {"row_parallel": index % 2 == 1, **check_mapping(config, path)}, path))
+    return tuple(gemms)
