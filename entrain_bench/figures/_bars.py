@@ -79,7 +79,7 @@ def mark_failed(panel: Axes, position: float, row: Mapping[Hashable, Any]) -> No
         panel.text(
             position,
             0.04,
-            f"{row['num_ok']} of {row['num_runs']} seeds",
+            f"{row['num_ok']}/{row['num_runs']} seeds",
             transform=panel.get_xaxis_transform(),
             rotation=90,
             ha="center",

@@ -73,7 +73,7 @@ def test_seeds_that_failed_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     data = table(["first"])
     data.loc[(data["seed"] == 2) & (data["workload"] == "coco"), "status"] = "failed"
     figure, shown = drawn("iteration_time", data)
-    assert written(figure, monkeypatch).count("2 of 3 seeds") == len(MODELS)
+    assert written(figure, monkeypatch).count("2/3 seeds") == len(MODELS)
     assert shown[shown["workload"] == "coco"]["num_ok"].tolist() == [2, 2]
 
 
