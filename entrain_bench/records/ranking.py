@@ -13,6 +13,8 @@ from entrain_bench.records.statistics import Interval, mean_interval, not_worse,
 TIME = "iteration_time_s"
 # The strategy that others are compared with where it is among them.
 BASELINE = "megatron"
+# So many names of strategies that are not told apart are enough; the table has them all.
+MAX_NAMES = 4
 PAST = {"failed": ("failed", "failed"), "skipped": ("was skipped", "were skipped")}
 
 
@@ -62,8 +64,7 @@ def winners(blocks: Sequence[Sequence[Row]]) -> str:
             who = [each for each in headings if each not in best[0].case.job]
             decided.setdefault(tuple(sorted(name_of(row.case.labels, who) for row in best)), []).append(best)
     parts = [
-        f"{' or '.join(names)}{_places(won, headings, len(blocks))}{_gain(names, won)}"
-        for names, won in decided.items()
+        f"{_either(names)}{_places(won, headings, len(blocks))}{_gain(names, won)}" for names, won in decided.items()
     ]
     alone = all(len(row.case.runs) == 1 for won in decided.values() for best in won for row in best)
     note = ". With one seed, chance is not ruled out" if alone else ""
@@ -71,14 +72,20 @@ def winners(blocks: Sequence[Sequence[Row]]) -> str:
 
 
 def problems(rows: Sequence[Row], headings: Sequence[str]) -> Iterator[str]:
-    """A line for every case and status without a result: how many runs, at which seeds, and why."""
+    """Lines on what has no result: how many runs, at which seeds, why; one for all alike, if labels name them."""
+    groups: dict[tuple[str, str, int], list[Row]] = {}
     for row in rows:
-        runs = row.case.runs
         for status in PAST:
-            seeds = [seed for seed in sorted(runs) if runs[seed].status == status]
-            if seeds:
-                count = f"{len(seeds)} of {len(runs)} runs ({spell_seeds(seeds)})"
-                yield f"{status}: {name_of(row.case.labels, headings)}, {count}: {runs[seeds[0]].reason}"
+            if lost := [each for each in row.case.runs.values() if each.status == status]:
+                groups.setdefault((status, lost[0].reason, len(lost)), []).append(row)
+    for (status, reason, _), alike in groups.items():
+        shared = [each for each in headings if len({row.case.labels[each] for row in alike}) == 1]
+        named = [row for row in rows if all(row.case.labels[each] == alike[0].case.labels[each] for each in shared)]
+        for part, names in [(alike, shared)] if named == alike else [([row], headings) for row in alike]:
+            runs = [(seed, record.status) for row in part for seed, record in row.case.runs.items()]
+            seeds = [seed for seed, found in runs if found == status]
+            name = name_of(part[0].case.labels, names) or "all"
+            yield f"{status}: {name}, {len(seeds)} of {len(runs)} runs ({spell_seeds(seeds)}): {reason}"
 
 
 def losses(rows: Sequence[Row]) -> str:
@@ -124,6 +131,12 @@ def _speedup(case: Case, baseline: Case) -> Interval | None:
     own, other = case.values(TIME), baseline.values(TIME)
     seeds = [seed for seed in own if seed in other]
     return ratio_interval([other[seed] for seed in seeds], [own[seed] for seed in seeds]) if seeds else None
+
+
+def _either(names: Sequence[str]) -> str:
+    """Names of whom no one is told apart from the others."""
+    left = len(names) - MAX_NAMES
+    return " or ".join([*names[:MAX_NAMES], *([f"{left} more"] if left > 0 else [])])
 
 
 def _places(won: Sequence[Sequence[Row]], headings: Sequence[str], num_jobs: int) -> str:

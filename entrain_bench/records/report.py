@@ -102,8 +102,8 @@ def summary(records: Sequence[Record], width: int) -> Iterator[Text]:
         columns = _fitting(_label_columns(rows, labels), _value_columns(rows), width)
         yield from _wrapped(_legend([column.heading for column in columns]), width)
         yield from _table(blocks, columns, len(labels))
-    yield from map(Text, problems(rows, labels))
-    yield from _wrapped(f"{winners(blocks)} {losses(rows)}".strip(), width)
+    words = [*map(Text, problems(rows, labels)), *_wrapped(f"{winners(blocks)} {losses(rows)}".strip(), width)]
+    yield from [Text(), *words] if words else []
 
 
 def _table(blocks: Sequence[Sequence[Row]], columns: Sequence[Column], num_labels: int) -> Iterator[Text]:
@@ -191,8 +191,10 @@ def _margin(row: Row, digits: int) -> str:
 
 
 def _range(row: Row) -> str:
-    found = row.speedup
-    return f"{found.low:.2f}..{found.high:.2f}" if found and found.num_values > 1 else NOTHING
+    """The speed-up's interval; that of the baseline over itself says nothing."""
+    if not row.speedup or row.speedup.num_values == 1 or row.case.labels["strategy"] == BASELINE:
+        return NOTHING
+    return f"{row.speedup.low:.2f}..{row.speedup.high:.2f}"
 
 
 def _mean(row: Row, metric: str, scale: float, digits: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -245,6 +246,7 @@ def test_one_run_and_none_that_succeeded() -> None:
     assert heading.split()[:2] == ["strategy", "s/iter"]
     assert row.split()[:2] == ["entrain", "0.00123"]
     assert lines([made(seed=7, status="failed")])[1:] == [
+        "",
         "failed: entrain, 1 of 1 runs (seed 7): too large at seed 7",
         "Of 1 run 1 failed (seed 7).",
     ]
@@ -257,3 +259,22 @@ def test_wide_characters_and_markup_keep_columns_in_line() -> None:
     assert {row.split()[0] for row in rows} == {"[bold]x[/]", "均衡", "megatron"}
 
     assert len({cell_len(row) for row in (heading, *rows)}) == 1
+
+
+def test_what_failed_alike_is_named_once() -> None:
+    names = ("megatron", "entrain", "dip", "dflop", "disttrain")
+    records = [record for name in names for record in seeds(name, [1.0, 2.0])]
+    audio = [
+        replace(made(name, seed, status="skipped", workload="librispeech"), reason="audio")
+        for name in names
+        for seed in (0, 1)
+    ]
+    *_, skipped, last = lines([*records, *audio])
+    assert skipped == "skipped: librispeech, 10 of 10 runs (seeds 0, 1): audio"
+    assert last.startswith(
+        "Fastest: dflop or dip or disttrain or entrain or 1 more on coco (no significant difference)."
+    )
+    # Not all at librispeech: each by its name.
+    shown = lines([*records, *audio[2:], *seeds("megatron", [1.0, 1.0], workload="librispeech")])
+    assert sum(line.startswith("skipped: ") for line in shown) == len(names) - 1
+    assert "skipped: dip librispeech, 2 of 2 runs (seeds 0, 1): audio" in shown
