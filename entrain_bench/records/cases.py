@@ -51,10 +51,14 @@ class _Label:
 
 def cases_of(records: Sequence[Record]) -> list[Case]:
     """The runs by all that tells them apart but their seed, in order of appearance."""
-    labels = _labels(records)
+    alike: dict[str, list[Record]] = {}
+    for record in records:
+        alike.setdefault(_without_seed(record), []).append(record)
+    labels = _labels([first for first, *_ in alike.values()])
     runs: dict[tuple[str, ...], dict[int, Record]] = {}
-    for index, record in enumerate(records):
-        runs.setdefault(tuple(label.texts[index] for label in labels), {})[record.labels["seed"]] = record
+    for index, group in enumerate(alike.values()):
+        seeds = {record.labels["seed"]: record for record in group}
+        runs.setdefault(tuple(label.texts[index] for label in labels), {}).update(seeds)
     cases = []
     for texts, found in runs.items():
         job = {label.heading: text for label, text in zip(labels, texts, strict=True) if not label.owned}
@@ -89,6 +93,12 @@ def _labels(records: Sequence[Record]) -> list[_Label]:
 def _path_label(path: str, heading: str, leaves: Sequence[Mapping[str, Any]]) -> _Label:
     spell = _class_name if path.endswith("_target_") else _spell
     return _Label(heading, path.split(".")[0] in OWNED, _texts([each.get(path, ABSENT) for each in leaves], spell))
+
+
+def _without_seed(record: Record) -> str:
+    """A text that runs of different seeds share: what is compared once need not be compared for every seed."""
+    config = {key: value for key, value in record.config.items() if key != "seed"}
+    return json.dumps([_names(record), config], default=repr)
 
 
 def _leaves(record: Record) -> dict[str, Any]:
