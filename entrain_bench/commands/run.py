@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import Progress
 
+from entrain_bench.commands.help import help_text
 from entrain_bench.commands.publish import publish
 from entrain_bench.commands.watch import Watch, say
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, parse_arguments
@@ -42,7 +43,10 @@ def main(arguments: Sequence[str]) -> int:
         UserError: for bad input.
     """
     parsed = parse_arguments(arguments)
-    if any((parsed.help, parsed.hydra_help, parsed.cfg, parsed.info, parsed.shell_completion)):
+    if parsed.help is not None:
+        print(help_text(parsed.help, parsed.config_dir))
+        return 0
+    if any((parsed.hydra_help, parsed.cfg, parsed.info, parsed.shell_completion)):
         add_config_dir(parsed.config_dir)
         _hand_to_hydra(arguments, parsed)
         return 0
@@ -129,7 +133,7 @@ def _num_processes(sweep: Sweep) -> int:
 
 
 def _hand_to_hydra(arguments: Sequence[str], parsed: Namespace) -> None:
-    """Let Hydra do it: help, and sweeps whose launcher runs cells on other machines."""
+    """Let Hydra do it: what it knows of itself, and sweeps whose launcher runs cells on other machines."""
     register_schema()
     before = sys.argv
     # Hydra wants options before overrides.

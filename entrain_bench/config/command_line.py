@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,21 +22,28 @@ from entrain_bench.config.tree import CONFIG_MODULE
 from entrain_bench.errors import UserError, unknown_choice
 
 CONFIG_NAME = "config"
+LAUNCHER = "hydra/launcher"
 
 
 def parse_arguments(arguments: Sequence[str]) -> Namespace:
     """Hydra's own command line; options and overrides may be mixed.
 
+    ``help`` is what is asked about, a group or a key, or the empty text; without ``--help`` None.
+
     Raises:
         UserError: for an unknown option.
     """
+    asking = ArgumentParser(add_help=False, allow_abbrev=False)
+    asking.add_argument("--help", "-h", nargs="?", const="")
+    asked, rest = asking.parse_known_args(arguments)
     parser = get_args_parser()
 
     def fail(message: str) -> NoReturn:
         raise UserError(message)
 
     parser.error = fail  # type: ignore[method-assign]
-    parsed: Namespace = parser.parse_intermixed_args(arguments)
+    parsed: Namespace = parser.parse_intermixed_args(rest)
+    parsed.help = asked.help
     return parsed
 
 
@@ -80,6 +88,8 @@ def one_line_errors(
         raise
     except MissingConfigException as error:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
+        if group == LAUNCHER and (extra := _missing_extra(name, error.options or ())):
+            raise UserError(f"{group}={name}: not installed; pip install -e '.[{extra}]' adds it") from error
         if error.options:
             raise unknown_choice(group or "config", name, error.options) from error
         raise UserError(first_line(error)) from error
@@ -109,6 +119,8 @@ def _translate(error: Exception, overrides: Sequence[str], config_name: str, key
 def _unknown_key(key: str, overrides: Sequence[str], config_name: str, keys: Iterable[str]) -> UserError:
     """The error for a key that does not exist, with its siblings as choices."""
     parent, _, name = key.rpartition(".")
+    if parent == LAUNCHER.replace("/", "."):
+        return _unknown_to_launcher(key, overrides)
     siblings = keys
     if parent:
         try:
@@ -120,6 +132,23 @@ def _unknown_key(key: str, overrides: Sequence[str], config_name: str, keys: Ite
         except (HydraException, OmegaConfBaseException):
             siblings = []
     return unknown_choice(f"{parent}: key" if parent else "key", name, siblings)
+
+
+def _unknown_to_launcher(key: str, overrides: Sequence[str]) -> UserError:
+    """The error for a key that the launcher does not have: most likely the launcher itself was forgotten."""
+    given = next((text for text in overrides if text.lstrip("+").startswith(f"{key}=")), key)
+    chosen = next((text for text in overrides if text.startswith(f"{LAUNCHER}=")), f"{LAUNCHER}=basic")
+    return UserError(f"{given}: {chosen} has no such key; add a launcher that has, such as {LAUNCHER}=joblib")
+
+
+def _missing_extra(launcher: str, installed: Iterable[str]) -> str | None:
+    """The extra of this package that brings a launcher (``submitit`` brings ``submitit_local``), unless it is there."""
+    extra = launcher.partition("_")[0]
+    try:
+        known = metadata("entrain-bench").get_all("Provides-Extra") or []
+    except PackageNotFoundError:
+        return None
+    return extra if extra in known and all(name.partition("_")[0] != extra for name in installed) else None
 
 
 def first_line(error: Exception) -> str:

@@ -1,29 +1,62 @@
-"""What the command prints: one line a cell, and a short table at the end."""
+"""What the command prints: one line a cell, and at the end a table with a word on who is fastest where."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-import pandas as pd
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
-from entrain_bench.records.records import LABELS, Record, flatten
+from entrain_bench.records.cases import NAMES, cases_of
+from entrain_bench.records.ranking import (
+    BASELINE,
+    Row,
+    losses,
+    name_of,
+    problems,
+    ranked,
+    spell_seeds,
+    varying,
+    winners,
+)
+from entrain_bench.records.records import Record
 
 # Wide enough for the table when the output is not a terminal.
 PLAIN_WIDTH = 140
-# Metric, scale and digits of each column.
-COLUMNS = {
-    "s/iter": ("iteration_time_s", 1.0, 3),
-    "samples/s": ("samples_per_s", 1.0, 1),
-    "TFLOPS/GPU": ("tflops_per_gpu", 1.0, 1),
+NOTHING = "-"
+GAP = "  "
+# Metric, scale and digits of each column, the most telling first: those that the width has no room for are left out.
+METRICS = {
     "MFU %": ("mfu", 100.0, 1),
     "bubble %": ("bubble_ratio", 100.0, 1),
-    "enc std ms": ("encoder_forward_std_ms", 1.0, 2),
     "peak GiB": ("peak_memory_bytes", 1 / 2**30, 1),
     "gap %": ("gap_to_lower_bound", 100.0, 1),
+    "TFLOPS/GPU": ("tflops_per_gpu", 1.0, 1),
+    "samples/s": ("samples_per_s", 1.0, 1),
+    "enc std ms": ("encoder_forward_std_ms", 1.0, 2),
 }
+# Columns that are never left out, and the one that goes before others that stand before it.
+ALWAYS = ("s/iter", "runs")
+SPEEDUP = "speed-up"
+# Digits of the least time that are shown at least, and decimals at least and at most.
+SIGNIFICANT, DECIMALS, MAX_DECIMALS = 3, 3, 6
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table: its heading, and one text a row."""
+
+    heading: str
+    cells: Sequence[str]
+
+    @property
+    def width(self) -> int:
+        """Places on the screen that its widest text takes."""
+        return max(map(cell_len, (self.heading, *self.cells)))
 
 
 def make_console() -> Console:
@@ -34,76 +67,142 @@ def make_console() -> Console:
 
 def describe_cell(place: str, record: Record) -> str:
     """One line on a cell of a sweep that was run."""
+    name = f"{name_of(record.labels, [each for each in NAMES if each != 'harness'])} seed {record.labels['seed']}"
     if record.status == "ok":
-        return f"{place} {_run_name(record)}: {record.metrics['iteration_time_s']:.3f} s/iteration"
-    return f"{place} {_run_name(record)}: {record.status}: {record.reason}"
-
-
-def _run_name(record: Record) -> str:
-    labels = record.labels
-    return f"{labels['strategy']} {labels['workload']} {labels['model']} {labels['cluster']} seed {labels['seed']}"
+        return f"{place} {name}: {record.metrics['iteration_time_s']:.3f} s/iteration"
+    return f"{place} {name}: {record.status}: {record.reason}"
 
 
 def print_table(records: Sequence[Record]) -> None:
-    """Print what succeeded, runs that differ only by their seed as one mean, and why others have no result.
-
-    Labels that all runs share stand in the title; whatever else was swept has a column of its own.
-    """
+    """Print the summary of some runs to standard output."""
     console = make_console()
-    done = [record for record in records if record.status == "ok"]
-    if done:
-        console.print(_table(done))
-    for record in records:
-        if record.status != "ok":
-            line = f"{record.status}: {_run_name(record)}: {record.reason}"
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for line in summary(records, console.width):
+        console.print(line, soft_wrap=True)
 
 
-def swept_paths(records: Sequence[Record]) -> list[str]:
-    """Configuration paths, the seed apart, in which records of the same labels differ."""
-    names = [name for name in LABELS if name != "seed"]
-    groups: dict[tuple[str, ...], list[dict[str, object]]] = {}
-    for record in records:
-        leaves = {path: value for path, value in flatten(record.config).items() if path != "seed"}
-        groups.setdefault(tuple(str(record.labels[name]) for name in names), []).append(leaves)
-    paths = {
-        path: None
-        for group in groups.values()
-        for path in dict.fromkeys(path for leaves in group for path in leaves)
-        if len({repr(leaves.get(path)) for leaves in group}) > 1
+def summary(records: Sequence[Record], width: int) -> Iterator[Text]:
+    """What came out of runs, as lines: what all have in common, a table, what has no result, who is fastest where.
+
+    Runs that differ by their seed only are one row. No label is ever cut: where the labels alone take more than the
+    width, so does the table.
+
+    Args:
+        records: the runs.
+        width: places of a line.
+    """
+    blocks = ranked(cases_of(records)) if records else []
+    rows = [row for block in blocks for row in block]
+    if not rows:
+        return
+    # Without a label there would be nothing to call a row.
+    labels = varying(rows) or ["strategy"]
+    shared = [f"{name} {text}" for name, text in rows[0].case.labels.items() if name not in labels]
+    yield from _wrapped(", ".join([*shared, spell_seeds([seed for row in rows for seed in row.case.runs])]), width)
+    if any(row.time for row in rows):
+        columns = _fitting(_label_columns(rows, labels), _value_columns(rows), width)
+        yield from _wrapped(_legend([column.heading for column in columns]), width)
+        yield from _table(blocks, columns, len(labels))
+    words = [*map(Text, problems(rows, labels)), *_wrapped(f"{winners(blocks)} {losses(rows)}".strip(), width)]
+    yield from [Text(), *words] if words else []
+
+
+def _table(blocks: Sequence[Sequence[Row]], columns: Sequence[Column], num_labels: int) -> Iterator[Text]:
+    """A line for the headings, and one a row, the best in bold; jobs of several rows are set apart."""
+    lines = [
+        GAP.join(
+            text + " " * (column.width - cell_len(text)) if place < num_labels else text.rjust(column.width)
+            for place, (column, text) in enumerate(zip(columns, texts, strict=True))
+        ).rstrip()
+        for texts in zip(*((column.heading, *column.cells) for column in columns), strict=True)
+    ]
+    yield Text(lines[0])
+    yield Text("─" * max(map(cell_len, lines)))
+    apart, place = any(len(block) > 1 for block in blocks), 1
+    for block in blocks:
+        if apart and place > 1:
+            yield Text()
+        for row in block:
+            yield Text(lines[place], style="bold" if row.best else "")
+            place += 1
+
+
+def _fitting(labels: Sequence[Column], values: Sequence[Column], width: int) -> list[Column]:
+    """All labels, and the columns that fit beside them: the most telling ones, up to the first that has no room."""
+    taken = [column for column in values if column.heading in ALWAYS]
+    room = width - sum(column.width + len(GAP) for column in (*labels, *taken)) + len(GAP)
+    for column in sorted((one for one in values if one not in taken), key=lambda one: one.heading != SPEEDUP):
+        room -= column.width + len(GAP)
+        if room < 0:
+            break
+        taken.append(column)
+    return [*labels, *(column for column in values if column in taken)]
+
+
+def _label_columns(rows: Sequence[Row], labels: Sequence[str]) -> list[Column]:
+    return [Column(label, [row.case.labels[label] for row in rows]) for label in labels]
+
+
+def _value_columns(rows: Sequence[Row]) -> list[Column]:
+    """Every column that says something, in the order of the table."""
+    digits = _decimals([row.time.mean for row in rows if row.time])
+    columns = [
+        Column("s/iter", [f"{row.time.mean:.{digits}f}" if row.time else _status(row) for row in rows]),
+        Column("±", [_margin(row, digits) for row in rows]),
+        Column("runs", _counts(rows)),
+        Column(SPEEDUP, [f"{row.speedup.mean:.2f}x" if row.speedup else NOTHING for row in rows]),
+        Column("95%", [_range(row) for row in rows]),
+        *(Column(name, [_mean(row, *metric) for row in rows]) for name, metric in METRICS.items()),
+    ]
+    return [column for column in columns if {*column.cells} != {NOTHING}]
+
+
+def _legend(headings: Sequence[str]) -> str:
+    """What columns mean that do not say so themselves."""
+    meanings = {
+        "±": "±: half of the 95% interval over seeds",
+        SPEEDUP: f"{SPEEDUP}: over {BASELINE}, seed by seed",
+        "95%": "95%: its interval",
     }
-    # A part that differs shows in its target; the parameters that come with it need no columns.
-    parts = [path.removesuffix("_target_") for path in paths if path.endswith("._target_")]
-    return [path for path in paths if path.endswith("._target_") or not path.startswith(tuple(parts) or ("\0",))]
+    return "; ".join(text for heading, text in meanings.items() if heading in headings)
 
 
-def _table(records: Sequence[Record]) -> Table:
-    swept = swept_paths(records)
-    leaves = [flatten(record.config) for record in records]
-    done = pd.DataFrame([record.row() for record in records])
-    long = {path: path.removesuffix("._target_") for path in swept}
-    short = {path: text.split(".", 1)[-1] for path, text in long.items()}
-    # A short heading that two paths share would make one column of two.
-    repeated = {text for text, count in Counter(short.values()).items() if count > 1}
-    headings = {path: long[path] if short[path] in repeated else short[path] for path in swept}
-    for path in swept:
-        done[headings[path]] = [
-            str(values.get(path)).rsplit(".", 1)[-1] if path.endswith("_target_") else str(values.get(path))
-            for values in leaves
-        ]
-    labels = [name for name in LABELS if name != "seed"]
-    shared = [name for name in labels[1:] if done[name].nunique() == 1]
-    varying = [name for name in labels if name not in shared] + list(headings.values())
-    table = Table(*varying, title=", ".join(f"{name} {done[name].iloc[0]}" for name in shared), title_style="")
-    for heading in ("runs", *COLUMNS):
-        table.add_column(heading, justify="right")
-    for names, group in done.groupby(varying, sort=False):
-        mean = group.mean(numeric_only=True)
-        table.add_row(*map(str, names), str(len(group)), *(_spell(mean, *column) for column in COLUMNS.values()))
-    return table
+def _decimals(times: Sequence[float]) -> int:
+    """Decimals that show enough of the least time."""
+    enough = (n for n in range(DECIMALS, MAX_DECIMALS) if min(times, default=1.0) * 10**n >= 10 ** (SIGNIFICANT - 1))
+    return next(enough, MAX_DECIMALS)
 
 
-def _spell(mean: pd.Series[float], metric: str, scale: float, digits: int) -> str:
-    """A metric as text; a dash where the executor does not measure it."""
-    value = mean.get(metric)
-    return "-" if value is None or pd.isna(value) else f"{scale * value:.{digits}f}"
+def _counts(rows: Sequence[Row]) -> list[str]:
+    """How many runs every mean is of, and of how many; nothing where all are of the same number."""
+    counts = [(len(row.case.values("iteration_time_s")), len(row.case.runs)) for row in rows]
+    if len({*counts}) == 1 and counts[0][0] == counts[0][1]:
+        return [NOTHING] * len(rows)
+    return [f"{done}" if done == total else f"{done}/{total}" for done, total in counts]
+
+
+def _status(row: Row) -> str:
+    """Why a row has no time: what became of its first run."""
+    return row.case.runs[min(row.case.runs)].status
+
+
+def _margin(row: Row, digits: int) -> str:
+    """Half of the time's interval."""
+    return f"{row.time.margin:.{digits}f}" if row.time and row.time.num_values > 1 else NOTHING
+
+
+def _range(row: Row) -> str:
+    """The speed-up's interval; that of the baseline over itself says nothing."""
+    if not row.speedup or row.speedup.num_values == 1 or row.case.labels["strategy"] == BASELINE:
+        return NOTHING
+    return f"{row.speedup.low:.2f}..{row.speedup.high:.2f}"
+
+
+def _mean(row: Row, metric: str, scale: float, digits: int) -> str:
+    """The mean of a metric as text; a dash where the executor does not measure it."""
+    values = [*row.case.values(metric).values()]
+    return f"{scale * math.fsum(values) / len(values):.{digits}f}" if values else NOTHING
+
+
+def _wrapped(text: str, width: int) -> list[Text]:
+    """Text in lines of whole words."""
+    return [Text(line) for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)]

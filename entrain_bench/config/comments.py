@@ -1,0 +1,109 @@
+"""What the comments of the configuration tree say: the keys of a run with their defaults, and the choices of groups."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from entrain_bench.config.command_line import CONFIG_NAME
+from entrain_bench.config.tree import config_tree
+
+# A group under defaults, a key, and a key inside of one; each with its value, and a comment on its line.
+GROUP_LINE = re.compile(r"  - (?P<name>\w+): (?P<value>\S+)  # (?P<comment>.+)")
+KEY_LINE = re.compile(r"(?P<indent>  )?(?P<name>\w+):(?: (?P<value>.+?))?(?:  # (?P<comment>.+))?")
+COMMENT_LINE = re.compile(r"# ?(?P<comment>.*)")
+# Where the tree's keys end and Hydra's begin.
+END = "hydra:"
+# Where Hydra puts a choice is no part of what it says.
+PACKAGE = "# @package"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key that a run has, as ``config.yaml`` states it.
+
+    Attributes:
+        name: its path; ``speed.*`` for keys that share a default.
+        default: as YAML writes it.
+        comment: all that is said of it.
+    """
+
+    name: str
+    default: str
+    comment: str
+
+    @property
+    def meaning(self) -> str:
+        """The comment up to its first full stop or semicolon, in a capital."""
+        first = re.split(r"[.;](?: |$)", self.comment)[0]
+        return first[:1].upper() + first[1:]
+
+
+@cache
+def documented_keys() -> tuple[Key, ...]:
+    """Every key with its comment: the groups, then the others in the order of the file."""
+    lines = (config_tree() / f"{CONFIG_NAME}.yaml").read_text().splitlines()
+    chosen = [Key(each["name"], each["value"], each["comment"]) for each in map(GROUP_LINE.fullmatch, lines) if each]
+    keys: list[Key] = []
+    for key, inner in _blocks(lines[: lines.index(END)]):
+        defaults = {each.default for each in inner}
+        if len(defaults) == 1:
+            names = ", ".join(each.name.rpartition(".")[2] for each in inner)
+            keys.append(Key(f"{key.name}.*", defaults.pop(), f"{names}: {key.comment[:1].lower()}{key.comment[1:]}"))
+        else:
+            keys += inner or [key]
+    return (*chosen, *keys)
+
+
+def groups(config_dir: str | None = None) -> dict[str, dict[str, str]]:
+    """Every group of which something can be chosen: its choices, and the first sentence on each.
+
+    Args:
+        config_dir: a folder of the user's with further choices; None for none.
+    """
+    found: dict[str, dict[str, str]] = {}
+    roots = [config_tree(), *([Path(config_dir)] if config_dir else [])]
+    for key in documented_keys():
+        for root in roots:
+            for path in sorted((root / key.name).rglob("*.yaml")):
+                group = path.parent.relative_to(root).as_posix()
+                found.setdefault(group, {})[path.stem] = _first_sentence(path)
+    return {group: dict(sorted(found[group].items())) for group in sorted(found)}
+
+
+def _blocks(lines: Sequence[str]) -> Iterator[tuple[Key, list[Key]]]:
+    """Every top-level key with its comment, and the keys inside of it."""
+    comment: list[str] = []
+    key: Key | None = None
+    inner: list[Key] = []
+    for line in lines:
+        if said := COMMENT_LINE.fullmatch(line):
+            comment.append(said["comment"])
+        elif (found := KEY_LINE.fullmatch(line)) and found["indent"] and key:
+            inner.append(Key(f"{key.name}.{found['name']}", found["value"], found["comment"] or ""))
+        else:
+            if key and key.name != "defaults":
+                yield key, inner
+            key, inner = None, []
+            if found:
+                key = Key(found["name"], found["value"] or "", found["comment"] or " ".join(comment))
+            comment = []
+    if key:
+        yield key, inner
+
+
+def _first_sentence(path: Path) -> str:
+    """What a choice's first comment says first; of one without comment the class that it names."""
+    lines = [line for line in path.read_text().splitlines() if not line.startswith(PACKAGE)]
+    comment = " ".join(line.removeprefix("#").strip() for line in lines[: _num_leading_comments(lines)])
+    if not comment:
+        target = next((line for line in lines if line.startswith("_target_: ")), "")
+        return target.rpartition(".")[2]
+    return re.split(r"(?<=\.) (?=[A-Z])", comment)[0]
+
+
+def _num_leading_comments(lines: Sequence[str]) -> int:
+    return next((place for place, line in enumerate(lines) if not line.startswith("#")), len(lines))

@@ -1,0 +1,115 @@
+"""``--help``: one screen, true, and the same text as the configuration's comments and the README."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import hydra
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from entrain_bench import cli
+from entrain_bench.cli import run_command
+from entrain_bench.commands.help import PLACES, WIDTH, commands, help_text
+from entrain_bench.config.command_line import in_tree
+from entrain_bench.config.comments import documented_keys, groups
+from entrain_bench.config.schema import ConfigSchema, register_schema
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+SCREEN = 55
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert run_command(arguments) == 0
+    return capsys.readouterr().out
+
+
+def test_help_is_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "--help")
+    lines = text.splitlines()
+    assert len(lines) <= SCREEN
+    assert max(map(len, lines)) <= WIDTH
+    assert all(part in text for part in ("--multirun", "--config-dir", "--help=GROUP", "Examples:", *cli.COMMANDS))
+    for key in documented_keys():
+        (line,) = (line for line in lines if line.startswith(f"  {key.name}={key.default} "))
+        assert line.endswith(f" {key.meaning.replace('`', '')}")
+    assert help_text() + "\n" == text == shown(capsys, "-h") == shown(capsys, "strategy=entrain", "--help")
+
+
+def test_every_key_has_a_comment_and_stands_in_the_readme_with_the_same_words() -> None:
+    names = {key.name.partition(".")[0] for key in documented_keys()}
+    assert names == {*ConfigSchema.__dataclass_fields__}
+    rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \| (.*) \|$", README, re.MULTILINE)
+    assert [(name, default) for name, default, _ in rows] == [(key.name, key.default) for key in documented_keys()]
+    for key, (_, _, meaning) in zip(documented_keys(), rows, strict=True):
+        assert len(key.meaning) > 5, key.name
+        assert re.match(re.escape(key.meaning) + r"(;|$)", meaning[:1].upper() + meaning[1:]), key.name
+
+
+def test_defaults_are_those_of_the_configuration() -> None:
+    register_schema()
+    with in_tree():
+        values = hydra.compose("config", return_hydra_config=True)
+    chosen = values.hydra.runtime.choices
+    for key in documented_keys():
+        if key.name in groups():
+            assert str(chosen[key.name] or "null") == key.default
+        else:
+            value = OmegaConf.select(values, key.name.replace("*", "gemm"))
+            assert yaml.safe_load(key.default) == value, key.name
+
+
+@pytest.mark.parametrize("group", groups())
+def test_what_is_listed_can_be_chosen(group: str) -> None:
+    register_schema()
+    for name in [*groups()[group]][:2]:
+        with in_tree():
+            hydra.compose("config", overrides=[f"{PLACES.get(group, group)}={name}"])
+
+
+def test_claims_and_tables_are_no_choices() -> None:
+    assert {group.partition("/")[0] for group in groups()} == {
+        "cluster", "figure", "harness", "model", "strategy", "workload"
+    }  # fmt: skip
+    assert "dip_memory" not in help_text()
+
+
+def test_choices_are_shown_by_group(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "--help=strategy")
+    assert text.startswith("strategy=NAME, default entrain\n")
+    assert re.search(r"^  megatron +Homogeneous degrees", text, re.MULTILINE)
+    assert "--help=strategy/planner" in text
+    assert shown(capsys, "--help", "strategy=entrain") == shown(capsys, "--help", "strategy") == text
+    assert re.search(r"^  dip +DipPlanner$", shown(capsys, "--help=strategy/planner"), re.MULTILINE)
+    assert "model/module@model.modules.llm=NAME" in shown(capsys, "--help=model/module")
+    for group, choices in groups().items():
+        lines = shown(capsys, f"--help={group}").splitlines()
+        assert all(any(line.split()[:1] == [name] for line in lines) for name in choices)
+        assert max(map(len, lines)) <= WIDTH
+
+
+def test_a_key_is_explained_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "megatron-core's 1F1B" in " ".join(shown(capsys, "--help=p2p").split())
+    assert shown(capsys, "--help=layout").count("layout.") == 5
+
+
+def test_a_typo_lists_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["--help=stratgy"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line == (
+        f"entrain-bench: --help=stratgy: unknown (did you mean strategy?); choices: {', '.join(sorted(groups()))}"
+    )
+
+
+def test_choices_of_a_folder_of_the_users_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "strategy").mkdir()
+    (tmp_path / "strategy" / "mine.yaml").write_text("# Samples dealt out like cards. As at home.\nname: mine\n")
+    text = shown(capsys, "--config-dir", str(tmp_path), "--help=strategy")
+    assert re.search(r"^  mine +Samples dealt out like cards\.$", text, re.MULTILINE)
+
+
+def test_commands_are_those_there_are() -> None:
+    assert sorted(commands()) == sorted(cli.COMMANDS)
+    assert all(commands().values())
