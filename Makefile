@@ -12,7 +12,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 # Containers set it; then every process compiles the suite, torch and megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quick figures measured fidelity claims calibration verify reference test test-slow mutants bench ui lint clean
+.PHONY: help setup quick figures report measured fidelity claims calibration verify reference test test-slow mutants bench ui lint clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ quick: setup ## The main figure with five strategies and one seed: results/figur
 
 figures: setup ## Run what is missing; draw results/figures/*.{pdf,png,csv}, write claims and results
 	$(BENCH) figures$(FOLDER)
+
+report: setup ## Write results/report.html and report.md: which strategy to use, how sure, why (after make figures)
+	$(BENCH) report$(FOLDER)
 
 measured: setup ## Train on 4 ranks of this machine; draws results/figures/measured_gantt.{pdf,png,csv}
 	$(BENCH) figures measured_gantt

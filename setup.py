@@ -16,5 +16,9 @@ setup(
         for package, folder in FOLDERS.items()
         for name in (package, *(f"{package}.{inner}" for inner in find_packages(folder)))
     ],
-    package_data={"entrain_bench_experiments": ["**/*.yaml"], "entrain_bench_workloads": ["traces/*"]},
+    package_data={
+        "entrain_bench.report": ["templates/*"],
+        "entrain_bench_experiments": ["**/*.yaml"],
+        "entrain_bench_workloads": ["traces/*"],
+    },
 )

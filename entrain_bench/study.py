@@ -22,7 +22,7 @@ class Study:
     """
 
     def __init__(self, results: Results, config_dir: str | None = None) -> None:
-        self.results = results
+        self.results, self.config_dir = results, config_dir
         self.composer = Composer(config_dir)
         self._cells: dict[SweepOverrides, list[Cell]] = {}
 

@@ -19,7 +19,9 @@ from entrain_bench.records.records import METRICS
 README = (Path(__file__).parents[1] / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 LINES = README.replace("\\\n", " ")
-RUNS = re.findall(r"^    entrain-bench ((?!check|figures|profile|reference|verify|--help).*?)(?:  +#.*)?$", LINES, re.M)
+RUNS = re.findall(
+    r"^    entrain-bench ((?!check|figures|profile|reference|report|verify|--help).*?)(?:  +#.*)?$", LINES, re.M
+)
 # A profiled device takes its file, which is not there.
 COMMANDS = [command for command in RUNS if "cluster.device.path" not in command]
 HEAVY = ("torch", "hydra", "pandas", "numpy", "numba", "mlflow", "matplotlib")

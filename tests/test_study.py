@@ -131,5 +131,5 @@ def test_the_command_reports_missing_data_with_exit_code_1(
     assert lines[2].startswith("[1/2] iteration_time: incomplete: 2 of 2 runs have no result: told so")
     assert lines[3].startswith("[2/2] schedule_gantt: incomplete: no run of the sweep has a timeline")
     assert sorted(path.name for path in (root / "figures").iterdir()) == [
-        f"{name}.{suffix}" for name in ("iteration_time", "schedule_gantt") for suffix in ("csv", "pdf", "png")
+        f"{name}.{suffix}" for name in ("iteration_time", "schedule_gantt") for suffix in ("csv", "json", "pdf", "png")
     ]

@@ -32,10 +32,14 @@ from entrain_bench.fidelity.compare import (
 from entrain_bench.fidelity.predict import predict_groups, simulated
 from entrain_bench.fidelity.ranks import link_times, train_cases
 from entrain_bench.figures._runner import render
+from entrain_bench.figures._sidecar import described
 from entrain_bench.files import write_atomically
 from entrain_bench.records.report import make_console
 
 REPEATS = 7
+COMMAND = "make fidelity"
+# Where the seconds of each kind of prediction come from.
+COSTS = {"emulated": "measured", "simulated": "profiled"}
 # Memory goes back to the allocator and not to the system, whose pages would cost a pass as much as its products.
 KEPT_HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 TARGETS = {"iteration_error": TARGET_ITERATION, "speedup_error": TARGET_SPEEDUP, "sign_errors": 0.0}
@@ -110,7 +114,8 @@ def report(rows: pd.DataFrame, results: Path, load: float) -> int:
 def _report_one(prediction: str, rows: pd.DataFrame, results: Path) -> list[str]:
     """Draw and print one kind of prediction; returns the targets that it misses."""
     pairs = pair_rows(rows)
-    for suffix, content in render(lambda: figure.draw(rows, pairs)).items():
+    files = render(lambda: figure.draw(rows, pairs)) | {"json": _sidecar(prediction, rows)}
+    for suffix, content in files.items():
         write_atomically(results / "figures" / f"fidelity.{suffix}", content)
     values = summary(rows, pairs)
     console = make_console()
@@ -124,6 +129,13 @@ def _report_one(prediction: str, rows: pd.DataFrame, results: Path) -> list[str]
     by_ranks = {number: rank_correlations(rows[rows["num_ranks"] == number]).mean() for number in NUM_RANKS}
     console.print("Kendall tau by ranks:", {number: round(float(tau), 3) for number, tau in by_ranks.items()})
     return [name for name, target in TARGETS.items() if values[name] > target]
+
+
+def _sidecar(prediction: str, rows: pd.DataFrame) -> bytes:
+    title = (figure.__doc__ or "").partition("\n")[0]
+    setting = {name: rows[name].unique().tolist() for name in ("num_ranks", "workload", "strategy")}
+    seeds = sorted(rows["seed"].unique().tolist())
+    return described(title, COMMAND, setting, seeds, {"ranks of this machine": COSTS[prediction]})
 
 
 def _cores() -> list[int]:

@@ -20,12 +20,15 @@ import entrain_bench.figures as package
 from entrain_bench.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.figures._accuracy import MEASURED, state_model_error
 from entrain_bench.figures._rows import cells_of, sweeps_of
+from entrain_bench.figures._sidecar import command_of, sidecar
 from entrain_bench.figures._style import STYLE, empty_figure
 from entrain_bench.files import write_atomically
+from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 from entrain_bench.study import Output, Study
 
-SUFFIXES = ("pdf", "png", "csv")
+# The last is the sidecar.
+SUFFIXES = ("pdf", "png", "csv", "json")
 
 
 class FigureModule(Protocol):
@@ -62,12 +65,13 @@ def figure_output(name: str) -> Output:
 
 
 def draw_figure(name: str, module: FigureModule, study: Study) -> str:
-    """Draw and write ``figures/<name>.{pdf,png,csv}``; returns what is missing from it, if anything.
+    """Draw and write ``figures/<name>.{pdf,png,csv,json}``; returns what is missing from it, if anything.
 
     A figure without data says so, and does not keep others from theirs.
     """
-    problem = ""
+    problem, cells = "", list[Cell]()
     try:
+        cells = [cell for sweep in sweeps_of(module.EXPERIMENT) for cell in study.cells(*sweep)]
         if module.RUNS:
             problem = "; ".join(filter(None, (study.problem(*sweep) for sweep in sweeps_of(module.EXPERIMENT))))
         data = module.load(cells_of(module.EXPERIMENT, study), study.results)
@@ -78,6 +82,8 @@ def draw_figure(name: str, module: FigureModule, study: Study) -> str:
         problem = " ".join(str(error).split()) if isinstance(error, UserError) else explain(error)
         reason = problem
         files = render(lambda: empty_figure(reason))
+    title = (module.__doc__ or "").partition("\n")[0]
+    files["json"] = sidecar(title, command_of(name, study.config_dir), cells)
     for suffix, content in files.items():
         write_atomically(study.results.root / "figures" / f"{name}.{suffix}", content)
     return problem

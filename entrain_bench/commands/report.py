@@ -1,0 +1,61 @@
+"""``entrain-bench report``: one page that answers which strategy to use, from the runs of a folder of results."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from entrain_bench.commands.watch import say
+from entrain_bench.errors import UserError, unknown_choice
+from entrain_bench.files import write_atomically
+from entrain_bench.records.records import Results
+from entrain_bench.report.build import page_of
+from entrain_bench.report.read import read_material
+from entrain_bench.report.render import html, markdown
+from entrain_bench.report.tree import Tree
+
+KEY = "results_dir"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write ``report.html`` and ``report.md``; returns 0.
+
+    Raises:
+        UserError: for a folder without successful runs, or one that cannot be written.
+    """
+    parser = argparse.ArgumentParser(
+        prog="entrain-bench report",
+        description="Write report.html and report.md from the runs of a folder of results: which strategy to use, by "
+        "how much, how sure, and why. Runs nothing.",
+    )
+    parser.add_argument("settings", nargs="*", metavar="results_dir=FOLDER", help="where runs are and the page goes")
+    parser.add_argument("--results-dir", default="results", help="the same (default: results)")
+    parser.add_argument("--config-dir", help="a folder of yours with further strategies and workloads")
+    options = parser.parse_intermixed_args(arguments)
+    results = Results(Path(_results_dir(options.settings, options.results_dir)))
+    results.check_writable()
+    tree = Tree(options.config_dir)
+    page = page_of(read_material(results, tree))
+    tree.save()
+    for name, text in {"report.html": html(page), "report.md": markdown(page)}.items():
+        _write(results.root / name, text)
+        say(f"written: {results.root / name}")
+    return 0
+
+
+def _results_dir(settings: Sequence[str], default: str) -> str:
+    """The folder that ``results_dir=FOLDER`` names."""
+    folder = default
+    for text in settings:
+        key, _, folder = text.partition("=")
+        if key != KEY or not folder:
+            raise unknown_choice("key", text, [f"{KEY}=FOLDER"])
+    return folder
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise UserError(f"{KEY}={path.parent}: cannot be written to ({error})") from error

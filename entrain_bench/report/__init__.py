@@ -1,0 +1,1 @@
+"""One page that answers which strategy to use: rows of runs in, HTML and Markdown out."""
