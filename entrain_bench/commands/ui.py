@@ -13,14 +13,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from urllib.error import URLError
-from urllib.parse import urlencode
 from urllib.request import urlopen
 
 from entrain_bench.errors import ExecutionError, UserError, require
 from entrain_bench.records.records import Results
 from entrain_bench.tracking.local import ARTIFACTS, LocalStore, store_uri
-from entrain_bench.tracking.store import CURRENT_TAG
-from entrain_bench.tracking.sweep import TIME
+from entrain_bench.tracking.page import run_link, runs_link
 
 HOST = "127.0.0.1"
 PORT = 5000
@@ -85,17 +83,10 @@ def links(results: Results, base: str) -> list[str]:
         results: where runs are.
         base: the server's address.
     """
-    query = {
-        "searchFilter": f"tags.`{CURRENT_TAG}` = 'yes'",
-        "orderByKey": f"metrics.`{TIME}`",
-        "orderByAsc": "true",
-        "startTime": "ALL",
-        "compareRunsMode": "TABLE",
-    }
     lines = []
     for experiment, name, sweep in LocalStore(results).experiments()[:MAX_LINKS]:
-        page = f"{base}/#/experiments/{experiment}/runs"
-        lines += [name, *([f"  summary: {page}/{sweep}"] if sweep else []), f"  runs:    {page}?{urlencode(query)}"]
+        summary = [f"  summary: {run_link(base, experiment, sweep)}"] if sweep else []
+        lines += [name, *summary, f"  runs:    {runs_link(base, experiment)}"]
     return lines
 
 

@@ -89,7 +89,7 @@ def _entry_of(point: Point, name: str, comparison: Comparison, results: Results)
     record = point.record
     metrics = {metric: record.metrics[metric] for metric in METRICS if metric in record.metrics}
     if record.key in comparison.of_runs:
-        metrics[_speedup_name(comparison)] = comparison.of_runs[record.key]
+        metrics[speedup_name(comparison.baseline)] = comparison.of_runs[record.key]
     artifacts = {"record.json": results.record_path(record.key), "chrome_trace.json": results.trace_path(record.key)}
     return Entry(
         record.key,
@@ -163,8 +163,9 @@ def _parent(points: Sequence[Point], name: str, comparison: Comparison, files: S
     return Entry(SWEEP, name[:MAX_NAME], False, tags, {}, metrics, (), tables | drawn)
 
 
-def _speedup_name(comparison: Comparison) -> str:
-    return clean(f"speedup_over_{comparison.baseline}")
+def speedup_name(baseline: str) -> str:
+    """The metric that holds the speed-up over a variant."""
+    return clean(f"speedup_over_{baseline}")
 
 
 def clean(name: str) -> str:

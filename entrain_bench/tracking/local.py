@@ -25,8 +25,9 @@ from entrain_bench.errors import UserError
 from entrain_bench.files import write_atomically
 from entrain_bench.records.records import Results
 from entrain_bench.tracking import statements
-from entrain_bench.tracking.entries import DIGEST_TAG, KEY_TAG, NOTE_TAG, SWEEP, Entry
-from entrain_bench.tracking.store import EXPERIMENT_TAGS, LOGGED_TAGS, Logged, Store
+from entrain_bench.tracking.entries import DIGEST_TAG, KEY_TAG, SWEEP, Entry
+from entrain_bench.tracking.page import page_tags
+from entrain_bench.tracking.store import LOGGED_TAGS, Logged, Store
 
 # How long another process may hold the file.
 TIMEOUT_S = 60.0
@@ -78,7 +79,7 @@ class LocalStore(Store):
         if deleted := client.get_experiment_by_name(name):
             client.restore_experiment(deleted.experiment_id)
             return str(deleted.experiment_id)
-        return str(client.create_experiment(name, artifact_location=ARTIFACT_SCHEME, tags=EXPERIMENT_TAGS))
+        return str(client.create_experiment(name, artifact_location=ARTIFACT_SCHEME, tags=page_tags()))
 
     def _find(self, name: str) -> str:
         if not self._path.exists():
@@ -134,9 +135,10 @@ class LocalStore(Store):
             database.executemany(statements.SET_TAG, rows)
 
     @override
-    def describe(self, experiment: str, text: str) -> None:
+    def describe(self, experiment: str, tags: Mapping[str, str]) -> None:
+        rows = [(int(experiment), *item) for item in tags.items()]
         with self._connection() as database:
-            database.execute(statements.SET_EXPERIMENT_TAG, (int(experiment), NOTE_TAG, text))
+            database.executemany(statements.SET_EXPERIMENT_TAG, rows)
 
     def _write_artifacts(self, run_id: str, entry: Entry) -> None:
         folder = self._results.root / ARTIFACTS / run_id / "artifacts"

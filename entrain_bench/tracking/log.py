@@ -10,10 +10,19 @@ from pathlib import Path
 from filelock import FileLock
 
 from entrain_bench.records.records import Record, Results
-from entrain_bench.tracking.entries import CONFIGURATION_TAG, NOTE_TAG, PARENT_TAG, SWEEP, Entry, entries_of
+from entrain_bench.tracking.entries import (
+    CONFIGURATION_TAG,
+    NOTE_TAG,
+    PARENT_TAG,
+    SWEEP,
+    Entry,
+    entries_of,
+    speedup_name,
+)
 from entrain_bench.tracking.local import LocalStore
+from entrain_bench.tracking.page import CURRENT_TAG, page_tags
 from entrain_bench.tracking.remote import RemoteStore
-from entrain_bench.tracking.store import CURRENT_TAG, Logged, Store
+from entrain_bench.tracking.store import Logged, Store
 
 # The experiment of runs that belong to no sweep.
 SINGLE_RUNS = "single runs"
@@ -75,7 +84,8 @@ def _add_sweep(store: Store, experiment: str, parent: Entry, fresh: Sequence[Ent
         (run_id,) = store.add(experiment, [parent], _tags())
         children = [run.run_id for run in kept.values()]
         store.set_tags(children, {PARENT_TAG: run_id})
-        store.describe(experiment, parent.tags[NOTE_TAG])
+        speedup = [speedup_name(parent.tags["baseline"])] if "baseline" in parent.tags else []
+        store.describe(experiment, {**page_tags(speedup), NOTE_TAG: parent.tags[NOTE_TAG]})
     else:
         run_id = kept[SWEEP].run_id
     store.add(experiment, [entry for entry in fresh if entry is not parent], {**_tags(), PARENT_TAG: run_id})

@@ -11,8 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, override
 
-from entrain_bench.tracking.entries import DIGEST_TAG, KEY_TAG, NOTE_TAG, Entry
-from entrain_bench.tracking.store import EXPERIMENT_TAGS, LOGGED_TAGS, Logged, Store
+from entrain_bench.tracking.entries import DIGEST_TAG, KEY_TAG, Entry
+from entrain_bench.tracking.page import page_tags
+from entrain_bench.tracking.store import LOGGED_TAGS, Logged, Store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -21,8 +22,13 @@ if TYPE_CHECKING:
 NUM_THREADS = 8
 # MLflow takes up to 100 parameters and, with tags and metrics, 1,000 values in one batch.
 MAX_PARAMS, MAX_METRICS = 100, 800
-# MLflow's own are 7 tries and 120 s, four minutes for a server that is not there.
-REQUESTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "4", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
+# MLflow's own are 7 tries and 120 s, four minutes for a server that is not there; and two lines of output for each run.
+SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "4",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
 
 
 class RemoteStore(Store):
@@ -33,8 +39,7 @@ class RemoteStore(Store):
     """
 
     def __init__(self, uri: str) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        for name, value in REQUESTS.items():
+        for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 
@@ -46,7 +51,7 @@ class RemoteStore(Store):
     def experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
         if found is None:
-            return str(self._client.create_experiment(name, tags=EXPERIMENT_TAGS))
+            return str(self._client.create_experiment(name, tags=page_tags()))
         if found.lifecycle_stage == "deleted":
             self._client.restore_experiment(found.experiment_id)
         return str(found.experiment_id)
@@ -85,8 +90,9 @@ class RemoteStore(Store):
             self._client.log_batch(run_id, tags=[RunTag(*item) for item in tags.items()])
 
     @override
-    def describe(self, experiment: str, text: str) -> None:
-        self._client.set_experiment_tag(experiment, NOTE_TAG, text)
+    def describe(self, experiment: str, tags: Mapping[str, str]) -> None:
+        for name, text in tags.items():
+            self._client.set_experiment_tag(experiment, name, text)
 
     def _add(self, experiment: str, entry: Entry, tags: Mapping[str, str]) -> str:
         """Log one run; its digest comes last, so that one which was cut short is known by its lack."""
@@ -94,14 +100,16 @@ class RemoteStore(Store):
 
         run = self._client.create_run(experiment, run_name=entry.name, tags={**entry.tags, **tags, KEY_TAG: entry.key})
         run_id, now_ms = str(run.info.run_id), int(run.info.start_time)
+        self._log_artifacts(run_id, entry)
+        self._client.set_terminated(run_id, "FAILED" if entry.failed else "FINISHED")
         metrics = [Metric(name, value, now_ms, 0) for name, value in entry.metrics.items()]
         metrics += [Metric(name, value, now_ms, step) for step, name, value in entry.steps]
         params = [Param(*item) for item in entry.params.items()]
-        for some, texts in zip_longest(batched(metrics, MAX_METRICS), batched(params, MAX_PARAMS), fillvalue=()):
+        batches = [*zip_longest(batched(metrics, MAX_METRICS), batched(params, MAX_PARAMS), fillvalue=())]
+        for some, texts in batches[:-1]:
             self._client.log_batch(run_id, metrics=some, params=texts)
-        self._log_artifacts(run_id, entry)
-        self._client.log_batch(run_id, tags=[RunTag(DIGEST_TAG, entry.digest)])
-        self._client.set_terminated(run_id, "FAILED" if entry.failed else "FINISHED")
+        some, texts = batches[-1] if batches else ((), ())
+        self._client.log_batch(run_id, metrics=some, params=texts, tags=[RunTag(DIGEST_TAG, entry.digest)])
         return run_id
 
     def _log_artifacts(self, run_id: str, entry: Entry) -> None:

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from entrain_bench.tracking.entries import CONFIGURATION_TAG, DIGEST_TAG, KEY_TAG, Entry
+from entrain_bench.tracking.page import CURRENT_TAG
 
-# Experiments of machine learning open on their runs; others on a page for generative models.
-EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
-# Whether the present code makes a run: yes or no.
-CURRENT_TAG = "current"
 # What ``Logged`` holds besides the identifier, in its order.
 LOGGED_TAGS = (KEY_TAG, DIGEST_TAG, CONFIGURATION_TAG, CURRENT_TAG)
 
@@ -50,6 +47,6 @@ class Store(Protocol):
         """Set tags of runs."""
         ...
 
-    def describe(self, experiment: str, text: str) -> None:
-        """Put a Markdown text on an experiment's page."""
+    def describe(self, experiment: str, tags: Mapping[str, str]) -> None:
+        """Set tags of an experiment."""
         ...

@@ -13,7 +13,7 @@ MAX_FAILURES = 5
 
 def summary_markdown(name: str, points: Sequence[Point], comparison: Comparison) -> str:
     """The page of a sweep as Markdown: the answer first, then times of every case, then what has no result."""
-    parts = [f"**{name}**: {describe_sweep([point.record for point in points])}.", *_answer(comparison)]
+    parts = [*_answer(comparison), f"**{name}**: {describe_sweep([point.record for point in points])}."]
     parts += [_table(points, comparison), *_failures(points)]
     return "\n\n".join(parts) + "\n"
 

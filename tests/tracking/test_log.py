@@ -18,6 +18,7 @@ from entrain_bench.records.records import METRICS, Record, Results
 from entrain_bench.tracking.entries import KEY_TAG, NOTE_TAG, PARENT_TAG, SWEEP
 from entrain_bench.tracking.local import store_uri
 from entrain_bench.tracking.log import SINGLE_RUNS, log_records
+from entrain_bench.tracking.page import VIEW
 
 SMALL = ["model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "layout.dp=1", "iterations=2"]
 
@@ -136,6 +137,8 @@ def test_a_sweep_says_who_is_fastest_and_by_how_much(store: Results, tmp_path: P
     assert speedups == pytest.approx(expected)
     experiment = experiment_of(store, "contest")
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    view = json.loads(experiment.tags[f"mlflow.sharedViewState.{VIEW}"])
+    assert view["selectedColumns"][:2] == ["metrics.`iteration_time_s`", "metrics.`speedup_over_megatron`"]
     assert experiment.tags[NOTE_TAG] == parent.data.tags[NOTE_TAG]
     assert "entrain 4.00x" in experiment.tags[NOTE_TAG]
     assert "| all | **6.000** | **1.500** |" in experiment.tags[NOTE_TAG], "two seeds tell nothing apart"
@@ -226,8 +229,8 @@ def test_a_moved_folder_has_its_artifacts_and_links(store: Results, tmp_path: Pa
     experiment, parent = experiment_of(moved, "moved"), runs_of(moved, "moved")[SWEEP]
     page = f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs"
     at = lines.index("moved")
-    assert lines[at + 1].split() == ["summary:", f"{page}/{parent.info.run_id}"]
-    assert lines[at + 2].split()[1].startswith(f"{page}?searchFilter=")
+    assert lines[at + 1].split() == ["summary:", f"{page}/{parent.info.run_id}?workflowType=machine_learning"]
+    assert lines[at + 2].split()[1] == f"{page}?workflowType=machine_learning&viewStateShareKey={VIEW}"
 
 
 def test_nothing_logged_has_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,7 +127,7 @@ def test_the_pages_of_a_results_folder_are_served_wherever_it_is(tmp_path: Path)
         experiment = client.get_experiment_by_name(name)
         assert experiment is not None
         assert f"/#/experiments/{experiment.experiment_id}/runs?" in runs
-        parent = client.get_run(summary.rpartition("/")[2])
+        parent = client.get_run(summary.rpartition("/")[2].partition("?")[0])
         assert parent.data.metrics["num_ok"] == 4
         file = download_artifacts(
             run_id=parent.info.run_id, artifact_path="summary.md", tracking_uri=uri, dst_path=str(tmp_path)
