@@ -54,6 +54,8 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"--results-dir={options.results_dir}: no runs are logged there; run some (make quick)")
     _check_port(options.port)
     command = server_command(results, options.port)
+    # Whoever ends this process ends the server.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     # A session of its own, so that it can be ended with what it starts.
     with subprocess.Popen(command, env=os.environ | QUIET, start_new_session=True, stdout=STDERR) as server:
         try:

@@ -134,7 +134,7 @@ def test_the_pages_of_a_results_folder_are_served_wherever_it_is(tmp_path: Path)
         )
         assert "Speed-up over megatron" in Path(file).read_text()
     finally:
-        server.send_signal(signal.SIGINT)
+        server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0, "nothing is left behind"
