@@ -75,8 +75,8 @@ mutants: setup ## Change 300 places of the core one by one: do the tests notice?
 bench: setup ## Measure the suite itself; writes results/bench.json
 	$(PYTHON) -m entrain_bench.bench
 
-ui: setup ## Browse the runs in MLflow on 127.0.0.1:5000
-	.venv/bin/mlflow ui --host 127.0.0.1 --port 5000 --backend-store-uri sqlite:///results/mlflow.db
+ui: setup ## Browse the runs in MLflow on 127.0.0.1:5000; prints links to answers
+	$(BENCH) ui
 
 lint: setup ## Check style, types and what may import what
 	.venv/bin/ruff format --check .

@@ -31,6 +31,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("names", nargs="*", metavar="name", help="what to make; default: all that needs no training")
     parser.add_argument("--results-dir", default="results", help="where runs are and files go (default: results)")
     parser.add_argument("--config-dir", help="a folder of yours with further strategies, workloads, claims")
+    parser.add_argument("--mlflow-uri", help="a tracking server to log runs to (default: <results-dir>/mlflow.db)")
     options = parser.parse_args(arguments)
     study = Study(Results(Path(options.results_dir)), options.config_dir)
-    return 0 if make(outputs(options.names, options.config_dir), study) else EXIT_FAILED
+    made = make(outputs(options.names, options.config_dir), study, mlflow_uri=options.mlflow_uri)
+    return 0 if made else EXIT_FAILED

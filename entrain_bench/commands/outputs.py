@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 
 from entrain_bench.commands.publish import log_to_mlflow
@@ -15,9 +16,12 @@ from entrain_bench.documents.claims import claims_output
 from entrain_bench.documents.results import results_output
 from entrain_bench.documents.tables import tables_output
 from entrain_bench.errors import unknown_choice
+from entrain_bench.figures._rows import sweeps_of
 from entrain_bench.figures._runner import discover, figure_output
+from entrain_bench.records.records import Results
 from entrain_bench.run import Done
 from entrain_bench.study import Output, Study, bring_up_to_date
+from entrain_bench.tracking.local import store_path
 
 # With runs of their own that no figure shares; made when named, and for the reference.
 OF_THEIR_OWN = ("tables", "free_degrees")
@@ -68,8 +72,8 @@ def reference_outputs() -> list[Output]:
     return [*outputs(), *outputs([*OF_THEIR_OWN, "calibration"])]
 
 
-def make(wanted: Sequence[Output], study: Study, mlflow: bool = True) -> bool:
-    """Run what is missing and write the outputs; returns whether nothing is missing from them."""
+def make(wanted: Sequence[Output], study: Study, mlflow: bool = True, mlflow_uri: str | None = None) -> bool:
+    """Run what is missing, write the outputs and log what was run; returns whether nothing is missing from them."""
     results = study.results
     results.check_writable()
     incomplete, ran, watch = False, 0, None
@@ -81,19 +85,36 @@ def make(wanted: Sequence[Output], study: Study, mlflow: bool = True) -> bool:
         watch(done)
         ran += 1
 
-    # A thread of its own: logging thousands of runs takes minutes, in which others run.
+    unlogged = not mlflow_uri and not store_path(results).exists()
+    made: list[Output] = []
+    # A thread of its own: while it logs, others run.
     with ThreadPoolExecutor(1) as logging:
         for number, (output, problem) in enumerate(bring_up_to_date(wanted, study, num_processes(), count), start=1):
             incomplete = incomplete or bool(problem)
             note = f": incomplete: {problem}" if problem else ""
             say(f"[{number}/{len(wanted)}] {output.name}{note}")
-            if ran and mlflow:
-                found = [results.read(key) for key in study.cells_by_key(output.sweeps)]
-                logging.submit(log_to_mlflow, results, [record for record in found if record], output.name)
+            made.append(output)
+            if mlflow and (ran or unlogged):
+                found = [record for key in study.cells_by_key(output.sweeps) if (record := results.read(key))]
+                logging.submit(log_to_mlflow, results, found, sweep_of(output), mlflow_uri, drawn_from(made, results))
     if ran:
         results.write_tables()
     say(f"{len(wanted)} figures and documents in {results.root} ({perf_counter() - started:.0f} s, {ran} runs)")
     return not incomplete
+
+
+def sweep_of(output: Output) -> str:
+    """What MLflow calls the runs behind an output: the figure whose sweep they are, or else the output itself."""
+    figure = next((text for sweep in output.sweeps for text in sweep), "").removeprefix("figure=")
+    whole = figure in discover() and [*output.sweeps] == sweeps_of(figure)
+    return figure if whole else output.name
+
+
+def drawn_from(made: Sequence[Output], results: Results) -> list[Path]:
+    """Files of the last of these outputs, and of the others that are made of the same sweeps."""
+    alike = [output for output in made if [*output.sweeps] == [*made[-1].sweeps]]
+    files = [results.root / path for output in alike for path in output.committed]
+    return [file for file in files if file.exists()]
 
 
 def num_processes() -> int:

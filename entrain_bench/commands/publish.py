@@ -5,30 +5,53 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from entrain_bench.commands.watch import say
-from entrain_bench.errors import TRACEBACK_VARIABLE, explain
+from entrain_bench.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.records.records import Record, Results
 from entrain_bench.records.report import print_table
-from entrain_bench.records.tracking import log_records
+from entrain_bench.tracking.local import store_path
+from entrain_bench.tracking.log import log_records
+
+# A server's answer may be a page.
+MAX_REASON = 300
 
 
-def publish(results: Results, records: Sequence[Record], name: str, mlflow: bool) -> None:
+def publish(results: Results, records: Sequence[Record], name: str, mlflow: bool, mlflow_uri: str | None) -> None:
     """Write the tables of all records, print these and log them under a name."""
     results.write_tables()
     print_table(records)
     if mlflow:
-        log_to_mlflow(results, records, name)
+        log_to_mlflow(results, records, name, mlflow_uri)
 
 
-def log_to_mlflow(results: Results, records: Sequence[Record], name: str) -> None:
+def log_to_mlflow(
+    results: Results, records: Sequence[Record], name: str, uri: str | None = None, files: Sequence[Path] = ()
+) -> None:
     """Log records that MLflow does not have; what goes wrong there is said, for MLflow is a view of the records."""
+    place = _without_password(uri) if uri else str(store_path(results))
     try:
-        logged = log_records(results, records, name)
+        logged = log_records(results, records, name, uri, files)
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exception(error)
-        say(f"entrain-bench: runs are recorded, but could not be logged to MLflow: {explain(error)}")
+        reason = str(error) if isinstance(error, UserError) or uri else explain(error)
+        reason = reason.replace(uri, place) if uri else reason
+        say(f"entrain-bench: runs are recorded, but could not be logged to MLflow ({place}): {_first_words(reason)}")
         return
     if logged:
-        say(f"logged {logged} runs to {results.root / 'mlflow.db'} (make ui shows them)")
+        say(f"logged {logged} runs to {place}" + ("" if uri else " (make ui shows them)"))
+
+
+def _without_password(uri: str) -> str:
+    """A server's address as it may be shown."""
+    parts = urlsplit(uri)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def _first_words(text: str) -> str:
+    """One line of a message that may be a page long."""
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_REASON else f"{line[:MAX_REASON]}..."

@@ -25,6 +25,7 @@ from entrain_bench.errors import UserError
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Record, Results
 from entrain_bench.run import attempt, run_cells, run_one
+from entrain_bench.tracking.sweep import sweep_name
 
 EXIT_FAILED = 1
 # Hydra's launchers whose cells run on this machine: by ourselves, so that cells are composed once and cannot take
@@ -58,7 +59,8 @@ def main(arguments: Sequence[str]) -> int:
     else:
         records, config = _sweep(composer, arguments, parsed)
     composer.save()
-    publish(Results(Path(config.results_dir)), records, " ".join(parsed.overrides) or "defaults", config.mlflow)
+    name = sweep_name(parsed.overrides)
+    publish(Results(Path(config.results_dir)), records, name, config.mlflow, config.mlflow_uri)
     return EXIT_FAILED if any(record.status == "failed" for record in records) else 0
 
 

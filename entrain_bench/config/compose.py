@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, first_line, in_tree, one_line_errors
 from entrain_bench.config.schema import (
+    ASIDE,
     GROUP_KEYS,
     ConfigSchema,
     LayoutConfig,
@@ -41,7 +42,7 @@ NESTED: Mapping[str, type[LayoutConfig | SpeedConfig]] = {"layout": LayoutConfig
 # Keys that no choice of a group depends on: cells that differ in them alone share one composition.
 PLAIN_KEYS = frozenset(
     {"seed", "iterations", "global_batch", "microbatch_size", "belief_error", "belief_bias", "action_noise"}
-    | {*Framework.__dataclass_fields__, "memory_fraction", "results_dir", "mlflow"}
+    | {*Framework.__dataclass_fields__, "memory_fraction", *ASIDE}
     | {f"{group}.{name}" for group, config in NESTED.items() for name in config.__dataclass_fields__}
 )
 

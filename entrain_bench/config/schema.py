@@ -65,6 +65,7 @@ class ConfigSchema:
     freeze: list[str] = MISSING
     results_dir: str = MISSING
     mlflow: bool = MISSING
+    mlflow_uri: str | None = MISSING
     # Of a figure's sweep, not of a run.
     figure: Any = None
 
@@ -78,6 +79,8 @@ GROUP_KEYS = {
     "harness": ("label", "_target_"),
 }
 TEXT_KEYS = ("name", "label", "_target_")
+# Keys that say where results go: no part of a run.
+ASIDE = ("results_dir", "mlflow", "mlflow_uri")
 
 
 def register_schema() -> None:
@@ -111,6 +114,7 @@ class RunConfig:
     framework: Framework
     results_dir: str
     mlflow: bool
+    mlflow_uri: str | None
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> RunConfig:
@@ -131,6 +135,10 @@ class RunConfig:
         for key in ("belief_error", "belief_bias"):
             require(0 <= values[key] < 1, key, values[key], "in [0, 1)")
         require(0 <= values["action_noise"] <= 0.5, "action_noise", values["action_noise"], "in [0, 0.5]")
+        uri = values["mlflow_uri"]
+        require(
+            uri is None or uri.startswith(("http://", "https://")), "mlflow_uri", uri, "null or http(s)://host:port"
+        )
         require(0 < values["memory_fraction"] <= 1, "memory_fraction", values["memory_fraction"], "in (0, 1]")
         known = ConfigSchema.__dataclass_fields__
         if unknown := sorted(set(map(str, values)) - set(known)):
@@ -145,7 +153,7 @@ class RunConfig:
 
     def content(self) -> dict[str, Any]:
         """Everything that decides the result, as plain values; where it is written does not."""
-        skipped = {"results_dir", "mlflow", "framework"}
+        skipped = {*ASIDE, "framework"}
         content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in skipped}
         content["layout"] = self.layout.values
         content["speed"] = asdict(self.speed)

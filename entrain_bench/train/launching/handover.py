@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from entrain_bench.config.schema import RunConfig
+from entrain_bench.config.schema import ASIDE, RunConfig
 from entrain_bench.program.layout_json import layout_from_json, layout_to_json
 from entrain_bench.records.outcome import Outcome
 
 
 def config_to_json(config: RunConfig) -> str:
     """A run's configuration for the ranks."""
-    return json.dumps(config.content() | {"results_dir": config.results_dir, "mlflow": config.mlflow})
+    return json.dumps(config.content() | {name: getattr(config, name) for name in ASIDE})
 
 
 def config_from_json(text: str) -> RunConfig:

@@ -1,0 +1,173 @@
+"""Runs as MLflow shows them: names, tags, parameters, metrics and artifacts made of records."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from entrain_bench.records.records import LABELS, METRICS, Record, Results, parameters_text, table_csv
+from entrain_bench.tracking.sweep import Comparison, Point, compare, describe_sweep, points_of
+from entrain_bench.tracking.words import summary_markdown
+
+KEY_TAG, DIGEST_TAG, CONFIGURATION_TAG = (f"entrain_bench.{name}" for name in ("key", "digest", "configuration"))
+PARENT_TAG, NOTE_TAG = "mlflow.parentRunId", "mlflow.note.content"
+# The key of the parent of a sweep's runs.
+SWEEP = "sweep"
+PARTS = ("planner", "assigner", "scheduler")
+# What a store takes of a name and of a text.
+MAX_NAME, MAX_TEXT = 250, 6000
+# Characters that no parameter or metric may have in its name.
+FORBIDDEN = re.compile(r"[^/\w.\- :]")
+# What a planner was left to choose.
+FREE = "planner's choice"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One run as MLflow shows it.
+
+    Attributes:
+        key: what it is known by: a record's key, or ``SWEEP``.
+        name: what it is called.
+        failed: whether it is shown as failed.
+        tags: by name.
+        params: by name.
+        metrics: headline numbers.
+        series: what each iteration measured.
+        artifacts: files, or what is to be in one, by their paths in the run.
+    """
+
+    key: str
+    name: str
+    failed: bool
+    tags: Mapping[str, str]
+    params: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    series: Sequence[Mapping[str, float]] = ()
+    artifacts: Mapping[str, Path | bytes] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> Iterator[tuple[int, str, float]]:
+        """Iteration, name and value of what each iteration measured."""
+        for step, row in enumerate(self.series):
+            for name, value in row.items():
+                yield step, f"iteration/{name}", value
+
+    @property
+    def digest(self) -> str:
+        """Hash of what is shown: an entry whose digest is known need not be logged again."""
+        contents = {
+            path: hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else ""
+            for path, content in self.artifacts.items()
+        }
+        shown = [self.name, self.failed, self.tags, self.params, self.metrics, [*self.series], contents]
+        return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def entries_of(results: Results, records: Sequence[Record], name: str, files: Sequence[Path] = ()) -> list[Entry]:
+    """A sweep's runs after their parent, or a single run.
+
+    Args:
+        results: where the records are.
+        records: at least one.
+        name: what the sweep, or the single run, is called.
+        files: figures that were drawn from the sweep.
+    """
+    points = points_of(records)
+    comparison = compare(points)
+    if len(records) == 1:
+        return [_entry_of(points[0], name, comparison, results)]
+    return [_parent(points, name, comparison, files), *(_entry_of(p, p.name, comparison, results) for p in points)]
+
+
+def _entry_of(point: Point, name: str, comparison: Comparison, results: Results) -> Entry:
+    record = point.record
+    metrics = {metric: record.metrics[metric] for metric in METRICS if metric in record.metrics}
+    if record.key in comparison.of_runs:
+        metrics[speedup_name(comparison.baseline)] = comparison.of_runs[record.key]
+    artifacts = {"record.json": results.record_path(record.key), "chrome_trace.json": results.trace_path(record.key)}
+    return Entry(
+        record.key,
+        name[:MAX_NAME],
+        record.status == "failed",
+        _tags(record),
+        parameters(record),
+        metrics,
+        record.iterations,
+        {path: file for path, file in artifacts.items() if file.exists()},
+    )
+
+
+def parameters(record: Record) -> dict[str, str]:
+    """What decides a run, as texts: labels, settings, requested and chosen degrees, parts and their parameters."""
+    config = record.config
+    requested = {name: FREE if value is None else value for name, value in config["layout"].items()}
+    values: dict[str, Any] = {
+        **{name: record.labels[name] for name in LABELS},
+        **record.settings,
+        **{f"requested.{name}": value for name, value in requested.items()},
+        **{f"chosen.{name}": value for name, value in record.layout.items()},
+        **{part: record.labels[part] for part in PARTS},
+        "strategy_parameters": parameters_text(config["strategy"]),
+        "workload_parameters": parameters_text(config["workload"]),
+    }
+    texts = {clean(name): str(value)[:MAX_TEXT] for name, value in values.items() if value is not None}
+    return {name: text for name, text in texts.items() if text}
+
+
+def _tags(record: Record) -> dict[str, str]:
+    tags = {
+        "status": record.status,
+        "reason": record.reason,
+        "code_version": record.code_version,
+        "host": record.host,
+        "executor": str(record.labels["harness"]),
+        "cost_source": cost_source(record.config),
+        CONFIGURATION_TAG: hashlib.sha256(json.dumps(record.config, sort_keys=True).encode()).hexdigest()[:16],
+    }
+    return {name: text[:MAX_TEXT] for name, text in tags.items() if text}
+
+
+def cost_source(config: Mapping[str, Any]) -> str:
+    """Where the times of a cluster's device come from.
+
+    ``profiled``: measured on the device; ``fitted``: some constant is fitted to published times; ``derived``: from
+    constants that are cited, measured elsewhere or follow from such.
+    """
+    cluster = config["cluster"]
+    if "path" in cluster["device"]:
+        return "profiled"
+    device = [str(text) for name, text in cluster["sources"].items() if name.startswith("device.")]
+    return "fitted" if any(text.rstrip().endswith("fitted") for text in device) else "derived"
+
+
+def _parent(points: Sequence[Point], name: str, comparison: Comparison, files: Sequence[Path]) -> Entry:
+    records = [point.record for point in points]
+    words = summary_markdown(name, points, comparison)
+    metrics = {"num_runs": float(len(records)), "num_ok": float(sum(record.status == "ok" for record in records))}
+    tags = {NOTE_TAG: words[:MAX_TEXT], "sweep": describe_sweep(records)[:MAX_TEXT]}
+    if comparison.wins:
+        tags["best_strategy"] = comparison.wins[0][0]
+    if comparison.baseline:
+        tags["baseline"] = comparison.baseline
+        best = max(comparison.of_variants.values(), default=1.0)
+        metrics |= {clean(f"speedup/{variant}"): value for variant, value in comparison.of_variants.items()}
+        metrics["best_speedup"] = best
+    drawn: dict[str, Path | bytes] = {f"figures/{file.name}": file.read_bytes() for file in files}
+    tables: dict[str, Path | bytes] = {"summary.md": words.encode(), "table.csv": table_csv(records).encode()}
+    return Entry(SWEEP, name[:MAX_NAME], False, tags, {}, metrics, (), tables | drawn)
+
+
+def speedup_name(baseline: str) -> str:
+    """The metric that holds the speed-up over a variant."""
+    return clean(f"speedup_over_{baseline}")
+
+
+def clean(name: str) -> str:
+    """A name that MLflow takes for a parameter or a metric."""
+    return FORBIDDEN.sub("_", name)[:MAX_NAME]

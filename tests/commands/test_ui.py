@@ -1,0 +1,47 @@
+"""``entrain-bench ui`` says what is wrong before it starts a server."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from entrain_bench.commands import ui
+from entrain_bench.errors import ExecutionError, UserError
+from entrain_bench.records.records import Results
+
+
+@pytest.fixture(autouse=True)
+def _some_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ui, "links", lambda *_: ["a link"])
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"--port={port}: must be free"):
+            ui.main(["--results-dir", str(tmp_path), "--port", str(port)])
+
+
+@pytest.mark.parametrize("port", ["0", "65536"])
+def test_a_port_out_of_range_is_named(tmp_path: Path, port: str) -> None:
+    with pytest.raises(UserError, match=f"--port={port}: must be in 1..65535"):
+        ui.main(["--results-dir", str(tmp_path), "--port", port])
+
+
+def test_a_server_that_ends_at_once_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ui, "server_command", lambda *_: ["false"])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with pytest.raises(ExecutionError, match="did not start"):
+        ui.main(["--results-dir", str(tmp_path), "--port", str(port)])
+    assert "a link" not in capsys.readouterr().out
+
+
+def test_the_server_listens_on_this_machine_only(tmp_path: Path) -> None:
+    command = ui.server_command(Results(tmp_path), 5001)
+    assert command[command.index("--host") + 1] == "127.0.0.1"
