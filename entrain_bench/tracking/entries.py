@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from entrain_bench.records.cost_source import cost_source
 from entrain_bench.records.records import LABELS, METRICS, Record, Results, parameters_text, table_csv
 from entrain_bench.tracking.sweep import Comparison, Point, compare, describe_sweep, points_of
 from entrain_bench.tracking.words import summary_markdown
@@ -127,23 +128,10 @@ def _tags(record: Record) -> dict[str, str]:
         "code_version": record.code_version,
         "host": record.host,
         "executor": str(record.labels["harness"]),
-        "cost_source": cost_source(record.config),
+        "cost_source": cost_source(record.config["cluster"]),
         CONFIGURATION_TAG: hashlib.sha256(json.dumps(record.config, sort_keys=True).encode()).hexdigest()[:16],
     }
     return {name: text[:MAX_TEXT] for name, text in tags.items() if text}
-
-
-def cost_source(config: Mapping[str, Any]) -> str:
-    """Where the times of a cluster's device come from.
-
-    ``profiled``: measured on the device; ``fitted``: some constant is fitted to published times; ``derived``: from
-    constants that are cited, measured elsewhere or follow from such.
-    """
-    cluster = config["cluster"]
-    if "path" in cluster["device"]:
-        return "profiled"
-    device = [str(text) for name, text in cluster["sources"].items() if name.startswith("device.")]
-    return "fitted" if any(text.rstrip().endswith("fitted") for text in device) else "derived"
 
 
 def _parent(points: Sequence[Point], name: str, comparison: Comparison, files: Sequence[Path]) -> Entry:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from entrain_bench.records.cases import swept_paths
 from entrain_bench.records.records import LABELS, Record, flatten
-from entrain_bench.records.report import swept_paths
 from entrain_bench.records.statistics import not_worse, ratio_interval
 
 TIME = "iteration_time_s"

@@ -6,7 +6,7 @@ import pytest
 
 from entrain_bench.commands.outputs import drawn_from, outputs, sweep_of
 from entrain_bench.records.records import Record, Results
-from entrain_bench.tracking.entries import clean, cost_source
+from entrain_bench.tracking.entries import clean
 from entrain_bench.tracking.sweep import compare, describe_sweep, points_of, sweep_name
 from entrain_bench.tracking.words import summary_markdown
 
@@ -109,14 +109,6 @@ def test_words_stay_few_however_many_runs_there_are() -> None:
     assert len(describe_sweep(records)) < 200
     points = points_of(records)
     assert "and 295 more" in summary_markdown("mine", points, compare(points))
-
-
-def test_where_times_come_from() -> None:
-    sources = {"device.peak": "FLOP/s; datasheet; 2026-11; cited", "tiers.x": "s; somewhere; 2026-11; fitted"}
-    fitted = {"device.sustained": "fraction; some figure; 2026-11; fitted"}
-    assert cost_source({"cluster": {"device": {"name": "x"}, "sources": sources}}) == "derived"
-    assert cost_source({"cluster": {"device": {"name": "x"}, "sources": sources | fitted}}) == "fitted"
-    assert cost_source({"cluster": {"device": {"path": "p.json"}, "sources": {}}}) == "profiled"
 
 
 def test_names_are_what_mlflow_takes() -> None:
