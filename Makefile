@@ -63,7 +63,7 @@ verify: setup ## Compute every reference cell anew and name what is not the same
 reference: setup ## Bring results/reference and docs up to date; says what changed
 	$(BENCH) reference
 
-test: setup ## Run the tests (under 3 minutes on 2 cores)
+test: setup ## Run the tests
 	$(PYTHON) -m pytest -n auto -q
 
 test-slow: setup ## Run the tests that take longer

@@ -111,7 +111,7 @@ def test_a_folder_that_cannot_be_written_is_bad_input(tmp_path: Path, capsys: py
 
 def test_what_needs_training_is_drawn_only_when_named(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
-    monkeypatch.setattr(figures, "make", lambda wanted, _: not asked.append([output.name for output in wanted]))
+    monkeypatch.setattr(figures, "make", lambda wanted, *_, **__: not asked.append([output.name for output in wanted]))
     assert run_command(["figures"]) == run_command(["figures", "measured_gantt"]) == 0
     everything = [*(name for name in NAMES if name not in ON_REQUEST), "claims", "results"]
     assert asked == [everything, ["measured_gantt"]]
