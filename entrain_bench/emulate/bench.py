@@ -1,11 +1,11 @@
-"""Stages built and timed on this device, each as one rank of its block."""
+"""The stages of a rank built and timed on this device."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from time import thread_time
+from time import sleep, thread_time
 from types import TracebackType
 from typing import Self
 
@@ -13,19 +13,22 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from entrain_bench.emulate.work import PassSeconds, StageShape
+from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.emulate.work import LaneOrder, StageShape, stages_in
 from entrain_bench.errors import ExecutionError, OutOfMemoryError, UserError
-from entrain_bench.program import Program
+from entrain_bench.program import Pass, Program
 from entrain_bench.specs.framework import Framework
-from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import to_device
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.modules import StageGroups, build_stage
 from entrain_bench.train.modules.packing import shares_of
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running.data import Inputs, SampleData
+from entrain_bench.train.running.runtime import Graph
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
 
 
@@ -45,14 +48,14 @@ def device_named(name: str) -> torch.device:
 
 @dataclass(slots=True)
 class Bench:
-    """Measures stages; while it is open, this process is rank 0 of a block whose other ranks are not there.
+    """Measures ranks; while it is open, this process is rank 0 of a world whose other ranks are not there.
 
     Collectives of torch's fake backend return at once, with shapes as from all ranks.
 
     Attributes:
         device_name: a setting of the harness.
         dtype: of parameters and activations, by torch's name.
-        num_warm_ups: runs of a pass before those that are measured.
+        num_warm_ups: runs of a rank's passes before those that are measured.
         num_repetitions: measured runs.
         framework: how the framework runs the job.
     """
@@ -64,6 +67,7 @@ class Bench:
     framework: Framework
     device: torch.device = field(init=False)
     _num_threads: int = field(init=False)
+    _at: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
         self.device, self._num_threads = device_named(self.device_name), torch.get_num_threads()
@@ -80,81 +84,95 @@ class Bench:
         _leave()
 
     def measure(
-        self, program: Program, shape: StageShape, places: Sequence[tuple[int, int, int]]
-    ) -> tuple[list[PassSeconds], float]:
-        """Time passes of a stage, and its optimizer step.
+        self, program: Program, shapes: Sequence[StageShape], orders: Sequence[LaneOrder]
+    ) -> tuple[list[FloatArray], list[float]]:
+        """Time passes in the order in which ranks run them, and optimizer steps.
+
+        Where a backward does not follow its forward at once, a CPU's caches have forgotten what it needs.
 
         Args:
             program: whose samples are run.
-            shape: the stage.
-            places: module, stage and chunk of each pass.
+            shapes: the stages that a rank holds, by module and stage.
+            orders: of ranks that hold such stages.
 
         Returns:
-            What each pass took, and the optimizer step, seconds.
+            What each pass took ``[repetitions, actions]``, for each order, and the optimizer step of each stage, in
+            seconds.
 
         Raises:
             OutOfMemoryError: naming what does not fit on the device.
         """
-        at = ""
+        self._at = f"the weights of {', '.join(dict.fromkeys(shape.module for shape in shapes))}"
         try:
-            trained = self._build(program, shape)
-            passes = []
-            for number, place in enumerate(places):
-                module, stage, chunk = place
-                at = str(program.view(int(program.forward_actions(module)[chunk, stage])))
-                passes.append(self._time_pass(trained, program, place, extra=int(number == 0)))
-            at = f"optimizer of {shape.module} stage {places[0][1]}"
-            return passes, self._time_optimizer(trained)
+            stages = self._build(program.model, shapes)
+            seconds = [self._time_order(stages, program, order) for order in orders]
+            self._at = "an optimizer step"
+            return seconds, [self._time_optimizer(trained) for trained in stages]
         except torch.OutOfMemoryError as error:
-            what = at or f"the weights of {shape.module}"
-            raise OutOfMemoryError(f"memory: the device is too small for {what} (harness=emulate)") from error
+            raise OutOfMemoryError(f"memory: the device is too small for {self._at} (harness=emulate)") from error
 
-    def _build(self, program: Program, shape: StageShape) -> TrainedStage:
-        model, spec = program.model, program.model.module(shape.module)
-        groups, alone = _join(shape, self.framework.sequence_parallel)
-        stage = build_stage(
-            model,
-            spec,
-            shape.layers,
-            groups,
-            dtype=getattr(torch, self.dtype),
-            seed=0,
-            device=self.device,
-            recompute=shape.recompute,
-        )
-        return train_stage(stage, groups, alone, OptimizerSettings(framework=self.framework))
+    def _build(self, model: ModelSpec, shapes: Sequence[StageShape]) -> list[TrainedStage]:
+        """Be rank 0 of all that hold the stages."""
+        _leave()
+        world = max(shape.tp * shape.cp * shape.dp for shape in shapes)
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+        alone, settings = dist.new_group([0]), OptimizerSettings(framework=self.framework)
+        stages = []
+        for shape in shapes:
+            groups = _groups(shape, self.framework.sequence_parallel)
+            stage = build_stage(
+                model,
+                model.module(shape.module),
+                shape.layers,
+                groups,
+                dtype=getattr(torch, self.dtype),
+                seed=0,
+                device=self.device,
+                recompute=shape.recompute,
+            )
+            stages.append(train_stage(stage, groups, alone, settings))
+        return stages
 
-    def _time_pass(
-        self, trained: TrainedStage, program: Program, place: tuple[int, int, int], extra: int
-    ) -> PassSeconds:
-        module, stage, chunk = place
-        spec, chunks = program.model.modules[module], program.chunks[module]
-        members = chunks.members[chunks.offsets[chunk] : chunks.offsets[chunk + 1]]
-        data = SampleData(program.shapes, 0, program.model.llm.config.vocab_size)
-        inputs = data.inputs(spec, stage, members)
-        leaf = self._leaf(trained, program, spec, inputs)
-        is_loss = not spec.is_encoder and stage == program.layout.modules[module].pp - 1
+    def _time_order(self, stages: Sequence[TrainedStage], program: Program, order: LaneOrder) -> FloatArray:
+        """Seconds of every pass of an order ``[repetitions, actions]``."""
+        held = dict(zip(stages_in(program, order.actions), stages, strict=True))
+        runs, waits_s = _pass_runs(program, order.actions), order.waits_s.tolist()
         clock = self._start_clock()
-        for _ in range(extra + self.num_warm_ups + self.num_repetitions):
-            with clock.action(0):
-                output = trained.buffers(leaf, inputs.pack)
-                output = output / data.num_loss_tokens if is_loss else output
-            gradient = None if is_loss else torch.ones_like(output)
-            with clock.action(1):
-                if output.requires_grad:
-                    torch.autograd.backward(output, gradient)
-            del output, gradient
-            if leaf is not None:
-                leaf.grad = None
-        return PassSeconds(*self._medians(clock, 2))
+        for _ in range(self.num_warm_ups + self.num_repetitions):
+            for trained in stages:
+                trained.zero_grad()
+            graphs: dict[tuple[int, int, int], Graph] = {}
+            for run, wait_s in zip(runs, waits_s, strict=True):
+                self._at = str(program.view(run.action))
+                if wait_s:
+                    sleep(wait_s)
+                if run.inputs is not None:
+                    graphs[run.key] = self._forward(held[run.key[:2]], program, run, run.inputs, clock)
+                else:
+                    self._backward(held[run.key[:2]], graphs.pop(run.key), run, clock)
+        return self._measured_s(clock, len(runs))
 
-    def _leaf(self, trained: TrainedStage, program: Program, spec: ModuleSpec, inputs: Inputs) -> Tensor | None:
+    def _forward(self, trained: TrainedStage, program: Program, run: _PassRun, inputs: Inputs, clock: Clock) -> Graph:
+        leaf = self._leaf(trained, program, inputs)
+        with clock.action(run.action):
+            output = trained.buffers(leaf, inputs.pack)
+            output = output / run.num_loss_tokens if run.num_loss_tokens else output
+        return Graph(leaf, get_gradient_edge(output) if output.requires_grad else None, output.shape)
+
+    def _backward(self, trained: TrainedStage, graph: Graph, run: _PassRun, clock: Clock) -> None:
+        dtype = torch.float32 if run.num_loss_tokens else getattr(torch, self.dtype)
+        gradient = torch.ones(graph.shape, dtype=dtype, device=self.device)
+        with clock.action(run.action):
+            if graph.output is not None:
+                trained.backward(graph.output, gradient, last=False)
+
+    def _leaf(self, trained: TrainedStage, program: Program, inputs: Inputs) -> Tensor | None:
         """What the stage is handed: features, hidden states, or projected tokens."""
         if inputs.features is not None:
             return to_device(inputs.features, self.device)
         if trained.stage.held.start:
             hidden = shares_of(sum(inputs.pack.lengths), trained.groups).hidden
-            num_rows, width = hidden.stop - hidden.start, spec.config.hidden_size
+            num_rows, width = hidden.stop - hidden.start, trained.stage.config.hidden_size
         else:
             assert inputs.pack.token_ids is not None
             num_rows, width = int((inputs.pack.token_ids < 0).sum()), program.model.llm.config.hidden_size
@@ -168,12 +186,11 @@ class Bench:
     def _time_optimizer(self, trained: TrainedStage) -> float:
         """Median time of an optimizer step, the gradients' norm included, seconds."""
         clock = self._start_clock()
-        for _ in range(1 + self.num_warm_ups + self.num_repetitions):
+        for _ in range(self.num_warm_ups + self.num_repetitions):
             with clock.action(0):
                 norm = float(trained.gradient_square().sqrt())
                 trained.step(1.0, norm)
-        (seconds,) = self._medians(clock, 1)
-        return seconds
+        return float(np.median(self._measured_s(clock, 1)))
 
     def _start_clock(self) -> Clock:
         # On a CPU the seconds of this one thread: what else the machine does is none of the pass's time.
@@ -181,28 +198,48 @@ class Bench:
         clock.start()
         return clock
 
-    def _medians(self, clock: Clock, num_kinds: int) -> list[float]:
-        """Median duration of the measured runs of each kind of action that took turns."""
-        rows = clock.rows()[-num_kinds * self.num_repetitions :]
-        took = rows[:, 2] - rows[:, 1]
-        return [float(np.median(took[kind::num_kinds])) for kind in range(num_kinds)]
+    def _measured_s(self, clock: Clock, num_actions: int) -> FloatArray:
+        """Durations of what was repeated, those that warmed up left out ``[repetitions, actions]``."""
+        rows = clock.rows()
+        took: FloatArray = (rows[:, 2] - rows[:, 1]).reshape(-1, num_actions)
+        return took[self.num_warm_ups :]
 
 
-def _join(shape: StageShape, sequence_parallel: bool) -> tuple[StageGroups, dist.ProcessGroup]:
-    """Be rank 0 of all that hold the stage: its groups there, and one of this rank alone."""
-    _leave()
+@dataclass(frozen=True, slots=True)
+class _PassRun:
+    """A pass to run.
+
+    Attributes:
+        action: its number.
+        key: module, stage and chunk.
+        inputs: of a forward.
+        num_loss_tokens: predicted tokens of the batch where the stage ends in the loss, else 0.
+    """
+
+    action: int
+    key: tuple[int, int, int]
+    inputs: Inputs | None
+    num_loss_tokens: int
+
+
+def _pass_runs(program: Program, order: IntArray) -> list[_PassRun]:
+    data, runs = SampleData(program.shapes, 0, program.model.llm.config.vocab_size), []
+    for action in order.tolist():
+        module, stage, chunk = (int(column[action]) for column in (program.module, program.stage, program.chunk))
+        spec, chunks = program.model.modules[module], program.chunks[module]
+        members = chunks.members[chunks.offsets[chunk] : chunks.offsets[chunk + 1]]
+        inputs = data.inputs(spec, stage, members) if program.kind[action] == Pass.FORWARD else None
+        is_loss = not spec.is_encoder and stage == program.layout.modules[module].pp - 1
+        runs.append(_PassRun(action, (module, stage, chunk), inputs, data.num_loss_tokens if is_loss else 0))
+    return runs
+
+
+def _groups(shape: StageShape, sequence_parallel: bool) -> StageGroups:
+    """Rank 0's groups among all that hold a stage."""
     width = shape.tp * shape.cp
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=width * shape.dp)
-    tp, cp, dp_cp, alone = (
-        dist.new_group(list(ranks))
-        for ranks in (
-            range(shape.tp),
-            range(0, width, shape.tp),
-            range(0, width * shape.dp, shape.tp),
-            range(1),
-        )
-    )
-    return StageGroups(tp, cp, dp_cp, sequence_parallel), alone
+    members = (range(shape.tp), range(0, width, shape.tp), range(0, width * shape.dp, shape.tp))
+    tp, cp, dp_cp = (dist.new_group(list(ranks)) for ranks in members)
+    return StageGroups(tp, cp, dp_cp, sequence_parallel)
 
 
 def _leave() -> None:

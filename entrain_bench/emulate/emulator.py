@@ -7,13 +7,23 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 import numpy as np
 
 from entrain_bench.arrays import FloatArray
 from entrain_bench.costs.steps import Steps
 from entrain_bench.costs.truth import CostTruth, Prices
-from entrain_bench.emulate.work import PassSeconds, StageShape, StageWork, stage_shapes, works_of
+from entrain_bench.emulate.work import (
+    LaneOrder,
+    PassSeconds,
+    StageShape,
+    StageWork,
+    lane_orders,
+    stage_shapes,
+    stages_in,
+    works_of,
+)
 from entrain_bench.errors import IncompatibleError, require, unknown_choice
 from entrain_bench.program import Program
 from entrain_bench.program.timeline import Timeline
@@ -42,20 +52,20 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Emulator:
-    """Runs every pass of a program on one device, stage by stage, as one rank of the stage's block would.
+    """Runs every pass of a program on one device, rank by rank, in the rank's order.
 
     A tensor- or context-parallel rank computes its share, and collectives hand it back what it gave: their time is the
-    cost truth's. Passes with the same layers and packed lengths are measured once in a run. Device memory holds one
-    stage's weights, gradients and optimizer states; the memory that is reported is modelled.
+    cost truth's. Ranks whose passes have the same layers and packed lengths as others' are not run. Device memory holds
+    what one rank's does; the memory that is reported is modelled.
 
     Attributes:
         truth: cost truth of the job, for communication and memory.
         memory_budget_bytes: memory of a rank that programs may use.
         device: ``cpu``, ``cuda``, or ``auto`` for a GPU where there is one.
         dtype: of parameters and activations; gradients are fp32.
-        num_warm_ups: runs of a pass before those that are measured; each stage's first pass has one more.
-        num_repetitions: measured runs of a pass, of which the median counts.
-        measured: filled while programs are executed.
+        num_warm_ups: runs of a rank's passes before those that are measured.
+        num_repetitions: measured runs of a rank's passes; the median of those alike counts.
+        measured: what is known; filled while programs are executed.
     """
 
     truth: CostTruth
@@ -64,7 +74,7 @@ class Emulator:
     dtype: str = "bfloat16"
     num_warm_ups: int = 1
     num_repetitions: int = 5
-    measured: Measured = field(init=False, default_factory=Measured, repr=False)
+    measured: Measured = field(default_factory=Measured, repr=False)
 
     def __post_init__(self) -> None:
         for name, choices in (("device", DEVICES), ("dtype", DTYPES)):
@@ -91,32 +101,52 @@ class Emulator:
         memory = Simulator(self.truth, self.memory_budget_bytes).check_memory(program)
         return timeline_of(program, self.price(program), memory)
 
-    def price(self, program: Program) -> Prices:
-        """The cost truth's prices with measured computation."""
+    def price(self, program: Program, timeline: Timeline | None = None) -> Prices:
+        """The cost truth's prices with measured computation.
+
+        Args:
+            program: the program.
+            timeline: of the program, whose waits its ranks keep while they are measured, for a core that was idle takes
+                longer for its next pass; without one they never wait.
+        """
         works = works_of(program)
-        self._measure(program, works)
+        self._measure(program, works, lane_orders(program, timeline))
         prices = self.truth.price(program)
         seconds = self._seconds(program, works) + prices.comm_s
         return replace(prices, duration_s=seconds, steps=self._steps(program, prices.steps))
 
-    def _measure(self, program: Program, works: Sequence[Mapping[tuple[int, int], StageWork]]) -> None:
-        """Measure what is not yet known, one stage after the other."""
-        missing: dict[StageShape, dict[StageWork, tuple[int, int, int]]] = {}
-        for module, of_module in enumerate(works):
-            for (chunk, stage), work in of_module.items():
-                if work not in self.measured.passes:
-                    missing.setdefault(work.stage, {}).setdefault(work, (module, stage, chunk))
+    def _measure(
+        self, program: Program, works: Sequence[Mapping[tuple[int, int], StageWork]], lanes: Sequence[LaneOrder]
+    ) -> None:
+        """Run the lanes that have something new."""
+        placed = zip(program.model.modules, program.layout.modules, strict=True)
+        shapes = [stage_shapes(module, own) for module, own in placed]
+        missing: dict[tuple[StageShape, ...], list[LaneOrder]] = {}
+        known = set(self.measured.passes)
+        for order in lanes:
+            own = _works_in(program, works, order)
+            if not known.issuperset(own):
+                held = tuple(shapes[module][stage] for module, stage in stages_in(program, order.actions))
+                missing.setdefault(held, []).append(order)
+                known.update(own)
         if not missing:
             return
+        runs: dict[StageWork, tuple[list[float], list[float]]] = {}
         with _quiet():
             # Imported where needed: torch takes seconds, and checking settings does without.
             from entrain_bench.emulate.bench import Bench
 
             with Bench(self.device, self.dtype, self.num_warm_ups, self.num_repetitions, self.truth.framework) as bench:
-                for shape, places in missing.items():
-                    passes, optimizer_s = bench.measure(program, shape, list(places.values()))
-                    self.measured.passes |= dict(zip(places, passes, strict=True))
-                    self.measured.optimizer_s.setdefault(shape, optimizer_s)
+                for held, orders in missing.items():
+                    seconds, optimizer_s = bench.measure(program, held, orders)
+                    for shape, own_s in zip(held, optimizer_s, strict=True):
+                        self.measured.optimizer_s.setdefault(shape, own_s)
+                    for order, took_s in zip(orders, seconds, strict=True):
+                        own = _works_in(program, works, order)
+                        for work, kind, column in zip(own, program.kind[order.actions], took_s.T, strict=True):
+                            runs.setdefault(work, ([], []))[kind].extend(column)
+        for work, took in runs.items():
+            self.measured.passes.setdefault(work, PassSeconds(*map(median, took)))
 
     def _seconds(self, program: Program, works: Sequence[Mapping[tuple[int, int], StageWork]]) -> FloatArray:
         """Measured time of every pass, 0 for steps ``[actions]``."""
@@ -138,6 +168,13 @@ class Emulator:
             self.measured.optimizer_s.get(shape, seconds) for shape, seconds in zip(shapes, modelled_s, strict=True)
         ]
         return replace(modelled, optimizer_s=modelled.optimizer_s - modelled_s + np.array(measured_s))
+
+
+def _works_in(
+    program: Program, works: Sequence[Mapping[tuple[int, int], StageWork]], order: LaneOrder
+) -> list[StageWork]:
+    columns = [column[order.actions] for column in (program.module, program.chunk, program.stage)]
+    return [works[module][chunk, stage] for module, chunk, stage in np.stack(columns, axis=1).tolist()]
 
 
 @contextmanager

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from entrain_bench.program import Program
+import numpy as np
+
+from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
+from entrain_bench.program.timeline import Timeline
 from entrain_bench.specs.model import ModuleSpec
 
 
@@ -67,6 +71,38 @@ def stage_shapes(module: ModuleSpec, placed: ModuleLayout) -> list[StageShape]:
         shapes.append(StageShape(module.name, kinds, placed.tp, placed.cp, placed.dp, placed.recompute, layers))
         first += count
     return shapes
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOrder:
+    """The passes of a lane.
+
+    Attributes:
+        actions: their numbers, in order.
+        waits_s: idle seconds before each.
+    """
+
+    actions: IntArray
+    waits_s: FloatArray
+
+
+def lane_orders(program: Program, timeline: Timeline | None = None) -> list[LaneOrder]:
+    """The passes of every lane that has any, with the waits of a timeline of the program, or none."""
+    orders = []
+    for actions in np.split(program.lane_actions, program.lane_offsets[1:-1]):
+        passes = actions[program.kind[actions] <= Pass.BACKWARD]
+        waits_s = np.zeros(len(passes))
+        if timeline is not None and len(passes):
+            before_s = np.concatenate([[0.0], timeline.end_s[passes[:-1]]])
+            waits_s = np.maximum(timeline.start_s[passes] - before_s, 0.0)
+        if len(passes):
+            orders.append(LaneOrder(passes, waits_s))
+    return orders
+
+
+def stages_in(program: Program, order: IntArray) -> list[tuple[int, int]]:
+    """Module and stage of everything that actions run, each once, sorted."""
+    return sorted(set(zip(program.module[order].tolist(), program.stage[order].tolist(), strict=True)))
 
 
 def works_of(program: Program) -> list[dict[tuple[int, int], StageWork]]:

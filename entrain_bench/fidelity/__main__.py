@@ -29,7 +29,7 @@ from entrain_bench.fidelity.compare import (
     rank_correlations,
     summary,
 )
-from entrain_bench.fidelity.predict import predict_groups, simulated
+from entrain_bench.fidelity.predict import predict_group, simulated
 from entrain_bench.fidelity.ranks import link_times, train_cases
 from entrain_bench.figures._runner import render
 from entrain_bench.figures._sidecar import described
@@ -86,15 +86,14 @@ def measure(cases: Sequence[Case], repeats: int, folder: Path, cores: Sequence[i
         write_atomically(links, json.dumps(rank).encode())
     done = 0
     # What else the machine does changes over minutes: predictions are measured right after what they predict.
-    for (num_ranks, workload), some in groupby(cases, key=lambda case: (case.num_ranks, case.workload)):
+    for (num_ranks, workload, seed), some in groupby(cases, key=lambda case: case.group):
         members = list(some)
         if untrained := [case for case in members if not (folder / f"{case.key}.json").exists()]:
             on_ranks(train_cases, num_ranks, untrained, repeats, folder, cores=cores)
         unpredicted = [case for case in members if not (folder / f"{case.key}.emulated.json").exists()]
-        groups = [list(alike) for _, alike in groupby(unpredicted, key=lambda case: case.group)]
-        predict_groups(groups, json.loads(links.read_text()), cores, folder)
+        predict_group(unpredicted, json.loads(links.read_text()), cores, folder)
         done += len(members)
-        print(f"{done}/{len(cases)} programs: {num_ranks} ranks, workload {workload}", flush=True)
+        print(f"{done}/{len(cases)} programs: {num_ranks} ranks, workload {workload}, seed {seed}", flush=True)
 
 
 def report(rows: pd.DataFrame, results: Path, load: float) -> int:

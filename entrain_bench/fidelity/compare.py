@@ -18,6 +18,7 @@ from entrain_bench.fidelity.predict import replayed_s
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import rank_seconds
+from entrain_bench.records.statistics import ratio_interval
 
 GROUP = ["num_ranks", "workload", "seed"]
 TARGET_ITERATION, TARGET_SPEEDUP = 0.10, 0.05
@@ -102,26 +103,26 @@ def _bubble(program: Program, start: FloatArray, end: FloatArray) -> float:
 def pair_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """One row a pair of strategies of a group: how much faster the second is, measured and predicted.
 
-    ``noise`` is half the interquartile range of the measured ratios, repetition by repetition, which took turns.
-    ``sign_error``: the ratio is further from 1 than its noise, and the prediction on the other side.
+    The measured one has its 95% interval, ``low`` to ``high``. ``sign_error``: it excludes 1, and the prediction is on
+    the other side.
     """
     found = []
     for group, members in rows.groupby(GROUP, sort=False):
         for one, other in combinations(members.to_dict("records"), 2):
-            ratios = np.array(json.loads(str(one["repetitions_s"]))) / np.array(json.loads(str(other["repetitions_s"])))
-            low, high = np.percentile(ratios, [25, 75])
-            measured, predicted = one["measured_s"] / other["measured_s"], one["predicted_s"] / other["predicted_s"]
-            noise = (high - low) / 2
+            # Repetition by repetition, for strategies took turns.
+            measured = ratio_interval(*(json.loads(str(row["repetitions_s"])) for row in (one, other)))
+            predicted = one["predicted_s"] / other["predicted_s"]
             found.append(
                 {
                     **dict(zip(GROUP, group, strict=True)),
                     "slow": one["strategy"],
                     "fast": other["strategy"],
-                    "measured_speedup": measured,
+                    "measured_speedup": measured.mean,
+                    "low": measured.low,
+                    "high": measured.high,
                     "predicted_speedup": predicted,
-                    "noise": noise,
-                    "error": predicted / measured - 1.0,
-                    "sign_error": bool(abs(measured - 1.0) > noise and (measured - 1.0) * (predicted - 1.0) < 0),
+                    "error": predicted / measured.mean - 1.0,
+                    "sign_error": measured.excludes(1.0) and (measured.mean - 1.0) * (predicted - 1.0) < 0,
                 }
             )
     return pd.DataFrame(found)

@@ -80,9 +80,9 @@ def _draw_gains(panel: Axes, pairs: pd.DataFrame, markers: dict[str, str]) -> No
     for row in pairs.to_dict("records"):
         colour = MISSED if row["sign_error"] else INK
         mark: dict[str, Any] = {"color": colour, "marker": markers[row["num_ranks"]], "ms": 3, "alpha": 0.7}
-        panel.errorbar(
-            row["measured_speedup"], row["predicted_speedup"], xerr=row["noise"], elinewidth=0.5, ls="", **mark
-        )
+        gain = row["measured_speedup"]
+        interval = [[gain - row["low"]], [row["high"] - gain]]
+        panel.errorbar(gain, row["predicted_speedup"], xerr=interval, elinewidth=0.5, ls="", **mark)
     worst = pairs.loc[pairs["error"].abs().nlargest(NUM_NAMED).index]
     _name(
         panel,

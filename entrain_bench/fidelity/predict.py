@@ -10,6 +10,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.queues import Queue
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from entrain_bench.arrays import FloatArray
 from entrain_bench.bench.ranks import pin
 from entrain_bench.costs.truth import CostTruth, Prices
 from entrain_bench.emulate import Emulator
+from entrain_bench.emulate.emulator import Measured
+from entrain_bench.emulate.work import PassSeconds
 from entrain_bench.experiment import prepare
 from entrain_bench.fidelity.cases import Case, overrides_of
 from entrain_bench.fidelity.shared import cores_of_lanes, place_on_cores
@@ -29,37 +32,63 @@ from entrain_bench.simulate.place import place_program, timeline_of
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 
 
-def predict_groups(
-    groups: Sequence[Sequence[Case]], links: Mapping[str, float], cores: Sequence[int], folder: Path
-) -> None:
+def predict_group(cases: Sequence[Case], links: Mapping[str, float], cores: Sequence[int], folder: Path) -> None:
     """Leave ``<folder>/<key>.emulated.json`` of every case.
 
-    One group runs on each core at a time, so that passes are measured beside others, as on ranks.
+    As many processes measure as there are ranks, pinned like them, each all ranks' passes: what a pass finds in the
+    caches depends on who else runs.
 
     Args:
-        groups: cases whose common passes are measured once.
+        cases: of equally many ranks.
         links: latency and bandwidth of a message.
         cores: of this machine.
         folder: where files go.
     """
-    context = get_context("spawn")
+    if not cases:
+        return
+    num_ranks, context = cases[0].num_ranks, get_context("spawn")
     free: Queue[int] = context.Queue()
-    for core in cores:
-        free.put(core)
-    with ProcessPoolExecutor(len(cores), context, _take_core, (free,)) as pool:
-        for task in [pool.submit(predict_group, group, links, cores, folder) for group in groups]:
-            task.result()
-
-
-def predict_group(cases: Sequence[Case], links: Mapping[str, float], cores: Sequence[int], folder: Path) -> None:
-    """Emulate and place the cases of a group in this process."""
-    setting = prepare(cases[0].config)
-    model, cluster, framework = setting.job.model, setting.job.cluster, setting.job.framework
-    emulator = Emulator(CostTruth(model, joined_by(cluster, links), framework), float("inf"), "cpu", "float32")
-    for case in cases:
+    for rank in range(num_ranks):
+        free.put(cores[rank % len(cores)])
+    with ProcessPoolExecutor(num_ranks, context, _take_core, (free,)) as pool:
+        tasks = [pool.submit(_measured, cases, links, cores) for _ in range(num_ranks)]
+        found = [task.result() for task in tasks]
+    for case, several in zip(cases, zip(*found, strict=True), strict=True):
+        emulator = _emulator(case, links, mean_of(several))
         prices = emulator.price(case.program)
         values = _values(prices, _placed(case, prices, emulator.truth, cores))
         write_atomically(folder / f"{case.key}.emulated.json", json.dumps(values).encode())
+
+
+def mean_of(several: Sequence[Measured]) -> Measured:
+    """Means of what several processes measured of the same."""
+    passes = {
+        work: PassSeconds(
+            fmean(own.passes[work].forward_s for own in several), fmean(own.passes[work].backward_s for own in several)
+        )
+        for work in several[0].passes
+    }
+    optimizer_s = {shape: fmean(own.optimizer_s[shape] for own in several) for shape in several[0].optimizer_s}
+    return Measured(passes, optimizer_s)
+
+
+def _measured(cases: Sequence[Case], links: Mapping[str, float], cores: Sequence[int]) -> list[Measured]:
+    """Run the passes of each case in this process, twice: as fast as they go, then with the waits that follow.
+
+    Nothing is taken from another case, where other passes run before and beside them.
+    """
+    found = []
+    for case in cases:
+        dense, paced = (_emulator(case, links, Measured()) for _ in range(2))
+        paced.price(case.program, _placed(case, dense.price(case.program), dense.truth, cores))
+        found.append(paced.measured)
+    return found
+
+
+def _emulator(case: Case, links: Mapping[str, float], measured: Measured) -> Emulator:
+    job = prepare(case.config).job
+    truth = CostTruth(job.model, joined_by(job.cluster, links), job.framework)
+    return Emulator(truth, float("inf"), "cpu", "float32", measured=measured)
 
 
 def simulated(case: Case, truth: Sequence[str], links: Mapping[str, float], cores: Sequence[int]) -> dict[str, Any]:

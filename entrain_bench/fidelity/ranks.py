@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from entrain_bench.bench.ranks import TIMEOUT_S
 from entrain_bench.experiment import prepare
 from entrain_bench.fidelity.cases import Case
 from entrain_bench.files import write_atomically
@@ -28,6 +29,7 @@ from entrain_bench.train.measuring.merge import merge_timeline
 from entrain_bench.train.messages.control import gather_json
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running.build import build_runtime
+from entrain_bench.train.running.groups import GroupMaker
 from entrain_bench.train.running.runtime import Runtime, Work
 from entrain_bench.train.settings import TrainSettings
 
@@ -127,9 +129,10 @@ def train_cases(cases: Sequence[Case], repeats: int, folder: Path, control: dist
     """
     prepare_platform()
     torch.set_num_threads(1)
+    maker = GroupMaker(control, TIMEOUT_S, CPU)
     for _, group in groupby(cases, key=lambda case: case.group):
         members = list(group)
-        runs = [_Run(case, control) for case in members]
+        runs = [_Run(case, maker) for case in members]
         for repetition in range(WARM_UPS + repeats):
             for run in runs if repetition % 2 else runs[::-1]:
                 run.once(keep=repetition >= WARM_UPS)
@@ -141,8 +144,8 @@ def train_cases(cases: Sequence[Case], repeats: int, folder: Path, control: dist
 class _Run:
     """A case on this rank."""
 
-    def __init__(self, case: Case, control: dist.ProcessGroup) -> None:
-        self.case, self.control = case, control
+    def __init__(self, case: Case, maker: GroupMaker) -> None:
+        self.case, self.maker = case, maker
         self.setting = prepare(case.config)
         self.runtime = self._build("float32")
         self.clock, self.rows = TwoClocks(CPU), list[list[list[float]]]()
@@ -167,7 +170,7 @@ class _Run:
 
     def write(self, folder: Path, own_bytes: float) -> None:
         """Leave when actions ran and what they took of the processor, and the bytes of every rank; collective."""
-        everyone = gather_json({"rows": self.rows, "bytes": own_bytes}, self.control)
+        everyone = gather_json({"rows": self.rows, "bytes": own_bytes}, self.maker.control)
         if dist.get_rank():
             return
         program, peaks = self.case.program, [own["bytes"] for own in everyone]
@@ -186,7 +189,8 @@ class _Run:
         settings = self.setting.executor
         assert isinstance(settings, TrainSettings)
         own = replace(settings, dtype=dtype)
-        return build_runtime(self.setting.job, self.case.program.layout, own, CPU, self.case.seed, self.control)
+        job, layout, control = self.setting.job, self.case.program.layout, self.maker.control
+        return build_runtime(job, layout, own, CPU, self.case.seed, control, self.maker)
 
     def _prepare(self, runtime: Runtime) -> Work:
         return runtime.prepare(self.case.program)

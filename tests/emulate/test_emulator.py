@@ -14,7 +14,7 @@ import torch.distributed as dist
 from entrain_bench.config.tree import choices
 from entrain_bench.emulate import Emulator, bench
 from entrain_bench.emulate.emulator import Measured
-from entrain_bench.emulate.work import PassSeconds, stage_shapes, works_of
+from entrain_bench.emulate.work import PassSeconds, lane_orders, stage_shapes, works_of
 from entrain_bench.errors import IncompatibleError, OutOfMemoryError, UserError
 from entrain_bench.experiment import Setting, prepare, run_experiment
 from entrain_bench.program import Pass, Program
@@ -141,6 +141,36 @@ def test_what_is_alike_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert again.iteration_time_s == emulator.execute(program).iteration_time_s
 
 
+def test_lanes_keep_the_order_and_the_waits_of_a_timeline() -> None:
+    emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.dp=2", "layout.pp=2")
+    timeline = Simulator(emulator.truth, 1e12).execute(program)
+    orders = lane_orders(program, timeline)
+    passes = np.flatnonzero(program.kind <= Pass.BACKWARD)
+    assert set(np.concatenate([order.actions for order in orders]).tolist()) == set(passes.tolist())
+    for order in orders:
+        starts = timeline.start_s[order.actions]
+        assert np.all(np.diff(starts) >= 0)
+        # Every start is what came before it: all passes, and all waits.
+        took_s = (timeline.end_s - timeline.start_s)[order.actions]
+        np.testing.assert_allclose(starts, np.cumsum(order.waits_s + took_s) - took_s)
+    assert max(order.waits_s.max() for order in orders) > 0
+    assert all(not order.waits_s.any() for order in lane_orders(program))
+
+
+def test_ranks_wait_before_passes_and_are_not_charged_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.dp=2", "layout.pp=2")
+    timeline = Simulator(emulator.truth, 1e12).execute(program)
+    slept: list[float] = []
+    monkeypatch.setattr(bench, "sleep", slept.append)
+    emulator.price(program)
+    assert not slept
+    dataclasses.replace(emulator, measured=Measured()).price(program, timeline)
+    # One lane of each kind is run, once.
+    waits = [order.waits_s[order.waits_s > 0].tolist() for order in lane_orders(program, timeline)]
+    assert slept
+    assert set(slept) <= {wait for own in waits for wait in own}
+
+
 def test_middle_stages_with_the_same_layers_are_one() -> None:
     model = setting_of("model.modules.llm.num_layers=6").job.model
     _, program = emulated("strategy=megatron", "layout.tp=1", "layout.dp=1")
@@ -151,7 +181,7 @@ def test_middle_stages_with_the_same_layers_are_one() -> None:
     assert len({first, second, last}) == 3
 
 
-def test_the_device_holds_one_stage_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_holds_one_rank_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.pp=4")
     held: list[Any] = []
     build = bench.build_stage

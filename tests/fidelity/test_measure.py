@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from entrain_bench.emulate.emulator import Measured
+from entrain_bench.emulate.work import PassSeconds
 from entrain_bench.fidelity.__main__ import measure
 from entrain_bench.fidelity.cases import COMMON, NUM_RANKS, SEEDS, STRATEGIES, WORKLOADS, Case, setting_and_program
 from entrain_bench.fidelity.compare import case_rows
+from entrain_bench.fidelity.predict import mean_of
 from entrain_bench.run import compose_cells
 
 SMALL = ("model.modules.vision.num_layers=2", "model.modules.vision.full_attention_layers=[1]", "global_batch=4")
@@ -57,3 +60,9 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     # Two ranks on one core: wall time says little on a machine in use, the processor's seconds do.
     assert rows["action_error"].max() < 1.0
     assert rows["memory_error"].abs().max() < 1.0
+
+
+def test_what_several_processes_measured_is_averaged() -> None:
+    work, shape = object(), object()
+    several = [Measured({work: PassSeconds(s, 2 * s)}, {shape: 3 * s}) for s in (1.0, 2.0)]  # type: ignore[dict-item]
+    assert mean_of(several) == Measured({work: PassSeconds(1.5, 3.0)}, {shape: 4.5})  # type: ignore[dict-item]

@@ -10,7 +10,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Job
 from entrain_bench.train.messages.places import places_of
 from entrain_bench.train.modules import build_stage
-from entrain_bench.train.running.groups import make_groups
+from entrain_bench.train.running.groups import GroupMaker, make_groups
 from entrain_bench.train.running.loader import Loader
 from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.running.step import OptimizerSettings, train_stage
@@ -18,11 +18,26 @@ from entrain_bench.train.settings import TrainSettings
 
 
 def build_runtime(
-    job: Job, layout: Layout, settings: TrainSettings, device: torch.device, seed: int, control: dist.ProcessGroup
+    job: Job,
+    layout: Layout,
+    settings: TrainSettings,
+    device: torch.device,
+    seed: int,
+    control: dist.ProcessGroup,
+    maker: GroupMaker | None = None,
 ) -> Runtime:
     """The runtime of this rank; collective over all ranks.
 
     Weights follow from seed, module and layer alone, so every layout starts from the same model.
+
+    Args:
+        job: what is trained.
+        layout: where.
+        settings: of training.
+        device: of this rank.
+        seed: of weights and data.
+        control: a gloo group of all ranks.
+        maker: of process groups, for runtimes that share them.
 
     Raises:
         IncompatibleError: for a layout that only the simulator runs.
@@ -35,15 +50,8 @@ def build_runtime(
     rank, model = dist.get_rank(), job.model
     places = places_of(layout, rank)
     tied = {index for index, module in enumerate(model.modules) if module.config.tied_embeddings}
-    groups = make_groups(
-        layout,
-        places,
-        tied,
-        control,
-        settings.timeout_s,
-        device,
-        sequence_parallel=job.framework.sequence_parallel,
-    )
+    maker = maker or GroupMaker(control, settings.timeout_s, device)
+    groups = make_groups(layout, places, tied, maker, sequence_parallel=job.framework.sequence_parallel)
     dtype: torch.dtype = getattr(torch, settings.dtype)
     adam = OptimizerSettings(
         settings.learning_rate,

@@ -36,15 +36,26 @@ class Groups:
     alone: dist.ProcessGroup
 
 
-class _Maker:
-    """Makes every distinct group once, on all ranks."""
+class GroupMaker:
+    """Makes every distinct group once; collective over all ranks.
 
-    def __init__(self, timeout: timedelta) -> None:
-        self.timeout = timeout
+    Runtimes that take turns share one: each group of gloo has a thread that wakes a hundred times a second.
+
+    Args:
+        control: a gloo group of all ranks.
+        timeout_s: longest time a rank waits for another.
+        device: of messages.
+    """
+
+    def __init__(self, control: dist.ProcessGroup, timeout_s: float, device: torch.device) -> None:
+        self.control, self.timeout = control, timedelta(seconds=timeout_s)
+        everyone = tuple(range(control.size()))
+        self.world, self.channels = self.new(everyone), Channels(lambda: self.new(everyone), device)
         self.known: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self.of_stage: dict[tuple[int, int, tuple[int, ...]], dist.ProcessGroup] = {}
 
     def make(self, ranks: tuple[int, ...]) -> None:
+        """A group that all stages with these ranks use."""
         if ranks not in self.known:
             self.known[ranks] = self.new(ranks)
 
@@ -54,6 +65,7 @@ class _Maker:
             self.of_stage[module, stage, ranks] = self.new(ranks)
 
     def new(self, ranks: Iterable[int]) -> dist.ProcessGroup:
+        """A group of its own."""
         # A new group does not inherit the timeout of the default group: it would wait for half an hour.
         group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=self.timeout)
         return group
@@ -63,9 +75,7 @@ def make_groups(
     layout: Layout,
     places: list[Place],
     tied_modules: set[int],
-    control: dist.ProcessGroup,
-    timeout_s: float,
-    device: torch.device,
+    maker: GroupMaker,
     *,
     sequence_parallel: bool = False,
 ) -> Groups:
@@ -75,13 +85,10 @@ def make_groups(
         layout: the layout.
         places: what this rank holds.
         tied_modules: modules whose first and last stage share an embedding.
-        control: a gloo group of all ranks.
-        timeout_s: longest time a rank waits for another.
-        device: of messages.
+        maker: of the groups.
         sequence_parallel: whether tensor parallel ranks hold different tokens between products.
     """
-    maker = _Maker(timedelta(seconds=timeout_s))
-    for other in range(control.size()):
+    for other in range(maker.control.size()):
         maker.make((other,))
     for index, module in enumerate(layout.modules):
         for members in _all_groups(module, index in tied_modules):
@@ -99,9 +106,7 @@ def make_groups(
             pair = _tied_pair(module, place.replica, place.position)
             if len(pair) == 2:
                 tied[place.module] = maker.known[pair]
-    everyone = range(control.size())
-    channels = Channels(lambda: maker.new(everyone), device)
-    return Groups(stages, tied, channels, maker.new(everyone), control, maker.known[dist.get_rank(),])
+    return Groups(stages, tied, maker.channels, maker.world, maker.control, maker.known[dist.get_rank(),])
 
 
 def _members(module: ModuleLayout, place: Place) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
