@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 type IntArray = NDArray[np.integer]
 type FloatArray = NDArray[np.float64]
 type BoolArray = NDArray[np.bool_]
+type TextArray = NDArray[np.object_]
 
 
 def offsets_from_counts(counts: IntArray) -> NDArray[np.int64]:

@@ -12,7 +12,8 @@ import pytest
 from entrain_bench import study as study_module
 from entrain_bench.cli import run_command
 from entrain_bench.errors import OutOfMemoryError, UserError
-from entrain_bench.figures._runner import draw_figure, render
+from entrain_bench.figures._rows import sweeps_of
+from entrain_bench.figures._runner import Drawing, draw_figure, render
 from entrain_bench.figures._style import empty_figure
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Record, Results, new_record
@@ -103,7 +104,7 @@ def test_missing_data_replaces_an_old_figure_by_its_reason(study: Study, error: 
         raise error
 
     stub: Any = SimpleNamespace(EXPERIMENT="iteration_time", RUNS=False, load=load, draw=None)
-    problem = draw_figure("stub", stub, study)
+    problem = draw_figure(Drawing("stub", stub, sweeps_of("iteration_time"), []), study)
     assert "no data at all" in problem
     assert (folder / "stub.csv").read_text() == f"reason\n{problem}\n"
     expected = render(lambda: empty_figure(problem))

@@ -12,26 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from entrain_bench.arrays import BoolArray, FloatArray, IntArray, offsets_from_counts, rows_of
+from entrain_bench.arrays import BoolArray, FloatArray, IntArray, TextArray, offsets_from_counts, rows_of
 from entrain_bench.errors import UserError
 
+from .schema import COLUMNS, Column
 from .tokens import MAX_ASPECT_RATIO
-
-COLUMNS = (
-    "sample_id",
-    "n_images",
-    "image_widths",
-    "image_heights",
-    "audio_seconds",
-    "video_seconds",
-    "text_tokens",
-    "text_chars",
-    "text_words",
-)
-# Bounds that no real sample reaches; they catch milliseconds given as seconds and corrupt files.
-_MAX_SECONDS = 86_400.0
-_MAX_PIXELS = 1e6
-_MAX_TEXT = float(2**31 - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +24,7 @@ class TraceColumns:
     """Checked columns of a trace.
 
     Attributes:
-        sample_ids: identity of each sample ``[samples]``.
+        sample_ids: identity of each sample ``[samples]``, integers or strings.
         text: size of each sample's text ``[samples]``, in tokens or in characters.
         text_in_tokens: the unit of ``text``.
         num_images: images of each sample ``[samples]``.
@@ -51,7 +36,7 @@ class TraceColumns:
         frame_heights: in pixels ``[videos]``.
     """
 
-    sample_ids: IntArray
+    sample_ids: IntArray | TextArray
     text: FloatArray
     text_in_tokens: bool
     num_images: IntArray
@@ -72,14 +57,14 @@ def read_columns(path: Path) -> TraceColumns:
 
     Raises:
         UserError: for a file that is missing, empty or no Parquet, for missing or misspelt columns, and for the first
-            value outside its range; rows count from 0.
+            value outside its range; rows count from 1.
     """
     reader = _Reader.open(path)
     rows = np.arange(reader.num_rows)
     text_name = "text_tokens" if reader.has("text_tokens") else "text_chars"
     if not reader.has(text_name):
         raise reader.error("needs a column text_tokens or text_chars; it is missing or all null")
-    text = reader.numbers(text_name, 0, _MAX_TEXT, whole=True)
+    text = reader.numbers(text_name)
     audio = reader.seconds("audio_seconds")
     video = reader.seconds("video_seconds")
     has_video = ~np.isnan(video)
@@ -90,7 +75,7 @@ def read_columns(path: Path) -> TraceColumns:
     if np.any(num_images < 0):
         raise reader.bad_value(num_images < 0, "image_widths", counts, "the size of the frames of the row's video")
     if reader.has("n_images"):
-        declared = reader.numbers("n_images", 0, _MAX_TEXT, whole=True, nullable=True)
+        declared = reader.numbers("n_images", nullable=True)
         wrong = ~np.isnan(declared) & (declared != num_images)
         allowed = "the number of images in image_widths (a video's frame size not counted)"
         reader.check(~wrong, "n_images", declared, allowed)
@@ -100,7 +85,7 @@ def read_columns(path: Path) -> TraceColumns:
     is_frame = np.zeros(len(widths), np.bool_)
     is_frame[(offsets[1:] - 1)[has_video]] = True
     return TraceColumns(
-        reader.integers("sample_id") if reader.has("sample_id") else rows,
+        reader.identities("sample_id") if reader.has("sample_id") else rows,
         text,
         text_name == "text_tokens",
         num_images,
@@ -145,7 +130,11 @@ class _Reader:
     def bad_value(self, wrong: BoolArray, name: str, values: Any, allowed: str) -> UserError:
         """The error of the first row that is wrong."""
         row = int(np.argmax(wrong))
-        return self.error(f"row {row}, column {name}: {np.asarray(values)[row]}; must be {allowed}")
+        return self.entry_error(row, name, np.asarray(values)[row], allowed)
+
+    def entry_error(self, row: int, name: str, value: object, allowed: str) -> UserError:
+        """The error of a value in a row, which are counted from 0 here and from 1 in the message."""
+        return self.error(f"row {row + 1}, column {name}: {value}; must be {allowed}")
 
     def check(self, valid: BoolArray, name: str, values: Any, allowed: str) -> None:
         """Raise ``UserError`` for the first row that is not valid."""
@@ -156,31 +145,41 @@ class _Reader:
         """Whether the trace has that column with at least one value."""
         return name in self._columns
 
-    def integers(self, name: str) -> IntArray:
-        """A column of integers without nulls ``[samples]``."""
+    def identities(self, name: str) -> IntArray | TextArray:
+        """A column of integers or strings, none of them twice ``[samples]``."""
         column = self._columns[name]
-        if not pa.types.is_integer(column.type):
-            raise self.error(f"column {name}: has type {column.type}; must be integers")
-        self.check(~self._nulls(column), name, np.full(self.num_rows, "null"), "an integer")
-        try:
-            return np.asarray(column.cast(pa.int64()).to_numpy(zero_copy_only=False))
-        except pa.ArrowException as error:
-            raise self.error(f"column {name}: must fit 64-bit integers ({str(error).splitlines()[0]})") from error
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        kind = column.type
+        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+        if not is_text and not pa.types.is_integer(kind):
+            raise self.error(f"column {name}: has type {kind}; must be integers or strings")
+        self.check(~self._nulls(column), name, np.full(self.num_rows, "null"), "an integer or a string")
+        values = column.to_numpy(zero_copy_only=False)
+        if not is_text:
+            self.check(values <= np.iinfo(np.int64).max, name, values, "at most 2^63 - 1")
+            values = values.astype(np.int64)
+        _, first, group = np.unique(values, return_index=True, return_inverse=True)
+        earlier = first[group]
+        if np.any(twice := earlier != np.arange(self.num_rows)):
+            allowed = f"unique, but row {earlier[np.argmax(twice)] + 1} has it as well"
+            raise self.bad_value(twice, name, values, allowed)
+        return np.asarray(values)
 
-    def numbers(self, name: str, low: float, high: float, whole: bool = False, nullable: bool = False) -> FloatArray:
-        """A numeric column ``[samples]`` within ``[low, high]``; NaN where it is null, if it may be."""
+    def numbers(self, name: str, nullable: bool = False) -> FloatArray:
+        """A numeric column ``[samples]`` within its bounds; NaN where it is null, if it may be."""
         column = self._columns[name]
         values = self._floats(name, column)
         nulls = self._nulls(column)
-        allowed = _allowed(low, high, whole) + (" or null" if nullable else "")
-        self.check(_within(values, low, high, whole) | (nulls & nullable), name, values, allowed)
+        allowed = COLUMNS[name].allowed + (" or null" if nullable else "")
+        self.check(_within(values, COLUMNS[name]) | (nulls & nullable), name, values, allowed)
         return values
 
     def seconds(self, name: str) -> FloatArray:
         """A column of lengths ``[samples]``, NaN for none."""
         if not self.has(name):
             return np.full(self.num_rows, np.nan)
-        return self.numbers(name, np.nextafter(0, 1), _MAX_SECONDS, nullable=True)
+        return self.numbers(name, nullable=True)
 
     def sizes(self) -> tuple[IntArray, FloatArray, FloatArray]:
         """The lists of widths and heights: row offsets ``[samples + 1]`` and both sides in pixels ``[entries]``."""
@@ -197,10 +196,9 @@ class _Reader:
         ratio = np.maximum(widths, heights) / np.minimum(widths, heights)
         if np.any(thin := ratio > MAX_ASPECT_RATIO):
             entry = int(np.argmax(thin))
-            raise self.error(
-                f"row {owners[entry]}, column image_widths: {widths[entry]:g}x{heights[entry]:g} pixels; "
-                f"must have sides within a ratio of {MAX_ASPECT_RATIO:g}"
-            )
+            size = f"{widths[entry]:g}x{heights[entry]:g} pixels"
+            allowed = f"of sides within a ratio of {MAX_ASPECT_RATIO:g}"
+            raise self.entry_error(owners[entry], "image_widths", size, allowed)
         return offsets, widths, heights
 
     def _lists(self, name: str) -> tuple[IntArray, FloatArray]:
@@ -211,10 +209,9 @@ class _Reader:
         counts = pc.list_value_length(column).fill_null(0)
         offsets = offsets_from_counts(counts.to_numpy(zero_copy_only=False))
         values = self._floats(name, column.flatten())
-        if np.any(wrong := ~_within(values, 1, _MAX_PIXELS, whole=True)):
+        if np.any(wrong := ~_within(values, COLUMNS[name])):
             entry = int(np.argmax(wrong))
-            row, allowed = rows_of(offsets)[entry], _allowed(1, _MAX_PIXELS, whole=True)
-            raise self.error(f"row {row}, column {name}: {values[entry]}; must be {allowed}")
+            raise self.entry_error(rows_of(offsets)[entry], name, values[entry], COLUMNS[name].allowed)
         return offsets, values
 
     def _floats(self, name: str, column: Any) -> FloatArray:
@@ -236,12 +233,9 @@ class _Reader:
                 raise self.error(f"column {name}: unknown (did you mean {near[0]}?); columns: {', '.join(COLUMNS)}")
 
 
-def _within(values: FloatArray, low: float, high: float, whole: bool) -> BoolArray:
-    inside = (values >= low) & (values <= high)  # false for NaN
-    return inside & (values == np.floor(values)) if whole else inside
-
-
-def _allowed(low: float, high: float, whole: bool) -> str:
-    if whole:
-        return f"a whole number from {low:g} to {high:.0f}"
-    return f"a number above 0, at most {high:g}"
+def _within(values: FloatArray, column: Column) -> BoolArray:
+    # Comparisons are false for NaN.
+    if not column.whole:
+        return (values > 0) & (values <= column.high)
+    whole: BoolArray = values == np.floor(values)
+    return whole & (values >= column.low) & (values <= column.high)

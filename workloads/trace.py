@@ -1,4 +1,4 @@
-"""Shape traces: a Parquet file with one row per sample (columns: ``traces/PROVENANCE.md``)."""
+"""Shape traces: a Parquet file with one row per sample (columns: ``schema.py``, ``docs/workloads.md``)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from entrain_bench.specs.stream import ListedShapes
 from entrain_bench.specs.tokens import TokenRules
 
 from .columns import TraceColumns, read_columns
+from .overlong import OnOverlong, fitting
 from .tokens import audio_items, image_items, text_tokens, video_items
 
 PACKAGED_TRACES = Path(__file__).parent / "traces"
@@ -32,6 +33,8 @@ class TraceWorkload:
         min_video_frame_tokens: smaller video frames are scaled up to this many LLM tokens.
         max_video_frame_tokens: larger video frames are scaled down to this many LLM tokens. The defaults of both are
             those of Qwen2.5-VL's video preprocessing.
+        on_overlong: what is done with rows that are longer than the model's context: ``error``, ``truncate`` (text goes
+            first, then items from the last; ``overlong.truncated``) or ``drop``.
     """
 
     name: str = ""
@@ -39,6 +42,7 @@ class TraceWorkload:
     max_image_tokens: int = 16384
     min_video_frame_tokens: int = 128
     max_video_frame_tokens: int = 768
+    on_overlong: str = OnOverlong.ERROR
 
     def __post_init__(self) -> None:
         for key in ("max_image_tokens", "min_video_frame_tokens", "max_video_frame_tokens"):
@@ -49,6 +53,12 @@ class TraceWorkload:
         ordered = self.max_video_frame_tokens >= self.min_video_frame_tokens
         require(ordered, "workload.max_video_frame_tokens", self.max_video_frame_tokens, allowed)
         require(bool(self.path), "workload.path", repr(self.path), "a Parquet file")
+        require(
+            self.on_overlong in {*OnOverlong},
+            "workload.on_overlong",
+            self.on_overlong,
+            f"one of {[*map(str, OnOverlong)]}",
+        )
         if not self.name:
             object.__setattr__(self, "name", Path(self.path).stem)
 
@@ -69,13 +79,34 @@ class TraceWorkload:
         """Read the trace and convert all of it once.
 
         Raises:
-            UserError: for a file that cannot be read or holds invalid values (file, row and column are named), or for
-                a token limit below the model's minimum.
+            UserError: for a file that cannot be read or holds invalid values (file, row and column are named), for a
+                token limit below the model's minimum, and for rows that are longer than the model's context.
         """
         allowed = f"at least model.tokens.min_image_tokens={rules.min_image_tokens}"
         valid = self.max_image_tokens >= rules.min_image_tokens
         require(valid, "workload.max_image_tokens", self.max_image_tokens, allowed)
-        return ListedShapes(self.name, self._shapes(read_columns(self._file()), rules))
+        listed = ListedShapes(self.name, self._shapes(read_columns(self._file()), rules))
+        if rules.context_tokens is None:
+            return listed
+        if self.on_overlong == OnOverlong.ERROR:
+            self._refuse_overlong(listed.shapes, rules.context_tokens)
+            return listed
+        fitted = fitting(listed, rules.context_tokens, OnOverlong(self.on_overlong))
+        if not len(fitted.shapes):
+            raise UserError(
+                f"workload.path={self.path}: no row is left that fits the model's {rules.context_tokens} tokens"
+            )
+        return fitted
+
+    def _refuse_overlong(self, shapes: SampleShapes, context_tokens: int) -> None:
+        longer = np.flatnonzero(shapes.llm_tokens > context_tokens)
+        if longer.size:
+            row, many = longer[0], f"{longer.size} of {len(shapes)} rows are longer"
+            raise UserError(
+                f"workload.path={self.path}: row {row + 1} (sample {shapes.name_of(row)}) has {shapes.llm_tokens[row]} "
+                f"LLM tokens, the model takes at most {context_tokens}, and {many}; "
+                "workload.on_overlong=truncate shortens them, drop leaves them out"
+            )
 
     def _shapes(self, columns: TraceColumns, rules: TokenRules) -> SampleShapes:
         text = columns.text.astype(np.int64) if columns.text_in_tokens else text_tokens(columns.text, rules)

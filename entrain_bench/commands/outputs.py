@@ -106,7 +106,7 @@ def make(wanted: Sequence[Output], study: Study, mlflow: bool = True, mlflow_uri
 def sweep_of(output: Output) -> str:
     """What MLflow calls the runs behind an output: the figure whose sweep they are, or else the output itself."""
     figure = next((text for sweep in output.sweeps for text in sweep), "").removeprefix("figure=")
-    whole = figure in discover() and [*output.sweeps] == sweeps_of(figure)
+    whole = figure in discover() and [*output.sweeps] == [*sweeps_of(figure).values()]
     return figure if whole else output.name
 
 

@@ -182,6 +182,22 @@ class Composer:
         return found
 
 
+def swept_keys(overrides: Sequence[str]) -> dict[str, bool]:
+    """The keys of overrides, in order, and whether each is given several values.
+
+    Raises:
+        UserError: for what is no override, and for a key that is given twice.
+    """
+    found: dict[str, bool] = {}
+    for text in overrides:
+        with one_line_errors([text]):
+            override = _parse(text)
+        if override.key_or_group in found:
+            raise UserError(f"{text}: {override.key_or_group} must be given once")
+        found[override.key_or_group] = override.is_sweep_override()
+    return found
+
+
 def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
     """The run that overrides describe, as on the command line; without any the default one.
 

@@ -7,7 +7,8 @@ import importlib
 import os
 import pkgutil
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -19,7 +20,7 @@ from matplotlib.figure import Figure
 import entrain_bench.figures as package
 from entrain_bench.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.figures._accuracy import MEASURED, state_model_error
-from entrain_bench.figures._rows import cells_of, sweeps_of
+from entrain_bench.figures._rows import Sweeps, cells_of, sweeps_of
 from entrain_bench.figures._sidecar import command_of, sidecar
 from entrain_bench.figures._style import STYLE, empty_figure
 from entrain_bench.files import write_atomically
@@ -56,26 +57,53 @@ def discover() -> dict[str, str]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A figure, and what it is drawn of.
+
+    Attributes:
+        name: of its files, in ``figures``.
+        module: draws it.
+        sweeps: those of its cells.
+        command: arguments that draw it again.
+    """
+
+    name: str
+    module: FigureModule
+    sweeps: Sweeps
+    command: Sequence[str]
+
+    @property
+    def output(self) -> Output:
+        """What makes it."""
+        runs = [*self.sweeps.values()] if self.module.RUNS else []
+        files = [f"figures/{self.name}.{suffix}" for suffix in SUFFIXES]
+        return Output(self.name, runs, lambda study: draw_figure(self, study), files)
+
+
+def module_of(name: str) -> FigureModule:
+    """The module that draws a figure."""
+    return cast(FigureModule, importlib.import_module(f"{package.__name__}.{name}"))
+
+
 def figure_output(name: str) -> Output:
     """The figure of that name."""
-    module = cast(FigureModule, importlib.import_module(f"{package.__name__}.{name}"))
-    sweeps = sweeps_of(module.EXPERIMENT) if module.RUNS else []
-    files = [f"figures/{name}.{suffix}" for suffix in SUFFIXES]
-    return Output(name, sweeps, lambda study: draw_figure(name, module, study), files)
+    module = module_of(name)
+    return Drawing(name, module, sweeps_of(module.EXPERIMENT), ["figures", name]).output
 
 
-def draw_figure(name: str, module: FigureModule, study: Study) -> str:
+def draw_figure(drawing: Drawing, study: Study) -> str:
     """Draw and write ``figures/<name>.{pdf,png,csv,json}``; returns what is missing from it, if anything.
 
     A figure without data says so, and does not keep others from theirs.
     """
-    problem, cells = "", list[Cell]()
+    problem, cells, module = "", list[Cell](), drawing.module
     try:
-        cells = [cell for sweep in sweeps_of(module.EXPERIMENT) for cell in study.cells(*sweep)]
+        cells = [cell for sweep in drawing.sweeps.values() for cell in study.cells(*sweep)]
         if module.RUNS:
-            problem = "; ".join(filter(None, (study.problem(*sweep) for sweep in sweeps_of(module.EXPERIMENT))))
-        data = module.load(cells_of(module.EXPERIMENT, study), study.results)
-        files = render(lambda: module.draw(data), stated=name not in MEASURED)
+            problem = "; ".join(filter(None, (study.problem(*sweep) for sweep in drawing.sweeps.values())))
+        data = module.load(cells_of(drawing.sweeps, study), study.results)
+        files = render(lambda: module.draw(data), stated=module.EXPERIMENT not in MEASURED)
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exc()
@@ -83,9 +111,9 @@ def draw_figure(name: str, module: FigureModule, study: Study) -> str:
         reason = problem
         files = render(lambda: empty_figure(reason))
     title = (module.__doc__ or "").partition("\n")[0]
-    files["json"] = sidecar(title, command_of(name, study.config_dir), cells)
+    files["json"] = sidecar(title, command_of(drawing.command, study.config_dir), cells)
     for suffix, content in files.items():
-        write_atomically(study.results.root / "figures" / f"{name}.{suffix}", content)
+        write_atomically(study.results.root / "figures" / f"{drawing.name}.{suffix}", content)
     return problem
 
 

@@ -63,10 +63,10 @@ def described(
     return (json.dumps(content, indent=1) + "\n").encode()
 
 
-def command_of(name: str, config_dir: str | None) -> str:
+def command_of(arguments: Sequence[str], config_dir: str | None) -> str:
     """The command that draws a figure, with the user's folder if there is one."""
     folder = ["--config-dir", config_dir] if config_dir else []
-    return shlex.join(["entrain-bench", "figures", name, *folder])
+    return shlex.join(["entrain-bench", *arguments, *folder])
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

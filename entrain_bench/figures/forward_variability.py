@@ -16,7 +16,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from entrain_bench.figures._bars import Grid, mark_gap
 from entrain_bench.figures._style import (
@@ -44,6 +44,8 @@ WHISKERS_PERCENT = (5, 95)
 BOX_PERCENT = (WHISKERS_PERCENT[0], 25, 50, 75, WHISKERS_PERCENT[1])
 # How far a whisker reaches down at most: a logarithmic axis has no 0.
 MOST_BELOW = 10
+# An axis from a value to less than so many times as much would have one power of ten, or none.
+FEW_DECADES = 30
 # Distance between two traces at the bottom, in models.
 TRACE_GAP = 0.6
 
@@ -176,6 +178,9 @@ def _draw_std(panel: Axes, spread: pd.DataFrame, grid: Grid) -> None:
                 )
         ticks.append(start + (len(grid.models) - 1) / 2)
     panel.set_yscale("log")
+    low, high = panel.get_ylim()
+    if high < FEW_DECADES * low:
+        panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     panel.yaxis.set_major_formatter(NUMBER_FORMAT)
     panel.yaxis.set_minor_locator(NullLocator())
     panel.set_xticks(ticks, list(grid.workloads.values()))

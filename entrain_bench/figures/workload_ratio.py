@@ -56,7 +56,8 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """Left: single samples, a box a trace. Right: batches, a panel a trace."""
     labels = names(data, "workload")
     colours = palette(labels)
-    rows = -(-len(labels) // COLUMNS)
+    columns = min(COLUMNS, len(labels))
+    rows = -(-len(labels) // columns)
     figure = Figure(figsize=(DOUBLE_COLUMN_IN, max(1.6, 0.5 + 1.15 * rows)), layout="constrained")
     left, right = split(figure, widths=[1.0, 1.75])
     wide = data.pivot_table(
@@ -64,7 +65,7 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     ).reset_index("batch_size")
     _draw_samples(left.subplots(), wide[wide["batch_size"] == 0], labels, colours)
     batches = wide[wide["batch_size"] > 0]
-    grid = right.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False)
+    grid = right.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for panel, name in zip(grid.flat, labels, strict=False):
         _draw_batches(panel, batches.loc[[name]], colours[name])
         panel.set_title(labels[name])

@@ -107,7 +107,7 @@ def check_assignment(assignment: Assignment, model: ModelSpec, layout: Layout, s
         owner = module.owners(shapes, units)
         given = min(len(labels.replica), len(labels.microbatch))
         if given != len(units) or len(labels.replica) != len(labels.microbatch):
-            lost = f"; sample {shapes.sample_ids[owner[given]]} has none" if given < len(units) else ""
+            lost = f"; sample {shapes.name_of(owner[given])} has none" if given < len(units) else ""
             raise UserError(
                 f"assignment of {module.name}: {len(labels.replica)} replica and {len(labels.microbatch)} microbatch "
                 f"labels for {len(units)} units{lost}"
@@ -117,7 +117,7 @@ def check_assignment(assignment: Assignment, model: ModelSpec, layout: Layout, s
             wrong = np.flatnonzero((label < 0) | (label >= limit))
             if wrong.size:
                 raise UserError(
-                    f"assignment of {module.name}: sample {shapes.sample_ids[owner[wrong[0]]]} has "
+                    f"assignment of {module.name}: sample {shapes.name_of(owner[wrong[0]])} has "
                     f"{name}={label[wrong[0]]}: must be 0..{limit - 1}"
                 )
 

@@ -26,7 +26,7 @@ def check_program(program: Program) -> None:
             sample = module.owners(shapes, wrong)[0]
             what = f"item {wrong[0]} of sample" if module.per_item else "sample"
             raise UserError(
-                f"program: {what} {shapes.sample_ids[sample]} is processed {seen[wrong[0]]} times by {module.name}"
+                f"program: {what} {shapes.name_of(sample)} is processed {seen[wrong[0]]} times by {module.name}"
             )
         if seen.sum() != len(units):
             raise UserError(f"program: {module.name} processes items that are not of its modalities")

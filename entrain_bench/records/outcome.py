@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pandas as pd
 
@@ -19,9 +19,12 @@ class Outcome:
         metrics: means over iterations by table column.
         iterations: the metrics of each iteration.
         timeline: the first iteration's timeline as a table; None if it is too large to keep.
+        samples: of a workload that lists its samples their number (``listed``), and how many more or less the model's
+            context made of them (``truncated``, ``dropped``); else empty.
     """
 
     layout: Layout
     metrics: Mapping[str, float]
     iterations: tuple[Mapping[str, float], ...]
     timeline: pd.DataFrame | None
+    samples: Mapping[str, int] = field(default_factory=dict)

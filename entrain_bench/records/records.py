@@ -79,6 +79,7 @@ class Record:
         layout: short text a module.
         metrics: means over iterations.
         iterations: metrics of every iteration.
+        samples: how many samples the workload lists, and what the model's context made of them (``Outcome.samples``).
         settled: whether a failure follows from configuration, data and code, so that another attempt would end alike.
     """
 
@@ -92,6 +93,7 @@ class Record:
     layout: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     iterations: tuple[Mapping[str, float], ...] = ()
+    samples: Mapping[str, int] = field(default_factory=dict)
     settled: bool = False
 
     @property
@@ -161,6 +163,7 @@ def new_record(
             "layout": outcome.layout.describe() | _microbatches(cell.config, outcome),
             "metrics": dict(outcome.metrics),
             "iterations": outcome.iterations,
+            "samples": outcome.samples,
         }
     labels, content = labels_of(cell.config), cell.config.content()
     return Record(cell.key, status, reason, labels, content, cell.code_version, host_name(), settled=settled, **result)

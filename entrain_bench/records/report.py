@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from entrain_bench.records.cases import NAMES, cases_of
+from entrain_bench.records.notices import notices
 from entrain_bench.records.ranking import (
     BASELINE,
     Row,
@@ -83,6 +84,8 @@ def print_table(records: Sequence[Record]) -> None:
 def summary(records: Sequence[Record], width: int) -> Iterator[Text]:
     """What came out of runs, as lines: what all have in common, a table, what has no result, who is fastest where.
 
+    Last comes what became of samples (``notices``).
+
     Runs that differ by their seed only are one row. No label is ever cut: where the labels alone take more than the
     width, so does the table.
 
@@ -103,6 +106,7 @@ def summary(records: Sequence[Record], width: int) -> Iterator[Text]:
         yield from _wrapped(_legend([column.heading for column in columns]), width)
         yield from _table(blocks, columns, len(labels))
     words = [*map(Text, problems(rows, labels)), *_wrapped(f"{winners(blocks)} {losses(rows)}".strip(), width)]
+    words += [line for notice in notices(records) for line in _wrapped(notice, width)]
     yield from [Text(), *words] if words else []
 
 

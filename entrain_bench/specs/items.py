@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray, offsets_from_counts
+from entrain_bench.arrays import IntArray, TextArray, offsets_from_counts
 from entrain_bench.errors import require
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -28,14 +28,15 @@ class Items:
 
 
 def shapes_of(
-    text_tokens: IntArray, modalities: Mapping[str, Items], sample_ids: IntArray | None = None
+    text_tokens: IntArray, modalities: Mapping[str, Items], sample_ids: IntArray | TextArray | None = None
 ) -> SampleShapes:
     """Shapes of samples that own items of several modalities; within a sample the mapping's order holds.
 
     Args:
         text_tokens: of each sample ``[samples]``.
         modalities: the items of each modality, by its name.
-        sample_ids: what tells samples apart ``[samples]``; their numbers by default.
+        sample_ids: what tells samples apart ``[samples]``, integers or strings; their numbers by default. Messages
+            name strings, everything else goes by numbers.
 
     Raises:
         UserError: for columns whose lengths do not fit together, and sizes that are not positive.
@@ -52,14 +53,16 @@ def shapes_of(
     owners = [np.repeat(np.arange(len(text)), part.counts) for part in parts]
     order = np.argsort(_joined(owners), kind="stable")
     kinds = [np.full(len(part.llm_tokens), index) for index, part in enumerate(parts)]
+    numbers, sample_names = _identities(sample_ids, len(text))
     return SampleShapes(
         tuple(modalities),
-        np.arange(len(text)) if sample_ids is None else sample_ids,
+        numbers,
         text,
         offsets_from_counts(counts),
         _joined(kinds)[order],
         _joined([part.encoder_tokens for part in parts])[order],
         _joined([part.llm_tokens for part in parts])[order],
+        sample_names,
     )
 
 
@@ -73,7 +76,23 @@ def concatenate(parts: Sequence[SampleShapes]) -> SampleShapes:
         _joined([part.item_modality for part in parts]),
         _joined([part.item_encoder_tokens for part in parts]),
         _joined([part.item_llm_tokens for part in parts]),
+        np.concatenate([_names(part) for part in parts])
+        if any(part.sample_names is not None for part in parts)
+        else None,
     )
+
+
+def _identities(given: IntArray | TextArray | None, num_samples: int) -> tuple[IntArray, TextArray | None]:
+    """Numbers of samples, and names if strings are given."""
+    if given is None:
+        return np.arange(num_samples), None
+    if given.dtype.kind in "iu":
+        return given.astype(np.int64, copy=False), None
+    return np.arange(num_samples), given.astype(np.object_)
+
+
+def _names(shapes: SampleShapes) -> TextArray:
+    return np.array([shapes.name_of(sample) for sample in range(len(shapes))], np.object_)
 
 
 def _joined(arrays: Sequence[IntArray]) -> IntArray:

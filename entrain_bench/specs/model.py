@@ -235,7 +235,7 @@ class ModelSpec:
         length, limit = int(shapes.llm_tokens[longest]), self.llm.config.context_tokens
         if length > limit:
             raise UserError(
-                f"workload: sample {shapes.sample_ids[longest]} has {length} LLM tokens, "
+                f"workload: sample {shapes.name_of(longest)} has {length} LLM tokens, "
                 f"model={self.name} takes at most {limit} (model.modules.{self.llm.name}.context_tokens)"
             )
 
@@ -256,10 +256,7 @@ class ModelSpec:
             num_llms == 1, "model.modules", [m.name for m in modules], "encoders and exactly one llm, and generators"
         )
         modules.sort(key=lambda module: [*Role].index(module.role))
-        tokens = parse(TokenRules, config["tokens"], "model.tokens")
-        for rule in fields(tokens):
-            value = getattr(tokens, rule.name)
-            require(value > 0, f"model.tokens.{rule.name}", value, "positive")
+        tokens = _token_rules(config["tokens"], next(module for module in modules if module.role is Role.LLM))
         return cls(str(config["name"]), tuple(modules), tokens)
 
 
@@ -268,6 +265,17 @@ class _ModelConfig:
     name: str
     modules: object
     tokens: object
+
+
+def _token_rules(values: Any, llm: ModuleSpec) -> TokenRules:
+    where = "model.tokens"
+    if "context_tokens" in check_mapping(values, where):
+        raise UserError(f"{where}.context_tokens: must be given as model.modules.{llm.name}.context_tokens")
+    tokens = parse(TokenRules, {**values, "context_tokens": llm.config.context_tokens}, where)
+    for rule in fields(tokens):
+        value = getattr(tokens, rule.name)
+        require(value > 0, f"{where}.{rule.name}", value, "positive")
+    return tokens
 
 
 def _build_module(name: str, config: ModuleConfig) -> ModuleSpec:

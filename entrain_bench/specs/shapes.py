@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray, freeze, offsets_from_counts, rows_of, take_rows
+from entrain_bench.arrays import FloatArray, IntArray, TextArray, freeze, offsets_from_counts, rows_of, take_rows
 from entrain_bench.errors import UserError
 
 
@@ -26,6 +26,7 @@ class SampleShapes:
         item_modality: index into ``modalities`` ``[items]``.
         item_encoder_tokens: tokens inside the encoder ``[items]``.
         item_llm_tokens: projected tokens handed to the LLM ``[items]``.
+        sample_names: what messages call each sample ``[samples]``; None for its identity.
     """
 
     modalities: tuple[str, ...]
@@ -35,12 +36,15 @@ class SampleShapes:
     item_modality: IntArray
     item_encoder_tokens: IntArray
     item_llm_tokens: IntArray
+    sample_names: TextArray | None = None
 
     def __post_init__(self) -> None:
         items = len(self.item_modality)
         if len(self.item_encoder_tokens) != items or len(self.item_llm_tokens) != items:
             raise UserError("sample shapes: item columns differ in length")
         if len(self.text_tokens) != len(self.sample_ids) or len(self.item_offsets) != len(self.sample_ids) + 1:
+            raise UserError("sample shapes: sample columns differ in length")
+        if self.sample_names is not None and len(self.sample_names) != len(self.sample_ids):
             raise UserError("sample shapes: sample columns differ in length")
         if self.item_offsets[0] != 0 or self.item_offsets[-1] != items or np.any(np.diff(self.item_offsets) < 0):
             raise UserError("sample shapes: item offsets must rise from 0 to the number of items")
@@ -50,12 +54,16 @@ class SampleShapes:
                 raise UserError(f"sample shapes: {name} has the value {column.min()}; sizes must be positive")
         empty = np.flatnonzero(self.llm_tokens == 0)
         if empty.size:
-            raise UserError(f"sample {self.sample_ids[empty[0]]}: has neither text nor items")
+            raise UserError(f"sample {self.name_of(empty[0])}: has neither text nor items")
         freeze(self.sample_ids, self.text_tokens, self.item_offsets, self.item_modality)
         freeze(self.item_encoder_tokens, self.item_llm_tokens)
 
     def __len__(self) -> int:
         return len(self.sample_ids)
+
+    def name_of(self, sample: int | np.integer) -> str:
+        """What messages call a sample, by its index."""
+        return str((self.sample_ids if self.sample_names is None else self.sample_names)[sample])
 
     @property
     def num_items(self) -> int:
@@ -99,6 +107,7 @@ class SampleShapes:
             self.item_modality[items],
             self.item_encoder_tokens[items],
             self.item_llm_tokens[items],
+            None if self.sample_names is None else self.sample_names[samples],
         )
 
 

@@ -43,11 +43,20 @@ class ListedShapes:
     Attributes:
         name: seeds the orders.
         shapes: all samples.
+        num_truncated: how many of them were longer than the model's context and have been shortened.
+        num_dropped: how many more there were, left out because they were longer.
     """
 
     name: str
     shapes: SampleShapes
+    num_truncated: int = 0
+    num_dropped: int = 0
     _epochs: dict[tuple[int, int], IntArray] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many samples there are, and how many were shortened and left out."""
+        return {"listed": len(self.shapes), "truncated": self.num_truncated, "dropped": self.num_dropped}
 
     def batch(self, iteration: int, num_samples: int, seed: int) -> SampleShapes:
         """Samples ``iteration * num_samples`` and following of the stream that belongs to the seed."""

@@ -17,6 +17,7 @@ class TokenRules:
         audio_merge_frames: encoder tokens pooled into one LLM token.
         audio_segment_s: longest audio encoded as one item; longer audio is cut.
         text_chars_per_token: characters of text a token, for traces without token counts.
+        context_tokens: longest sample that the LLM takes, in LLM tokens; the LLM's own, or None for any.
     """
 
     patch_pixels: int
@@ -28,3 +29,4 @@ class TokenRules:
     audio_merge_frames: int
     audio_segment_s: float
     text_chars_per_token: float
+    context_tokens: int | None = None

@@ -42,7 +42,7 @@ def check_order(model: ModelSpec, shapes: SampleShapes, assignment: Assignment) 
         owner = shapes.item_sample[module.units(shapes)]
         early = np.flatnonzero(consumer[owner] < labels.microbatch)
         if early.size:
-            sample = shapes.sample_ids[owner[early[0]]]
+            sample = shapes.name_of(owner[early[0]])
             raise IncompatibleError(
                 f"strategy.scheduler=disttrain: sample {sample} is in {model.llm.name} microbatch "
                 f"{consumer[owner[early[0]]]}, before its {module.name} microbatch {labels.microbatch[early[0]]}"

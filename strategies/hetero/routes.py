@@ -40,7 +40,7 @@ def check_routes(
         if wrong.size:
             first = wrong[0]
             raise IncompatibleError(
-                f"assignment: sample {shapes.sample_ids[owner[first]]} is encoded by replica {labels.replica[first]} "
+                f"assignment: sample {shapes.name_of(owner[first])} is encoded by replica {labels.replica[first]} "
                 f"of {placed.dp} of {module.name}, which does not feed replica {consumer.replica[owner[first]]} of "
                 f"{llm.dp} of {llm.module}"
             )
@@ -48,7 +48,7 @@ def check_routes(
         if late.size:
             first = late[0]
             raise IncompatibleError(
-                f"assignment: sample {shapes.sample_ids[owner[first]]} is in {module.name} microbatch "
+                f"assignment: sample {shapes.name_of(owner[first])} is in {module.name} microbatch "
                 f"{labels.microbatch[first]} and already in {llm.module} microbatch "
                 f"{consumer.microbatch[owner[first]]}; this schedule runs microbatches in order"
             )

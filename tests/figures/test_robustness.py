@@ -89,12 +89,12 @@ def test_every_row_composes_and_is_another_run(row: str) -> None:
 
 
 def test_a_figure_has_a_sweep_for_each_of_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sweeps_of("iteration_time") == [("figure=iteration_time",)]
-    assert sweeps_of("robustness") == [("figure=robustness", *overrides) for overrides in ROWS.values()]
+    assert sweeps_of("iteration_time") == {"": ("figure=iteration_time",)}
+    assert sweeps_of("robustness") == {row: ("figure=robustness", *overrides) for row, overrides in ROWS.items()}
     study: Any = Study(Results(tmp_path))
     monkeypatch.setattr(Study, "cells", lambda _, *sweep: sweep)
-    assert cells_of("iteration_time", study) == ("figure=iteration_time",)
-    assert cells_of("robustness", study) == {row: ("figure=robustness", *each) for row, each in ROWS.items()}
+    assert cells_of(sweeps_of("iteration_time"), study) == ("figure=iteration_time",)
+    assert cells_of(sweeps_of("robustness"), study) == {row: ("figure=robustness", *each) for row, each in ROWS.items()}
     (tmp_path / "figure").mkdir()
     (tmp_path / "figure" / "mine.yaml").write_text("figure: {rows: {some: speed.gemm=2}}")
     monkeypatch.setattr(_rows, "config_tree", lambda: tmp_path)

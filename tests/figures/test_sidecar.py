@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from entrain_bench.figures._runner import draw_figure
+from entrain_bench.figures._runner import Drawing, draw_figure
 from entrain_bench.figures._sidecar import command_of, sidecar
 from entrain_bench.figures._style import empty_figure
 from entrain_bench.records.cost_source import cost_source
@@ -35,7 +35,7 @@ def test_every_figure_has_one_and_its_csv_stays_plain(tmp_path: Path) -> None:
     stub: Any = SimpleNamespace(
         EXPERIMENT="quick", RUNS=False, load=lambda *_: "none", draw=empty_figure, __doc__="Nothing.\n\nMore."
     )
-    assert draw_figure("stub", stub, study) == ""
+    assert draw_figure(Drawing("stub", stub, {"": ("figure=quick",)}, ["figures", "stub"]), study) == ""
     found = json.loads((tmp_path / "figures" / "stub.json").read_text())
     assert found["command"] == "entrain-bench figures stub"
     assert found["caption"].startswith("Nothing. Setting: cluster a40x64,")
@@ -43,7 +43,7 @@ def test_every_figure_has_one_and_its_csv_stays_plain(tmp_path: Path) -> None:
 
 
 def test_the_command_names_the_users_folder() -> None:
-    assert command_of("quick", "my folder") == "entrain-bench figures quick --config-dir 'my folder'"
+    assert command_of(["figures", "quick"], "my folder") == "entrain-bench figures quick --config-dir 'my folder'"
 
 
 def test_cost_sources_are_told_by_what_their_constants_stand_on() -> None:

@@ -36,8 +36,8 @@ def name_non_finite(program: Program, iteration: int, losses: Sequence[Sequence[
     for action, loss in (row for own in losses for row in own):
         if not isfinite(loss):
             view = program.view(action)
-            samples = program.shapes.sample_ids[list(view.members)].tolist()
-            named = ", ".join(map(str, samples[:MOST_NAMED])) + (", ..." if len(samples) > MOST_NAMED else "")
+            samples = [program.shapes.name_of(sample) for sample in view.members]
+            named = ", ".join(samples[:MOST_NAMED]) + (", ..." if len(samples) > MOST_NAMED else "")
             return (
                 f"loss={loss} in iteration {iteration}, microbatch {view.microbatch} of replica {view.replica} "
                 f"(samples {named}); harness.on_non_finite=skip goes on without its update"

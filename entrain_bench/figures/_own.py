@@ -1,0 +1,82 @@
+"""A figure over a job of the user's: its sweep, with the user's choices in place of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+
+from entrain_bench.config.compose import swept_keys
+from entrain_bench.errors import UserError
+from entrain_bench.figures._rows import UNLABELLED, Sweeps, params_of, rows_of
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.records import labels_of
+
+# What a figure shows several of, whichever: the user's may take their place.
+REPLACED = ("workload", "model")
+# Of Hydra's own, and sweeps of other figures.
+NOT_OF_A_RUN = ("figure", "hydra")
+HASH_DIGITS = 8
+MAX_NAME = 60
+
+
+def own_sweeps(figure: str, experiment: str, overrides: Sequence[str]) -> Sweeps:
+    """The sweeps of a figure with overrides of the user's.
+
+    An override takes the place of the figure's value for that key, and of those inside of it; what the figure says
+    nothing about is added.
+
+    Args:
+        figure: its name, for errors.
+        experiment: its YAML.
+        overrides: ``key=value``; several values for what is ``REPLACED``, or inside of it.
+
+    Raises:
+        UserError: for keys whose values the figure compares, for several values of others, and for what is no override.
+    """
+    params, rows = params_of(experiment), rows_of(experiment)
+    compared = {key: value for key, value in params.items() if any(swept_keys([f"{key}={value}"]).values())}
+    compared |= {key: "in its rows" for row in rows.values() for key in swept_keys(row)}
+    given = swept_keys(overrides)
+    for key, several in given.items():
+        _check(figure, key, several, compared)
+    texts = dict(zip(given, overrides, strict=True))
+    kept = {key: text for key, text in params.items() if not any(_inside(key, other) for other in given)}
+    merged = {key: f"{key}={value}" for key, value in kept.items()} | texts
+    return {label: (*merged.values(), *row) for label, row in (rows or {UNLABELLED: ()}).items()}
+
+
+def file_name(figure: str, cells: Sequence[Cell], overrides: Sequence[str]) -> str:
+    """What the files of such a figure are called: the figure, its workloads, and a hash of the overrides."""
+    if not overrides:
+        return figure
+    workloads = "-".join(dict.fromkeys(str(labels_of(cell.config)["workload"]) for cell in cells))
+    digest = hashlib.sha256("\n".join(sorted(overrides)).encode()).hexdigest()[:HASH_DIGITS]
+    return f"{figure}_{re.sub(r'[^\w.-]+', '-', workloads)[:MAX_NAME]}_{digest}"
+
+
+def check_names(cells: Sequence[Cell]) -> None:
+    """Raise ``UserError`` for different workloads, or models, of one name: a figure could not tell them apart."""
+    for group in REPLACED:
+        seen: dict[str, object] = {}
+        for cell in cells:
+            name, values = str(labels_of(cell.config)[group]), getattr(cell.config, group)
+            if seen.setdefault(name, values) != values:
+                raise UserError(f"{group}: several are called {name}; must have names of their own")
+
+
+def _check(figure: str, key: str, several: bool, compared: Mapping[str, str]) -> None:
+    group = re.split(r"[./]", key)[0]
+    if group in NOT_OF_A_RUN:
+        raise UserError(f"{key}: says nothing about a run; must be left out")
+    inside = [other for other in compared if _inside(other, key)]
+    for other in inside or ([key] if key in compared and key not in REPLACED else []):
+        raise UserError(
+            f"{key}: figure {figure} compares values of {other} itself ({compared[other]}); must be left out"
+        )
+    if several and group not in REPLACED:
+        raise UserError(f"{key}: must be one value; a figure takes several of {' and '.join(REPLACED)} only")
+
+
+def _inside(key: str, other: str) -> bool:
+    return key.startswith(f"{other}.")

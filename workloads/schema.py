@@ -1,0 +1,66 @@
+"""The columns of a shape trace: what may stand in each; docs/workloads.md shows the same table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# Bounds that no real sample reaches; they catch milliseconds given as seconds and corrupt files.
+MAX_SECONDS = 86_400.0
+MAX_PIXELS = 1e6
+MAX_TEXT = float(2**31 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a trace.
+
+    Attributes:
+        kind: type of its values.
+        unit: of its values; empty for what has none.
+        required: whether a trace must have it.
+        meaning: what it holds.
+        high: largest value; 0 where there are no bounds.
+        whole: whether values are whole numbers from ``low`` on, and else numbers above 0.
+        low: smallest whole number.
+    """
+
+    kind: str
+    unit: str
+    required: str
+    meaning: str
+    high: float = 0.0
+    whole: bool = True
+    low: int = 0
+
+    @property
+    def allowed(self) -> str:
+        """The values that it may hold, in words; empty where there are no bounds."""
+        if not self.high:
+            return ""
+        if self.whole:
+            return f"a whole number from {self.low} to {self.high:.0f}"
+        return f"a number above 0, at most {self.high:g}"
+
+
+EITHER = "this or the other text column"
+COLUMNS: Mapping[str, Column] = {
+    "sample_id": Column("integers or strings", "", "no", "what tells samples apart, unique; default: the row's place"),
+    "text_tokens": Column("numbers", "tokens", EITHER, "text of the sample; used where both are there", MAX_TEXT),
+    "text_chars": Column(
+        "numbers", "characters", EITHER, "the same, turned into tokens by `model.tokens.text_chars_per_token`", MAX_TEXT
+    ),
+    "image_widths": Column(
+        "lists of numbers",
+        "pixels",
+        "with images",
+        "width of each image of the sample; if it has a video, the width of its frames comes last",
+        MAX_PIXELS,
+        low=1,
+    ),
+    "image_heights": Column("lists of numbers", "pixels", "with images", "heights to those widths", MAX_PIXELS, low=1),
+    "n_images": Column("numbers", "images", "no", "images, a video not counted; checked against the lists", MAX_TEXT),
+    "audio_seconds": Column("numbers", "seconds", "with audio", "length of the sample's audio", MAX_SECONDS, False),
+    "video_seconds": Column("numbers", "seconds", "with video", "length of the sample's video", MAX_SECONDS, False),
+    "text_words": Column("any", "words", "no", "not read"),
+}
