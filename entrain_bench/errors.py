@@ -1,5 +1,6 @@
 """Errors: those that are the user's to fix, and how to phrase them; and runs that failed by themselves."""
 
+import errno
 import sysconfig
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -11,6 +12,8 @@ TRACEBACK_VARIABLE = "ENTRAIN_BENCH_TRACEBACK"
 OWN_PACKAGES = frozenset({"entrain_bench", "entrain_bench_strategies", "entrain_bench_workloads"})
 # Python's own modules.
 BASE_FOLDER = sysconfig.get_paths()["stdlib"]
+# What a disk or a folder says that takes no files.
+UNWRITABLE = frozenset({errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPERM, errno.EROFS})
 
 
 class UserError(ValueError):
@@ -39,8 +42,15 @@ def require(condition: bool, field: str, value: object, allowed: str) -> None:
         raise UserError(f"{field}={value}: must be {allowed}")
 
 
+def is_unwritable(error: Exception) -> bool:
+    """Whether an error says that a file cannot be written (no space, no permission), or read."""
+    return isinstance(error, OSError) and error.errno in UNWRITABLE
+
+
 def explain(error: Exception) -> str:
     """One line on an error that is nobody's input; one in an outside part names its file and line."""
+    if is_unwritable(error):
+        return str(error)
     what = f"{type(error).__name__}: {' '.join(str(error).split())}"
     place = _outside_place(error)
     return f"{place}: {what}" if place else f"internal error: {what}"
