@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from traceback import walk_tb
 
+# Characters of a value that an error shows.
+MAX_SHOWN = 60
 # Set to anything, errors come with their traceback.
 TRACEBACK_VARIABLE = "ENTRAIN_BENCH_TRACEBACK"
 # All modules of this suite are in these.
@@ -39,7 +41,13 @@ class ExecutionError(RuntimeError):
 def require(condition: bool, field: str, value: object, allowed: str) -> None:
     """Raise ``UserError`` "field=value: allowed" unless the condition holds."""
     if not condition:
-        raise UserError(f"{field}={value}: must be {allowed}")
+        raise UserError(f"{field}={_shown(value)}: must be {allowed}")
+
+
+def _shown(value: object) -> str:
+    """A value as a line has room for it."""
+    text = str(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}... ({len(text)} characters)"
 
 
 def is_unwritable(error: Exception) -> bool:

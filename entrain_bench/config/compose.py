@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
@@ -90,6 +90,7 @@ class Composer:
             UserError: for unknown keys, unknown choices, wrong types and values out of range.
         """
         with one_line_errors([*self._search, *overrides]):
+            _check_overrides(overrides)
             plain = dict(_plain(text) for text in overrides if _is_plain(_parse(text)))
             values = self._choices(tuple(text for text in overrides if not _is_plain(_parse(text))))
             for group in NESTED:
@@ -107,6 +108,7 @@ class Composer:
         stored = self._store.get(key)
         if stored is None:
             with one_line_errors([*self._search, *overrides]), in_tree():
+                _check_overrides(overrides)
                 stored = self._expand(overrides)
             self._store.put(key, stored)
         return Sweep(tuple(map(tuple, stored["cells"])), stored["launcher"], stored["num_processes"])
@@ -218,6 +220,23 @@ def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
 def _parse(text: str) -> Override:
     (override,) = OverridesParser.create().parse_overrides([text])
     return override
+
+
+def _check_overrides(overrides: Iterable[str]) -> None:
+    """Refuse what Hydra's parser lets pass and its composition breaks over.
+
+    Raises:
+        UserError: for an override without a key, and for choices of a group that are no names.
+    """
+    for text in overrides:
+        override = _parse(text)
+        group = override.key_or_group
+        if not group:
+            raise UserError(f"{text}: names no key")
+        value = override.value()
+        is_group = group in GROUP_KEYS or "/" in group
+        if is_group and isinstance(value, list) and not all(isinstance(choice, str) for choice in value):
+            raise UserError(f"{text}: must be one of the choices of that group")
 
 
 @cache

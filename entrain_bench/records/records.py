@@ -317,6 +317,8 @@ def sorted_records(records: Iterable[Record]) -> list[Record]:
 def _parse_record(path: Path) -> Record:
     try:
         values = json.loads(path.read_text())
-        return Record(**{**values, "iterations": tuple(values["iterations"])})
-    except (ValueError, KeyError, TypeError) as error:
+        record = Record(**{**values, "iterations": tuple(values["iterations"])})
+        record.row()
+        return record
+    except (AttributeError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: not a run record ({error}); delete it to run that cell again") from error
