@@ -47,6 +47,8 @@ PLAIN_KEYS = frozenset(
 )
 
 
+# Characters of a file's name.
+MAX_NAME = 250
 INTERPOLATION = "${"
 # The first key that an interpolation names; nothing for what is no plain path.
 INTERPOLATED = re.compile(r"\$\{(\w*)")
@@ -111,6 +113,8 @@ class Composer:
                 _check_overrides(overrides)
                 stored = self._expand(overrides)
             self._store.put(key, stored)
+        if not stored["cells"]:
+            raise UserError(f"{' '.join(overrides)}: describes no run; a glob(...) matches no choice of a group")
         return Sweep(tuple(map(tuple, stored["cells"])), stored["launcher"], stored["num_processes"])
 
     def save(self) -> None:
@@ -234,9 +238,11 @@ def _check_overrides(overrides: Iterable[str]) -> None:
         if not group:
             raise UserError(f"{text}: names no key")
         value = override.value()
-        is_group = group in GROUP_KEYS or "/" in group
-        if is_group and isinstance(value, list) and not all(isinstance(choice, str) for choice in value):
+        chosen = (value if isinstance(value, list) else [value]) if group in GROUP_KEYS or "/" in group else []
+        if isinstance(value, list) and not all(isinstance(choice, str) for choice in chosen):
             raise UserError(f"{text}: must be one of the choices of that group")
+        if any(len(str(choice)) > MAX_NAME for choice in chosen):
+            raise UserError(f"{group}: the name of a choice must have at most {MAX_NAME} characters")
 
 
 @cache

@@ -39,6 +39,10 @@ class LayoutRequest:
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> LayoutRequest:
         """The request as ``layout.*`` states it."""
+        for name in ("tp", "cp", "pp", "dp"):
+            value = values.get(name)
+            # An interpolation's value has not been seen by the schema.
+            require(value is None or isinstance(value, int), f"layout.{name}", value, "null or an integer")
         recompute = values.get("recompute")
         return cls(**{**values, "recompute": None if recompute is None else tuple(map(str, recompute))})
 

@@ -279,7 +279,7 @@ def _token_rules(values: Any, llm: ModuleSpec) -> TokenRules:
     tokens = parse(TokenRules, {**values, "context_tokens": llm.config.context_tokens}, where)
     for rule in fields(tokens):
         value = getattr(tokens, rule.name)
-        require(value > 0, f"{where}.{rule.name}", value, "positive")
+        require(0 < value <= MAX_TOKENS, f"{where}.{rule.name}", value, f"positive, at most {MAX_TOKENS}")
     return tokens
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import resource
 import signal
 from collections.abc import Sequence
@@ -12,10 +13,13 @@ from pathlib import Path
 from time import perf_counter
 
 from entrain_bench.cli import run_command
+from entrain_bench.errors import TRACEBACK_VARIABLE
 
 from .draw import SMALL
 
 LIMIT_S = 60
+# What breaks by itself: unforeseen, or in a library.
+BROKEN = re.compile(rf"Traceback|internal error|{TRACEBACK_VARIABLE}|\.pyx?:\d+ in ")
 MEMORY_BYTES = 12 * 2**30
 
 
@@ -62,8 +66,9 @@ def _problem(words: Sequence[str]) -> str:
     said = err.getvalue()
     if perf_counter() - started > LIMIT_S:
         return f"takes {perf_counter() - started:.0f} s"
-    if "Traceback" in said or "internal error" in said:
-        return next(line for line in said.splitlines() if "Traceback" in line or "internal error" in line)
+    for line in said.splitlines():
+        if BROKEN.search(line):
+            return line
     if code not in (0, 1, 2):
         return f"exit code {code}"
     if code == 2 and not said.strip():
