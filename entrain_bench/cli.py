@@ -8,16 +8,20 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from entrain_bench.errors import TRACEBACK_VARIABLE, ExecutionError, UserError, explain
+from entrain_bench.errors import TRACEBACK_VARIABLE, ExecutionError, UserError, explain, is_unwritable
 
-EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 # A first word of these is a command; anything else is a run or a sweep. Modules are imported when they are wanted.
 COMMANDS = ("calibrate", "check", "figure", "figures", "profile", "reference", "report", "ui", "verify")
 
 
 def main() -> None:
-    """Console entry point; exits with 0, 1 (a run failed), 2 (bad input) or 130 (interrupted)."""
-    sys.exit(run_command(sys.argv[1:]))
+    """Console entry point; exits with 0, 1 (a run failed), 2 (bad input), 130 (interrupted) or 141 (nobody reads)."""
+    code = run_command(sys.argv[1:])
+    if code == EXIT_BROKEN_PIPE:
+        # What is still to be written would be tried again at the end of Python.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 def run_command(arguments: Sequence[str]) -> int:
@@ -25,7 +29,10 @@ def run_command(arguments: Sequence[str]) -> int:
     name, rest = (arguments[0], arguments[1:]) if arguments and arguments[0] in COMMANDS else ("run", arguments)
     try:
         command = importlib.import_module(f"entrain_bench.commands.{name}")
-        code: int = command.main(rest)
+        try:
+            code: int = command.main(rest)
+        finally:
+            sys.stdout.flush()
         return code
     except UserError as error:
         _show_error(error, str(error))
@@ -36,7 +43,12 @@ def run_command(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted; finished runs are kept", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return EXIT_BROKEN_PIPE
     except Exception as error:
+        if is_unwritable(error):
+            _show_error(error, explain(error))
+            return EXIT_USER_ERROR
         _show_error(error, f"{explain(error)} (set {TRACEBACK_VARIABLE}=1 for more)")
         return EXIT_FAILED
 

@@ -1,16 +1,21 @@
 """Errors: those that are the user's to fix, and how to phrase them; and runs that failed by themselves."""
 
+import errno
 import sysconfig
 from collections.abc import Iterable
 from difflib import get_close_matches
 from traceback import walk_tb
 
+# Characters of a value that an error shows.
+MAX_SHOWN = 60
 # Set to anything, errors come with their traceback.
 TRACEBACK_VARIABLE = "ENTRAIN_BENCH_TRACEBACK"
 # All modules of this suite are in these.
 OWN_PACKAGES = frozenset({"entrain_bench", "entrain_bench_strategies", "entrain_bench_workloads"})
 # Python's own modules.
 BASE_FOLDER = sysconfig.get_paths()["stdlib"]
+# What a disk or a folder says that takes no files.
+UNWRITABLE = frozenset({errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPERM, errno.EROFS})
 
 
 class UserError(ValueError):
@@ -36,11 +41,24 @@ class ExecutionError(RuntimeError):
 def require(condition: bool, field: str, value: object, allowed: str) -> None:
     """Raise ``UserError`` "field=value: allowed" unless the condition holds."""
     if not condition:
-        raise UserError(f"{field}={value}: must be {allowed}")
+        raise UserError(f"{field}={_shown(value)}: must be {allowed}")
+
+
+def _shown(value: object) -> str:
+    """A value as a line has room for it."""
+    text = str(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}... ({len(text)} characters)"
+
+
+def is_unwritable(error: Exception) -> bool:
+    """Whether an error says that a file cannot be written (no space, no permission), or read."""
+    return isinstance(error, OSError) and error.errno in UNWRITABLE
 
 
 def explain(error: Exception) -> str:
     """One line on an error that is nobody's input; one in an outside part names its file and line."""
+    if is_unwritable(error):
+        return str(error)
     what = f"{type(error).__name__}: {' '.join(str(error).split())}"
     place = _outside_place(error)
     return f"{place}: {what}" if place else f"internal error: {what}"

@@ -74,7 +74,7 @@ def run_one(cell: Cell, results: Results, progress: Callable[[int], None] = lamb
     return record
 
 
-def run_cells(cells: Iterable[Cell], results: Results, num_processes: int = 1) -> Iterator[Done]:
+def run_cells(cells: Iterable[Cell], results: Results, num_processes: int = 0) -> Iterator[Done]:
     """Run cells, whatever happens to some of them; yields them as they are done.
 
     Cells are taken ahead in a thread, so composing them costs no time. What is wrong with a cell that cannot even be
@@ -83,18 +83,27 @@ def run_cells(cells: Iterable[Cell], results: Results, num_processes: int = 1) -
     Args:
         cells: what to run.
         results: where records go.
-        num_processes: how many run at a time; 1 runs them in this process.
+        num_processes: how many run at a time, each in a process of its own that may die; 0 runs them in this one.
     """
     ahead = _ahead(cells)
-    if num_processes == 1:
+    if num_processes == 0:
         yield from (attempt(cell, results) for cell in ahead)
         return
     for cell, done in work_off(partial(attempt, results=results), ahead, num_processes):
-        if isinstance(done, Died):
-            record = new_record(cell, "failed", str(done))
+        yield _after_death(cell, done, results) if isinstance(done, Died) else done
+
+
+def _after_death(cell: Cell, died: Died, results: Results) -> Done:
+    """What is left of a cell whose process died: the result, if it was written before, or a record of the death."""
+    try:
+        record = results.read(cell.key)
+        if record is None or record.status == "failed":
+            deaths = 1 + (record.deaths if record else 0)
+            record = new_record(cell, "failed", str(died), deaths=deaths)
             results.write(record, None)
-            done = Done(cell, record, "", 0.0)
-        yield done
+        return Done(cell, record, "", 0.0)
+    except UserError as error:
+        return Done(cell, None, str(error), 0.0)
 
 
 def attempt(cell: Cell, results: Results) -> Done:

@@ -67,15 +67,20 @@ class Output:
 
 
 def bring_up_to_date(
-    outputs: Sequence[Output], study: Study, num_processes: int, watch: Callable[[Done, int], None]
+    outputs: Sequence[Output],
+    study: Study,
+    num_processes: int,
+    watch: Callable[[Done, int], None],
+    retry_failed: bool = False,
 ) -> Iterator[tuple[Output, str]]:
     """Run what the outputs miss, each cell once, and write every output as soon as its cells have run.
 
     Args:
         outputs: what is wanted.
         study: the sweeps.
-        num_processes: cells that run at a time.
+        num_processes: cells that run at a time, as ``run_cells`` takes it.
         watch: told of every cell that was run, and how many there are in all.
+        retry_failed: whether every failed cell is run again.
 
     Yields:
         Each output once it is written, and what is missing from it.
@@ -84,7 +89,11 @@ def bring_up_to_date(
     waits: list[tuple[Output, set[str]]] = []
     for output in outputs:
         mine = study.cells_by_key(output.sweeps)
-        lacking = {key: cell for key, cell in mine.items() if key in missing or not study.results.finished(key)}
+        lacking = {
+            key: cell
+            for key, cell in mine.items()
+            if key in missing or not study.results.is_left_alone(key, retry_failed)
+        }
         missing |= lacking
         waits.append((output, {*lacking}))
     study.composer.save()

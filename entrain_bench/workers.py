@@ -6,8 +6,9 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
@@ -23,7 +24,7 @@ class Died:
 
     def __str__(self) -> str:
         if self.exit_code < 0:
-            return f"the process that ran it was killed by {signal.Signals(-self.exit_code).name}"
+            return f"the process that ran it was killed by {_signal_name(-self.exit_code)}"
         return f"the process that ran it ended with exit code {self.exit_code}"
 
 
@@ -35,7 +36,7 @@ def work_off[Job, Result](
     Args:
         function: what jobs are done with; it, jobs and results travel between processes.
         jobs: taken one by one, as processes become free.
-        num_processes: processes at most; one is started when a job finds none free.
+        num_processes: processes at most, at least 1; one is started when a job finds none free.
     """
     waiting, busy, idle = iter(jobs), dict[Connection, tuple[_Worker, Job]](), list[_Worker]()
     try:
@@ -45,8 +46,7 @@ def work_off[Job, Result](
                     job = next(waiting)
                 except StopIteration:
                     break
-                worker = idle.pop() if idle else _Worker(function)
-                worker.connection.send(job)
+                worker = _give(job, idle, function)
                 busy[worker.connection] = worker, job
             if not busy:
                 return
@@ -55,7 +55,8 @@ def work_off[Job, Result](
                 worker, job = busy.pop(connection)
                 try:
                     result = connection.recv()
-                except EOFError:
+                # The latter where it died before it took the job, or within its answer.
+                except (EOFError, OSError):
                     yield job, Died(worker.end())
                 else:
                     idle.append(worker)
@@ -68,6 +69,28 @@ def work_off[Job, Result](
             worker.end()
 
 
+def _give[Job](job: Job, idle: list[_Worker], function: Callable[[Job], object]) -> _Worker:
+    """Send a job to a free process that lives, or to a new one; returns whose it is."""
+    while idle:
+        worker = idle.pop()
+        try:
+            worker.connection.send(job)
+        except OSError:
+            worker.end()
+        else:
+            return worker
+    worker = _Worker(function)
+    # One that is dead already says so when its answer is read.
+    with suppress(OSError):
+        worker.connection.send(job)
+    return worker
+
+
+def _signal_name(number: int) -> str:
+    """``SIGKILL``; the number of a signal without a name."""
+    return signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
+
+
 class _Worker:
     """A process and the line to it; a fresh one, for what this one holds (threads, sockets) may not be forked."""
 
@@ -77,13 +100,13 @@ class _Worker:
         context = get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process: SpawnProcess = context.Process(target=_serve, args=(theirs, function))
-        self.process.start()
+        with uninterrupted():
+            self.process.start()
         theirs.close()
 
     def end(self) -> int:
-        """End the process, whatever it does; returns its exit code."""
+        """Wait until the process has ended, and end it if that takes long; returns its exit code."""
         self.connection.close()
-        self.process.terminate()
         self.process.join(END_S)
         self.process.kill()
         self.process.join()
@@ -91,8 +114,6 @@ class _Worker:
 
 
 def _serve(connection: Connection, function: Callable[[object], object]) -> None:
-    # Ctrl-C reaches every process of the terminal; the one that started this one decides.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     while True:
         try:
@@ -100,6 +121,18 @@ def _serve(connection: Connection, function: Callable[[object], object]) -> None
         except EOFError:
             return
         connection.send(function(job))
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C reaches every process of the terminal: those started here inherit that they do not see it."""
+    # Started later, it would unblock the signal.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_with_parent() -> None:

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing import active_children
 
 import pytest
 
@@ -29,6 +30,32 @@ def test_a_process_that_dies_costs_its_job_only() -> None:
     assert {job: result for job, result in done.items() if job > 0} == {1: 2, 2: 4, 3: 6, 4: 8}
     assert str(done[-1]) == "the process that ran it was killed by SIGKILL"
     assert str(done[-2]) == "the process that ran it ended with exit code 7"
+
+
+def test_a_process_that_dies_while_it_has_no_job_costs_none() -> None:
+    def jobs() -> Iterator[int]:
+        yield 1
+        (worker,) = {*active_children()} - before
+        worker.kill()
+        worker.join()
+        yield 2
+
+    before = {*active_children()}
+    assert dict(work_off(double, jobs(), 1)) == {1: 2, 2: 4}
+
+
+def test_a_process_that_dies_before_it_takes_its_job_costs_it() -> None:
+    def jobs() -> Iterator[int]:
+        yield 1
+        (worker,) = {*active_children()} - before
+        # It is still importing.
+        worker.kill()
+        yield 2
+
+    before = {*active_children()}
+    done = dict(work_off(double, jobs(), 2))
+    assert (str(done[1]), done[2]) == ("the process that ran it was killed by SIGKILL", 4)
+    assert str(Died(-35)) == "the process that ran it was killed by signal 35"
 
 
 def test_who_stops_listening_leaves_no_process_behind() -> None:

@@ -18,6 +18,9 @@ from entrain_bench.errors import UserError
 from .schema import COLUMNS, Column
 from .tokens import MAX_ASPECT_RATIO
 
+# What is read takes some 200 bytes a row; a dictionary-encoded file of a megabyte may hold 10^8 rows.
+_MAX_ROWS = 20_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class TraceColumns:
@@ -107,8 +110,11 @@ class _Reader:
         try:
             with pq.ParquetFile(path) as file:
                 names: list[str] = file.schema_arrow.names
+                rows = file.metadata.num_rows
+                if rows > _MAX_ROWS:
+                    raise UserError(f"workload.path={path}: has {rows} rows; must have at most {_MAX_ROWS}")
                 table = file.read(columns=[name for name in COLUMNS if name in names])
-                return cls(path, names, table, file.metadata.num_rows)
+                return cls(path, names, table, rows)
         except (pa.ArrowException, OSError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"workload.path={path}: is not a readable Parquet file ({reason})") from error

@@ -18,6 +18,8 @@ from .columns import TraceColumns, read_columns
 from .overlong import OnOverlong, fitting
 from .tokens import audio_items, image_items, text_tokens, video_items
 
+# Tokens that an image or a frame may be given.
+MAX_TOKENS = 2**30
 PACKAGED_TRACES = Path(__file__).parent / "traces"
 
 
@@ -47,8 +49,8 @@ class TraceWorkload:
     def __post_init__(self) -> None:
         for key in ("max_image_tokens", "min_video_frame_tokens", "max_video_frame_tokens"):
             value = getattr(self, key)
-            valid = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-            require(valid, f"workload.{key}", value, "an integer of at least 1")
+            valid = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_TOKENS
+            require(valid, f"workload.{key}", value, f"an integer of at least 1, at most {MAX_TOKENS}")
         allowed = f"at least min_video_frame_tokens={self.min_video_frame_tokens}"
         ordered = self.max_video_frame_tokens >= self.min_video_frame_tokens
         require(ordered, "workload.max_video_frame_tokens", self.max_video_frame_tokens, allowed)

@@ -32,7 +32,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--results-dir", default="results", help="where runs are and files go (default: results)")
     parser.add_argument("--config-dir", help="a folder of yours with further strategies, workloads, claims")
     parser.add_argument("--mlflow-uri", help="a tracking server to log runs to (default: <results-dir>/mlflow.db)")
+    parser.add_argument("--retry-failed", action="store_true", help="run every failed cell again")
     options = parser.parse_args(arguments)
     study = Study(Results(Path(options.results_dir)), options.config_dir)
-    made = make(outputs(options.names, options.config_dir), study, mlflow_uri=options.mlflow_uri)
+    wanted = outputs(options.names, options.config_dir)
+    made = make(wanted, study, mlflow_uri=options.mlflow_uri, retry_failed=options.retry_failed)
     return 0 if made else EXIT_FAILED

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
-from entrain_bench.commands.publish import log_to_mlflow
+from entrain_bench.commands.publish import log_to_mlflow, write_tables
 from entrain_bench.commands.watch import Watch, say
 from entrain_bench.documents.calibration import calibration_output
 from entrain_bench.documents.claims import claims_output
@@ -72,8 +72,17 @@ def reference_outputs() -> list[Output]:
     return [*outputs(), *outputs([*OF_THEIR_OWN, "calibration"])]
 
 
-def make(wanted: Sequence[Output], study: Study, mlflow: bool = True, mlflow_uri: str | None = None) -> bool:
-    """Run what is missing, write the outputs and log what was run; returns whether nothing is missing from them."""
+def make(
+    wanted: Sequence[Output],
+    study: Study,
+    mlflow: bool = True,
+    mlflow_uri: str | None = None,
+    retry_failed: bool = False,
+) -> bool:
+    """Run what is missing, write the outputs and log what was run; returns whether nothing is missing from them.
+
+    Whatever ends it early, what was run until then is logged and in the tables.
+    """
     results = study.results
     results.check_writable()
     incomplete, ran, watch = False, 0, None
@@ -89,16 +98,26 @@ def make(wanted: Sequence[Output], study: Study, mlflow: bool = True, mlflow_uri
     made: list[Output] = []
     # A thread of its own: while it logs, others run.
     with ThreadPoolExecutor(1) as logging:
-        for number, (output, problem) in enumerate(bring_up_to_date(wanted, study, num_processes(), count), start=1):
-            incomplete = incomplete or bool(problem)
-            note = f": incomplete: {problem}" if problem else ""
-            say(f"[{number}/{len(wanted)}] {output.name}{note}")
-            made.append(output)
+
+        def log(output: Output, files: Sequence[Path]) -> None:
             if mlflow and (ran or unlogged):
                 found = [record for key in study.cells_by_key(output.sweeps) if (record := results.read(key))]
-                logging.submit(log_to_mlflow, results, found, sweep_of(output), mlflow_uri, drawn_from(made, results))
-    if ran:
-        results.write_tables()
+                logging.submit(log_to_mlflow, results, found, sweep_of(output), mlflow_uri, files)
+
+        try:
+            making = bring_up_to_date(wanted, study, num_processes(), count, retry_failed)
+            for number, (output, problem) in enumerate(making, start=1):
+                incomplete = incomplete or bool(problem)
+                note = f": incomplete: {problem}" if problem else ""
+                say(f"[{number}/{len(wanted)}] {output.name}{note}")
+                made.append(output)
+                log(output, drawn_from(made, results))
+        finally:
+            for output in wanted:
+                if ran and output not in made:
+                    log(output, ())
+            if ran:
+                write_tables(results)
     say(f"{len(wanted)} figures and documents in {results.root} ({perf_counter() - started:.0f} s, {ran} runs)")
     return not incomplete
 

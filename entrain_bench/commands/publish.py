@@ -21,10 +21,18 @@ MAX_REASON = 300
 
 def publish(results: Results, records: Sequence[Record], name: str, mlflow: bool, mlflow_uri: str | None) -> None:
     """Write the tables of all records, print these and log them under a name."""
-    results.write_tables()
+    write_tables(results)
     print_table(records)
     if mlflow:
         log_to_mlflow(results, records, name, mlflow_uri)
+
+
+def write_tables(results: Results) -> None:
+    """Write the tables of all records; what keeps them from being written is said, for they follow from the records."""
+    try:
+        results.write_tables()
+    except OSError as error:
+        say(f"entrain-bench: {results.root}: tables cannot be written ({error})")
 
 
 def log_to_mlflow(

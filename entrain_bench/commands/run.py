@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import hydra
@@ -28,8 +28,8 @@ from entrain_bench.run import attempt, run_cells, run_one
 from entrain_bench.tracking.sweep import sweep_name
 
 EXIT_FAILED = 1
-# Hydra's launchers whose cells run on this machine: by ourselves, so that cells are composed once and cannot take
-# each other down.
+# Hydra's launchers whose cells run on this machine: the basic one's here, joblib's in processes of ours, so that cells
+# are composed once and cannot take each other down.
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
 
@@ -53,15 +53,13 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     _reject_unsupported(parsed)
     composer = Composer(parsed.config_dir)
-    first = composer.run(parsed.overrides) if not parsed.multirun else None
-    if first:
-        records, config = [_single(Cell.of(parsed.overrides, first))], first
-    else:
-        records, config = _sweep(composer, arguments, parsed)
+    if parsed.multirun:
+        return _sweep(composer, arguments, parsed)
+    config = composer.run(parsed.overrides)
+    record = _single(Cell.of(parsed.overrides, config))
     composer.save()
-    name = sweep_name(parsed.overrides)
-    publish(Results(Path(config.results_dir)), records, name, config.mlflow, config.mlflow_uri)
-    return EXIT_FAILED if any(record.status == "failed" for record in records) else 0
+    publish(Results(Path(config.results_dir)), [record], sweep_name(parsed.overrides), config.mlflow, config.mlflow_uri)
+    return 0
 
 
 def _reject_unsupported(parsed: Namespace) -> None:
@@ -77,24 +75,27 @@ def _single(cell: Cell) -> Record:
     """Run one cell, or read its finished record, with its Chrome trace; bad input raises and leaves nothing behind."""
     results = Results(Path(cell.config.results_dir))
     record = results.read(cell.key)
-    results.check_writable()
-    if record and record.status == "ok":
+    if record and record.status == "ok" and results.has_timeline(record):
         say(f"finished earlier: {results.record_path(cell.key)}")
     else:
+        results.check_writable()
         console = Console(stderr=True)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task(f"{cell.config.strategy['name']} iterations", total=cell.config.iterations)
             record = run_one(cell, results, lambda done: progress.update(task, completed=done))
     if not results.trace_path(cell.key).exists():
-        results.write_trace(cell.key)
+        try:
+            results.write_trace(cell.key)
+        except OSError as error:
+            say(f"entrain-bench: the Chrome trace cannot be written ({error})")
     return record
 
 
-def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> tuple[list[Record], RunConfig]:
-    """Run the cells of a sweep; every one leaves a record, whatever happens to it.
+def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> int:
+    """Run the cells of a sweep and publish what they leave: a record each, whatever happens to it.
 
     Returns:
-        The records, and the configuration of the first cell.
+        0, or 1 if a cell failed.
 
     Raises:
         UserError: for a cell that cannot be composed, data that cannot be read, a damaged record or an unwritable
@@ -111,26 +112,40 @@ def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> t
     def unfinished() -> Iterator[Cell]:
         for overrides in sweep.cells:
             cell = Cell.of(overrides, composer.run(overrides))
-            if cell.key in keys or results.finished(cell.key):
+            if cell.key in keys or results.is_left_alone(cell.key, first.retries_failed):
                 watch.skip()
             else:
                 yield cell
             keys[cell.key] = None
 
-    if sweep.launcher in (BASIC, JOBLIB):
-        for done in run_cells(unfinished(), results, _num_processes(sweep)):
-            watch(done)
-    elif [*unfinished()]:
-        _hand_to_hydra(arguments, parsed)
-    records = [results.read(key) for key in keys]
-    if lost := sum(record is None for record in records):
-        raise UserError(f"results_dir={results.root}: {lost} of {len(records)} cells left no record")
-    return [record for record in records if record], first
+    try:
+        if sweep.launcher in (BASIC, JOBLIB):
+            for done in run_cells(unfinished(), results, _num_processes(sweep)):
+                watch(done)
+        elif [*unfinished()]:
+            _hand_to_hydra(arguments, parsed)
+    except BaseException:
+        if watch.any_run:
+            # As they are now, for a thread may still add to them.
+            _publish_sweep(results, [*keys], parsed, first)
+        raise
+    composer.save()
+    records = _publish_sweep(results, keys, parsed, first)
+    if lost := len(keys) - len(records):
+        raise UserError(f"results_dir={results.root}: {lost} of {len(keys)} cells left no record")
+    return EXIT_FAILED if any(record.status == "failed" for record in records) else 0
+
+
+def _publish_sweep(results: Results, keys: Iterable[str], parsed: Namespace, config: RunConfig) -> list[Record]:
+    """Publish what cells have left; returns it."""
+    records = [record for key in keys if (record := results.read(key))]
+    publish(results, records, sweep_name(parsed.overrides), config.mlflow, config.mlflow_uri)
+    return records
 
 
 def _num_processes(sweep: Sweep) -> int:
     if sweep.launcher == BASIC:
-        return 1
+        return 0
     return sweep.num_processes if sweep.num_processes > 0 else os.cpu_count() or 1
 
 
@@ -153,7 +168,7 @@ def _run_cell(hydra_config: DictConfig) -> None:
     config = RunConfig.from_values(plain_values(hydra_config))
     try:
         cell, results = Cell.of(overrides, config), Results(Path(config.results_dir))
-        if not results.finished(cell.key):
+        if not results.is_left_alone(cell.key, config.retries_failed):
             Watch(1)(attempt(cell, results))
     except UserError as error:
         say(f"not recorded: {error}")

@@ -23,6 +23,11 @@ class Watch:
         self._total, self._finished, self._run = total, finished, 0
         self._started = perf_counter()
 
+    @property
+    def any_run(self) -> bool:
+        """Whether a cell was run."""
+        return self._run > 0
+
     def skip(self) -> None:
         """Count a cell that needs no run."""
         self._finished += 1

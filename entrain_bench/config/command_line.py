@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import NoReturn
 
+import yaml
 from hydra import compose, initialize_config_module
 from hydra._internal.utils import get_args_parser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -95,6 +96,8 @@ def one_line_errors(
         raise UserError(first_line(error)) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise _translate(error, overrides, config_name, keys) from error
+    except yaml.MarkedYAMLError as error:
+        raise UserError(f"{error.problem_mark or 'a YAML'}: not YAML: {error.problem}") from error
     except ValueError as error:
         raise UserError(f"{' '.join(overrides)}: {first_line(error)}") from error
 

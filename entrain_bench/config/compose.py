@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
@@ -47,6 +47,8 @@ PLAIN_KEYS = frozenset(
 )
 
 
+# Characters of a file's name.
+MAX_NAME = 250
 INTERPOLATION = "${"
 # The first key that an interpolation names; nothing for what is no plain path.
 INTERPOLATED = re.compile(r"\$\{(\w*)")
@@ -90,6 +92,7 @@ class Composer:
             UserError: for unknown keys, unknown choices, wrong types and values out of range.
         """
         with one_line_errors([*self._search, *overrides]):
+            _check_overrides(overrides)
             plain = dict(_plain(text) for text in overrides if _is_plain(_parse(text)))
             values = self._choices(tuple(text for text in overrides if not _is_plain(_parse(text))))
             for group in NESTED:
@@ -107,8 +110,11 @@ class Composer:
         stored = self._store.get(key)
         if stored is None:
             with one_line_errors([*self._search, *overrides]), in_tree():
+                _check_overrides(overrides)
                 stored = self._expand(overrides)
             self._store.put(key, stored)
+        if not stored["cells"]:
+            raise UserError(f"{' '.join(overrides)}: describes no run; a glob(...) matches no choice of a group")
         return Sweep(tuple(map(tuple, stored["cells"])), stored["launcher"], stored["num_processes"])
 
     def save(self) -> None:
@@ -218,6 +224,25 @@ def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
 def _parse(text: str) -> Override:
     (override,) = OverridesParser.create().parse_overrides([text])
     return override
+
+
+def _check_overrides(overrides: Iterable[str]) -> None:
+    """Refuse what Hydra's parser lets pass and its composition breaks over.
+
+    Raises:
+        UserError: for an override without a key, and for choices of a group that are no names.
+    """
+    for text in overrides:
+        override = _parse(text)
+        group = override.key_or_group
+        if not group:
+            raise UserError(f"{text}: names no key")
+        value = override.value()
+        chosen = (value if isinstance(value, list) else [value]) if group in GROUP_KEYS or "/" in group else []
+        if isinstance(value, list) and not all(isinstance(choice, str) for choice in chosen):
+            raise UserError(f"{text}: must be one of the choices of that group")
+        if any(len(str(choice)) > MAX_NAME for choice in chosen):
+            raise UserError(f"{group}: the name of a choice must have at most {MAX_NAME} characters")
 
 
 @cache

@@ -44,7 +44,7 @@ def instantiate(node: Any, where: str, method: str | tuple[str, ...], **argument
     if not any(callable(getattr(cls, name, None)) for name in methods):
         raise UserError(f"{where}._target_={target}: must be a class with a method {' or '.join(methods)}")
     if is_dataclass(cls):
-        check_values(cls, plain, where)
+        plain = check_values(cls, plain, where)
     try:
         # Hydra builds nested targets; it would copy the arguments into a configuration, but a partial takes them as is.
         return hydra.utils.instantiate({"_target_": target, **plain}, _convert_="all", _partial_=True)(**arguments)

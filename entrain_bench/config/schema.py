@@ -66,6 +66,7 @@ class ConfigSchema:
     results_dir: str = MISSING
     mlflow: bool = MISSING
     mlflow_uri: str | None = MISSING
+    retry: str | None = MISSING
     # Of a figure's sweep, not of a run.
     figure: Any = None
 
@@ -79,8 +80,8 @@ GROUP_KEYS = {
     "harness": ("label", "_target_"),
 }
 TEXT_KEYS = ("name", "label", "_target_")
-# Keys that say where results go: no part of a run.
-ASIDE = ("results_dir", "mlflow", "mlflow_uri")
+# Keys that say where results go and what is run anew: no part of a run.
+ASIDE = ("results_dir", "mlflow", "mlflow_uri", "retry")
 
 
 def register_schema() -> None:
@@ -115,6 +116,7 @@ class RunConfig:
     results_dir: str
     mlflow: bool
     mlflow_uri: str | None
+    retry: str | None
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> RunConfig:
@@ -139,6 +141,7 @@ class RunConfig:
         require(
             uri is None or uri.startswith(("http://", "https://")), "mlflow_uri", uri, "null or http(s)://host:port"
         )
+        require(values["retry"] in (None, "failed"), "retry", values["retry"], "null or failed")
         require(0 < values["memory_fraction"] <= 1, "memory_fraction", values["memory_fraction"], "in (0, 1]")
         known = ConfigSchema.__dataclass_fields__
         if unknown := sorted(set(map(str, values)) - set(known)):
@@ -150,6 +153,11 @@ class RunConfig:
         for name in Framework.__dataclass_fields__:
             given.pop(name)
         return cls(**given, framework=framework)
+
+    @property
+    def retries_failed(self) -> bool:
+        """Whether failed cells that a sweep would leave alone are run again."""
+        return self.retry == "failed"
 
     def content(self) -> dict[str, Any]:
         """Everything that decides the result, as plain values; where it is written does not."""

@@ -26,6 +26,8 @@ from entrain_bench.specs.framework import Framework
 logger = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_S = 60.0
+# Processes that a run may take with it before sweeps leave it alone.
+MAX_DEATHS = 2
 LABELS = ("strategy", "workload", "model", "cluster", "harness", "seed")
 METRICS = (
     "iteration_time_s",
@@ -81,6 +83,8 @@ class Record:
         iterations: metrics of every iteration.
         samples: how many samples the workload lists, and what the model's context made of them (``Outcome.samples``).
         settled: whether a failure follows from configuration, data and code, so that another attempt would end alike.
+        deaths: how many times in a row the process that ran it died.
+        timeline: whether its timeline was kept; false for records older than this.
     """
 
     key: str
@@ -95,11 +99,19 @@ class Record:
     iterations: tuple[Mapping[str, float], ...] = ()
     samples: Mapping[str, int] = field(default_factory=dict)
     settled: bool = False
+    deaths: int = 0
+    timeline: bool = False
 
     @property
     def finished(self) -> bool:
-        """Whether a sweep leaves the run alone; other failures are tried again, for what broke them may lie outside."""
+        """Whether the run has come to an end that another attempt would not change."""
         return self.status in ("ok", "skipped") or self.settled
+
+    def is_left_alone(self, retry_failed: bool) -> bool:
+        """Whether a sweep passes the run by; other failures are tried again, for what broke them may lie outside."""
+        if self.status == "failed" and retry_failed:
+            return False
+        return self.finished or self.deaths >= MAX_DEATHS
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -154,7 +166,12 @@ def parameters_text(node: Mapping[str, Any]) -> str:
 
 
 def new_record(
-    cell: Cell, status: str, reason: str = "", outcome: Outcome | None = None, settled: bool = False
+    cell: Cell,
+    status: str,
+    reason: str = "",
+    outcome: Outcome | None = None,
+    settled: bool = False,
+    deaths: int = 0,
 ) -> Record:
     """The record of a finished, skipped or failed run."""
     result: dict[str, Any] = {}
@@ -164,9 +181,11 @@ def new_record(
             "metrics": dict(outcome.metrics),
             "iterations": outcome.iterations,
             "samples": outcome.samples,
+            "timeline": outcome.timeline is not None,
         }
     labels, content = labels_of(cell.config), cell.config.content()
-    return Record(cell.key, status, reason, labels, content, cell.code_version, host_name(), settled=settled, **result)
+    result |= {"settled": settled, "deaths": deaths}
+    return Record(cell.key, status, reason, labels, content, cell.code_version, host_name(), **result)
 
 
 def _microbatches(config: RunConfig, outcome: Outcome) -> dict[str, str]:
@@ -217,10 +236,14 @@ class Results:
         path = self.record_path(key)
         return _parse_record(path) if path.exists() else None
 
-    def finished(self, key: str) -> bool:
-        """Whether there is a record of a key that a sweep leaves alone."""
+    def is_left_alone(self, key: str, retry_failed: bool) -> bool:
+        """Whether there is a record of a key that a sweep passes by; ``retry_failed``: also failed ones run again."""
         record = self.read(key)
-        return record is not None and record.finished
+        return record is not None and record.is_left_alone(retry_failed)
+
+    def has_timeline(self, record: Record) -> bool:
+        """Whether the timeline of a record is there, unless none was kept."""
+        return not record.timeline or self.timeline_path(record.key).exists()
 
     def write(self, record: Record, timeline: pd.DataFrame | None) -> None:
         """Store a run: its timeline first, so that a record always finds it.
@@ -294,6 +317,8 @@ def sorted_records(records: Iterable[Record]) -> list[Record]:
 def _parse_record(path: Path) -> Record:
     try:
         values = json.loads(path.read_text())
-        return Record(**{**values, "iterations": tuple(values["iterations"])})
-    except (ValueError, KeyError, TypeError) as error:
+        record = Record(**{**values, "iterations": tuple(values["iterations"])})
+        record.row()
+        return record
+    except (AttributeError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: not a run record ({error}); delete it to run that cell again") from error

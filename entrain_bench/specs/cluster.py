@@ -14,6 +14,8 @@ from entrain_bench.specs.parse import check_keys, check_mapping, parse
 
 # Sizes at which efficiencies are half of their large-size limit.
 SIZES = frozenset({"gemm_half_flops", "attention_half_tokens", "attention_half_head_dim"})
+# Ranks of a cluster: a layout lists those of every module.
+MAX_RANKS = 2**17
 # Head dimension that attention's efficiencies are stated for.
 HEAD_DIM = 128
 
@@ -161,8 +163,10 @@ class ClusterSpec:
         device = parse(DeviceSpec, config["device"], "cluster.device")
         size = parse(_ClusterSize, {key: config[key] for key in ("num_nodes", "gpus_per_node")}, "cluster")
         nodes, width = size.num_nodes, size.gpus_per_node
-        require(nodes >= 1, "cluster.num_nodes", nodes, "at least 1")
         require(width >= 1, "cluster.gpus_per_node", width, "at least 1")
+        require(nodes >= 1, "cluster.num_nodes", nodes, "at least 1")
+        most = MAX_RANKS // width
+        require(nodes <= most, "cluster.num_nodes", nodes, f"at most {most}, {MAX_RANKS} ranks of {width} a node")
         tiers = tuple(
             parse(
                 LinkTier,

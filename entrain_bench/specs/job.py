@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
+from math import isqrt
 from typing import Any
 
 from entrain_bench.errors import UserError, require, unknown_choice
@@ -14,6 +15,8 @@ from entrain_bench.specs.model import ModelSpec
 
 # Largest microbatch that planners consider where its size is theirs to choose.
 MAX_MICROBATCH_SIZE = 16
+# Samples of an iteration, or of a profile: what is made of each takes up to 10 kB while it is planned and run.
+MAX_SAMPLES = 2**20
 # Share of the memory budget that plans use up.
 PLANNING_SHARE = 0.95
 
@@ -36,6 +39,10 @@ class LayoutRequest:
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> LayoutRequest:
         """The request as ``layout.*`` states it."""
+        for name in ("tp", "cp", "pp", "dp"):
+            value = values.get(name)
+            # An interpolation's value has not been seen by the schema.
+            require(value is None or isinstance(value, int), f"layout.{name}", value, "null or an integer")
         recompute = values.get("recompute")
         return cls(**{**values, "recompute": None if recompute is None else tuple(map(str, recompute))})
 
@@ -76,7 +83,12 @@ class Job:
     free_microbatch_size: bool = False
 
     def __post_init__(self) -> None:
-        require(self.global_batch >= 1, "global_batch", self.global_batch, "at least 1")
+        require(
+            1 <= self.global_batch <= MAX_SAMPLES,
+            "global_batch",
+            self.global_batch,
+            f"at least 1, at most {MAX_SAMPLES}",
+        )
         require(self.microbatch_size >= 1, "microbatch_size", self.microbatch_size, "at least 1")
         for name in ("tp", "cp", "pp", "dp"):
             value = getattr(self.request, name)
@@ -171,4 +183,5 @@ class Job:
 
 def divisors(number: int) -> list[int]:
     """The divisors of a number, rising."""
-    return [d for d in range(1, number + 1) if number % d == 0]
+    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return [*small, *(number // d for d in reversed(small) if d * d < number)]

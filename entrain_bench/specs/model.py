@@ -17,6 +17,11 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 from entrain_bench.specs.unet import parse_unet, unet_layers
 
+# Layers of a module: planners compare every pair of them.
+MAX_LAYERS = 1000
+# Sizes of a layer, of which two are multiplied for its parameters, and tokens of a sequence.
+MAX_SIZE = 2**24
+MAX_TOKENS = 2**30
 # A backward takes twice the forward's model FLOPs.
 TRAINING_FLOPS = 3.0
 
@@ -274,7 +279,7 @@ def _token_rules(values: Any, llm: ModuleSpec) -> TokenRules:
     tokens = parse(TokenRules, {**values, "context_tokens": llm.config.context_tokens}, where)
     for rule in fields(tokens):
         value = getattr(tokens, rule.name)
-        require(value > 0, f"{where}.{rule.name}", value, "positive")
+        require(0 < value <= MAX_TOKENS, f"{where}.{rule.name}", value, f"positive, at most {MAX_TOKENS}")
     return tokens
 
 
@@ -282,7 +287,7 @@ def _build_module(name: str, config: ModuleConfig) -> ModuleSpec:
     where = f"model.modules.{name}"
     require(config.role in {*Role}, f"{where}.role", config.role, f"one of {[*map(str, Role)]}")
     if config.role == Role.GENERATOR:
-        require(config.item_tokens >= 1, f"{where}.item_tokens", config.item_tokens, "at least 1")
+        _require_size(config, "item_tokens", where, MAX_TOKENS)
     if config.role != Role.LLM:
         require(bool(config.modalities), f"{where}.modalities", list(config.modalities), "at least one modality")
     if config.unet is not None:
@@ -290,8 +295,9 @@ def _build_module(name: str, config: ModuleConfig) -> ModuleSpec:
         unet = parse_unet(config.unet, f"{where}.unet")
         embed = gemms_of(config.embed_gemms, "embed_gemms")
         return ModuleSpec(name, Role.GENERATOR, config, unet_layers(unet, config.item_tokens, embed))
-    for key in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size"):
-        require(getattr(config, key) >= 1, f"{where}.{key}", getattr(config, key), "at least 1")
+    _require_size(config, "num_layers", where, MAX_LAYERS)
+    for key in ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size"):
+        _require_size(config, key, where, MAX_SIZE)
     require(config.window_tokens >= 0, f"{where}.window_tokens", config.window_tokens, "at least 0 (0: full attention)")
     full = [*config.full_attention_layers]
     inside = all(isinstance(layer, int) and 0 <= layer < config.num_layers for layer in full)
@@ -299,6 +305,11 @@ def _build_module(name: str, config: ModuleConfig) -> ModuleSpec:
     divides = config.num_heads % config.num_kv_heads == 0
     require(divides, f"{where}.num_kv_heads", config.num_kv_heads, f"a divisor of num_heads={config.num_heads}")
     if config.role == Role.LLM:
-        require(config.vocab_size >= 1, f"{where}.vocab_size", config.vocab_size, "at least 1")
-        require(config.context_tokens >= 1, f"{where}.context_tokens", config.context_tokens, "at least 1")
+        _require_size(config, "vocab_size", where, MAX_SIZE)
+        _require_size(config, "context_tokens", where, MAX_TOKENS)
     return ModuleSpec(name, Role(config.role), config, build_layers(config))
+
+
+def _require_size(config: ModuleConfig, key: str, where: str, most: int) -> None:
+    value = getattr(config, key)
+    require(1 <= value <= most, f"{where}.{key}", value, f"at least 1, at most {most}")

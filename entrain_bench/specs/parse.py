@@ -31,14 +31,20 @@ def check_keys(cls: type, values: Any, where: str) -> None:
             raise UserError(f"{where}.{name}: missing")
 
 
-def check_values(cls: type, values: Mapping[str, Any], where: str) -> None:
-    """Raise ``UserError`` for unknown keys and for scalars and mappings that are not of their field's type."""
+def check_values(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The values, whole numbers given as ``1e9`` as integers where integers belong.
+
+    Raises:
+        UserError: for unknown keys and for scalars and mappings that are not of their field's type.
+    """
     known = {field.name for field in fields(cls) if field.init}
-    hints = get_type_hints(cls)
+    hints, checked = get_type_hints(cls), dict[str, Any]()
     for key, value in values.items():
         if key not in known:
             raise unknown_choice(f"{where} key", str(key), known)
-        _convert(hints[key], value, f"{where}.{key}")
+        converted = _convert(hints[key], value, f"{where}.{key}")
+        checked[key] = converted if isinstance(converted, int) else value
+    return checked
 
 
 def parse[T](cls: type[T], values: Any, where: str) -> T:

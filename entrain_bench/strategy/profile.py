@@ -13,11 +13,12 @@ from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.costs.truth import CostTruth
+from entrain_bench.errors import require
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.simulate.engine import place_actions
 from entrain_bench.simulate.place import place_program
-from entrain_bench.specs.job import Job
+from entrain_bench.specs.job import MAX_SAMPLES, Job
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.workload import ShapeSource
@@ -67,7 +68,12 @@ class Profile:
         return self.for_job(self.job.with_microbatch_size(-(-self.job.global_batch // num_microbatches)))
 
     def draw(self, num_samples: int) -> SampleShapes:
-        """Independent samples of the workload, apart from the training stream; every call draws new ones."""
+        """Independent samples of the workload, apart from the training stream; every call draws new ones.
+
+        Raises:
+            UserError: for more than ``MAX_SAMPLES``.
+        """
+        require(num_samples <= MAX_SAMPLES, "strategy: profiled samples", num_samples, f"at most {MAX_SAMPLES}")
         return self._source.draw(num_samples, self._rng)
 
     def measure(self, module: ModuleSpec, lengths: IntArray, tp: int, cp: int) -> list[PassTimes]:

@@ -75,11 +75,15 @@ class LocalStore(Store):
 
         for noisy in ("alembic", "mlflow.store"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
-        client = MlflowClient(tracking_uri=store_uri(self._results))
-        if deleted := client.get_experiment_by_name(name):
-            client.restore_experiment(deleted.experiment_id)
-            return str(deleted.experiment_id)
-        return str(client.create_experiment(name, artifact_location=ARTIFACT_SCHEME, tags=page_tags()))
+        # Of a damaged file MLflow raises errors of several libraries.
+        try:
+            client = MlflowClient(tracking_uri=store_uri(self._results))
+            if deleted := client.get_experiment_by_name(name):
+                client.restore_experiment(deleted.experiment_id)
+                return str(deleted.experiment_id)
+            return str(client.create_experiment(name, artifact_location=ARTIFACT_SCHEME, tags=page_tags()))
+        except Exception as error:
+            raise self._unusable(error) from error
 
     def _find(self, name: str) -> str:
         if not self._path.exists():
@@ -155,7 +159,10 @@ class LocalStore(Store):
             with closing(sqlite3.connect(self._path, timeout=TIMEOUT_S)) as database, database:
                 yield database
         except sqlite3.DatabaseError as error:
-            raise UserError(f"{self._path}: cannot be used ({error}); if it is damaged, delete it") from error
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> UserError:
+        return UserError(f"{self._path}: cannot be used ({error}); if it is damaged, delete it (runs are logged anew)")
 
 
 def _run_id(experiment: str, entry: Entry) -> str:

@@ -18,7 +18,7 @@ TIME = "iteration_time_s"
 # Labels that say what job a run is, in the order of names.
 JOB = tuple(name for name in LABELS if name not in ("strategy", "seed"))
 # Overrides that say nothing about what is swept.
-ASIDE = ("results_dir=", "mlflow", "hydra")
+ASIDE = ("results_dir=", "mlflow", "retry=", "hydra")
 # MLflow takes 500 characters; the page is readable with fewer.
 MAX_NAME = 160
 # What is named of a list of values.

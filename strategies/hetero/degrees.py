@@ -12,8 +12,11 @@ from entrain_bench.arrays import IntArray
 from entrain_bench.errors import IncompatibleError, UserError, require
 from entrain_bench.program.boundary import is_integer_ratio
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
-from entrain_bench.specs.job import Degrees, Job
+from entrain_bench.specs.job import Degrees, Job, divisors
 from entrain_bench.specs.model import ModuleSpec
+
+# Ranks of all layouts of a search together.
+MAX_PLACED_RANKS = 2**28
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +124,14 @@ def _llm_degrees(job: Job, ranks: int) -> Iterator[Degrees]:
     asked = job.request
     tps = [asked.tp] if asked.tp else _tensor_degrees(job, [job.model.llm])
     cps = [asked.cp] if asked.cp else [2**i for i in range(ranks.bit_length())]
+    batches, uneven = divmod(job.global_batch, job.microbatch_size)
+    if uneven:
+        return
+    dps = [asked.dp] if asked.dp else divisors(batches)
     for tp, cp in product(tps, cps):
-        for dp in [asked.dp] if asked.dp else range(1, ranks + 1):
+        for dp in dps:
             pp, rest = divmod(ranks, tp * cp * dp)
-            batches = job.global_batch % (dp * job.microbatch_size) == 0
-            if not rest and batches and 1 <= pp <= len(job.model.llm.layers):
+            if not rest and batches % dp == 0 and 1 <= pp <= len(job.model.llm.layers):
                 yield Degrees(tp, cp, pp, dp)
 
 
@@ -165,5 +171,11 @@ def _some(job: Job, pairs: list[Pair]) -> list[Pair]:
             f"{wanted or 'layout'}: no degrees of encoder and LLM with an integer ratio of DP use the "
             f"{job.cluster.num_ranks} ranks of cluster={job.cluster.name} with dp x microbatch_size="
             f"{job.microbatch_size} dividing global_batch={job.global_batch}"
+        )
+    placed = len(pairs) * job.cluster.num_ranks
+    if placed > MAX_PLACED_RANKS:
+        raise UserError(
+            f"layout: {len(pairs)} degrees of encoder and LLM on the {job.cluster.num_ranks} ranks of "
+            f"cluster={job.cluster.name} are more than can be searched; fix layout.tp, layout.cp or layout.dp"
         )
     return pairs

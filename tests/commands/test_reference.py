@@ -46,7 +46,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     """One whose reference has just been made."""
     for module in (reference, verify):
         monkeypatch.setattr(module, "reference_outputs", lambda: [OUTPUT])
-    monkeypatch.setattr("entrain_bench.commands.outputs.num_processes", lambda: 1)
+    monkeypatch.setattr("entrain_bench.commands.outputs.num_processes", lambda: 0)
     monkeypatch.setattr("entrain_bench.commands.outputs.log_to_mlflow", lambda *_: None)
     for folder in ("reference", "docs/strategies"):
         (tmp_path / folder).mkdir(parents=True)

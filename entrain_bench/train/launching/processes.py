@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from multiprocessing import forkserver, get_context, get_start_method, resource_tracker, set_start_method
+from multiprocessing import forkserver, get_context, get_start_method, set_start_method
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.train.launching.worker import RankJob, run_rank
+from entrain_bench.workers import uninterrupted
 
 LOCALHOST = "127.0.0.1"
 
@@ -53,7 +53,7 @@ def prepare_server(modules: Sequence[str]) -> None:
     and a fork of a process that did so cannot use one.
     """
     forkserver.set_forkserver_preload(["entrain_bench.train.launching.preload", *modules])
-    with _uninterrupted():
+    with uninterrupted():
         forkserver.ensure_running()
 
 
@@ -73,7 +73,7 @@ def start_processes(ranks: list[BaseProcess], device: str, num_ranks: int, port:
             # All of it: a server has the environment of its own start.
             environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             process = context.Process(target=run_rank, args=(environment, work, job), daemon=True)
-            with nullcontext() if device == "cpu" else _uninterrupted():
+            with nullcontext() if device == "cpu" else uninterrupted():
                 process.start()
             ranks.append(process)
 
@@ -87,15 +87,3 @@ def _start_method(method: str) -> Iterator[None]:
         yield
     finally:
         set_start_method(before, force=True)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C reaches every process of the terminal: those started here inherit that they do not see it."""
-    # Started later, it would unblock the signal.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,46 @@
+"""Tries random command lines and traces; names every one that ends in a traceback, an internal error or too late."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from entrain_bench.workers import work_off
+
+from .draw import command_line, trace
+from .trial import Case, in_limits
+
+TRACES_PER_LINE = 0.25
+
+
+def main() -> int:
+    """Try what is drawn; 1 if anything is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="what is drawn (default: 0)")
+    parser.add_argument("--count", type=int, default=2000, help="command lines; a quarter as many traces besides")
+    options = parser.parse_args()
+    with TemporaryDirectory(prefix="fuzz-") as folder:
+        problems = 0
+        all_cases = cases(options.seed, options.count, int(options.count * TRACES_PER_LINE), folder)
+        for number, (case, found) in enumerate(work_off(in_limits, all_cases, 1), start=1):
+            if found:
+                problems += 1
+                what = shlex.join(case.words) if case.trace is None else f"trace {number - options.count}"
+                print(f"{what}\n    {str(found)[:300]}", flush=True)
+            if number % 100 == 0:
+                print(f"{number} of {len(all_cases)} tried, {problems} with a problem", flush=True)
+    return 1 if problems else 0
+
+
+def cases(seed: int, num_lines: int, num_traces: int, folder: str) -> list[Case]:
+    """What is tried: the same for the same seed."""
+    lines = [Case(folder, command_line(np.random.default_rng([seed, 0, i]))) for i in range(num_lines)]
+    traces = [Case(folder, trace=trace(np.random.default_rng([seed, 1, i]))) for i in range(num_traces)]
+    return [*lines, *traces]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

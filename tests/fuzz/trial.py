@@ -1,0 +1,76 @@
+"""One command line or trace, tried."""
+
+from __future__ import annotations
+
+import io
+import re
+import resource
+import signal
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from entrain_bench.cli import run_command
+from entrain_bench.errors import TRACEBACK_VARIABLE
+
+from .draw import SMALL
+
+LIMIT_S = 60
+# What breaks by itself: unforeseen, or in a library.
+BROKEN = re.compile(rf"Traceback|internal error|{TRACEBACK_VARIABLE}|\.pyx?:\d+ in ")
+MEMORY_BYTES = 12 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is tried in a folder: the words of a command line, or the bytes of a trace."""
+
+    folder: str
+    words: tuple[str, ...] = ()
+    trace: bytes | None = None
+
+
+def in_limits(case: Case) -> str:
+    """``try_case`` in a process of its own, which memory and time are taken from."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    # Not caught: also a compiled loop ends.
+    signal.alarm(LIMIT_S)
+    problem = try_case(case)
+    signal.alarm(0)
+    return problem
+
+
+def try_case(case: Case) -> str:
+    """What is wrong with how the command ended; empty if nothing is."""
+    folder, words = Path(case.folder), case.words
+    if case.trace is not None:
+        path = folder / "fuzz.parquet"
+        path.write_bytes(case.trace)
+        words = (*SMALL, "workload=trace", f"workload.path={path}")
+    if words[0].partition("=")[0] in {text.partition("=")[0] for text in SMALL}:
+        words = (*words, f"results_dir={folder / 'results'}", "mlflow=false")
+    return _problem(words)
+
+
+def _problem(words: Sequence[str]) -> str:
+    out, err, started = io.StringIO(), io.StringIO(), perf_counter()
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            code: object = run_command(words)
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException as error:
+        return f"raises {type(error).__name__}: {error}"
+    said = err.getvalue()
+    if perf_counter() - started > LIMIT_S:
+        return f"takes {perf_counter() - started:.0f} s"
+    for line in said.splitlines():
+        if BROKEN.search(line):
+            return line
+    if code not in (0, 1, 2):
+        return f"exit code {code}"
+    if code == 2 and not said.strip():
+        return "exit code 2 without a word"
+    return ""

@@ -1,0 +1,166 @@
+"""What is left of a sweep whose workers die, whose disk is full, or that is interrupted: all that had finished."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from entrain_bench import files
+from entrain_bench.cli import run_command
+from entrain_bench.commands import run as run_module
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.records import Results, new_record
+from entrain_bench.run import Done, compose_cells, run_cells
+from entrain_bench.workers import Died
+
+SMALL = ["model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "layout.tp=1", "layout.dp=2"]
+SWEEP = [*SMALL, "iterations=1", "mlflow=false", "--multirun", "seed=0,1"]
+
+
+def statuses(folder: Path) -> list[str]:
+    return pd.read_csv(folder / "table.csv").sort_values("seed")["status"].tolist()
+
+
+@pytest.fixture
+def cell() -> Cell:
+    (cell,) = compose_cells([*SMALL, "iterations=1"])
+    return cell
+
+
+@pytest.fixture
+def die(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process dies over its job."""
+
+    def work_off(_: object, cells: Iterable[Cell], __: int) -> Iterator[tuple[Cell, Died]]:
+        yield from ((cell, Died(-9)) for cell in cells)
+
+    monkeypatch.setattr("entrain_bench.run.work_off", work_off)
+
+
+@pytest.mark.usefixtures("die")
+def test_a_cell_that_killed_two_processes_is_left_alone_unless_failed_ones_are_to_run(
+    cell: Cell, tmp_path: Path
+) -> None:
+    results = Results(tmp_path)
+    left_alone = []
+    for deaths in (1, 2, 3):
+        (done,) = run_cells([cell], results, 1)
+        assert done.record == results.read(cell.key)
+        assert done.record
+        assert done.record.deaths == deaths
+        assert (done.record.status, done.record.reason) == (
+            "failed",
+            "the process that ran it was killed by SIGKILL",
+        )
+        assert not done.record.finished
+        left_alone.append([results.is_left_alone(cell.key, retry_failed) for retry_failed in (False, True)])
+    assert left_alone == [[False, False], [True, False], [True, False]]
+    # Another failure in between, and they are counted anew.
+    results.write(new_record(cell, "failed", "told so"), None)
+    assert not results.is_left_alone(cell.key, False)
+
+
+@pytest.mark.usefixtures("die")
+def test_a_process_that_dies_after_its_record_was_written_costs_nothing(cell: Cell, tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    record = new_record(cell, "ok")
+    results.write(record, None)
+    assert [done.record for done in run_cells([cell], results, 1)] == [record]
+    assert results.read(cell.key) == record
+
+
+def test_retry_is_no_part_of_a_run_and_takes_one_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len({cell.key for cell in compose_cells([*SMALL, "retry=failed,null"], multirun=True)}) == 1
+    assert run_command([*SMALL, f"results_dir={tmp_path}", "retry=all"]) == 2
+    assert capsys.readouterr().err == "entrain-bench: retry=all: must be null or failed\n"
+
+
+def test_failed_cells_that_are_results_are_run_again_on_request(tmp_path: Path) -> None:
+    sweep = [*SWEEP, f"results_dir={tmp_path}", "memory_fraction=0.00001"]
+    times = []
+    for retry in ([], [], ["retry=failed"]):
+        assert run_command([*sweep, *retry]) == 1
+        times.append([path.stat().st_mtime_ns for path in sorted((tmp_path / "runs").iterdir())])
+    assert times[0] == times[1]
+    assert all(before < after for before, after in zip(times[1], times[2], strict=True))
+
+
+def stop_after_first(
+    error: BaseException,
+) -> Callable[[Iterable[Cell], Results, int], Iterator[Done]]:
+    def cells_then_error(cells: Iterable[Cell], results: Results, num_processes: int) -> Iterator[Done]:
+        yield next(iter(run_cells(cells, results, num_processes)))
+        raise error
+
+    return cells_then_error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted; finished runs are kept"),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "No space left on device"),
+    ],
+)
+def test_what_had_finished_when_a_sweep_was_stopped_is_published(
+    error: BaseException,
+    code: int,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(run_module, "run_cells", stop_after_first(error))
+    assert run_command([*SWEEP, f"results_dir={tmp_path}"]) == code
+    shown = capsys.readouterr()
+    assert statuses(tmp_path) == ["ok"]
+    assert "s/iter" in shown.out
+    progress, line = shown.err.splitlines()
+    assert progress.startswith("[1/2]")
+    assert says in line
+
+
+def test_figures_that_are_stopped_leave_their_runs_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cell: Cell
+) -> None:
+    logged: list[int] = []
+    monkeypatch.setattr("entrain_bench.study.run_cells", stop_after_first(KeyboardInterrupt()))
+    monkeypatch.setattr("entrain_bench.study.Study.cells", lambda *_: [cell, cell])
+    monkeypatch.setattr("entrain_bench.commands.outputs.num_processes", lambda: 0)
+    monkeypatch.setattr("entrain_bench.commands.outputs.log_to_mlflow", lambda _, found, *__: logged.append(len(found)))
+    assert run_command(["figures", "iteration_time", "--results-dir", str(tmp_path)]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted; finished runs are kept"
+    assert statuses(tmp_path) == ["ok"]
+    assert logged == [1]
+
+
+def test_a_full_disk_costs_what_it_has_no_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sync, full = os.fsync, set[str]()
+
+    def fsync(number: int) -> None:
+        name = Path(f"/proc/self/fd/{number}").readlink().name
+        if any(word in name for word in full):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(number)
+
+    monkeypatch.setattr(files.os, "fsync", fsync)
+    full |= {".table.csv."}
+    assert run_command([*SWEEP, f"results_dir={tmp_path}"]) == 0
+    shown = capsys.readouterr()
+    assert "s/iter" in shown.out
+    assert shown.err.splitlines()[-1].endswith(f"No space left on device: '{tmp_path / 'table.csv'}')")
+    # And no room for the third run, whose trace would come after it.
+    full |= {".json."}
+    assert run_command([*SWEEP, "seed=0,1,2", f"results_dir={tmp_path}"]) == 2
+    shown = capsys.readouterr()
+    assert "s/iter" in shown.out
+    assert "1 of 3 cells left no record" in shown.err.splitlines()[-1]
+    assert "internal error" not in shown.err
+    assert not [path for path in tmp_path.rglob(".*") if path.is_file()]
