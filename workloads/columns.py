@@ -18,7 +18,7 @@ from entrain_bench.errors import UserError
 from .schema import COLUMNS, Column
 from .tokens import MAX_ASPECT_RATIO
 
-# What is read takes some 200 bytes a row; a dictionary-encoded file of a megabyte may hold 10^8 rows.
+# A dictionary-encoded file of a megabyte may hold 10^8 rows, more than memory does.
 _MAX_ROWS = 20_000_000
 
 

@@ -15,7 +15,7 @@ from entrain_bench.specs.model import ModelSpec
 
 # Largest microbatch that planners consider where its size is theirs to choose.
 MAX_MICROBATCH_SIZE = 16
-# Samples of an iteration, or of a profile: what is made of each takes up to 10 kB while it is planned and run.
+# Samples of an iteration, or of a profile; more would be refused by the machine's memory, not by a message.
 MAX_SAMPLES = 2**20
 # Share of the memory budget that plans use up.
 PLANNING_SHARE = 0.95

@@ -6,16 +6,15 @@ import atexit
 import faulthandler
 import os
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Mapping
-from multiprocessing import parent_process
 from pathlib import Path
 
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.outcome import Outcome
 from entrain_bench.train.launching.failures import output_path, write_failure
 from entrain_bench.train.launching.handover import config_from_json, write_outcome
+from entrain_bench.workers import end_with_parent
 
 # What a rank does: it is given the folder shared with the process that started it, and whom to tell of its progress.
 type RankJob = Callable[[Path, Callable[[int], None]], None]
@@ -31,7 +30,7 @@ def run_rank(environment: Mapping[str, str], work: Path, job: RankJob) -> None:
     """
     os.environ.update(environment)
     rank = int(environment["RANK"])
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     try:
         output = output_path(work, rank).open("w")
     except FileNotFoundError:
@@ -107,12 +106,4 @@ def _end_at_once() -> None:
     """End this process; an orderly end would wait for communication that no one takes part in any more."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)
-
-
-def _end_with_parent() -> None:
-    """End this rank when the process that started it is gone."""
-    parent = parent_process()
-    assert parent
-    parent.join()
     os._exit(1)
