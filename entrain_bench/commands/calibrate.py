@@ -31,6 +31,7 @@ def main(arguments: Sequence[str]) -> int:
         UserError: for anchors that are wrong.
     """
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="entrain-bench calibrate",
         description="Fit the constants of devices to the fit half of published times; print constants and residuals.",
     )

@@ -25,6 +25,7 @@ def main(arguments: Sequence[str]) -> int:
         UserError: for a strategy that cannot be composed.
     """
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="entrain-bench check",
         description="Run the conformance suite on a strategy and print a report; ends with 1 if a check fails.",
         epilog="example: entrain-bench check --config-dir my_folder strategy=mine",

@@ -34,6 +34,7 @@ def main(arguments: Sequence[str]) -> int:
             cannot be written.
     """
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="entrain-bench figure",
         description="Run what is missing and draw a figure over your own workload, model and cluster, which take the "
         "place of the figure's: <results_dir>/figures/<NAME>_<workload>_<hash of the overrides>.{pdf,png,csv,json}.",

@@ -23,6 +23,7 @@ def main(arguments: Sequence[str]) -> int:
         UserError: for unknown names, and a folder that cannot be written.
     """
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="entrain-bench figures",
         description="Run what is missing; draw <results-dir>/figures/<name>.{pdf,png,csv} and write documents.",
         epilog="names:\n" + "\n".join(f"  {name:22}{summary}" for name, summary in summaries().items()),

@@ -36,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         ExecutionError: if communication between ranks fails.
     """
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="entrain-bench profile",
         description="Time a model's layers, its optimizer and communication on this machine; writes one JSON file.",
         epilog="keys and their defaults:\n\n" + (config_tree() / f"{CONFIG_NAME}.yaml").read_text(),

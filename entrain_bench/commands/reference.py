@@ -54,6 +54,7 @@ def main(arguments: Sequence[str]) -> int:
         UserError: for missing folders.
     """
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="entrain-bench reference",
         description="Run what is missing, and bring results/reference and docs up to date; says what changed.",
     )

@@ -25,6 +25,7 @@ def main(arguments: Sequence[str]) -> int:
         UserError: for a folder without successful runs, or one that cannot be written.
     """
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="entrain-bench report",
         description="Write report.html and report.md from the runs of a folder of results: which strategy to use, by "
         "how much, how sure, and why. Runs nothing.",

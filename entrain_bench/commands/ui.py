@@ -43,7 +43,9 @@ def main(arguments: Sequence[str]) -> int:
         ExecutionError: if the server does not start.
     """
     parser = argparse.ArgumentParser(
-        prog="entrain-bench ui", description=f"Browse the runs in MLflow on {HOST}; prints where to look first."
+        allow_abbrev=False,
+        prog="entrain-bench ui",
+        description=f"Browse the runs in MLflow on {HOST}; prints where to look first.",
     )
     parser.add_argument("--results-dir", default="results", help="where runs are (default: results)")
     parser.add_argument("--port", type=int, default=PORT, help=f"default: {PORT}")

@@ -25,6 +25,7 @@ def main(arguments: Sequence[str]) -> int:
         UserError: for missing folders.
     """
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="entrain-bench verify",
         description="Run all reference cells anew and compare table, figures' data, documents and the tables on pages "
         "with the committed ones, to the last digit; ends with 1 and names every drift if there is one.",
