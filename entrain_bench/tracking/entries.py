@@ -12,7 +12,7 @@ from typing import Any
 
 from entrain_bench.records.cost_source import cost_source
 from entrain_bench.records.records import LABELS, METRICS, Record, Results, parameters_text, table_csv
-from entrain_bench.tracking.sweep import Comparison, Point, compare, describe_sweep, points_of
+from entrain_bench.tracking.sweep import Point, Sweep, describe_sweep
 from entrain_bench.tracking.words import summary_markdown
 
 KEY_TAG, DIGEST_TAG, CONFIGURATION_TAG = (f"entrain_bench.{name}" for name in ("key", "digest", "configuration"))
@@ -79,18 +79,18 @@ def entries_of(results: Results, records: Sequence[Record], name: str, files: Se
         name: what the sweep, or the single run, is called.
         files: figures that were drawn from the sweep.
     """
-    points = points_of(records)
-    comparison = compare(points)
+    sweep = Sweep.of(records)
+    points = [*sweep.points()]
     if len(records) == 1:
-        return [_entry_of(points[0], name, comparison, results)]
-    return [_parent(points, name, comparison, files), *(_entry_of(p, p.name, comparison, results) for p in points)]
+        return [_entry_of(points[0], name, "", results)]
+    return [_parent(sweep, name, files), *(_entry_of(point, point.name, sweep.baseline, results) for point in points)]
 
 
-def _entry_of(point: Point, name: str, comparison: Comparison, results: Results) -> Entry:
+def _entry_of(point: Point, name: str, baseline: str, results: Results) -> Entry:
     record = point.record
     metrics = {metric: record.metrics[metric] for metric in METRICS if metric in record.metrics}
-    if record.key in comparison.of_runs:
-        metrics[speedup_name(comparison.baseline)] = comparison.of_runs[record.key]
+    if point.gain is not None:
+        metrics[speedup_name(baseline)] = point.gain
     artifacts = {"record.json": results.record_path(record.key), "chrome_trace.json": results.trace_path(record.key)}
     return Entry(
         record.key,
@@ -134,25 +134,24 @@ def _tags(record: Record) -> dict[str, str]:
     return {name: text[:MAX_TEXT] for name, text in tags.items() if text}
 
 
-def _parent(points: Sequence[Point], name: str, comparison: Comparison, files: Sequence[Path]) -> Entry:
-    records = [point.record for point in points]
-    words = summary_markdown(name, points, comparison)
+def _parent(sweep: Sweep, name: str, files: Sequence[Path]) -> Entry:
+    words, records = summary_markdown(name, sweep), sweep.records
     metrics = {"num_runs": float(len(records)), "num_ok": float(sum(record.status == "ok" for record in records))}
+    metrics |= {clean(f"speedup/{variant}"): found.speedup.mean for variant, found in sweep.overall.items()}
     tags = {NOTE_TAG: words[:MAX_TEXT], "sweep": describe_sweep(records)[:MAX_TEXT]}
-    if comparison.wins:
-        tags["best_strategy"] = comparison.wins[0][0]
-    if comparison.baseline:
-        tags["baseline"] = comparison.baseline
-        best = max(comparison.of_variants.values(), default=1.0)
-        metrics |= {clean(f"speedup/{variant}"): value for variant, value in comparison.of_variants.items()}
-        metrics["best_speedup"] = best
+    if sweep.wins:
+        tags["best_strategy"] = next(iter(sweep.wins))
+    if sweep.baseline:
+        tags["baseline"] = sweep.baseline
+    if sweep.overall:
+        metrics["best_speedup"] = max(found.speedup.mean for found in sweep.overall.values())
     drawn: dict[str, Path | bytes] = {f"figures/{file.name}": file.read_bytes() for file in files}
     tables: dict[str, Path | bytes] = {"summary.md": words.encode(), "table.csv": table_csv(records).encode()}
     return Entry(SWEEP, name[:MAX_NAME], False, tags, {}, metrics, (), tables | drawn)
 
 
 def speedup_name(baseline: str) -> str:
-    """The metric that holds the speed-up over a variant."""
+    """The metric that holds the speed-up over a strategy."""
     return clean(f"speedup_over_{baseline}")
 
 
