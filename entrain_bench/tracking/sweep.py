@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from entrain_bench.records.cases import Case, Row, cases_of
-from entrain_bench.records.comparison import Overall, overall, place_of
+from entrain_bench.records.comparison import Overall, overall, place_of, with_result
 from entrain_bench.records.contenders import Contender
 from entrain_bench.records.records import LABELS, Record
 from entrain_bench.records.words import name_of, varying
@@ -89,6 +89,16 @@ class Sweep:
         """What contenders are called, by the display order of their strategies; those without one last, by name."""
         orders = {self.variant(row.contender): row.contender.display_order for row in self.rows}
         return sorted(orders, key=lambda variant: place_of(variant, orders[variant]))
+
+    def side_by_side(self) -> dict[str, Record]:
+        """A run of every variant that has a result in the first case, all at the same seed if there is such a seed."""
+        done = {
+            self.variant(row.contender): {seed: row.contender.runs[seed] for seed in with_result(row.standing.times)}
+            for row in self.cases[0].rows
+            if row.standing.num_ok
+        }
+        shared = set.intersection(*map(set, done.values())) if done else set()
+        return {variant: runs[min(shared or runs)] for variant, runs in done.items()}
 
     @cached_property
     def wins(self) -> Mapping[str, int]:
