@@ -149,11 +149,11 @@ def _entry_of(point: Point, name: str, baseline: str, results: Results) -> Entry
 def parameters(record: Record) -> dict[str, str]:
     """What decides a run, as texts: labels, settings, requested and chosen degrees, parts and their parameters."""
     config = record.config
-    requested = {name: FREE if value is None else value for name, value in config["layout"].items()}
+    requested = (f"{name}={FREE if value is None else value}" for name, value in config["layout"].items())
     values: dict[str, Any] = {
         **{name: record.labels[name] for name in LABELS},
         **record.settings,
-        **{f"requested.{name}": value for name, value in requested.items()},
+        "requested": ", ".join(requested),
         **{f"chosen.{name}": value for name, value in record.layout.items()},
         **{part: record.labels[part] for part in PARTS},
         "strategy_parameters": parameters_text(config["strategy"]),
@@ -181,8 +181,8 @@ def _parent(sweep: Sweep, name: str, files: Sequence[Path], pictures: Mapping[st
     metrics = {"num_runs": float(len(records)), "num_ok": float(sum(record.status == "ok" for record in records))}
     metrics |= {clean(f"speedup/{variant}"): found.speedup.mean for variant, found in sweep.overall.items()}
     tags = {NOTE_TAG: words[:MAX_TEXT], "sweep": describe_sweep(records)[:MAX_TEXT]}
-    if sweep.wins:
-        tags["best_strategy"] = next(iter(sweep.wins))
+    if sweep.fastest:
+        tags["best_strategy"] = sweep.fastest
     if sweep.baseline:
         tags["baseline"] = sweep.baseline
     if sweep.overall:

@@ -106,6 +106,11 @@ class Sweep:
         firsts = [case.contenders[case.best[0]] for case in self.cases if case.best]
         return dict(Counter(map(self.variant, firsts)).most_common())
 
+    @property
+    def fastest(self) -> str:
+        """The variant that is the fastest of the most cases; empty where there is nothing to compare."""
+        return next(iter(self.wins), "")
+
     @cached_property
     def overall(self) -> Mapping[str, Overall]:
         """Speed-ups over the cases in which the baseline has all results, by variant, the fastest first."""

@@ -22,7 +22,7 @@ def _answer(sweep: Sweep) -> list[str]:
     if sweep.wins:
         count = sum(sweep.wins.values())
         wins = [f"{variant} in {won}" for variant, won in sweep.wins.items()]
-        sentences.append(f"Fastest of {count} case{'s' * (count > 1)}: {', '.join(wins)}.")
+        sentences.append(f"Fastest of {count} cases: {', '.join(wins)}." if count > 1 else f"Fastest: {sweep.fastest}.")
     if listed := ", ".join(_gain(sweep, variant) for variant in sweep.overall if variant != sweep.baseline):
         sentences.append(f"Speed-up over {sweep.baseline}, geometric mean over cases and seeds: {listed}.")
     if sweep.baseline and (without := _without_mean(sweep)):

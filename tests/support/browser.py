@@ -5,24 +5,32 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.expected_conditions import element_to_be_clickable
 from selenium.webdriver.support.ui import WebDriverWait
 
 from entrain_bench.records.comparison import TIME
 from entrain_bench.records.records import Record, Results
+from entrain_bench.tracking.page import WORKFLOW
 from support.servers import free_port, serving
 
 # A page of MLflow loads several megabytes of scripts.
 PAGE_S = 90.0
-WIDTH, HEIGHT = 1360, 720
+WIDTH, HEIGHT = 1280, 720
+# Charts move when a window changes.
+SETTLE_S = 2.0
+# What MLflow remembers of its assistant, which covers a quarter of the first page.
+CLOSED = {"mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true", "mlflow.assistant.panelOpen_v1": "false"}
 
 
 def chromium() -> tuple[str, str] | None:
@@ -52,8 +60,21 @@ class Pages:
     def show_comparison(self, run_ids: Sequence[str], texts: Sequence[str]) -> str:
         """Open MLflow's comparison of some runs; returns the page's text once it has some texts."""
         experiment = self.runs.split("/experiments/")[1].split("/")[0]
-        query = f"runs={quote(json.dumps([*run_ids]))}&experiments={quote(json.dumps([experiment]))}"
+        lists = {"runs": [*run_ids], "experiments": [experiment]}
+        query = urlencode({name: json.dumps(each) for name, each in lists.items()} | WORKFLOW)
         return self._show(f"{self.base}/#/compare-runs?{query}", texts)
+
+    def click(self, *paths: str) -> None:
+        """Click what XPaths lead to, one after the other."""
+        for path in paths:
+            WebDriverWait(self.driver, PAGE_S).until(element_to_be_clickable((By.XPATH, path))).click()
+
+    def save(self, path: Path, height: int) -> None:
+        """Write what a window of some height shows, in pixels."""
+        self.driver.set_window_size(WIDTH, height)
+        time.sleep(SETTLE_S)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(self.driver.get_screenshot_as_png())
 
     def _show(self, address: str, texts: Sequence[str]) -> str:
         self.driver.get(address)
@@ -93,12 +114,9 @@ def opened(results: Results) -> Iterator[Pages]:
         driver = webdriver.Chrome(options, Service(programs[1]))
         try:
             driver.set_page_load_timeout(PAGE_S)
+            driver.get(f"http://127.0.0.1:{port}")
+            for name, value in CLOSED.items():
+                driver.execute_script("localStorage.setItem(arguments[0], arguments[1])", name, value)
             yield Pages(driver, f"http://127.0.0.1:{port}", link)
         finally:
             driver.quit()
-
-
-def save_screenshot(driver: webdriver.Chrome, path: Path) -> None:
-    """Write what the window shows."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(driver.get_screenshot_as_png())

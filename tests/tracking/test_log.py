@@ -108,7 +108,7 @@ def test_each_record_is_one_run_nested_under_its_sweep_with_all_it_holds(tmp_pat
         )
         assert 20 <= len(run.data.params) <= 30
         assert run.data.params["workload"] == record["labels"]["workload"]
-        assert run.data.params["requested.pp"] == "planner's choice"
+        assert "dp=1, pp=planner's choice" in run.data.params["requested"]
         assert run.data.params["chosen.llm"] == record["layout"]["llm"]
         assert not [name for name in run.data.params if "_target_" in name or "label" in name]
         assert run.data.tags["status"] == record["status"]
