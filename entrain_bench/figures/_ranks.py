@@ -23,7 +23,7 @@ SHORT = {"communication": "comm.", "optimizer": "step"}
 DENSE: Any = {"columnspacing": 0.8, "handlelength": 0.8, "handletextpad": 0.4}
 HEIGHT_IN = 2.2
 # Of the figure: a layout that solves for its margins takes three times as long as all the rest.
-MARGINS = {"left": 0.06, "right": 0.985, "bottom": 0.16, "top": 0.8, "wspace": 0.16}
+MARGINS = {"left": 0.06, "right": 0.985, "bottom": 0.16, "top": 0.82, "wspace": 0.2}
 MAX_TICKS = 8
 
 
@@ -83,8 +83,8 @@ def draw(table: pd.DataFrame, budget_bytes: float | None) -> Figure:
         below = above
     right.set_ylim(0, 1)
     right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    figure.text(right.get_position().x0, 0.96, "Time of the first iteration; mean over ranks:", va="center")
-    right.legend(loc="lower left", bbox_to_anchor=(-0.03, 0.97), ncols=5, **DENSE)
+    right.set_ylabel("Share of the first iteration")
+    right.legend(loc="lower left", bbox_to_anchor=(-0.03, 0.98), ncols=3, **DENSE)
     for panel in (left, right):
         _label_ranks(panel, table)
     return figure

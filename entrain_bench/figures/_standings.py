@@ -43,7 +43,7 @@ def draw(sweep: Sweep) -> Figure:
         _draw_case(panel, place, {sweep.variant(row.contender): row for row in case.rows}, case, colours)
     panel.set_xticks(range(len(cases)), [sweep.case_name(case).replace(" ", "\n") for case in cases])
     panel.set_ylabel("Iteration time (s)")
-    panel.margins(y=0.12)
+    panel.margins(y=0.25)
     panel.grid(visible=False, axis="x")
     legend_above(figure, [Patch(facecolor=colour, label=variant) for variant, colour in colours.items()])
     return figure
@@ -69,5 +69,5 @@ def _draw_case(panel: Axes, place: int, rows: Mapping[str, Row], case: Case, col
         panel.vlines(position, time.low, time.high, color=INK, linewidth=0.7)
         if rows[variant].best:
             gain = standing.speedup if rows[variant].contender.strategy != case.baseline else None
-            text = f"best\n{gain.mean:.2f}\N{MULTIPLICATION SIGN}" if gain else "best"
-            panel.text(position, time.high, text, ha="center", va="bottom", color=INK)
+            text = f"  best, {gain.mean:.2f}\N{MULTIPLICATION SIGN}" if gain else "  best"
+            panel.text(position, time.high, text, ha="center", va="bottom", rotation=90, color=INK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 import time
@@ -26,7 +27,7 @@ from support.servers import free_port, serving
 
 # A page of MLflow loads several megabytes of scripts.
 PAGE_S = 90.0
-WIDTH, HEIGHT = 1280, 720
+WIDTH, HEIGHT = 1360, 1000
 # Charts move when a window changes.
 SETTLE_S = 2.0
 # What MLflow remembers of its assistant, which covers a quarter of the first page.
@@ -92,8 +93,8 @@ def text_of(driver: webdriver.Chrome) -> str:
 
 
 def time_text(record: Record) -> str:
-    """The first digits of a run's time, which every page shows."""
-    return f"{record.metrics[TIME]:.3f}"[:-1]
+    """A run's time in whole milliseconds, cut off as the pages do that show more digits than fit."""
+    return f"{math.floor(record.metrics[TIME] * 1e3) / 1e3:.3f}"
 
 
 @contextmanager
