@@ -149,7 +149,8 @@ def _entry_of(point: Point, name: str, baseline: str, results: Results) -> Entry
 def parameters(record: Record) -> dict[str, str]:
     """What decides a run, as texts: labels, settings, requested and chosen degrees, parts and their parameters."""
     config = record.config
-    requested = (f"{name}={FREE if value is None else value}" for name, value in config["layout"].items())
+    # Sorted, as a record is when it is read again.
+    requested = (f"{name}={FREE if value is None else value}" for name, value in sorted(config["layout"].items()))
     values: dict[str, Any] = {
         **{name: record.labels[name] for name in LABELS},
         **record.settings,
