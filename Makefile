@@ -12,7 +12,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 # Containers set it; then every process compiles the suite, torch and megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quick figures report measured fidelity claims calibration verify reference test test-slow mutants fuzz bench ui lint clean
+.PHONY: help setup quick figures report measured fidelity claims calibration verify reference test test-slow mutants fuzz screenshots bench ui lint clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -74,6 +74,9 @@ mutants: setup ## Change 300 places of the core one by one: do the tests notice?
 
 fuzz: setup ## Try 2000 random command lines and 500 broken traces: SEED=0 COUNT=2000 (no traceback, nothing over 60 s)
 	PYTHONPATH=tests $(PYTHON) -m fuzz --seed $(or $(SEED),0) --count $(or $(COUNT),2000)
+
+screenshots: setup ## Draw docs/images/mlflow_*.png anew; needs chromium and chromedriver
+	PYTHONPATH=tests $(PYTHON) -m screenshots
 
 bench: setup ## Measure the suite itself; writes results/bench.json
 	$(PYTHON) -m entrain_bench.bench

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from entrain_bench.commands.pictures import Pictures
 from entrain_bench.commands.watch import say
 from entrain_bench.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.records.records import Record, Results
@@ -41,7 +42,7 @@ def log_to_mlflow(
     """Log records that MLflow does not have; what goes wrong there is said, for MLflow is a view of the records."""
     place = _without_password(uri) if uri else str(store_path(results))
     try:
-        logged = log_records(results, records, name, uri, files)
+        logged = log_records(results, records, name, uri, files, Pictures(results))
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exception(error)

@@ -11,7 +11,7 @@ import pandas as pd
 from entrain_bench.documents.markdown import markdown_table
 from entrain_bench.files import write_atomically
 from entrain_bench.records.labels import names
-from entrain_bench.records.tables import fastest, interval_over_seeds, over_seeds, run_table, without_result
+from entrain_bench.records.tables import compared, interval_over_seeds, over_seeds, run_table, without_result
 from entrain_bench.study import Output, Study
 
 CASE = ["model", "workload", "strategy"]
@@ -71,11 +71,11 @@ def results_markdown(data: pd.DataFrame) -> str:
     labels = {column: names(data, column) for column in CASE}
     gaps = over_seeds(data, CASE, gap=("gap_to_lower_bound", "mean"))
     times = interval_over_seeds(data, CASE, "iteration_time_s").merge(gaps[[*CASE, "gap"]], on=CASE)
-    best = fastest(data, CASE[:2])
+    comparisons = compared(data, CASE[:2])
     cells = {}
     for row in times.to_dict("records"):
         model, workload, strategy = (str(row[name]) for name in CASE)
-        cells[model, workload, strategy] = _cell(row, strategy in best.get((model, workload), []))
+        cells[model, workload, strategy] = _cell(row, strategy in comparisons[model, workload].best)
     rows = [
         [f"{labels['model'][model]} {labels['workload'][workload]}"]
         + [cells.get((model, workload, strategy), "") for strategy in labels["strategy"]]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from io import BytesIO
 from itertools import cycle
 from typing import Any
 
@@ -21,6 +22,7 @@ mpl.use("Agg")
 
 SINGLE_COLUMN_IN, DOUBLE_COLUMN_IN = 3.35, 7.0
 FONT_PT = 7.0
+SMALL_DPI = 130
 # Upper estimates of what a legend's symbol with its gaps and a letter take.
 ENTRY_IN, LETTER_IN = 0.36, 0.055
 GRID, INK, FAINT = "#d9d9d9", "#262626", "#8c8c8c"
@@ -105,6 +107,14 @@ def panels(rows: int, columns: int, width_in: float, height_in: float, **options
     figure = Figure(figsize=(width_in, height_in), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options)
     return figure, list(axes.flat)
+
+
+def small_png(draw: Callable[[], Figure]) -> bytes:
+    """A figure for a page of many: the same bytes for the same data."""
+    file = BytesIO()
+    with mpl.rc_context(STYLE):
+        draw().savefig(file, format="png", dpi=SMALL_DPI, metadata={"Software": None})
+    return file.getvalue()
 
 
 def split(figure: Figure, widths: Sequence[float] = (1.0,), heights: Sequence[float] = (1.0,)) -> list[SubFigure]:

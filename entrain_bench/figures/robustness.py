@@ -24,7 +24,7 @@ from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, li
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 from entrain_bench.records.statistics import kendall_tau, mean_interval
-from entrain_bench.records.tables import fastest, over_seeds, run_table
+from entrain_bench.records.tables import compared, over_seeds, run_table
 
 EXPERIMENT = "robustness"
 RUNS = True
@@ -73,13 +73,13 @@ def rankings(data: pd.DataFrame) -> pd.DataFrame:
         ``num_runs``, both of all strategies.
     """
     first = data[data["row"] == data["row"].iloc[0]]
-    usual = fastest(first, CASE)
+    usual = compared(first, CASE)
     found = []
     for row, runs in data.groupby("row", sort=False):
-        best, taus = fastest(runs, CASE), correlations(first, runs)
+        comparisons, taus = compared(runs, CASE), correlations(first, runs)
         for case, mine in taus.items():
-            names = best.get(case, [])
-            firm = usual.get(case, [""])[0] in names
+            names = comparisons[case].best
+            firm = bool(usual[case].best) and usual[case].best[0] in names
             found.append((row, *case, next(iter(names), ""), firm, *_ends(mine)))
         found.append((row, ALL, ALL, "", True, *_ends(pd.DataFrame(taus).mean(axis="columns"))))
     columns = ["row", *CASE, "winner", "firm", "tau", "tau_low", "tau_high"]

@@ -1,157 +1,91 @@
-"""Runs as rows of a table: what tells them apart, and which of them differ by their seed only."""
+"""The cases of some records: which runs do the same job, and who is compared with whom there."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from entrain_bench.records.keys import COSMETIC_KEYS
-from entrain_bench.records.records import LABELS, Record, flatten
+from entrain_bench.arithmetic import decisive
+from entrain_bench.records.comparison import Comparison, Standing, baseline_of, compare
+from entrain_bench.records.contenders import Contender, contenders_of
+from entrain_bench.records.records import Record
 
-NAMES = tuple(name for name in LABELS if name != "seed")
-# Last words of paths that say what was chosen: the class of a part, the name of a device.
-IDENTITIES = ("_target_", "name")
-# What a strategy owns, or the user decides in its place: runs that differ here alone do the same job.
-OWNED = ("strategy", "layout", "microbatch_size")
-# What stands for a key that a configuration does not have.
-ABSENT = ()
+# The texts of all that tells a contender from the others of its case.
+type Own = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Runs that differ by their seed only.
+    """Runs that do the same job.
 
     Attributes:
-        labels: text of every label, by its heading; no two cases share all of them.
-        job: those labels that say what is to be done, rather than how.
-        runs: the records by seed.
+        job: labels of what is to be done, by heading.
+        contenders: the fastest first; those without a result come last.
+        comparison: how they do, by the same names.
+        baseline: the strategy that speed-ups are over, of all cases of the same records; empty where there is one only.
     """
 
-    labels: Mapping[str, str]
     job: Mapping[str, str]
-    runs: Mapping[int, Record]
+    contenders: Mapping[Own, Contender]
+    comparison: Comparison[Own]
+    baseline: str
 
-    def values(self, metric: str) -> dict[int, float]:
-        """A metric of the runs that succeeded and measured it, by seed."""
-        done = {seed: self.runs[seed].metrics for seed in sorted(self.runs) if self.runs[seed].status == "ok"}
-        return {seed: metrics[metric] for seed, metrics in done.items() if metrics.get(metric) is not None}
+    @property
+    def best(self) -> Sequence[Own]:
+        """Those than which none is significantly faster, the fastest first; none where there is nothing to compare."""
+        return self.comparison.best if len(self.contenders) > 1 else ()
+
+    @property
+    def rows(self) -> list[Row]:
+        """A row a contender."""
+        standings = self.comparison.standings
+        return [Row(contender, standings[own], own in self.best) for own, contender in self.contenders.items()]
 
 
 @dataclass(frozen=True, slots=True)
-class _Label:
-    """One label: its heading, whether the strategy owns it, and its text of every record."""
+class Row:
+    """A contender and how it does; ``best`` is whether none is significantly faster, of at least two."""
 
-    heading: str
-    owned: bool
-    texts: Sequence[str]
+    contender: Contender
+    standing: Standing
+    best: bool
 
 
 def cases_of(records: Sequence[Record]) -> list[Case]:
-    """The runs by all that tells them apart but their seed, in order of appearance."""
-    alike: dict[str, list[Record]] = {}
-    for record in records:
-        alike.setdefault(_without_seed(record), []).append(record)
-    labels = _labels([first for first, *_ in alike.values()])
-    runs: dict[tuple[str, ...], dict[int, Record]] = {}
-    for index, group in enumerate(alike.values()):
-        seeds = {record.labels["seed"]: record for record in group}
-        runs.setdefault(tuple(label.texts[index] for label in labels), {}).update(seeds)
-    cases = []
-    for texts, found in runs.items():
-        job = {label.heading: text for label, text in zip(labels, texts, strict=True) if not label.owned}
-        cases.append(Case({label.heading: text for label, text in zip(labels, texts, strict=True)}, job, found))
-    return cases
+    """The cases of at least one record, by workload and model, then in order of appearance.
 
-
-def swept_paths(records: Sequence[Record]) -> list[str]:
-    """Configuration paths that tell runs of the same names apart, the seed left out, in the order of configurations.
-
-    What was chosen counts first (a part's class, a device's name); whatever follows from paths that are already there,
-    as the parameters that come with a part do, is left out.
+    The baseline is the first strategy of all records (``baseline_of``). Speed-ups are over its contender with the same
+    parameters, or else over its only one.
     """
-    leaves = [_leaves(record) for record in records]
-    seen = [_names(record) for record in records]
-    kept = set[str]()
-    for path in sorted(_differing(seen, leaves), key=_rank):
-        values = [{path: each.get(path, ABSENT)} for each in leaves]
-        if _differing(seen, values):
-            kept.add(path)
-            seen = [(*each, repr(value)) for each, value in zip(seen, values, strict=True)]
-    return [path for path in dict.fromkeys(path for each in leaves for path in each) if path in kept]
+    contenders = contenders_of(records)
+    orders = {contender.strategy: contender.display_order for contender in contenders}
+    baseline = baseline_of(orders) if len(orders) > 1 else ""
+    jobs: dict[Own, list[Contender]] = {}
+    for contender in contenders:
+        jobs.setdefault(tuple(contender.job.values()), []).append(contender)
+    ordered = sorted(jobs.values(), key=lambda job: (job[0].job["workload"], job[0].job["model"]))
+    return [_case(job, baseline) for job in ordered]
 
 
-def _labels(records: Sequence[Record]) -> list[_Label]:
-    """The names of all records, then whatever else tells them apart."""
-    leaves, headings = [_leaves(record) for record in records], _headings(swept_paths(records))
-    named = [_Label(name, name in OWNED, _texts([record.labels[name] for record in records], _spell)) for name in NAMES]
-    return [*named, *(_path_label(path, heading, leaves) for path, heading in headings.items())]
+def _case(contenders: Sequence[Contender], baseline: str) -> Case:
+    named = {tuple(contender.own.values()): contender for contender in contenders}
+    times = {own: contender.times for own, contender in named.items()}
+    comparison = compare(times, _references(named, baseline))
+
+    def mean_s(own: Own) -> float:
+        time = comparison.standings[own].time
+        return decisive(time.mean) if time else math.inf
+
+    return Case(contenders[0].job, {own: named[own] for own in sorted(named, key=mean_s)}, comparison, baseline)
 
 
-def _path_label(path: str, heading: str, leaves: Sequence[Mapping[str, Any]]) -> _Label:
-    spell = _class_name if path.endswith("_target_") else _spell
-    return _Label(heading, path.split(".")[0] in OWNED, _texts([each.get(path, ABSENT) for each in leaves], spell))
-
-
-def _without_seed(record: Record) -> str:
-    """A text that runs of different seeds share: what is compared once need not be compared for every seed."""
-    config = {key: value for key, value in record.config.items() if key != "seed"}
-    return json.dumps([_names(record), config], default=repr)
-
-
-def _leaves(record: Record) -> dict[str, Any]:
-    return {path: value for path, value in flatten(record.config).items() if path != "seed"}
-
-
-def _names(record: Record) -> tuple[str, ...]:
-    return tuple(str(record.labels[name]) for name in NAMES)
-
-
-def _differing(groups: Sequence[tuple[str, ...]], mappings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Paths at which mappings of one group have different values."""
-    first: dict[tuple[str, ...], Mapping[str, Any]] = {}
-    found: dict[str, None] = {}
-    for group, values in zip(groups, mappings, strict=True):
-        other = first.setdefault(group, values)
-        for path in {**other, **values}:
-            if path not in found and repr(values.get(path, ABSENT)) != repr(other.get(path, ABSENT)):
-                found[path] = None
-    return [*found]
-
-
-def _rank(path: str) -> tuple[int, int]:
-    """What was chosen goes first, the outermost before what is inside; words that decide nothing go last."""
-    words = path.split(".")
-    if words[-1] in IDENTITIES:
-        return 0, len(words)
-    return (2 if COSMETIC_KEYS & {*words} else 1), 0
-
-
-def _headings(paths: Sequence[str]) -> dict[str, str]:
-    """A short heading for every path; the path itself where a name or another path would share it."""
-    stems = {path: path.removesuffix("._target_").removesuffix(".name") for path in paths}
-    short = {path: stem.split(".", 1)[-1] for path, stem in stems.items()}
-    taken = Counter([*NAMES, *short.values(), *(path for path in paths if path != short[path])])
-    return {path: short[path] if taken[short[path]] == 1 else path for path in paths}
-
-
-def _texts(values: Sequence[object], spell: Callable[[object], str]) -> list[str]:
-    """Values as texts of one line each, alike only where the values are."""
-    shown = {repr(value): value for value in values}
-    for spelling in (spell, _spell, repr):
-        texts = {key: spelling(value) for key, value in shown.items()}
-        if len({*texts.values()}) == len(texts):
-            break
-    return [texts[repr(value)] for value in values]
-
-
-def _spell(value: object) -> str:
-    if value == ABSENT:
-        return "-"
-    return (" ".join(value.split()) or repr(value)) if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _class_name(value: object) -> str:
-    return _spell(value).rpartition(".")[2]
+def _references(named: Mapping[Own, Contender], baseline: str) -> dict[Own, Own]:
+    """The contender of the baseline that each speed-up is over."""
+    bases = [own for own, contender in named.items() if contender.strategy == baseline]
+    found = {}
+    for own, contender in named.items():
+        same = tuple({**contender.own, "strategy": baseline}.values())
+        if same in bases or len(bases) == 1:
+            found[own] = same if same in bases else bases[0]
+    return found

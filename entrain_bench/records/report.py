@@ -11,20 +11,12 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from entrain_bench.records.cases import NAMES, cases_of
+from entrain_bench.records.cases import Case, Row, cases_of
+from entrain_bench.records.comparison import TIME
+from entrain_bench.records.contenders import NAMES
 from entrain_bench.records.notices import notices
-from entrain_bench.records.ranking import (
-    BASELINE,
-    Row,
-    losses,
-    name_of,
-    problems,
-    ranked,
-    spell_seeds,
-    varying,
-    winners,
-)
 from entrain_bench.records.records import Record
+from entrain_bench.records.words import losses, name_of, problems, spell_seeds, varying, winners
 
 # Wide enough for the table when the output is not a terminal.
 PLAIN_WIDTH = 140
@@ -70,7 +62,7 @@ def describe_cell(place: str, record: Record) -> str:
     """One line on a cell of a sweep that was run."""
     name = f"{name_of(record.labels, [each for each in NAMES if each != 'harness'])} seed {record.labels['seed']}"
     if record.status == "ok":
-        return f"{place} {name}: {record.metrics['iteration_time_s']:.3f} s/iteration"
+        return f"{place} {name}: {record.metrics[TIME]:.3f} s/iteration"
     return f"{place} {name}: {record.status}: {record.reason}"
 
 
@@ -93,24 +85,25 @@ def summary(records: Sequence[Record], width: int) -> Iterator[Text]:
         records: the runs.
         width: places of a line.
     """
-    blocks = ranked(cases_of(records)) if records else []
-    rows = [row for block in blocks for row in block]
+    cases = cases_of(records) if records else []
+    rows = [row for case in cases for row in case.rows]
     if not rows:
         return
     # Without a label there would be nothing to call a row.
     labels = varying(rows) or ["strategy"]
-    shared = [f"{name} {text}" for name, text in rows[0].case.labels.items() if name not in labels]
-    yield from _wrapped(", ".join([*shared, spell_seeds([seed for row in rows for seed in row.case.runs])]), width)
-    if any(row.time for row in rows):
-        columns = _fitting(_label_columns(rows, labels), _value_columns(rows), width)
-        yield from _wrapped(_legend([column.heading for column in columns]), width)
-        yield from _table(blocks, columns, len(labels))
-    words = [*map(Text, problems(rows, labels)), *_wrapped(f"{winners(blocks)} {losses(rows)}".strip(), width)]
+    shared = [f"{name} {text}" for name, text in rows[0].contender.labels.items() if name not in labels]
+    yield from _wrapped(", ".join([*shared, spell_seeds([seed for row in rows for seed in row.contender.runs])]), width)
+    if any(row.standing.time for row in rows):
+        baseline = cases[0].baseline
+        columns = _fitting(_label_columns(rows, labels), _value_columns(rows, baseline), width)
+        yield from _wrapped(_legend([column.heading for column in columns], baseline), width)
+        yield from _table(cases, columns, len(labels))
+    words = [*map(Text, problems(rows, labels)), *_wrapped(f"{winners(cases)} {losses(rows)}".strip(), width)]
     words += [line for notice in notices(records) for line in _wrapped(notice, width)]
     yield from [Text(), *words] if words else []
 
 
-def _table(blocks: Sequence[Sequence[Row]], columns: Sequence[Column], num_labels: int) -> Iterator[Text]:
+def _table(cases: Sequence[Case], columns: Sequence[Column], num_labels: int) -> Iterator[Text]:
     """A line for the headings, and one a row, the best in bold; jobs of several rows are set apart."""
     lines = [
         GAP.join(
@@ -121,11 +114,11 @@ def _table(blocks: Sequence[Sequence[Row]], columns: Sequence[Column], num_label
     ]
     yield Text(lines[0])
     yield Text("─" * max(map(cell_len, lines)))
-    apart, place = any(len(block) > 1 for block in blocks), 1
-    for block in blocks:
+    apart, place = any(len(case.rows) > 1 for case in cases), 1
+    for case in cases:
         if apart and place > 1:
             yield Text()
-        for row in block:
+        for row in case.rows:
             yield Text(lines[place], style="bold" if row.best else "")
             place += 1
 
@@ -143,28 +136,31 @@ def _fitting(labels: Sequence[Column], values: Sequence[Column], width: int) -> 
 
 
 def _label_columns(rows: Sequence[Row], labels: Sequence[str]) -> list[Column]:
-    return [Column(label, [row.case.labels[label] for row in rows]) for label in labels]
+    return [Column(label, [row.contender.labels[label] for row in rows]) for label in labels]
 
 
-def _value_columns(rows: Sequence[Row]) -> list[Column]:
+def _value_columns(rows: Sequence[Row], baseline: str) -> list[Column]:
     """Every column that says something, in the order of the table."""
-    digits = _decimals([row.time.mean for row in rows if row.time])
+    times, speedups = [row.standing.time for row in rows], [row.standing.speedup for row in rows]
+    digits = _decimals([time.mean for time in times if time])
     columns = [
-        Column("s/iter", [f"{row.time.mean:.{digits}f}" if row.time else _status(row) for row in rows]),
-        Column("±", [_margin(row, digits) for row in rows]),
+        Column(
+            "s/iter", [f"{row.standing.time.mean:.{digits}f}" if row.standing.time else _status(row) for row in rows]
+        ),
+        Column("±", [f"{time.margin:.{digits}f}" if time and time.num_values > 1 else NOTHING for time in times]),
         Column("runs", _counts(rows)),
-        Column(SPEEDUP, [f"{row.speedup.mean:.2f}x" if row.speedup else NOTHING for row in rows]),
-        Column("95%", [_range(row) for row in rows]),
+        Column(SPEEDUP, [f"{speedup.mean:.2f}x" if speedup else NOTHING for speedup in speedups]),
+        Column("95%", [_range(row, baseline) for row in rows]),
         *(Column(name, [_mean(row, *metric) for row in rows]) for name, metric in METRICS.items()),
     ]
     return [column for column in columns if {*column.cells} != {NOTHING}]
 
 
-def _legend(headings: Sequence[str]) -> str:
+def _legend(headings: Sequence[str], baseline: str) -> str:
     """What columns mean that do not say so themselves."""
     meanings = {
         "±": "±: half of the 95% interval over seeds",
-        SPEEDUP: f"{SPEEDUP}: over {BASELINE}, seed by seed",
+        SPEEDUP: f"{SPEEDUP}: over {baseline}, seed by seed",
         "95%": "95%: its interval",
     }
     return "; ".join(text for heading, text in meanings.items() if heading in headings)
@@ -178,7 +174,7 @@ def _decimals(times: Sequence[float]) -> int:
 
 def _counts(rows: Sequence[Row]) -> list[str]:
     """How many runs every mean is of, and of how many; nothing where all are of the same number."""
-    counts = [(len(row.case.values("iteration_time_s")), len(row.case.runs)) for row in rows]
+    counts = [(row.standing.num_ok, len(row.standing.times)) for row in rows]
     if len({*counts}) == 1 and counts[0][0] == counts[0][1]:
         return [NOTHING] * len(rows)
     return [f"{done}" if done == total else f"{done}/{total}" for done, total in counts]
@@ -186,24 +182,20 @@ def _counts(rows: Sequence[Row]) -> list[str]:
 
 def _status(row: Row) -> str:
     """Why a row has no time: what became of its first run."""
-    return row.case.runs[min(row.case.runs)].status
+    return row.contender.runs[min(row.contender.runs)].status
 
 
-def _margin(row: Row, digits: int) -> str:
-    """Half of the time's interval."""
-    return f"{row.time.margin:.{digits}f}" if row.time and row.time.num_values > 1 else NOTHING
-
-
-def _range(row: Row) -> str:
+def _range(row: Row, baseline: str) -> str:
     """The speed-up's interval; that of the baseline over itself says nothing."""
-    if not row.speedup or row.speedup.num_values == 1 or row.case.labels["strategy"] == BASELINE:
+    speedup = row.standing.speedup
+    if not speedup or speedup.num_values == 1 or row.contender.strategy == baseline:
         return NOTHING
-    return f"{row.speedup.low:.2f}..{row.speedup.high:.2f}"
+    return f"{speedup.low:.2f}..{speedup.high:.2f}"
 
 
 def _mean(row: Row, metric: str, scale: float, digits: int) -> str:
     """The mean of a metric as text; a dash where the executor does not measure it."""
-    values = [*row.case.values(metric).values()]
+    values = [*row.contender.values(metric).values()]
     return f"{scale * math.fsum(values) / len(values):.{digits}f}" if values else NOTHING
 
 

@@ -9,7 +9,7 @@ them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scipy import special
@@ -57,7 +57,7 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -
     return replace(logs, mean=exp(logs.mean), low=exp(logs.low), high=exp(logs.high))
 
 
-def not_worse(times: Mapping[str, Sequence[float]]) -> set[str]:
+def not_worse[Name: Hashable](times: Mapping[Name, Sequence[float]]) -> set[Name]:
     """The names whose times are not significantly longer than those of the name with the least mean.
 
     One-sided paired t-tests of the logarithms against that name, at ``LEVEL`` for all of them together by Holm's rule.
@@ -66,7 +66,8 @@ def not_worse(times: Mapping[str, Sequence[float]]) -> set[str]:
     Args:
         times: of each name, the same seeds in the same order.
     """
-    best = min(times, key=lambda name: decisive(math.fsum(times[name])))
+    # Of equal means the one with the least first seed, so that the order of the names decides nothing.
+    best = min(times, key=lambda name: (decisive(math.fsum(times[name])), *times[name]))
     chances = {name: _chance(_log_ratios(times[name], times[best])) for name in times if name != best}
     names, left = {best}, len(chances)
     for name, chance in sorted(chances.items(), key=lambda item: item[1]):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from entrain_bench.arithmetic import decisive
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.labels import in_order, label_columns, names
+from entrain_bench.records.comparison import TIME, Comparison, baseline_of, compare
+from entrain_bench.records.labels import in_order, label_columns, names, orders
 from entrain_bench.records.records import Results, flatten, labels_of
-from entrain_bench.records.statistics import mean_interval, not_worse, ratio_interval
+from entrain_bench.records.statistics import mean_interval, ratio_interval
 
 # What is made of the values of several seeds: a name that pandas knows, or a function.
 type Statistic = str | Callable[[pd.Series[float]], float]
@@ -151,24 +151,23 @@ def relative_over_seeds(
     return pd.DataFrame(rows, columns=[*keys, *columns]).set_index([*keys]).astype(float)
 
 
-def fastest(data: pd.DataFrame, row: Sequence[str]) -> dict[tuple[str, ...], list[str]]:
-    """The strategies of every row that are not significantly slower than its best, that first (``not_worse``).
-
-    Strategies that lack a result at any of their seeds are left out; so is a row in which all do.
+def compared(data: pd.DataFrame, case: Sequence[str]) -> dict[tuple[str, ...], Comparison[str]]:
+    """How the strategies of every case do, beside the first of them (``comparison``).
 
     Args:
         data: one row a run.
-        row: what tells rows apart.
+        case: what tells cases apart.
     """
     found = {}
-    for case, runs in data.sort_values("seed", kind="stable").groupby([*row], sort=False):
-        groups = {str(name): group for name, group in runs.groupby("strategy", sort=False)}
-        times = {name: g["iteration_time_s"].tolist() for name, g in groups.items() if g["status"].eq("ok").all()}
-        if times:
-            chosen = not_worse(times)
-            means = {name: decisive(sum(times[name])) for name in times if name in chosen}
-            found[tuple(map(str, case))] = sorted(means, key=means.__getitem__)
+    for key, runs in data.groupby([*case], sort=False):
+        times = {str(name): _times(mine) for name, mine in runs.groupby("strategy", sort=False)}
+        found[tuple(map(str, key))] = compare(times, dict.fromkeys(times, baseline_of(orders(runs))))
     return found
+
+
+def _times(runs: pd.DataFrame) -> dict[int, float | None]:
+    done = runs[TIME].where(runs["status"] == "ok")
+    return {int(seed): None if pd.isna(time) else time for seed, time in zip(runs["seed"], done, strict=True)}
 
 
 def without_result(data: pd.DataFrame) -> list[str]:

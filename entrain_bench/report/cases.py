@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import pandas as pd
 
-from entrain_bench.records.statistics import ratio_interval
-from entrain_bench.records.tables import MISSING, fastest, high, low, over_seeds, without_result
+from entrain_bench.records.comparison import TIME, Comparison, baseline_of
+from entrain_bench.records.labels import orders
+from entrain_bench.records.tables import MISSING, compared, over_seeds, without_result
 
 # Columns of a run that all runs of a case share.
 SHARED = ["setting", "model", "workload", "model_label", "workload_label", "cluster", "shared"]
@@ -27,9 +28,9 @@ class Case:
         model, workload, cluster: their labels.
         runs: one row a strategy and seed, also of runs that are not there (``missing``).
         baseline: the strategy that others are compared with, the first by display order.
-        best: the fastest strategy and those not significantly slower, in that order; empty if none has all results.
+        comparison: how the strategies do.
         summary: by strategy: ``num_runs``, ``num_ok``, ``status``, and means over seeds of the columns that
-            ``summarised`` names; ``speedup`` over the baseline, ``speedup_low``, ``speedup_high``.
+            ``summarised`` names.
     """
 
     anchor: str
@@ -39,8 +40,13 @@ class Case:
     cluster: str
     runs: pd.DataFrame
     baseline: str
-    best: tuple[str, ...]
+    comparison: Comparison[str]
     summary: Mapping[str, Mapping[Hashable, Any]]
+
+    @property
+    def best(self) -> Sequence[str]:
+        """The fastest strategy and those not significantly slower, in that order; empty if none has all results."""
+        return self.comparison.best
 
     @property
     def labels(self) -> dict[str, str]:
@@ -50,7 +56,7 @@ class Case:
     @property
     def seeds(self) -> list[int]:
         """The seeds that are compared."""
-        return sorted(self.runs["seed"].unique().tolist())
+        return self.comparison.seeds
 
     @property
     def problems(self) -> list[str]:
@@ -82,10 +88,7 @@ def complete(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _case(anchor: str, runs: pd.DataFrame) -> Case:
-    best = fastest(runs.assign(case=anchor), ["case"]).get((anchor,), [])
-    ordered = runs.drop_duplicates("strategy")
-    # Without any stated order, the first by name.
-    baseline = str(ordered.sort_values(["strategy_order", "strategy"], kind="stable")["strategy"].iloc[0])
+    (comparison,) = compared(runs.assign(case=anchor), ["case"]).values()
     first = runs.iloc[0]
     return Case(
         anchor=anchor,
@@ -94,53 +97,23 @@ def _case(anchor: str, runs: pd.DataFrame) -> Case:
         workload=str(first["workload_label"]),
         cluster=str(first["cluster"]),
         runs=runs,
-        baseline=baseline,
-        best=tuple(best),
-        summary=summarised(runs, baseline),
+        baseline=baseline_of(orders(runs)),
+        comparison=comparison,
+        summary=summarised(runs),
     )
 
 
-def summarised(runs: pd.DataFrame, baseline: str) -> dict[str, dict[Hashable, Any]]:
-    """Means over the seeds that succeeded, by strategy, and speed-ups over the baseline at shared seeds.
+def summarised(runs: pd.DataFrame) -> dict[str, dict[Hashable, Any]]:
+    """Means over the seeds that succeeded, by strategy.
 
     ``busy_s`` and ``idle_s`` are the iteration time's parts by ``bubble_ratio``; ``step_s`` is what lies before the
     first forward and after the last backward, by ``core_time_s``.
     """
-    seconds, idle = runs["iteration_time_s"], runs["bubble_ratio"]
+    seconds, idle = runs[TIME], runs["bubble_ratio"]
     parts = runs.assign(busy_s=(1 - idle) * seconds, idle_s=idle * seconds, step_s=seconds - runs["core_time_s"])
-    means = over_seeds(
-        parts,
-        ["strategy"],
-        iteration_time_s=("iteration_time_s", "mean"),
-        low_s=("iteration_time_s", low),
-        high_s=("iteration_time_s", high),
-        busy_s=("busy_s", "mean"),
-        idle_s=("idle_s", "mean"),
-        exposed_comm_s=("exposed_comm_s", "mean"),
-        step_s=("step_s", "mean"),
-        lower_bound_s=("lower_bound_s", "mean"),
-    ).set_index("strategy")
-    speedups = pd.DataFrame(_speedups(runs, baseline), columns=["strategy", "speedup", "speedup_low", "speedup_high"])
-    table = means.join(speedups.set_index("strategy"))
-    return {str(row.pop("strategy")): row for row in map(dict, table.reset_index().to_dict("records"))}
-
-
-def _speedups(runs: pd.DataFrame, baseline: str) -> Iterator[tuple[str, float, float, float]]:
-    """Speed-up over the baseline with its interval, of every strategy that shares a seed with it."""
-    times = times_by_seed(runs)
-    if baseline not in times:
-        return
-    for strategy in times:
-        both = times[baseline].notna() & times[strategy].notna()
-        if both.any():
-            found = ratio_interval(times[baseline][both].tolist(), times[strategy][both].tolist())
-            yield str(strategy), found.mean, found.low, found.high
-
-
-def times_by_seed(runs: pd.DataFrame) -> pd.DataFrame:
-    """Iteration times of the runs that succeeded: a row a seed, a column a strategy."""
-    done = runs[runs["status"] == "ok"]
-    return done.pivot_table("iteration_time_s", "seed", "strategy", sort=True)
+    names = (TIME, "busy_s", "idle_s", "exposed_comm_s", "step_s", "lower_bound_s")
+    means = over_seeds(parts, ["strategy"], **{name: (name, "mean") for name in names})
+    return {str(row.pop("strategy")): row for row in map(dict, means.to_dict("records"))}
 
 
 def main_cases(cases: Sequence[Case]) -> list[Case]:

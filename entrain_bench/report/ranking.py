@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import pandas as pd
 
-from entrain_bench.arithmetic import exp, log
-from entrain_bench.records.statistics import Interval, ratio_interval
-from entrain_bench.report.cases import Case, main_cases, times_by_seed
+from entrain_bench.records.comparison import TIME, baseline_of, overall
+from entrain_bench.records.labels import orders
+from entrain_bench.report.cases import Case, main_cases
 from entrain_bench.report.page import Block, Section, Table, Text, plain, row
-from entrain_bench.report.words import TIMES, count, of_case, ratio, runs_link, seconds, status
+from entrain_bench.report.words import TIMES, count, of_case, ratio, runs_link, seconds
 
 HOW = (
     "Speed-up over {base}: geometric mean over models and workloads at every seed, then over seeds with its 95% "
@@ -27,65 +26,28 @@ PARTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """A strategy over several cases.
-
-    Attributes:
-        label: what it is called.
-        speedup: over the baseline, over all cases.
-        least, greatest: the cases' own speed-ups.
-        num_best: cases in which it is the fastest or as good.
-    """
-
-    label: str
-    speedup: Interval
-    least: float
-    greatest: float
-    num_best: int
-
-
-def ranks(cases: Sequence[Case]) -> list[Rank]:
-    """The strategies that have all results in all cases, the fastest first; none where the baseline has not."""
-    times = [times_by_seed(case.runs) for case in cases]
-    seeds = sorted(set.intersection(*({*table.index} for table in times)))
-    found = []
-    base, labels = cases[0].baseline, cases[0].labels
-    complete = [name for name in labels if all(name in table and table[name].notna().all() for table in times)]
-    for strategy in complete if base in complete and seeds else []:
-        logs = [_logs(table.loc[seeds], base, strategy) for table in times]
-        mean = ratio_interval([exp(sum(each) / len(each)) for each in zip(*logs, strict=True)], [1.0] * len(seeds))
-        own = [exp(sum(each) / len(each)) for each in logs]
-        num_best = sum(strategy in case.best for case in cases)
-        found.append(Rank(labels[strategy], mean, min(own), max(own), num_best))
-    return sorted(found, key=lambda rank: -rank.speedup.mean)
-
-
-def _logs(times: pd.DataFrame, base: str, strategy: str) -> list[float]:
-    """Logarithms of the speed-ups at every seed."""
-    return [log(slow / fast) for slow, fast in zip(times[base].tolist(), times[strategy].tolist(), strict=True)]
-
-
 def ranking(cases: Sequence[Case]) -> Section | None:
     """Strategies over the cases of the main setting; None if there is one case only."""
-    # Where the baseline lacks a result, nothing can be compared with it.
-    mine = [case for case in main_cases(cases) if not status(case, case.baseline)]
-    found = ranks(mine) if len(mine) > 1 else []
+    every = main_cases(cases)
+    base = baseline_of(orders(pd.concat([case.runs for case in every])))
+    mine = [case for case in every if case.baseline == base and case.comparison.comparable]
+    found = overall([case.comparison for case in mine]) if len(mine) > 1 else {}
     if len(found) < 2:
         return None
+    labels = mine[0].labels
     rows = [
         row(
-            rank.label,
+            labels[strategy],
             Text(ratio(rank.speedup), link="rerun"),
             f"{rank.least:.2f} to {rank.greatest:.2f}{TIMES}",
             f"{rank.num_best} of {len(mine)}",
         )
-        for rank in found
+        for strategy, rank in found.items()
     ]
     heading = ["strategy", "speed-up", "least to greatest", "fastest or as good"]
-    left = sorted({*mine[0].labels.values()} - {rank.label for rank in found})
+    left = sorted(label for strategy, label in labels.items() if strategy not in found)
     note = [plain(f"Without a mean: {', '.join(left)}.")] if left else []
-    words = HOW.format(base=mine[0].labels[mine[0].baseline])
+    words = HOW.format(base=labels[base])
     over = plain(f"Over {count(len(mine), 'case')}: {'; '.join(map(of_case, mine))}.")
     return Section("ranking", "Ranking over workloads", [Table(heading, rows, heading[1:]), *note, over, plain(words)])
 
@@ -99,7 +61,7 @@ def time_spent(cases: Sequence[Case]) -> Section:
 
 
 def _rows(case: Case) -> Iterator[Sequence[Text]]:
-    columns = ["iteration_time_s", "busy_s", "idle_s", "exposed_comm_s", "step_s", "lower_bound_s"]
+    columns = [TIME, "busy_s", "idle_s", "exposed_comm_s", "step_s", "lower_bound_s"]
     for strategy in _shown(case):
         values = case.summary[strategy]
         label = Text(case.labels[strategy], strong=strategy in case.best)

@@ -10,6 +10,7 @@ import pandas as pd
 from entrain_bench.errors import UserError
 from entrain_bench.records.code import code_version
 from entrain_bench.records.compare import read_text
+from entrain_bench.records.comparison import TIME
 from entrain_bench.records.cost_source import UNKNOWN, cost_source
 from entrain_bench.records.keys import targets_of
 from entrain_bench.records.records import METRICS, Record, Results, parameters_text, table_csv
@@ -20,7 +21,7 @@ from entrain_bench.report.tree import Tree, with_tree
 # Groups whose parameters are in records only.
 RECORDED = ("model", "cluster", "harness")
 HAS_NONE = "must hold a run with a result; entrain-bench --help shows how to run"
-NEEDED = ("strategy", "workload", "model", "cluster", "seed", "status", "iteration_time_s")
+NEEDED = ("strategy", "workload", "model", "cluster", "seed", "status", TIME)
 
 
 def read_material(results: Results, tree: Tree) -> Material:

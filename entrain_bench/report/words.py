@@ -15,16 +15,13 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def speedup(case: Case, strategy: str) -> str:
-    """Speed-up over the baseline and, of several seeds, its interval: ``1.52x (1.48 to 1.56)``."""
-    row = case.summary[strategy]
-    if pd.isna(row["speedup"]):
-        return "no shared seed"
-    text = f"{row['speedup']:.2f}{TIMES}"
-    return text + (f" ({row['speedup_low']:.2f} to {row['speedup_high']:.2f})" if len(case.seeds) > 1 else "")
+    """A strategy's speed-up over the baseline, as ``ratio`` writes it."""
+    found = case.comparison.standings[strategy].speedup
+    return ratio(found) if found else "no shared seed"
 
 
 def ratio(interval: Interval) -> str:
-    """The same of an interval."""
+    """A speed-up and, of several seeds, its interval: ``1.52x (1.48 to 1.56)``."""
     text = f"{interval.mean:.2f}{TIMES}"
     return text + (f" ({interval.low:.2f} to {interval.high:.2f})" if interval.num_values > 1 else "")
 

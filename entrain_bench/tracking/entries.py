@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from entrain_bench.records.cost_source import cost_source
 from entrain_bench.records.records import LABELS, METRICS, Record, Results, parameters_text, table_csv
-from entrain_bench.tracking.sweep import Comparison, Point, compare, describe_sweep, points_of
+from entrain_bench.tracking.sweep import Point, Sweep, describe_sweep
 from entrain_bench.tracking.words import summary_markdown
 
 KEY_TAG, DIGEST_TAG, CONFIGURATION_TAG = (f"entrain_bench.{name}" for name in ("key", "digest", "configuration"))
@@ -26,6 +27,20 @@ MAX_NAME, MAX_TEXT = 250, 6000
 FORBIDDEN = re.compile(r"[^/\w.\- :]")
 # What a planner was left to choose.
 FREE = "planner's choice"
+# A file, what is to be in one, or what makes that when it is logged: follows from the run's key.
+type Artifact = Path | bytes | Callable[[], bytes]
+
+
+class Pictures(Protocol):
+    """Who draws, as PNG."""
+
+    def standings(self, sweep: Sweep) -> bytes:
+        """How the strategies of a sweep do."""
+        ...
+
+    def ranks(self, record: Record) -> bytes:
+        """What the ranks of a run hold and do; its timeline is there."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +55,7 @@ class Entry:
         params: by name.
         metrics: headline numbers.
         series: what each iteration measured.
-        artifacts: files, or what is to be in one, by their paths in the run.
+        artifacts: by their paths in the run.
     """
 
     key: str
@@ -50,7 +65,7 @@ class Entry:
     params: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     series: Sequence[Mapping[str, float]] = ()
-    artifacts: Mapping[str, Path | bytes] = field(default_factory=dict)
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
 
     @property
     def steps(self) -> Iterator[tuple[int, str, float]]:
@@ -70,27 +85,54 @@ class Entry:
         return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def entries_of(results: Results, records: Sequence[Record], name: str, files: Sequence[Path] = ()) -> list[Entry]:
+def content_of(artifact: Artifact) -> bytes:
+    """What is in an artifact."""
+    if isinstance(artifact, Path):
+        return artifact.read_bytes()
+    return artifact if isinstance(artifact, bytes) else artifact()
+
+
+def entries_of(
+    results: Results,
+    records: Sequence[Record],
+    name: str,
+    files: Sequence[Path] = (),
+    pictures: Pictures | None = None,
+) -> list[Entry]:
     """A sweep's runs after their parent, or a single run.
+
+    Ranks are drawn of one run of every strategy, all of the same job and seed: of all runs it would take longer than
+    simulating them.
 
     Args:
         results: where the records are.
         records: at least one.
         name: what the sweep, or the single run, is called.
         files: figures that were drawn from the sweep.
+        pictures: who draws what nobody has drawn yet; None for no such pictures.
     """
-    points = points_of(records)
-    comparison = compare(points)
+    sweep = Sweep.of(records)
+    points = [*sweep.points()]
     if len(records) == 1:
-        return [_entry_of(points[0], name, comparison, results)]
-    return [_parent(points, name, comparison, files), *(_entry_of(p, p.name, comparison, results) for p in points)]
+        return [_entry_of(points[0], name, "", results)]
+    drawn: dict[str, Artifact] = {}
+    if pictures:
+        side_by_side = {
+            variant: record
+            for variant, record in sweep.side_by_side().items()
+            if results.timeline_path(record.key).exists()
+        }
+        drawn = {f"ranks/{clean(variant)}.png": partial(pictures.ranks, one) for variant, one in side_by_side.items()}
+        drawn["iteration_time.png"] = partial(pictures.standings, sweep)
+    parent = _parent(sweep, name, files, drawn)
+    return [parent, *(_entry_of(point, point.name, sweep.baseline, results) for point in points)]
 
 
-def _entry_of(point: Point, name: str, comparison: Comparison, results: Results) -> Entry:
+def _entry_of(point: Point, name: str, baseline: str, results: Results) -> Entry:
     record = point.record
     metrics = {metric: record.metrics[metric] for metric in METRICS if metric in record.metrics}
-    if record.key in comparison.of_runs:
-        metrics[speedup_name(comparison.baseline)] = comparison.of_runs[record.key]
+    if point.gain is not None:
+        metrics[speedup_name(baseline)] = point.gain
     artifacts = {"record.json": results.record_path(record.key), "chrome_trace.json": results.trace_path(record.key)}
     return Entry(
         record.key,
@@ -107,11 +149,12 @@ def _entry_of(point: Point, name: str, comparison: Comparison, results: Results)
 def parameters(record: Record) -> dict[str, str]:
     """What decides a run, as texts: labels, settings, requested and chosen degrees, parts and their parameters."""
     config = record.config
-    requested = {name: FREE if value is None else value for name, value in config["layout"].items()}
+    # Sorted, as a record is when it is read again.
+    requested = (f"{name}={FREE if value is None else value}" for name, value in sorted(config["layout"].items()))
     values: dict[str, Any] = {
         **{name: record.labels[name] for name in LABELS},
         **record.settings,
-        **{f"requested.{name}": value for name, value in requested.items()},
+        "requested": ", ".join(requested),
         **{f"chosen.{name}": value for name, value in record.layout.items()},
         **{part: record.labels[part] for part in PARTS},
         "strategy_parameters": parameters_text(config["strategy"]),
@@ -134,25 +177,24 @@ def _tags(record: Record) -> dict[str, str]:
     return {name: text[:MAX_TEXT] for name, text in tags.items() if text}
 
 
-def _parent(points: Sequence[Point], name: str, comparison: Comparison, files: Sequence[Path]) -> Entry:
-    records = [point.record for point in points]
-    words = summary_markdown(name, points, comparison)
+def _parent(sweep: Sweep, name: str, files: Sequence[Path], pictures: Mapping[str, Artifact]) -> Entry:
+    words, records = summary_markdown(name, sweep), sweep.records
     metrics = {"num_runs": float(len(records)), "num_ok": float(sum(record.status == "ok" for record in records))}
+    metrics |= {clean(f"speedup/{variant}"): found.speedup.mean for variant, found in sweep.overall.items()}
     tags = {NOTE_TAG: words[:MAX_TEXT], "sweep": describe_sweep(records)[:MAX_TEXT]}
-    if comparison.wins:
-        tags["best_strategy"] = comparison.wins[0][0]
-    if comparison.baseline:
-        tags["baseline"] = comparison.baseline
-        best = max(comparison.of_variants.values(), default=1.0)
-        metrics |= {clean(f"speedup/{variant}"): value for variant, value in comparison.of_variants.items()}
-        metrics["best_speedup"] = best
-    drawn: dict[str, Path | bytes] = {f"figures/{file.name}": file.read_bytes() for file in files}
-    tables: dict[str, Path | bytes] = {"summary.md": words.encode(), "table.csv": table_csv(records).encode()}
-    return Entry(SWEEP, name[:MAX_NAME], False, tags, {}, metrics, (), tables | drawn)
+    if sweep.fastest:
+        tags["best_strategy"] = sweep.fastest
+    if sweep.baseline:
+        tags["baseline"] = sweep.baseline
+    if sweep.overall:
+        metrics["best_speedup"] = max(found.speedup.mean for found in sweep.overall.values())
+    drawn = {f"figures/{file.name}": file.read_bytes() for file in files}
+    tables = {"summary.md": words.encode(), "table.csv": table_csv(records).encode()}
+    return Entry(SWEEP, name[:MAX_NAME], False, tags, {}, metrics, (), {**tables, **drawn, **pictures})
 
 
 def speedup_name(baseline: str) -> str:
-    """The metric that holds the speed-up over a variant."""
+    """The metric that holds the speed-up over a strategy."""
     return clean(f"speedup_over_{baseline}")
 
 

@@ -25,7 +25,7 @@ from entrain_bench.errors import UserError
 from entrain_bench.files import write_atomically
 from entrain_bench.records.records import Results
 from entrain_bench.tracking import statements
-from entrain_bench.tracking.entries import DIGEST_TAG, KEY_TAG, SWEEP, Entry
+from entrain_bench.tracking.entries import DIGEST_TAG, KEY_TAG, SWEEP, Entry, content_of
 from entrain_bench.tracking.page import page_tags
 from entrain_bench.tracking.store import LOGGED_TAGS, Logged, Store
 
@@ -147,10 +147,10 @@ class LocalStore(Store):
     def _write_artifacts(self, run_id: str, entry: Entry) -> None:
         folder = self._results.root / ARTIFACTS / run_id / "artifacts"
         for path, content in entry.artifacts.items():
-            if isinstance(content, bytes):
-                write_atomically(folder / path, content)
-            else:
+            if isinstance(content, Path):
                 _link(content, folder / path)
+            else:
+                write_atomically(folder / path, content_of(content))
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:

@@ -16,6 +16,7 @@ from entrain_bench.tracking.entries import (
     PARENT_TAG,
     SWEEP,
     Entry,
+    Pictures,
     entries_of,
     speedup_name,
 )
@@ -32,7 +33,12 @@ GIT_TIMEOUT_S = 10.0
 
 
 def log_records(
-    results: Results, records: Sequence[Record], name: str, uri: str | None = None, files: Sequence[Path] = ()
+    results: Results,
+    records: Sequence[Record],
+    name: str,
+    uri: str | None = None,
+    files: Sequence[Path] = (),
+    pictures: Pictures | None = None,
 ) -> int:
     """Log the records that MLflow does not show as they are now.
 
@@ -46,6 +52,7 @@ def log_records(
         name: what the sweep or the run is called.
         uri: a tracking server; None for the store in the results folder.
         files: figures that were drawn from the records.
+        pictures: who draws a sweep and its ranks; None for no such pictures.
 
     Returns:
         How many runs were logged, the parent left out.
@@ -56,7 +63,7 @@ def log_records(
     """
     if not records:
         return 0
-    entries = entries_of(results, records, name, files)
+    entries = entries_of(results, records, name, files, pictures)
     results.root.mkdir(parents=True, exist_ok=True)
     with FileLock(str(results.root / "mlflow.lock"), timeout=LOCK_TIMEOUT_S):
         store: Store = RemoteStore(uri) if uri else LocalStore(results)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from urllib.parse import urlencode
 
-from entrain_bench.tracking.sweep import TIME
+from entrain_bench.records.comparison import TIME
 
 # Whether the present code makes a run: yes or no.
 CURRENT_TAG = "current"

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, override
 
-from entrain_bench.tracking.entries import DIGEST_TAG, KEY_TAG, Entry
+from entrain_bench.tracking.entries import DIGEST_TAG, KEY_TAG, Entry, content_of
 from entrain_bench.tracking.page import page_tags
 from entrain_bench.tracking.store import LOGGED_TAGS, Logged, Store
 
@@ -117,6 +117,6 @@ class RemoteStore(Store):
             for path, content in entry.artifacts.items():
                 file = Path(folder) / path
                 file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+                file.write_bytes(content_of(content))
             if entry.artifacts:
                 self._client.log_artifacts(run_id, folder)

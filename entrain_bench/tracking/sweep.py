@@ -1,22 +1,19 @@
-"""What a sweep varies, in words, and how its variants compare seed by seed."""
+"""A sweep as MLflow shows it: what its runs are called, and what it answers (``records.comparison``)."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
-from entrain_bench.records.cases import swept_paths
-from entrain_bench.records.records import LABELS, Record, flatten
-from entrain_bench.records.statistics import not_worse, ratio_interval
+from entrain_bench.records.cases import Case, Row, cases_of
+from entrain_bench.records.comparison import Overall, overall, place_of, with_result
+from entrain_bench.records.contenders import Contender
+from entrain_bench.records.records import LABELS, Record
+from entrain_bench.records.words import name_of, varying
 
-TIME = "iteration_time_s"
-# Labels that say what job a run is, in the order of names.
-JOB = tuple(name for name in LABELS if name not in ("strategy", "seed"))
 # Overrides that say nothing about what is swept.
 ASIDE = ("results_dir=", "mlflow", "retry=", "hydra")
 # MLflow takes 500 characters; the page is readable with fewer.
@@ -31,58 +28,95 @@ class Point:
 
     Attributes:
         record: the run.
-        variant: its strategy, and what is swept inside of it.
-        case: everything else that is swept, the seed apart.
-        setting: hash of all that a strategy does not own, the seed apart.
+        name: what tells it from the others of its sweep.
+        gain: how many times as fast it is as the baseline's run of the same job and seed; None without such a run.
     """
 
     record: Record
-    variant: str
-    case: str
-    setting: str
+    name: str
+    gain: float | None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs of a sweep by case.
+
+    Attributes:
+        records: at least one.
+        cases: what they are compared in.
+    """
+
+    records: Sequence[Record]
+    cases: Sequence[Case]
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> Sweep:
+        """The sweep of some records."""
+        return cls(records, cases_of(records))
 
     @property
-    def seed(self) -> int:
-        """The run's seed."""
-        return int(self.record.labels["seed"])
+    def baseline(self) -> str:
+        """The strategy that speed-ups are over; empty if there is one only."""
+        return self.cases[0].baseline
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """A row a contender of every case."""
+        return [row for case in self.cases for row in case.rows]
+
+    @cached_property
+    def _varying(self) -> list[str]:
+        return varying(self.rows)
+
+    def variant(self, contender: Contender) -> str:
+        """What a contender is called in its case: its strategy, and what else it does its own way."""
+        return name_of(contender.own, ["strategy", *(each for each in self._varying if each != "strategy")])
+
+    def case_name(self, case: Case) -> str:
+        """What a case is called in the sweep; empty where all runs do the same job."""
+        return name_of(case.job, self._varying)
+
+    def points(self) -> Iterator[Point]:
+        """Every run, contender by contender."""
+        for case in self.cases:
+            for row in case.rows:
+                name = " ".join(filter(None, (self.variant(row.contender), self.case_name(case))))
+                for seed, record in sorted(row.contender.runs.items()):
+                    yield Point(record, f"{name} seed {seed}", row.standing.gains.get(seed))
+
+    @cached_property
+    def variants(self) -> list[str]:
+        """What contenders are called, by the display order of their strategies; those without one last, by name."""
+        orders = {self.variant(row.contender): row.contender.display_order for row in self.rows}
+        return sorted(orders, key=lambda variant: place_of(variant, orders[variant]))
+
+    def side_by_side(self) -> dict[str, Record]:
+        """A run of every variant that has a result in the first case, all at the same seed if there is such a seed."""
+        done = {
+            self.variant(row.contender): {seed: row.contender.runs[seed] for seed in with_result(row.standing.times)}
+            for row in self.cases[0].rows
+            if row.standing.num_ok
+        }
+        shared = set.intersection(*map(set, done.values())) if done else set()
+        return {variant: runs[min(shared or runs)] for variant, runs in done.items()}
+
+    @cached_property
+    def wins(self) -> Mapping[str, int]:
+        """In how many cases of several contenders a variant is the fastest, the most frequent first."""
+        firsts = [case.contenders[case.best[0]] for case in self.cases if case.best]
+        return dict(Counter(map(self.variant, firsts)).most_common())
 
     @property
-    def time_s(self) -> float | None:
-        """Seconds an iteration; None without a result."""
-        return self.record.metrics.get(TIME) if self.record.status == "ok" else None
+    def fastest(self) -> str:
+        """The variant that is the fastest of the most cases; empty where there is nothing to compare."""
+        return next(iter(self.wins), "")
 
-    @property
-    def name(self) -> str:
-        """What tells the run from the others of its sweep."""
-        return f"{self.variant}{' ' * bool(self.case)}{self.case} seed {self.seed}"
-
-
-def points_of(records: Sequence[Record]) -> list[Point]:
-    """The places of a sweep's records, in their order."""
-    varied = [name for name in JOB if len({str(record.labels[name]) for record in records}) > 1]
-    paths = swept_paths(records)
-    points = []
-    for record in records:
-        leaves = flatten(record.config)
-        swept = {path: _spell(path, leaves[path]) for path in paths if path in leaves}
-        own = [text for path, text in swept.items() if path.startswith("strategy.")]
-        rest = [text for path, text in swept.items() if not path.startswith("strategy.")]
-        case = [*(str(record.labels[name]) for name in varied), *rest]
-        variant = " ".join([str(record.labels["strategy"]), *own])
-        points.append(Point(record, variant, " ".join(case), _setting(record.config)))
-    return points
-
-
-def _spell(path: str, value: Any) -> str:
-    """A swept value; of a part its class."""
-    if path.endswith("._target_"):
-        return f"{path.removesuffix('._target_').rpartition('.')[2]}={str(value).rpartition('.')[2]}"
-    return f"{path.removeprefix('strategy.')}={value}"
-
-
-def _setting(config: Mapping[str, Any]) -> str:
-    rest = {name: value for name, value in config.items() if name not in ("strategy", "seed")}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:16]
+    @cached_property
+    def overall(self) -> Mapping[str, Overall]:
+        """Speed-ups over the cases in which the baseline has all results, by variant, the fastest first."""
+        comparisons = [case.comparison for case in self.cases if case.comparison.comparable]
+        variants = {own: self.variant(found) for case in self.cases for own, found in case.contenders.items()}
+        return {variants[own]: found for own, found in overall(comparisons).items()} if comparisons else {}
 
 
 def sweep_name(overrides: Sequence[str]) -> str:
@@ -92,81 +126,6 @@ def sweep_name(overrides: Sequence[str]) -> str:
     if len(name) > MAX_NAME:
         return f"{name[:MAX_NAME]}... {hashlib.sha256(name.encode()).hexdigest()[:8]}"
     return name or "defaults"
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """How the variants of a sweep compare.
-
-    Attributes:
-        baseline: the variant that speed-ups are over; empty if there is none.
-        of_runs: speed-up of every run over the baseline's run of the same job and seed, by its key.
-        of_variants: the geometric mean of a variant's speed-ups, in the variants' order.
-        best: the variants of every case that are not significantly slower than its fastest, that first.
-    """
-
-    baseline: str
-    of_runs: Mapping[str, float]
-    of_variants: Mapping[str, float]
-    best: Mapping[str, Sequence[str]]
-
-    @property
-    def wins(self) -> list[tuple[str, int]]:
-        """How often each variant is the fastest of a case, the most frequent first."""
-        return Counter(names[0] for names in self.best.values()).most_common()
-
-
-def compare(points: Sequence[Point]) -> Comparison:
-    """Compare the variants of a sweep."""
-    baseline = _baseline(points)
-    times = {(p.setting, p.seed): p.time_s for p in points if p.variant == baseline and p.time_s}
-    pairs: dict[str, list[tuple[float, float]]] = {}
-    of_runs = {}
-    for point in points:
-        reference = times.get((point.setting, point.seed))
-        if point.time_s and reference:
-            of_runs[point.record.key] = reference / point.time_s
-            pairs.setdefault(point.variant, []).append((reference, point.time_s))
-    means = {
-        variant: ratio_interval([one for one, _ in both], [other for _, other in both]).mean
-        for variant, both in pairs.items()
-    }
-    return Comparison(baseline, of_runs, means, _best(points))
-
-
-def _baseline(points: Sequence[Point]) -> str:
-    """The variant that comes first in figures; empty if that is not one, or the only one."""
-    places = {point.variant: _place(point.record) for point in points}
-    first = [variant for variant, place in places.items() if place == min(places.values())]
-    return first[0] if len(first) == 1 and len(places) > 1 and math.isfinite(places[first[0]]) else ""
-
-
-def _place(record: Record) -> float:
-    order = record.config["strategy"].get("display_order")
-    return math.inf if order is None else float(order)
-
-
-def times_by_case(points: Iterable[Point]) -> dict[str, dict[str, dict[int, float | None]]]:
-    """Seconds an iteration by case, variant and seed; None without a result."""
-    found: dict[str, dict[str, dict[int, float | None]]] = {}
-    for point in points:
-        found.setdefault(point.case, {}).setdefault(point.variant, {})[point.seed] = point.time_s
-    return found
-
-
-def _best(points: Sequence[Point]) -> dict[str, list[str]]:
-    best = {}
-    for case, variants in times_by_case(points).items():
-        seeds = sorted({seed for times in variants.values() for seed in times})
-        whole = {
-            variant: [time for seed in seeds if (time := times.get(seed))]
-            for variant, times in variants.items()
-            if all(times.get(seed) for seed in seeds)
-        }
-        if len(variants) > 1 and whole:
-            chosen, totals = not_worse(whole), {variant: sum(each) for variant, each in whole.items()}
-            best[case] = sorted((variant for variant in whole if variant in chosen), key=totals.__getitem__)
-    return best
 
 
 def describe_sweep(records: Sequence[Record]) -> str:

@@ -2,61 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from entrain_bench.tracking.sweep import Comparison, Point, describe_sweep, times_by_case
+from entrain_bench.records.cases import Case, Row
+from entrain_bench.tracking.sweep import Sweep, describe_sweep
 
 # Rows of the table that a description shows; the table of all is an artifact.
 MAX_ROWS = 40
 MAX_FAILURES = 5
 
 
-def summary_markdown(name: str, points: Sequence[Point], comparison: Comparison) -> str:
+def summary_markdown(name: str, sweep: Sweep) -> str:
     """The page of a sweep as Markdown: the answer first, then times of every case, then what has no result."""
-    parts = [*_answer(comparison), f"**{name}**: {describe_sweep([point.record for point in points])}."]
-    parts += [_table(points, comparison), *_failures(points)]
+    parts = [*_answer(sweep), f"**{name}**: {describe_sweep(sweep.records)}."]
+    parts += [_table(sweep), *_failures(sweep)]
     return "\n\n".join(parts) + "\n"
 
 
-def _answer(comparison: Comparison) -> list[str]:
-    cases = len(comparison.best)
+def _answer(sweep: Sweep) -> list[str]:
     sentences = []
-    if comparison.wins:
-        wins = [f"{variant} in {count}" for variant, count in comparison.wins]
-        sentences.append(f"Fastest of {cases} case{'s' * (cases > 1)}: {', '.join(wins)}.")
-    if comparison.baseline:
-        others = {name: value for name, value in comparison.of_variants.items() if name != comparison.baseline}
-        ranked = sorted(others.items(), key=lambda item: -item[1])
-        listed = ", ".join(f"{name} {value:.2f}x" for name, value in ranked)
-        sentences.append(f"Speed-up over {comparison.baseline}, geometric mean over cases and seeds: {listed}.")
+    if sweep.wins:
+        count = sum(sweep.wins.values())
+        wins = [f"{variant} in {won}" for variant, won in sweep.wins.items()]
+        sentences.append(f"Fastest of {count} cases: {', '.join(wins)}." if count > 1 else f"Fastest: {sweep.fastest}.")
+    if listed := ", ".join(_gain(sweep, variant) for variant in sweep.overall if variant != sweep.baseline):
+        sentences.append(f"Speed-up over {sweep.baseline}, geometric mean over cases and seeds: {listed}.")
+    if sweep.baseline and (without := _without_mean(sweep)):
+        sentences.append(f"Without a mean, for lack of results: {', '.join(without)}.")
     return [" ".join(sentences)] if sentences else []
 
 
-def _table(points: Sequence[Point], comparison: Comparison) -> str:
+def _gain(sweep: Sweep, variant: str) -> str:
+    """A speed-up and, of several seeds, its interval."""
+    speedup = sweep.overall[variant].speedup
+    ends = f" ({speedup.low:.2f} to {speedup.high:.2f})" if speedup.num_values > 1 else ""
+    return f"{variant} {speedup.mean:.2f}x{ends}"
+
+
+def _without_mean(sweep: Sweep) -> list[str]:
+    return [variant for variant in sweep.variants if variant not in sweep.overall]
+
+
+def _table(sweep: Sweep) -> str:
     """Mean seconds an iteration by case and variant; bold is not significantly slower than the case's fastest."""
-    cases = times_by_case(points)
-    variants = list(dict.fromkeys(point.variant for point in points))
-    lines = [["s/iteration", *variants], ["---", *["---:"] * len(variants)]]
-    for case, times in [*cases.items()][:MAX_ROWS]:
-        best = comparison.best.get(case, ())
-        lines.append([case or "all", *(_cell(times.get(name, {}), name in best) for name in variants)])
-    left = len(cases) - MAX_ROWS
+    lines = [["s/iteration", *sweep.variants], ["---", *["---:"] * len(sweep.variants)]]
+    lines += [_line(sweep, case) for case in sweep.cases[:MAX_ROWS]]
+    left = len(sweep.cases) - MAX_ROWS
     more = f"\n\n{left} more cases are in table.csv." if left > 0 else ""
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + more
 
 
-def _cell(times: Mapping[int, float | None], is_best: bool) -> str:
+def _line(sweep: Sweep, case: Case) -> list[str]:
+    rows = {sweep.variant(row.contender): row for row in case.rows}
+    return [sweep.case_name(case) or "all", *(_cell(rows[name]) if name in rows else "-" for name in sweep.variants)]
+
+
+def _cell(row: Row) -> str:
     """A mean over seeds, and how many of them have a result where not all do."""
-    known = [time for time in times.values() if time is not None]
-    if not known:
-        return "no result" if times else "-"
-    text = f"{sum(known) / len(known):.3f}"
-    text = f"**{text}**" if is_best else text
-    return text if len(known) == len(times) else f"{text} ({len(known)} of {len(times)} seeds)"
+    time, num_runs = row.standing.time, len(row.standing.times)
+    if not time:
+        return "no result"
+    text = f"**{time.mean:.3f}**" if row.best else f"{time.mean:.3f}"
+    return text if time.num_values == num_runs else f"{text} ({time.num_values} of {num_runs} seeds)"
 
 
-def _failures(points: Sequence[Point]) -> list[str]:
-    lost = [point for point in points if point.record.status != "ok"]
+def _failures(sweep: Sweep) -> list[str]:
+    lost = [point for point in sweep.points() if point.record.status != "ok"]
     lines = [f"- {point.name}: {point.record.status}: {point.record.reason}" for point in lost[:MAX_FAILURES]]
     if len(lost) > MAX_FAILURES:
         lines.append(f"- and {len(lost) - MAX_FAILURES} more")

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from entrain_bench.records.cases import cases_of, swept_paths
-from entrain_bench.records.ranking import ranked
+from entrain_bench.records.cases import cases_of
+from entrain_bench.records.contenders import contenders_of, swept_paths
 from entrain_bench.records.records import Record, flatten
 from entrain_bench.records.report import summary
-from entrain_bench.records.tables import fastest
+from entrain_bench.records.tables import compared
 
 MODELS = ("qwen25vl_llama3_1b", "qwen25vl_llama3_3b")
 WIDE = 200
@@ -35,7 +35,9 @@ def made(
     labels = {"workload": "coco", "model": MODELS[0], "cluster": "a40x64", "harness": "simulate"} | names
     metrics = {"iteration_time_s": time, "mfu": 0.25, "peak_memory_bytes": 2.0**34} if status == "ok" else {}
     reason = "" if status == "ok" else f"too large at seed {seed}"
+    own = {"display_order": 0} if strategy == "megatron" else {}
     content = {"seed": seed, **(config or {})}
+    content["strategy"] = own | content.get("strategy", {})
     return Record(
         "0" * 16, status, reason, {"strategy": strategy, **labels, "seed": seed}, content, "", metrics=metrics
     )
@@ -54,7 +56,7 @@ def table(records: Sequence[Record], width: int = WIDE) -> tuple[list[str], list
     shown = lines(records, width)
     (rule,) = (place for place, line in enumerate(shown) if line.startswith("───"))
     rows = [line for line in shown[rule + 1 :] if line]
-    return [shown[rule - 1]], rows[: len(cases_of(records))]
+    return [shown[rule - 1]], rows[: len(contenders_of(records))]
 
 
 VALUES = st.sampled_from([None, True, 1, 1.0, 2, "1", "None", "null", "a b", "a  b", "", [1, 2], [], "2x"])
@@ -83,7 +85,7 @@ RUNS = st.builds(
 @given(st.lists(RUNS, min_size=1, max_size=12), st.integers(60, 200))
 @settings(max_examples=150, deadline=None)
 def test_no_label_is_cut_and_no_two_rows_look_alike(records: list[Record], width: int) -> None:
-    cases = cases_of(records)
+    cases = contenders_of(records)
     apart = {
         repr([record.labels[name] for name in record.labels if name != "seed"])
         + repr(sorted((path, repr(value)) for path, value in flatten(record.config).items() if path != "seed"))
@@ -116,11 +118,28 @@ TIMES = st.lists(st.floats(0.5, 2.0), min_size=3, max_size=3)
 def test_bold_are_those_that_the_documents_print_in_bold(times: dict[str, list[float]]) -> None:
     records = [record for name, each in times.items() for record in seeds(name, each)]
     data = pd.DataFrame([{**record.labels, "status": "ok", **record.metrics} for record in records])
-    expected = fastest(data, ["model", "workload"])[MODELS[0], "coco"]
+    expected = compared(data, ["model", "workload"])[MODELS[0], "coco"].best
     bold = [line.plain.split()[0] for line in summary(records, WIDE) if line.style == "bold"]
     assert {*bold} == {*expected}
-    (block,) = ranked(cases_of(records))
-    assert [row.time.mean for row in block if row.time] == sorted(sum(each) / 3 for each in times.values())
+    (case,) = cases_of(records)
+    assert [row.standing.time.mean for row in case.rows if row.standing.time] == sorted(
+        sum(each) / 3 for each in times.values()
+    )
+
+
+def test_degrees_asked_of_several_strategies_make_a_case_of_their_own() -> None:
+    times = {("megatron", 2): 3.0, ("entrain", 2): 2.0, ("megatron", 4): 1.0, ("entrain", 4): 2.0}
+    records = [made(name, time=time, config={"layout": {"tp": tp}}) for (name, tp), time in times.items()]
+    assert lines(records)[-1].startswith("Fastest: entrain on tp=2 (1.50x megatron); megatron on tp=4.")
+
+
+def test_without_megatron_the_first_in_figures_is_the_baseline() -> None:
+    ordered = [
+        made(name, time=1.0 + place, config={"strategy": {"display_order": place}})
+        for place, name in enumerate(("dip", "dflop"))
+    ]
+    assert "speed-up: over dip, seed by seed" in lines(ordered)[1]
+    assert lines(ordered[:1])[1].split()[0] == "strategy", "a single strategy has nothing to be compared with"
 
 
 def test_what_all_have_in_common_stands_above_the_table() -> None:
@@ -141,9 +160,9 @@ def test_speedups_are_over_the_baseline_of_the_same_job_at_the_same_seeds() -> N
         *seeds("entrain", [1.0, 1.0], workload="chartqa"),
     ]
     found = {
-        (row.case.labels["workload"], row.case.labels["strategy"]): row.speedup
-        for block in ranked(cases_of(records))
-        for row in block
+        (case.job["workload"], row.contender.strategy): row.standing.speedup
+        for case in cases_of(records)
+        for row in case.rows
     }
     # Geometric: 2 x and 4 x.
     both = found["coco", "entrain"]

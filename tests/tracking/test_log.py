@@ -96,7 +96,8 @@ def test_each_record_is_one_run_nested_under_its_sweep_with_all_it_holds(tmp_pat
     assert {run.info.run_name for run in runs.values()} == {
         f"{strategy} seed {seed}" for strategy in ("megatron", "entrain") for seed in (0, 1)
     }
-    assert artifacts_of(results, parent) == {"summary.md", "table.csv"}
+    pictures = {"iteration_time.png", "ranks/megatron.png", "ranks/entrain.png"}
+    assert artifacts_of(results, parent) == {"summary.md", "table.csv", *pictures}
     for key, run in (runs | single).items():
         record = json.loads(results.record_path(key).read_text())
         headline = {name: value for name, value in run.data.metrics.items() if not name.startswith("iteration/")}
@@ -105,9 +106,9 @@ def test_each_record_is_one_run_nested_under_its_sweep_with_all_it_holds(tmp_pat
         assert {f"iteration/{name}" for row in record["iterations"] for name in row} == set(run.data.metrics) - set(
             headline
         )
-        assert 20 <= len(run.data.params) <= 40
+        assert 20 <= len(run.data.params) <= 30
         assert run.data.params["workload"] == record["labels"]["workload"]
-        assert run.data.params["requested.pp"] == "planner's choice"
+        assert "dp=1, pp=planner's choice" in run.data.params["requested"]
         assert run.data.params["chosen.llm"] == record["layout"]["llm"]
         assert not [name for name in run.data.params if "_target_" in name or "label" in name]
         assert run.data.tags["status"] == record["status"]

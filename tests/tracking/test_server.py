@@ -1,50 +1,23 @@
 """Runs reach a tracking server on 127.0.0.1, and the pages of the results folder are served."""
 
-import os
 import signal
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 from mlflow import MlflowClient
 from mlflow.artifacts import download_artifacts
 
 from entrain_bench.cli import run_command
-from entrain_bench.commands.ui import QUIET
 from entrain_bench.records.records import Results
 from entrain_bench.tracking.entries import KEY_TAG, PARENT_TAG, SWEEP
 from entrain_bench.tracking.log import log_records
+from support.servers import STOP_S, free_port, serving
 
 SMALL = ["model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "layout.dp=1", "iterations=2"]
 SWEPT = ["strategy=megatron,entrain", "seed=0,1"]
-START_S = 90.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def start(command: list[str], port: int) -> subprocess.Popen[str]:
-    """A server that answers."""
-    server = subprocess.Popen(
-        command, env=os.environ | QUIET, start_new_session=True, stdout=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            with urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
-                return server
-        except OSError:
-            time.sleep(0.2)
-    os.killpg(server.pid, signal.SIGKILL)
-    pytest.fail("the server did not start")
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +26,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder, port = tmp_path_factory.mktemp("server"), free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     stores = ["--backend-store-uri", f"sqlite:///{folder}/db", "--artifacts-destination", str(folder / "artifacts")]
-    process = start([*command, *stores], port)
-    yield f"http://127.0.0.1:{port}"
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with serving([*command, *stores], port):
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.mark.slow
@@ -76,7 +47,9 @@ def test_a_sweep_reaches_a_server_whole_and_once(server: str, tmp_path: Path) ->
     records = {record.key: record for record in Results(tmp_path).records()}
     assert keyed.keys() == records.keys()
     assert len(runs) == 5
-    assert {artifact.path for artifact in client.list_artifacts(parent.info.run_id)} == {"summary.md", "table.csv"}
+    assert {artifact.path for artifact in client.list_artifacts(parent.info.run_id)} == {
+        *("summary.md", "table.csv", "iteration_time.png", "ranks")
+    }
     for key, run in keyed.items():
         assert run.info.status == "FINISHED"
         assert run.data.tags[PARENT_TAG] == parent.info.run_id
@@ -118,8 +91,7 @@ def test_the_pages_of_a_results_folder_are_served_wherever_it_is(tmp_path: Path)
     assert run_command([*SMALL, f"results_dir={before}", "--multirun", *SWEPT]) == 0
     before.rename(folder)
     command = [sys.executable, "-m", "entrain_bench.cli", "ui", "--results-dir", str(folder), "--port", str(port)]
-    server = start(command, port)
-    try:
+    with serving(command, port) as server:
         assert server.stdout is not None
         name, summary, runs = (server.stdout.readline().strip() for _ in range(3))
         uri = f"http://127.0.0.1:{port}"
@@ -133,8 +105,7 @@ def test_the_pages_of_a_results_folder_are_served_wherever_it_is(tmp_path: Path)
             run_id=parent.info.run_id, artifact_path="summary.md", tracking_uri=uri, dst_path=str(tmp_path)
         )
         assert "Speed-up over megatron" in Path(file).read_text()
-    finally:
         server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0
+        assert server.wait(STOP_S) == 0
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0, "nothing is left behind"

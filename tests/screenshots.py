@@ -1,0 +1,43 @@
+"""Draws docs/images/mlflow_*.png: a sweep's runs and the comparison of two in MLflow, as a browser shows them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from entrain_bench.cli import run_command
+from entrain_bench.records.records import Results
+from entrain_bench.tracking.local import LocalStore
+from support.browser import opened, time_text
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+SWEEP = ["--multirun", "strategy=megatron,entrain,disttrain,dip,dflop", "workload=chartqa", "seed=0"]
+COMPARED = ("megatron", "disttrain")
+# Sections of the comparison that are folded, so that the metrics are in sight.
+FOLDED = ("Visualizations", "Parameters")
+RUNS_HEIGHT, COMPARE_HEIGHT = 760, 1020
+
+
+def main() -> int:
+    """Run a small sweep and show it."""
+    with TemporaryDirectory() as folder:
+        results = Results(Path(folder))
+        if run_command([*SWEEP, f"results_dir={folder}"]):
+            return 1
+        records = {record.labels["strategy"]: record for record in results.records()}
+        ((experiment, _, _),) = LocalStore(results).experiments()
+        run_ids = {run.key: run.run_id for run in LocalStore(results).runs(experiment)}
+        with opened(results) as pages:
+            pages.show_runs([f"{name} seed 0" for name in records])
+            pages.click("//button[@aria-label='Hide banner']")
+            pages.save(IMAGES / "mlflow_runs.png", RUNS_HEIGHT)
+            two = [records[name] for name in COMPARED]
+            pages.show_comparison([run_ids[record.key] for record in two], [*map(time_text, two)])
+            pages.click(*(f"//*[normalize-space(text())='{title}']" for title in FOLDED))
+            pages.save(IMAGES / "mlflow_compare.png", COMPARE_HEIGHT)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

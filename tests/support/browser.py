@@ -1,0 +1,123 @@
+"""Pages of ``entrain-bench ui`` as a headless Chromium shows them."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlencode
+
+from selenium import webdriver
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.expected_conditions import element_to_be_clickable
+from selenium.webdriver.support.ui import WebDriverWait
+
+from entrain_bench.records.comparison import TIME
+from entrain_bench.records.records import Record, Results
+from entrain_bench.tracking.page import WORKFLOW
+from support.servers import free_port, serving
+
+# A page of MLflow loads several megabytes of scripts.
+PAGE_S = 90.0
+WIDTH, HEIGHT = 1360, 1000
+# Charts move when a window changes.
+SETTLE_S = 2.0
+# What MLflow remembers of its assistant, which covers a quarter of the first page.
+CLOSED = {"mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true", "mlflow.assistant.panelOpen_v1": "false"}
+
+
+def chromium() -> tuple[str, str] | None:
+    """Programs of the browser and its driver; None where they are not installed."""
+    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    return (browser, driver) if browser and driver else None
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """What the links of ``entrain-bench ui`` lead to.
+
+    Attributes:
+        driver: the browser.
+        base: address of the server.
+        runs: the printed link to a sweep's runs.
+    """
+
+    driver: webdriver.Chrome
+    base: str
+    runs: str
+
+    def show_runs(self, texts: Sequence[str]) -> str:
+        """Open the sweep's runs; returns the page's text once it has some texts."""
+        return self._show(self.runs, texts)
+
+    def show_comparison(self, run_ids: Sequence[str], texts: Sequence[str]) -> str:
+        """Open MLflow's comparison of some runs; returns the page's text once it has some texts."""
+        experiment = self.runs.split("/experiments/")[1].split("/")[0]
+        lists = {"runs": [*run_ids], "experiments": [experiment]}
+        query = urlencode({name: json.dumps(each) for name, each in lists.items()} | WORKFLOW)
+        return self._show(f"{self.base}/#/compare-runs?{query}", texts)
+
+    def click(self, *paths: str) -> None:
+        """Click what XPaths lead to, one after the other."""
+        for path in paths:
+            WebDriverWait(self.driver, PAGE_S).until(element_to_be_clickable((By.XPATH, path))).click()
+
+    def save(self, path: Path, height: int) -> None:
+        """Write what a window of some height shows, in pixels."""
+        self.driver.set_window_size(WIDTH, height)
+        time.sleep(SETTLE_S)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(self.driver.get_screenshot_as_png())
+
+    def _show(self, address: str, texts: Sequence[str]) -> str:
+        self.driver.get(address)
+
+        def shown(driver: webdriver.Chrome) -> bool:
+            return all(text in text_of(driver) for text in texts)
+
+        WebDriverWait(self.driver, PAGE_S).until(shown, f"{address}: lacks one of {texts}")
+        return text_of(self.driver)
+
+
+def text_of(driver: webdriver.Chrome) -> str:
+    """All that a page shows."""
+    return str(driver.execute_script("return document.body.innerText"))
+
+
+def time_text(record: Record) -> str:
+    """A run's time in whole milliseconds, cut off as the pages do that show more digits than fit."""
+    return f"{math.floor(record.metrics[TIME] * 1e3) / 1e3:.3f}"
+
+
+@contextmanager
+def opened(results: Results) -> Iterator[Pages]:
+    """The pages of a results folder, served and in a browser."""
+    programs, port = chromium(), free_port()
+    if programs is None:
+        raise RuntimeError("chromium and chromedriver must be on PATH")
+    command = [sys.executable, "-m", "entrain_bench.cli", "ui", "--results-dir", str(results.root), "--port", str(port)]
+    options = Options()
+    options.binary_location = programs[0]
+    # The sandbox needs what containers do not give.
+    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", f"--window-size={WIDTH},{HEIGHT}"):
+        options.add_argument(flag)
+    with serving(command, port) as server:
+        assert server.stdout is not None
+        link = next(line.split()[1] for line in server.stdout if line.strip().startswith("runs:"))
+        driver = webdriver.Chrome(options, Service(programs[1]))
+        try:
+            driver.set_page_load_timeout(PAGE_S)
+            driver.get(f"http://127.0.0.1:{port}")
+            for name, value in CLOSED.items():
+                driver.execute_script("localStorage.setItem(arguments[0], arguments[1])", name, value)
+            yield Pages(driver, f"http://127.0.0.1:{port}", link)
+        finally:
+            driver.quit()
