@@ -101,24 +101,17 @@ class Emulator:
         memory = Simulator(self.truth, self.memory_budget_bytes).check_memory(program)
         return timeline_of(program, self.price(program), memory)
 
-    def price(self, program: Program, timeline: Timeline | None = None) -> Prices:
-        """The cost truth's prices with measured computation.
-
-        Args:
-            program: the program.
-            timeline: of the program, whose waits its ranks keep while they are measured, for a core that was idle takes
-                longer for its next pass; without one they never wait.
-        """
+    def price(self, program: Program) -> Prices:
+        """The cost truth's prices with measured computation."""
         works = works_of(program)
-        self._measure(program, works, lane_orders(program, timeline))
+        self.measure(program, lane_orders(program))
         prices = self.truth.price(program)
         seconds = self._seconds(program, works) + prices.comm_s
         return replace(prices, duration_s=seconds, steps=self._steps(program, prices.steps))
 
-    def _measure(
-        self, program: Program, works: Sequence[Mapping[tuple[int, int], StageWork]], lanes: Sequence[LaneOrder]
-    ) -> None:
-        """Run the lanes that have something new."""
+    def measure(self, program: Program, lanes: Sequence[LaneOrder]) -> None:
+        """Run those of the lanes that have something new; a core that was idle takes longer for its next pass."""
+        works = works_of(program)
         placed = zip(program.model.modules, program.layout.modules, strict=True)
         shapes = [stage_shapes(module, own) for module, own in placed]
         missing: dict[tuple[StageShape, ...], list[LaneOrder]] = {}

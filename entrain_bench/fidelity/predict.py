@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.queues import Queue
@@ -20,7 +21,7 @@ from entrain_bench.bench.ranks import pin
 from entrain_bench.costs.truth import CostTruth, Prices
 from entrain_bench.emulate import Emulator
 from entrain_bench.emulate.emulator import Measured
-from entrain_bench.emulate.work import PassSeconds
+from entrain_bench.emulate.work import LaneOrder, PassSeconds, StageShape, StageWork, lane_orders
 from entrain_bench.experiment import prepare
 from entrain_bench.fidelity.cases import Case, overrides_of
 from entrain_bench.fidelity.shared import cores_of_lanes, place_on_cores
@@ -35,8 +36,8 @@ from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 def predict_group(cases: Sequence[Case], links: Mapping[str, float], cores: Sequence[int], folder: Path) -> None:
     """Leave ``<folder>/<key>.emulated.json`` of every case.
 
-    As many processes measure as there are ranks, pinned like them, each all ranks' passes: what a pass finds in the
-    caches depends on who else runs.
+    Every rank has a process that measures its passes, pinned like it: what a pass finds in the caches depends on who
+    else runs. It is done twice, as fast as passes go and with the waits between them that follow.
 
     Args:
         cases: of equally many ranks.
@@ -51,38 +52,43 @@ def predict_group(cases: Sequence[Case], links: Mapping[str, float], cores: Sequ
     for rank in range(num_ranks):
         free.put(cores[rank % len(cores)])
     with ProcessPoolExecutor(num_ranks, context, _take_core, (free,)) as pool:
-        tasks = [pool.submit(_measured, cases, links, cores) for _ in range(num_ranks)]
-        found = [task.result() for task in tasks]
-    for case, several in zip(cases, zip(*found, strict=True), strict=True):
-        emulator = _emulator(case, links, mean_of(several))
-        prices = emulator.price(case.program)
-        values = _values(prices, _placed(case, prices, emulator.truth, cores))
-        write_atomically(folder / f"{case.key}.emulated.json", json.dumps(values).encode())
+        for case in cases:
+            _, dense = _emulate(case, links, cores, pool, None)
+            prices, timeline = _emulate(case, links, cores, pool, dense)
+            values = _values(prices, timeline)
+            write_atomically(folder / f"{case.key}.emulated.json", json.dumps(values).encode())
+
+
+def _emulate(
+    case: Case, links: Mapping[str, float], cores: Sequence[int], pool: Executor, waits: Timeline | None
+) -> tuple[Prices, Timeline]:
+    """Measure all lanes at the same time, with the waits of a timeline, and place them."""
+    tasks = [pool.submit(_measured, case, links, lane) for lane in lane_orders(case.program, waits)]
+    emulator = _emulator(case, links, mean_of([task.result() for task in tasks]))
+    prices = emulator.price(case.program)
+    return prices, _placed(case, prices, emulator.truth, cores)
 
 
 def mean_of(several: Sequence[Measured]) -> Measured:
-    """Means of what several processes measured of the same."""
-    passes = {
-        work: PassSeconds(
-            fmean(own.passes[work].forward_s for own in several), fmean(own.passes[work].backward_s for own in several)
-        )
-        for work in several[0].passes
+    """What several processes measured; means of what they all did."""
+    passes, optimizer_s = defaultdict[StageWork, list[PassSeconds]](list), defaultdict[StageShape, list[float]](list)
+    for own in several:
+        for work, took in own.passes.items():
+            passes[work].append(took)
+        for shape, took_s in own.optimizer_s.items():
+            optimizer_s[shape].append(took_s)
+    means = {
+        work: PassSeconds(fmean(each.forward_s for each in took), fmean(each.backward_s for each in took))
+        for work, took in passes.items()
     }
-    optimizer_s = {shape: fmean(own.optimizer_s[shape] for own in several) for shape in several[0].optimizer_s}
-    return Measured(passes, optimizer_s)
+    return Measured(means, {shape: fmean(took_s) for shape, took_s in optimizer_s.items()})
 
 
-def _measured(cases: Sequence[Case], links: Mapping[str, float], cores: Sequence[int]) -> list[Measured]:
-    """Run the passes of each case in this process, twice: as fast as they go, then with the waits that follow.
-
-    Nothing is taken from another case, where other passes run before and beside them.
-    """
-    found = []
-    for case in cases:
-        dense, paced = (_emulator(case, links, Measured()) for _ in range(2))
-        paced.price(case.program, _placed(case, dense.price(case.program), dense.truth, cores))
-        found.append(paced.measured)
-    return found
+def _measured(case: Case, links: Mapping[str, float], lane: LaneOrder) -> Measured:
+    """Run the passes of a lane in this process."""
+    emulator = _emulator(case, links, Measured())
+    emulator.measure(case.program, [lane])
+    return emulator.measured
 
 
 def _emulator(case: Case, links: Mapping[str, float], measured: Measured) -> Emulator:

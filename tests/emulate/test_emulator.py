@@ -164,7 +164,7 @@ def test_ranks_wait_before_passes_and_are_not_charged_for_it(monkeypatch: pytest
     monkeypatch.setattr(bench, "sleep", slept.append)
     emulator.price(program)
     assert not slept
-    dataclasses.replace(emulator, measured=Measured()).price(program, timeline)
+    dataclasses.replace(emulator, measured=Measured()).measure(program, lane_orders(program, timeline))
     # One lane of each kind is run, once.
     waits = [order.waits_s[order.waits_s > 0].tolist() for order in lane_orders(program, timeline)]
     assert slept

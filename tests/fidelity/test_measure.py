@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,5 +65,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
 
 def test_what_several_processes_measured_is_averaged() -> None:
     work, shape = object(), object()
-    several = [Measured({work: PassSeconds(s, 2 * s)}, {shape: 3 * s}) for s in (1.0, 2.0)]  # type: ignore[dict-item]
-    assert mean_of(several) == Measured({work: PassSeconds(1.5, 3.0)}, {shape: 4.5})  # type: ignore[dict-item]
+    several: Any = [Measured({work: PassSeconds(s, 2 * s)}, {shape: 3 * s}) for s in (1.0, 2.0)]  # type: ignore[dict-item]
+    several.append(Measured({"other": PassSeconds(7.0, 8.0)}, {}))
+    assert mean_of(several).passes == {work: PassSeconds(1.5, 3.0), "other": PassSeconds(7.0, 8.0)}
+    assert mean_of(several).optimizer_s == {shape: 4.5}
