@@ -42,7 +42,7 @@ COMMAND = "make fidelity"
 COSTS = {"emulated": "measured", "simulated": "profiled"}
 # Memory goes back to the allocator and not to the system, whose pages would cost a pass as much as its products.
 KEPT_HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
-TARGETS = {"iteration_error": TARGET_ITERATION, "speedup_error": TARGET_SPEEDUP, "sign_errors": 0.0}
+TARGETS = {"iteration_error": TARGET_ITERATION, "speedup_error": TARGET_SPEEDUP, "sure_sign_errors": 0.0}
 
 
 def main(arguments: Sequence[str]) -> int:

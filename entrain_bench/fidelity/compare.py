@@ -18,7 +18,7 @@ from entrain_bench.fidelity.predict import replayed_s
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import rank_seconds
-from entrain_bench.records.statistics import ratio_interval
+from entrain_bench.records.statistics import LEVEL, ratio_chance, ratio_interval
 
 GROUP = ["num_ranks", "workload", "seed"]
 TARGET_ITERATION, TARGET_SPEEDUP = 0.10, 0.05
@@ -103,14 +103,15 @@ def _bubble(program: Program, start: FloatArray, end: FloatArray) -> float:
 def pair_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """One row a pair of strategies of a group: how much faster the second is, measured and predicted.
 
-    The measured one has its 95% interval, ``low`` to ``high``. ``sign_error``: it excludes 1, and the prediction is on
-    the other side.
+    The measured one has its 95% interval, ``low`` to ``high``, and the chance to measure as much where nothing is
+    gained. ``sign_error``: the interval excludes 1, and the prediction is on the other side.
     """
     found = []
     for group, members in rows.groupby(GROUP, sort=False):
         for one, other in combinations(members.to_dict("records"), 2):
             # Repetition by repetition, for strategies took turns.
-            measured = ratio_interval(*(json.loads(str(row["repetitions_s"])) for row in (one, other)))
+            times = [json.loads(str(row["repetitions_s"])) for row in (one, other)]
+            measured = ratio_interval(*times)
             predicted = one["predicted_s"] / other["predicted_s"]
             found.append(
                 {
@@ -120,6 +121,7 @@ def pair_rows(rows: pd.DataFrame) -> pd.DataFrame:
                     "measured_speedup": measured.mean,
                     "low": measured.low,
                     "high": measured.high,
+                    "chance": ratio_chance(*times),
                     "predicted_speedup": predicted,
                     "error": predicted / measured.mean - 1.0,
                     "sign_error": measured.excludes(1.0) and (measured.mean - 1.0) * (predicted - 1.0) < 0,
@@ -135,7 +137,11 @@ def rank_correlations(rows: pd.DataFrame) -> pd.Series:
 
 
 def summary(rows: pd.DataFrame, pairs: pd.DataFrame) -> dict[str, float]:
-    """The numbers that have targets, and those beside them."""
+    """The numbers that have targets, and those beside them.
+
+    Of many pairs without any difference, intervals of one in twenty exclude 1. ``sure_sign_errors`` are those of
+    differences that are significant for all pairs together (Bonferroni).
+    """
     errors = {
         name: float(rows[name].abs().median())
         for name in ("iteration_error", "core_error", "replay_error", "action_error", "memory_error")
@@ -146,6 +152,7 @@ def summary(rows: pd.DataFrame, pairs: pd.DataFrame) -> dict[str, float]:
         "bubble_error": float((rows["predicted_bubble"] - rows["measured_bubble"]).abs().median()),
         "speedup_error": float(pairs["error"].abs().median()),
         "sign_errors": float(pairs["sign_error"].sum()),
+        "sure_sign_errors": float((pairs["sign_error"] & (pairs["chance"] < LEVEL / len(pairs))).sum()),
         "num_pairs": float(len(pairs)),
         "kendall_tau": float(rank_correlations(rows).mean()),
         "noise": float(rows["noise"].median()),

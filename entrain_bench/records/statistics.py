@@ -57,6 +57,12 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -
     return replace(logs, mean=exp(logs.mean), low=exp(logs.low), high=exp(logs.high))
 
 
+def ratio_chance(numerators: Sequence[float], denominators: Sequence[float]) -> float:
+    """How likely paired ratios with a mean at least this far from 1, to either side, are by chance."""
+    logs = _log_ratios(numerators, denominators)
+    return min(1.0, 2 * min(_chance(logs), _chance([-value for value in logs])))
+
+
 def not_worse[Name: Hashable](times: Mapping[Name, Sequence[float]]) -> set[Name]:
     """The names whose times are not significantly longer than those of the name with the least mean.
 

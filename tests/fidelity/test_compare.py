@@ -92,6 +92,7 @@ def test_errors_of_gains() -> None:
 def test_an_order_beyond_the_noise_is_missed() -> None:
     rows = rows_of(one=(1.0, 1.0), other=(1.1, 0.9), last=(2.0, 2.0))
     pairs = pair_rows(rows).set_index(["slow", "fast"])
+    assert pairs["chance"].between(0, 0.05).all()
     assert pairs["sign_error"].to_dict() == {("one", "other"): True, ("one", "last"): False, ("other", "last"): False}
     assert rank_correlations(rows).tolist() == pytest.approx([1 / 3])
 
