@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from glob import glob
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -310,6 +309,6 @@ def _tree_hash(config_dir: str | None) -> str:
         digest.update(Path(__file__).with_name(module).read_bytes())
     for folder in (config_tree(), *([Path(config_dir).resolve()] if config_dir else [])):
         digest.update(str(folder).encode() + b"\0")
-        for file in sorted(glob("**/*.yaml", root_dir=folder, recursive=True, include_hidden=True)):
-            digest.update(file.encode() + b"\0" + (folder / file).read_bytes() + b"\0")
+        for file in sorted(map(str, folder.rglob("*.yaml"))):
+            digest.update(file.removeprefix(str(folder)).encode() + b"\0" + Path(file).read_bytes() + b"\0")
     return digest.hexdigest()[:16]
