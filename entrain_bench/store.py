@@ -11,7 +11,7 @@ from typing import Any
 
 from entrain_bench.files import write_atomically
 
-# Versions of a store that are kept.
+# Versions of a store that are kept: those used last.
 MAX_VERSIONS = 8
 
 
@@ -36,6 +36,7 @@ class Store:
         self._changed = False
         with suppress(OSError, ValueError):
             self._values = dict(json.loads(self._path.read_text()))
+            os.utime(self._path)
 
     def get(self, key: Sequence[str]) -> Any:
         """The value of a key, None if there is none."""

@@ -6,6 +6,7 @@ of which none had.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import platform
@@ -46,26 +47,34 @@ CELLS = (
 DISPATCHED = tuple(np._core._multiarray_umath.__cpu_dispatch__)  # type: ignore[attr-defined]
 AVX512 = tuple(name for name in DISPATCHED if "AVX512" in name or name == "X86_V4")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-# What the library of the C language may use by itself, too. Each machine differs in several ways, any of which shows.
-MACHINES: dict[str, dict[str, str]] = {
-    "any x86-64: neither AVX2 nor FMA, and numba may not use more": {
-        "NPY_DISABLE_CPU_FEATURES": " ".join(DISPATCHED),
-        "OPENBLAS_CORETYPE": "Nehalem",
-        "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX2,-AVX2_Usable,-FMA,-FMA_Usable,-AVX",
-        "NUMBA_CPU_NAME": "generic",
-        # What is compiled for it is kept for the next run of the tests, apart from what is compiled for this machine.
-        "NUMBA_CACHE_DIR": str(ROOT / ".pytest_cache" / "generic"),
-    },
-    "no AVX512, two threads, another hash seed": {
-        "NPY_DISABLE_CPU_FEATURES": " ".join(AVX512),
-        "OPENBLAS_CORETYPE": "Haswell",
-        "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL",
-        "OMP_NUM_THREADS": "2",
-        "OPENBLAS_NUM_THREADS": "2",
-        "NUMBA_NUM_THREADS": "2",
-        "PYTHONHASHSEED": "12345",
-    },
+NO_AVX2 = {
+    "NPY_DISABLE_CPU_FEATURES": " ".join(DISPATCHED),
+    "OPENBLAS_CORETYPE": "Nehalem",
+    # What the library of the C language may use by itself, too.
+    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX2,-AVX2_Usable,-FMA,-FMA_Usable,-AVX",
 }
+NO_AVX512 = {
+    "NPY_DISABLE_CPU_FEATURES": " ".join(AVX512),
+    "OPENBLAS_CORETYPE": "Haswell",
+    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL",
+}
+OTHER_ORDER = {
+    "OMP_NUM_THREADS": "2",
+    "OPENBLAS_NUM_THREADS": "2",
+    "NUMBA_NUM_THREADS": "2",
+    "PYTHONHASHSEED": "12345",
+}
+# What is compiled for it is kept for the next run of the tests, apart from what is compiled for this machine.
+GENERIC = {"NUMBA_CPU_NAME": "generic", "NUMBA_CACHE_DIR": str(ROOT / ".pytest_cache" / "generic")}
+# Each machine differs in several ways, any of which shows.
+MACHINES = [
+    pytest.param(NO_AVX2 | OTHER_ORDER, id="neither AVX2 nor FMA, two threads, another hash seed"),
+    # Compiles every loop anew.
+    pytest.param(NO_AVX2 | GENERIC, marks=pytest.mark.slow, id="any x86-64, for numba too"),
+    pytest.param(NO_AVX512 | OTHER_ORDER, marks=pytest.mark.slow, id="no AVX512, two threads, another hash seed"),
+]
+# What numba may be told; anything else, as fastmath or parallel, may change the order or the kind of operations.
+OPTIONS = {"cache", "nogil", "forceinline", "_nrt"}
 
 
 def outcomes(changed: dict[str, str]) -> list[dict[str, object]]:
@@ -93,7 +102,19 @@ def here() -> list[dict[str, object]]:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names the vector units of x86-64")
 @pytest.mark.parametrize("machine", MACHINES)
 def test_results_are_the_same_to_the_last_bit_whatever_the_processor_can_do(
-    machine: str, here: list[dict[str, object]]
+    machine: dict[str, str], here: list[dict[str, object]]
 ) -> None:
-    for cell, one, other in zip(CELLS, here, outcomes(MACHINES[machine]), strict=True):
+    for cell, one, other in zip(CELLS, here, outcomes(machine), strict=True):
         assert one == other, " ".join(cell)
+
+
+def test_compiled_loops_are_told_nothing_that_changes_their_operations() -> None:
+    files = [file for folder in ("entrain_bench", "strategies", "workloads") for file in (ROOT / folder).rglob("*.py")]
+    calls = [
+        node
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("njit", "jit")
+    ]
+    assert len(calls) > 10
+    assert {keyword.arg for call in calls for keyword in call.keywords} <= OPTIONS

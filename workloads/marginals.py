@@ -34,6 +34,13 @@ class Marginal(ABC):
         """Inverse CDF at probabilities ``u`` in [0, 1), element by element."""
         return np.clip(self._ppf(u), self.min, self.max)
 
+    def rounded(self, u: FloatArray) -> FloatArray:
+        """``ppf`` to the nearest whole numbers, halves to even ones, at probabilities ``u`` in [0, 1) ``[draws]``."""
+        return self._round(self._ppf(u))
+
+    def _round(self, x: FloatArray) -> FloatArray:
+        return np.rint(np.clip(x, self.min, self.max))
+
     def cdf(self, x: FloatArray) -> FloatArray:
         """Probability of a size of at most ``x``, element by element."""
         return np.where(x < self.min, 0.0, np.where(x >= self.max, 1.0, self._cdf(x)))
@@ -139,15 +146,30 @@ class Mixture(Marginal):
         for index, weight in enumerate(self.weights):
             _require_finite(f"weights[{index}]", weight)
 
+    def rounded(self, u: FloatArray) -> FloatArray:
+        """The same as of any other distribution, without the halvings that change no whole number."""
+        low, high = self._bracket(u)
+        unsure = np.arange(len(u))
+        for _ in range(_BISECTIONS):
+            unsure = unsure[self._round(low[unsure]) != self._round(high[unsure])]
+            low[unsure], high[unsure] = self._halve(u[unsure], low[unsure], high[unsure])
+        return self._round(high)
+
     def _ppf(self, u: FloatArray) -> FloatArray:
+        low, high = self._bracket(u)
+        for _ in range(_BISECTIONS):
+            low, high = self._halve(u, low, high)
+        return high
+
+    def _bracket(self, u: FloatArray) -> tuple[FloatArray, FloatArray]:
         # The components' own quantiles bracket the mixture's: below them all CDFs are under u, above them all over it.
         quantiles = np.stack([component.ppf(u) for component in self.components])
-        low, high = quantiles.min(axis=0), quantiles.max(axis=0)
-        for _ in range(_BISECTIONS):
-            middle = low + (high - low) / 2
-            reached = self._cdf(middle) >= u
-            low, high = np.where(reached, low, middle), np.where(reached, middle, high)
-        return high
+        return quantiles.min(axis=0), quantiles.max(axis=0)
+
+    def _halve(self, u: FloatArray, low: FloatArray, high: FloatArray) -> tuple[FloatArray, FloatArray]:
+        middle = low + (high - low) / 2
+        reached = self._cdf(middle) >= u
+        return np.where(reached, low, middle), np.where(reached, middle, high)
 
     def _cdf(self, x: FloatArray) -> FloatArray:
         shares = np.array(self.weights) / sum(self.weights)

@@ -112,4 +112,4 @@ class PackedSource:
 
 
 def _sizes(marginal: Marginal, u: FloatArray) -> IntArray:
-    return np.maximum(1, np.rint(marginal.ppf(u))).astype(np.int64)
+    return np.maximum(1, marginal.rounded(u)).astype(np.int64)

@@ -208,7 +208,7 @@ def _draw_items(modality: _Modality, latent: FloatArray, rng: np.random.Generato
 
 
 def _sizes(marginal: Marginal, u: FloatArray, least: int, where: str) -> IntArray:
-    sizes = np.maximum(least, np.rint(marginal.ppf(u)))
+    sizes = np.maximum(least, marginal.rounded(u))
     largest = sizes.max(initial=0)
     require(bool(largest <= _MAX_SIZE), where, f"{largest:g} (drawn)", f"at most {_MAX_SIZE}; set max")
     return sizes.astype(np.int64)

@@ -309,6 +309,6 @@ def _tree_hash(config_dir: str | None) -> str:
         digest.update(Path(__file__).with_name(module).read_bytes())
     for folder in (config_tree(), *([Path(config_dir).resolve()] if config_dir else [])):
         digest.update(str(folder).encode() + b"\0")
-        for file in sorted(folder.rglob("*.yaml")):
-            digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+        for file in sorted(map(str, folder.rglob("*.yaml"))):
+            digest.update(file.removeprefix(str(folder)).encode() + b"\0" + Path(file).read_bytes() + b"\0")
     return digest.hexdigest()[:16]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -84,6 +85,7 @@ TEXT_KEYS = ("name", "label", "_target_")
 ASIDE = ("results_dir", "mlflow", "mlflow_uri", "retry")
 
 
+@cache
 def register_schema() -> None:
     """Make the schema known to Hydra under the name that experiments/config.yaml extends."""
     ConfigStore.instance().store(name="schema", node=ConfigSchema)

@@ -96,6 +96,16 @@ def test_mixture_inverts_its_cdf(share: float, shape: float, median: float) -> N
     assert np.all(np.diff(x) >= 0)
 
 
+def test_a_mixture_is_rounded_as_its_quantiles_are() -> None:
+    u = np.random.default_rng(0).random(5000)
+    wide, few = (
+        {"kind": "lognormal", "median": 3000, "sigma": 1, "min": 20.4},
+        {"kind": "gamma", "shape": 2, "scale": 9},
+    )
+    for marginal in (mixture((1, wide), (2, few)), mixture((3, 10), (1, 20.5), (1, wide))):
+        assert marginal.rounded(u).tolist() == np.rint(marginal.ppf(u)).tolist()
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

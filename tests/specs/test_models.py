@@ -1,61 +1,22 @@
-"""Models and clusters: published parameter counts, hand-worked costs of a layer, every YAML, and errors."""
+"""Models: every YAML, published parameter counts, hand-worked costs of a layer, and errors."""
 
 from __future__ import annotations
 
-import copy
-from dataclasses import fields
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from entrain_bench.config.tree import config_tree
 from entrain_bench.errors import UserError
-from entrain_bench.experiment import prepare
-from entrain_bench.run import compose_cells
-from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, LinkTier, Speed
 from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.module_layers import Role
 from entrain_bench.specs.shapes import shapes_from_lists
-from support.builders import tiny_cluster
+from support.specs import changed, load, model
 
 CONFIGS = config_tree()
 MODELS = sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml"))
-CLUSTERS = sorted(path.stem for path in (CONFIGS / "cluster").glob("*.yaml"))
-OBTAINED = {"cited", "derived", "measured", "carried over", "fitted"}
-
-
-def load(group: str, name: str) -> dict[str, Any]:
-    """A copy that may be changed; composed once."""
-    return copy.deepcopy(composed(group, name))
-
-
-@cache
-def composed(group: str, name: str) -> dict[str, Any]:
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        config = OmegaConf.to_container(compose(f"{group}/{name}"), resolve=True)
-    assert isinstance(config, dict)
-    section = config[group]
-    assert isinstance(section, dict)
-    return section
-
-
-@cache
-def model(name: str) -> ModelSpec:
-    return ModelSpec.from_config(load("model", name))
-
-
-@cache
-def cluster(name: str) -> ClusterSpec:
-    return ClusterSpec.from_config(load("cluster", name))
-
-
-# Every YAML
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -76,57 +37,9 @@ def test_every_model_composes_and_parses(name: str) -> None:
         assert module.config.unet or len(module.layers) == module.config.num_layers + 2
 
 
-@pytest.mark.parametrize("name", CLUSTERS)
-def test_every_cluster_composes_and_parses(name: str) -> None:
-    spec = cluster(name)
-    assert spec.name == name
-    assert spec.tiers[-1].num_ranks == spec.num_ranks
-    bandwidths = [tier.bandwidth_bytes_per_s for tier in spec.tiers]
-    assert bandwidths == sorted(bandwidths, reverse=True)
-    if name != "tiny":
-        assert name.endswith(f"x{spec.num_ranks}")
-
-
-@pytest.mark.parametrize("name", CLUSTERS)
-def test_every_constant_has_a_complete_source(name: str) -> None:
-    spec = cluster(name)
-    expected = {f"device.{field.name}" for field in fields(DeviceSpec)} - {"device.name"}
-    for tier in spec.tiers:
-        expected |= {f"tiers.{tier.name}.{field.name}" for field in fields(LinkTier)}
-        expected -= {f"tiers.{tier.name}.name", f"tiers.{tier.name}.num_ranks"}
-    assert set(spec.sources) == expected
-    for key, source in spec.sources.items():
-        unit, *where, date, obtained = source.split("; ")
-        assert unit, key
-        assert where, key
-        assert date.startswith("2026-"), key
-        assert obtained in OBTAINED, key
-
-
 @pytest.mark.parametrize("path", sorted((CONFIGS / "model" / "module").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_module_is_used(path: Path) -> None:
     assert any(path.stem in top.read_text() for top in (CONFIGS / "model").glob("*.yaml"))
-
-
-@pytest.mark.parametrize(
-    ("ranks", "bandwidth", "latency_s"),
-    [
-        # Tiers of 2, 8 and 16 ranks at 1e9, 5e8 and 1e8 bytes/s.
-        ([0, 1], 1e9, 1e-6),
-        ([0, 2], 5e8, 2e-6),  # one of each pair
-        ([0, 1, 2, 3], 1e9, 2e-6),  # both of each pair: 2 x 5e8
-        ([0, 8], 1e8, 1e-5),  # one of each node
-        ([0, 2, 8, 10], 2e8, 1e-5),  # two of each node, one of each pair
-        ([*range(16)], 8e8, 1e-5),  # all: 8 x 1e8 between nodes, 2 x 5e8 between pairs
-        ([0, 1, 2, 8], 1e8, 1e-5),  # the node with fewest ranks decides
-        ([5], 1e9, 1e-6),
-    ],
-)
-def test_a_ring_leaves_a_block_through_the_links_of_all_its_ranks(
-    ranks: list[int], bandwidth: float, latency_s: float
-) -> None:
-    (tier,) = tiny_cluster(2, 8).ring_tiers(np.array([ranks]))
-    assert (tier.bandwidth_bytes_per_s, tier.latency_s) == (bandwidth, latency_s)
 
 
 # Published sizes
@@ -271,94 +184,7 @@ def test_model_flops_send_items_to_their_encoder() -> None:
     assert spec.forward_flops(shapes) == pytest.approx(sum(part.sum() for part in parts))
 
 
-# Links
-
-
-def test_tiers_of_the_a40_layout() -> None:
-    spec = cluster("a40x64")
-    others = np.array([0, 1, 2, 3, 4, 63])
-    assert spec.tier_of(np.zeros(6, np.int64), others).tolist() == [0, 0, 1, 1, 2, 2]
-    assert spec.tier_of(np.array([1, 3]), np.array([2, 4])).tolist() == [1, 2]
-    assert spec.group_tier(np.array([2, 3])).name == "nvlink"
-    assert spec.group_tier(np.array([0, 1, 2, 3])).name == "pcie"
-    assert spec.group_tier(np.array([3, 4])).name == "network"
-
-
-def test_attainable_link_rates_stay_below_what_vendors_quote() -> None:
-    def rates(name: str) -> dict[str, float]:
-        return {tier.name: tier.bandwidth_bytes_per_s for tier in cluster(name).tiers}
-
-    quoted = {
-        "a40x64": {"nvlink": 112.5e9 / 2, "pcie": 16e9 * 16 * 128 / 130 / 8, "network": 200e9 / 8 / 4},
-        "a100x64": {"nvlink": 600e9 / 2, "network": 800e9 / 8 / 8},
-        "h100x64": {"nvlink": 900e9 / 2, "network": 8 * 400e9 / 8 / 8},
-        "h200x64": {"nvlink": 900e9 / 2, "network": 8 * 400e9 / 8 / 8},
-    }
-    for name, links in quoted.items():
-        assert rates(name).keys() == links.keys()
-        for link, rate in links.items():
-            assert 0.75 * rate < rates(name)[link] < rate
-
-
-def test_a_faster_or_slower_cluster_attains_more_or_less() -> None:
-    spec = cluster("a40x64")
-    assert spec.at(Speed()) == spec
-    changed = spec.at(Speed(gemm=0.5, attention=0.7, memory=3.0, network=2.0))
-    assert changed.device.gemm_efficiency == spec.device.gemm_efficiency / 2
-    assert changed.device.attention_forward_efficiency == pytest.approx(0.7 * spec.device.attention_forward_efficiency)
-    assert changed.device.attention_backward_efficiency == pytest.approx(
-        0.7 * spec.device.attention_backward_efficiency
-    )
-    # Even beyond the datasheet: what if?
-    assert changed.device.memory_efficiency == 3.0 * spec.device.memory_efficiency
-    bandwidths = [tier.bandwidth_bytes_per_s for tier in changed.tiers]
-    assert bandwidths == [
-        tier.bandwidth_bytes_per_s * factor for tier, factor in zip(spec.tiers, (1, 1, 2), strict=True)
-    ]
-    (cell,) = compose_cells(["speed.network=0.5"])
-    setting = prepare(cell.config)
-    assert setting.truth.cluster == setting.job.cluster == spec.at(Speed(network=0.5))
-
-
 # Errors
-
-
-def changed(config: dict[str, Any], path: str, value: object) -> dict[str, Any]:
-    *parents, last = path.split("/")
-    node: Any = config
-    for key in parents:
-        node = node[int(key) if isinstance(node, list) else key]
-    if value is None:
-        del node[last]
-    else:
-        node[last] = value
-    return config
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        ("colour", "red", "cluster key=colour: unknown"),
-        ("device/peak_bf16_flop", 1.0, "did you mean peak_bf16_flops"),
-        ("device/peak_bf16_flops", -1.0, "cluster.device.peak_bf16_flops=-1.0: must be positive"),
-        ("device/gemm_efficiency", 1.5, "cluster.device.gemm_efficiency=1.5: must be in (0, 1]"),
-        ("device/sustained_fraction", 1.5, "cluster.device.sustained_fraction=1.5: must be in (0, 1]"),
-        ("device/gemm_half_flops", -1.0, "cluster.device.gemm_half_flops=-1.0: must be 0 or more"),
-        ("device/memory_bytes", 1.5, "cluster.device.memory_bytes=1.5: must be an integer"),
-        ("device/kernel_launch_s", None, "cluster.device.kernel_launch_s: missing"),
-        ("tiers/0/latency_s", 0.0, "cluster.tiers.nvlink.latency_s=0.0: must be positive"),
-        ("tiers/0/num_ranks", 8, "cluster.tiers=[8, 4, 4]: must be ordered"),
-        ("tiers/2/num_ranks", 8, "cluster.tiers=[2, 4, 8]: must be ordered from the smallest block to all 4 ranks"),
-        ("num_nodes", 0, "cluster.num_nodes=0: must be at least 1"),
-        ("num_nodes", "many", "cluster.num_nodes=many: must be an integer"),
-        ("sources/device.gemm_efficiency", None, "cluster.sources.device.gemm_efficiency: missing"),
-        ("sources/tiers.pcie.latency_s", None, "cluster.sources.tiers.pcie.latency_s: missing"),
-    ],
-)
-def test_bad_clusters_are_named(path: str, value: object, message: str) -> None:
-    with pytest.raises(UserError) as error:
-        ClusterSpec.from_config(changed(load("cluster", "tiny"), path, value))
-    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,195 @@
+"""Pairwise deferral of Entrain's Algorithm 3: its parts against brute force, and what it must keep."""
+
+from __future__ import annotations
+
+from itertools import chain, combinations, permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_bipartite_matching
+
+from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench_strategies.entrain.deferral import (
+    defer_pairwise,
+    falling_order,
+    members_of,
+    nearest_reachable,
+    subset_sums,
+)
+from entrain_bench_strategies.entrain.matching import bottleneck_matching, maximum_matching
+from support.builders import as_ints
+
+positive_work = st.floats(0.01, 10.0, allow_nan=False).map(lambda value: round(value, 3))
+
+
+# d. Subsets
+
+
+def all_subsets(count: int) -> list[tuple[int, ...]]:
+    return list(chain.from_iterable(combinations(range(count), size) for size in range(count + 1)))
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=9), st.lists(st.integers(0, 70), min_size=1, max_size=4))
+def test_the_chosen_subset_is_the_nearest_of_all(sizes: list[int], targets: list[int]) -> None:
+    array = as_ints(sizes)
+    weights = np.sqrt(array + 0.5)
+    last, weight = subset_sums(array, weights)
+    sums = {sum(sizes[i] for i in subset) for subset in all_subsets(len(sizes))}
+    assert {total for total in range(len(last)) if last[total] != -1} == sums
+    for target in targets:
+        total = nearest_reachable(last, target)
+        distance = min(abs(target - other) for other in sums)
+        assert abs(target - total) == distance
+        assert total == min(other for other in sums if abs(target - other) == distance)
+        members = members_of(last, array, total).tolist()
+        assert len(set(members)) == len(members)
+        assert sum(sizes[i] for i in members) == total
+        assert weight[total] == pytest.approx(sum(weights[i] for i in members))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 4).map(float), min_size=1, max_size=12))
+def test_microbatches_fall_and_equal_ones_stay_in_order(load: list[float]) -> None:
+    assert falling_order(np.array(load)).tolist() == sorted(range(len(load)), key=lambda index: -load[index])
+
+
+# e. Matching
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 12), st.floats(0.05, 0.9), st.integers(0, 2**32 - 1))
+def test_as_many_rows_are_matched_as_can_be(rows: int, columns: int, density: float, seed: int) -> None:
+    allowed = np.random.default_rng(seed).random((rows, columns)) < density
+    column = maximum_matching(allowed)
+    matched = np.flatnonzero(column >= 0)
+    assert len(set(column[matched].tolist())) == len(matched)
+    assert np.all(allowed[matched, column[matched]])
+    assert len(matched) == np.count_nonzero(maximum_bipartite_matching(csr_array(allowed)) >= 0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 5), st.data())
+def test_bottleneck_matching_is_the_best_of_all_matchings(size: int, data: st.DataObject) -> None:
+    values = st.integers(0, 9).map(float)
+    pair = np.array(data.draw(st.lists(st.lists(values, min_size=size, max_size=size), min_size=size, max_size=size)))
+    alone = np.array(data.draw(st.lists(values, min_size=size, max_size=size)))
+    matching = bottleneck_matching(pair, alone)
+    best = min(max(min(alone[i], pair[i, partners[i]]) for i in range(size)) for partners in permutations(range(size)))
+    assert matching.bottleneck == best
+    assert sorted(matching.partner.tolist()) == list(range(size))
+    for i in range(size):
+        left = pair[i, matching.partner[i]] if matching.defers[i] else alone[i]
+        assert left <= matching.bottleneck
+
+
+# d to f. Deferral
+
+
+def loads(microbatch: IntArray, llm: FloatArray, count: int) -> FloatArray:
+    return np.bincount(microbatch, weights=llm, minlength=count)
+
+
+def assert_deferral_is_sound(before: IntArray, llm_s: FloatArray, count: int, num_bins: int) -> None:
+    encoder, llm = defer_pairwise(before, llm_s, count, num_bins)
+    assert len(encoder) == len(llm) == len(before)
+    # The encoder's microbatches are the old ones in another order.
+    renamed = {(int(old), int(new)) for old, new in zip(before, encoder, strict=True)}
+    assert len(renamed) == len({old for old, _ in renamed}) == len({new for _, new in renamed})
+    assert set(encoder.tolist()) <= set(range(count))
+    old, own, new = (loads(labels, llm_s, count) for labels in (before, encoder, llm))
+    assert new.sum() == pytest.approx(old.sum())
+    # Samples move only from the first of a pair to the second.
+    moved = encoder != llm
+    assert np.all(encoder[moved] % 2 == 0)
+    assert np.all(llm[moved] == encoder[moved] + 1)
+    if count % 2 and count > 1:
+        assert not np.any(moved & (encoder == count - 1))
+        assert not np.any(moved & (llm == count - 1))
+    # Overloaded first: the heavier half, by falling load; the median unpaired at the end.
+    half = count // 2
+    falling = np.sort(old)[::-1]
+    if half:
+        assert np.allclose(own[0 : 2 * half : 2], falling[:half])
+        assert np.allclose(np.sort(own[1 : 2 * half : 2])[::-1], falling[count - half :])
+    if count % 2 and half:
+        assert own[-1] == pytest.approx(falling[half])
+    assert new.max() <= old.max() * (1 + 1e-9), "the heaviest LLM microbatch got heavier"
+
+
+def spread(values: list[float], count: int, seed: int) -> IntArray:
+    """Every microbatch gets a sample, the rest fall anywhere."""
+    rng = np.random.default_rng(seed)
+    return rng.permutation(np.concatenate([np.arange(count), rng.integers(0, count, len(values) - count)]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(positive_work, min_size=1, max_size=30), st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_deferral_moves_work_to_direct_successors_only_and_never_raises_the_maximum(
+    values: list[float], count: int, seed: int
+) -> None:
+    count = min(count, len(values))
+    assert_deferral_is_sound(spread(values, count, seed), np.array(values), count, num_bins=512)
+
+
+@pytest.mark.parametrize("num_bins", [2, 8, 64, 512])
+def test_deferral_never_raises_the_maximum_however_coarse_the_bins(num_bins: int) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        count = int(rng.integers(2, 7))
+        values = rng.lognormal(0, 1, int(rng.integers(count, 40)))
+        assert_deferral_is_sound(spread(values.tolist(), count, int(rng.integers(0, 2**32))), values, count, num_bins)
+
+
+def test_rounding_to_bins_never_moves_more_than_is_gained() -> None:
+    # 512 bins of 100: a bin is 0.195. A sample of 5.49 bins is rounded to 5, which looks like a gain and is a loss.
+    bin_s = 100.0 / 512
+    sample = 5.49 * bin_s
+    values = np.array([100.0 - sample, sample, 99.0])
+    encoder, llm = defer_pairwise(as_ints([0, 0, 1]), values, 2, 512)
+    assert loads(llm, values, 2).max() <= 100.0, loads(llm, values, 2)
+    assert encoder.tolist() == [0, 0, 1]
+
+
+def test_one_pair_by_hand() -> None:
+    # 10 = 6 + 3 + 1 and 4: half the difference is 3, so the sample of 3 moves and both hold 7.
+    llm_s = np.array([6.0, 3.0, 1.0, 4.0])
+    encoder, llm = defer_pairwise(as_ints([1, 1, 1, 0]), llm_s, 2, 500)
+    assert encoder.tolist() == [0, 0, 0, 1]
+    assert llm.tolist() == [0, 1, 0, 1]
+
+
+def test_pairs_are_matched_for_the_least_bottleneck() -> None:
+    # Loads 12 (one sample of 12), 10 (5 + 5), 4, 0.5. Alone the 12 cannot be cut, so nothing can fall below 12 and the
+    # others stay as they are.
+    llm_s = np.array([12.0, 5.0, 5.0, 4.0, 0.5])
+    encoder, llm = defer_pairwise(as_ints([0, 1, 1, 2, 3]), llm_s, 4, 600)
+    assert np.array_equal(encoder, llm)
+    # Cut into 6 + 6, it needs the emptiest partner: 6 | 6.5 against 8 | 8 or worse; then the 10 is the bottleneck alone
+    # or 5 | 9 with the 4.
+    llm_s = np.array([6.0, 6.0, 5.0, 5.0, 4.0, 0.5])
+    encoder, llm = defer_pairwise(as_ints([0, 0, 1, 1, 2, 3]), llm_s, 4, 600)
+    assert sorted(loads(llm, llm_s, 4).tolist()) == [5.0, 6.0, 6.5, 9.0]
+    assert encoder.tolist() == [0, 0, 2, 2, 3, 1]
+
+
+def test_equal_microbatches_defer_nothing() -> None:
+    for count in (1, 2, 5, 8):
+        before = np.repeat(np.arange(count), 3)
+        encoder, llm = defer_pairwise(before, np.ones(3 * count), count, 512)
+        assert np.array_equal(encoder, llm)
+        assert sorted(np.bincount(encoder).tolist()) == [3] * count
+
+
+def test_one_microbatch_stays_as_it_is() -> None:
+    encoder, llm = defer_pairwise(as_ints([0, 0, 0]), np.array([1.0, 2.0, 3.0]), 1, 512)
+    assert encoder.tolist() == llm.tolist() == [0, 0, 0]
+
+
+@pytest.mark.filterwarnings("error")
+def test_llm_work_that_nobody_estimates_defers_nothing() -> None:
+    encoder, llm = defer_pairwise(as_ints([0, 1, 0, 1]), np.zeros(4), 2, 512)
+    assert np.array_equal(encoder, llm)

@@ -1,0 +1,52 @@
+"""Models and clusters of the configuration, as their tests read and change them."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from entrain_bench.config.tree import config_tree
+from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.model import ModelSpec
+
+
+def load(group: str, name: str) -> dict[str, Any]:
+    """A copy that may be changed; composed once."""
+    return copy.deepcopy(composed(group, name))
+
+
+@cache
+def composed(group: str, name: str) -> dict[str, Any]:
+    with initialize_config_dir(str(config_tree()), version_base="1.3"):
+        config = OmegaConf.to_container(compose(f"{group}/{name}"), resolve=True)
+    assert isinstance(config, dict)
+    section = config[group]
+    assert isinstance(section, dict)
+    return section
+
+
+@cache
+def model(name: str) -> ModelSpec:
+    return ModelSpec.from_config(load("model", name))
+
+
+@cache
+def cluster(name: str) -> ClusterSpec:
+    return ClusterSpec.from_config(load("cluster", name))
+
+
+def changed(config: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+    """With another value at a path; ``None`` leaves the key out."""
+    *parents, last = path.split("/")
+    node: Any = config
+    for key in parents:
+        node = node[int(key) if isinstance(node, list) else key]
+    if value is None:
+        del node[last]
+    else:
+        node[last] = value
+    return config
