@@ -32,24 +32,18 @@ def cell() -> Cell:
     return cell
 
 
-@pytest.fixture
-def die(monkeypatch: pytest.MonkeyPatch) -> None:
+def die(_: object, cells: Iterable[Cell], __: int) -> Iterator[tuple[Cell, Died]]:
     """Every process dies over its job."""
-
-    def work_off(_: object, cells: Iterable[Cell], __: int) -> Iterator[tuple[Cell, Died]]:
-        yield from ((cell, Died(-9)) for cell in cells)
-
-    monkeypatch.setattr("entrain_bench.run.work_off", work_off)
+    yield from ((cell, Died.with_code(-9)) for cell in cells)
 
 
-@pytest.mark.usefixtures("die")
 def test_a_cell_that_killed_two_processes_is_left_alone_unless_failed_ones_are_to_run(
     cell: Cell, tmp_path: Path
 ) -> None:
     results = Results(tmp_path)
     left_alone = []
     for deaths in (1, 2, 3):
-        (done,) = run_cells([cell], results, 1)
+        (done,) = run_cells([cell], results, 1, die)
         assert done.record == results.read(cell.key)
         assert done.record
         assert done.record.deaths == deaths
@@ -65,12 +59,11 @@ def test_a_cell_that_killed_two_processes_is_left_alone_unless_failed_ones_are_t
     assert not results.is_left_alone(cell.key, False)
 
 
-@pytest.mark.usefixtures("die")
 def test_a_process_that_dies_after_its_record_was_written_costs_nothing(cell: Cell, tmp_path: Path) -> None:
     results = Results(tmp_path)
     record = new_record(cell, "ok")
     results.write(record, None)
-    assert [done.record for done in run_cells([cell], results, 1)] == [record]
+    assert [done.record for done in run_cells([cell], results, 1, die)] == [record]
     assert results.read(cell.key) == record
 
 
@@ -93,7 +86,7 @@ def test_failed_cells_that_are_results_are_run_again_on_request(tmp_path: Path) 
 def stop_after_first(
     error: BaseException,
 ) -> Callable[[Iterable[Cell], Results, int], Iterator[Done]]:
-    def cells_then_error(cells: Iterable[Cell], results: Results, num_processes: int) -> Iterator[Done]:
+    def cells_then_error(cells: Iterable[Cell], results: Results, num_processes: int = 0) -> Iterator[Done]:
         yield next(iter(run_cells(cells, results, num_processes)))
         raise error
 

@@ -6,6 +6,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import hydra
@@ -14,6 +15,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import Progress
 
+from entrain_bench import ray_workers
 from entrain_bench.commands.help import help_text
 from entrain_bench.commands.publish import publish
 from entrain_bench.commands.watch import Watch, say
@@ -29,9 +31,11 @@ from entrain_bench.tracking.sweep import sweep_name
 
 EXIT_FAILED = 1
 # Hydra's launchers whose cells run on this machine: the basic one's here, joblib's in processes of ours, so that cells
-# are composed once and cannot take each other down.
+# are composed once and cannot take each other down. Ray's is ours alone.
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
+RAY = "entrain_bench.ray_workers.work_off"
+LAUNCHING = ("hydra/launcher=", "hydra.launcher.")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,6 +71,8 @@ def _reject_unsupported(parsed: Namespace) -> None:
         raise UserError("--config-name, --config-path: not supported; --config-dir adds a folder of yours")
     if not parsed.multirun and any(text.lstrip("+").startswith("figure=") for text in parsed.overrides):
         raise UserError("figure: names a sweep; add --multirun")
+    if not parsed.multirun and (launching := [text for text in parsed.overrides if text.startswith(LAUNCHING)]):
+        raise UserError(f"{launching[0]}: launches the cells of a sweep; add --multirun")
     if parsed.multirun and "TORCHELASTIC_RUN_ID" in os.environ:
         raise UserError("--multirun: not under torchrun, whose ranks train one run; start the sweep without it")
 
@@ -119,8 +125,8 @@ def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> i
             keys[cell.key] = None
 
     try:
-        if sweep.launcher in (BASIC, JOBLIB):
-            for done in run_cells(unfinished(), results, _num_processes(sweep)):
+        if sweep.launcher in (BASIC, JOBLIB, RAY):
+            for done in _run(sweep, unfinished(), results):
                 watch(done)
         elif [*unfinished()]:
             _hand_to_hydra(arguments, parsed)
@@ -143,10 +149,13 @@ def _publish_sweep(results: Results, keys: Iterable[str], parsed: Namespace, con
     return records
 
 
-def _num_processes(sweep: Sweep) -> int:
+def _run(sweep: Sweep, cells: Iterable[Cell], results: Results) -> Iterator[Done]:
+    """Run cells as the launcher does."""
     if sweep.launcher == BASIC:
-        return 0
-    return sweep.num_processes if sweep.num_processes > 0 else os.cpu_count() or 1
+        return run_cells(cells, results)
+    if sweep.launcher == RAY:
+        return run_cells(cells, results, sweep.num_processes, partial(ray_workers.work_off, address=sweep.address))
+    return run_cells(cells, results, sweep.num_processes if sweep.num_processes > 0 else os.cpu_count() or 1)
 
 
 def _hand_to_hydra(arguments: Sequence[str], parsed: Namespace) -> None:
