@@ -51,7 +51,7 @@ def orphans(mark: str, workers: set[int]) -> set[int]:
 
 
 def records(folder: Path) -> list[dict[str, object]]:
-    return [json.loads(path.read_text()) for path in (folder / "runs").glob("*.json")]
+    return [json.loads(path.read_text()) for path in (folder / "runs").rglob("*.json")]
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from rich.progress import Progress
 
 from entrain_bench import ray_workers
 from entrain_bench.commands.help import help_text
-from entrain_bench.commands.publish import publish
+from entrain_bench.commands.publish import GrowingTables, publish
 from entrain_bench.commands.watch import Watch, say
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, parse_arguments
 from entrain_bench.config.compose import Composer, Sweep
@@ -114,6 +114,7 @@ def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> i
     first = composer.run(sweep.cells[0])
     results, watch, keys = Results(Path(first.results_dir)), Watch(len(sweep.cells)), dict[str, None]()
     results.check_writable()
+    tables = GrowingTables(results)
 
     def unfinished() -> Iterator[Cell]:
         for overrides in sweep.cells:
@@ -128,6 +129,7 @@ def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> i
         if sweep.launcher in (BASIC, JOBLIB, RAY):
             for done in _run(sweep, unfinished(), results):
                 watch(done)
+                tables()
         elif [*unfinished()]:
             _hand_to_hydra(arguments, parsed)
     except BaseException:
