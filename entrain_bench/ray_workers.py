@@ -60,7 +60,7 @@ def _work_off[Job, Result](
 
 
 def _call(pickled: bytes, search: Sequence[str], folder: Path) -> Any:
-    """Call a function on a job: found where the sweep finds it, in the sweep's folder, which a worker knows nothing of."""
+    """Call a function on a job, found where the sweep finds it, in the sweep's folder: a worker knows neither."""
     sys.path += [place for place in search if place not in sys.path]
     os.chdir(folder)
     function, job = pickle.loads(pickled)  # noqa: S301

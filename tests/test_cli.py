@@ -293,19 +293,19 @@ def test_a_killed_sweep_loses_at_most_the_run_in_flight(tmp_path: Path) -> None:
     )
     runs = tmp_path / "runs"
     deadline = time.monotonic() + 60
-    while len(list(runs.glob("*.json"))) < 2:
+    while len(list(runs.rglob("*.json"))) < 2:
         assert process.poll() is None, "the sweep ended before it could be killed"
         assert time.monotonic() < deadline
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    survived = {path.name: path.read_bytes() for path in runs.glob("[0-9a-f]*.json")}
+    survived = {path.name: path.read_bytes() for path in runs.rglob("[0-9a-f]*.json")}
     for name, content in survived.items():
         record = json.loads(content)
         assert record["status"] == "ok"
         assert Results(tmp_path).timeline_path(name[:-5]).exists()
     assert run_command(arguments) == 0
-    finished = {path.name: path.read_bytes() for path in runs.glob("[0-9a-f]*.json")}
+    finished = {path.name: path.read_bytes() for path in runs.rglob("[0-9a-f]*.json")}
     assert len(finished) == 8
     assert all(finished[name] == content for name, content in survived.items())
 

@@ -62,7 +62,7 @@ class FakeRay:
         return tasks[-1:], tasks[:-1]
 
     def get(self, task: Task) -> Any:
-        _, job = pickle.loads(task.arguments[0])
+        _, job = pickle.loads(task.arguments[0])  # noqa: S301
         if isinstance(job, str):
             raise getattr(self.exceptions, job)("where it was\nwhat it was")
         return task.function(*task.arguments)
@@ -86,8 +86,9 @@ def test_a_worker_that_dies_costs_its_job_only(fake: FakeRay) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_processes", "address", "at_once", "started_with"), [(3, None, 3, 3), (3, "head:1", 3, None), (-1, "head:1", 2, None)]
-)  # fmt: skip
+    ("num_processes", "address", "at_once", "started_with"),
+    [(3, None, 3, 3), (3, "head:1", 3, None), (-1, "head:1", 2, None)],
+)
 def test_as_many_at_once_as_are_asked_for_or_the_cluster_has(
     num_processes: int, address: str | None, at_once: int, started_with: int | None, fake: FakeRay
 ) -> None:

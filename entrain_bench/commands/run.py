@@ -26,7 +26,7 @@ from entrain_bench.config.tree import CONFIG_MODULE
 from entrain_bench.errors import UserError
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Record, Results
-from entrain_bench.run import attempt, run_cells, run_one
+from entrain_bench.run import Done, attempt, run_cells, run_one
 from entrain_bench.tracking.sweep import sweep_name
 
 EXIT_FAILED = 1

@@ -265,7 +265,8 @@ def _plain(text: str) -> tuple[str, Any]:
 @cache
 def _typed() -> DictConfig:
     """The keys with their types; which values they have does not matter."""
-    return OmegaConf.structured(ConfigSchema)
+    typed: DictConfig = OmegaConf.structured(ConfigSchema)
+    return typed
 
 
 def _is_plain(override: Override) -> bool:
