@@ -125,11 +125,16 @@ class _Worker:
 def _serve(connection: Connection, function: Callable[[object], object]) -> None:
     end_with_parent()
     while True:
+        # Whoever gave jobs may be gone, with what it had not read.
         try:
             job = connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
-        connection.send(function(job))
+        result = function(job)
+        try:
+            connection.send(result)
+        except OSError:
+            return
 
 
 @contextmanager
