@@ -29,6 +29,9 @@ from entrain_bench.records.plans import Plans
 from entrain_bench.records.records import Record, Results, new_record
 from entrain_bench.workers import Died, work_off
 
+# What works cells off, as ``workers.work_off``: a function of a cell, cells, and how many run at a time.
+type WorkOff = Callable[[Callable[[Cell], Done], Iterable[Cell], int], Iterator[tuple[Cell, Done | Died]]]
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -74,7 +77,9 @@ def run_one(cell: Cell, results: Results, progress: Callable[[int], None] = lamb
     return record
 
 
-def run_cells(cells: Iterable[Cell], results: Results, num_processes: int = 0) -> Iterator[Done]:
+def run_cells(
+    cells: Iterable[Cell], results: Results, num_processes: int = 0, work_off: WorkOff = work_off
+) -> Iterator[Done]:
     """Run cells, whatever happens to some of them; yields them as they are done.
 
     Cells are taken ahead in a thread, so composing them costs no time. What is wrong with a cell that cannot even be
@@ -84,6 +89,7 @@ def run_cells(cells: Iterable[Cell], results: Results, num_processes: int = 0) -
         cells: what to run.
         results: where records go.
         num_processes: how many run at a time, each in a process of its own that may die; 0 runs them in this one.
+        work_off: what has the processes.
     """
     ahead = _ahead(cells)
     if num_processes == 0:

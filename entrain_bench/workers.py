@@ -18,14 +18,23 @@ END_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """What there is instead of a result when a process died over a job."""
+    """What there is instead of a result when a process died over a job.
 
-    exit_code: int
+    Attributes:
+        how: what became of the process.
+    """
+
+    how: str = "died"
+
+    @classmethod
+    def with_code(cls, exit_code: int) -> Died:
+        """The death that an exit code stands for; negative ones are signals."""
+        if exit_code < 0:
+            return cls(f"was killed by {_signal_name(-exit_code)}")
+        return cls(f"ended with exit code {exit_code}")
 
     def __str__(self) -> str:
-        if self.exit_code < 0:
-            return f"the process that ran it was killed by {_signal_name(-self.exit_code)}"
-        return f"the process that ran it ended with exit code {self.exit_code}"
+        return f"the process that ran it {self.how}"
 
 
 def work_off[Job, Result](
@@ -57,7 +66,7 @@ def work_off[Job, Result](
                     result = connection.recv()
                 # The latter where it died before it took the job, or within its answer.
                 except (EOFError, OSError):
-                    yield job, Died(worker.end())
+                    yield job, Died.with_code(worker.end())
                 else:
                     idle.append(worker)
                     yield job, result
@@ -116,11 +125,16 @@ class _Worker:
 def _serve(connection: Connection, function: Callable[[object], object]) -> None:
     end_with_parent()
     while True:
+        # Whoever gave jobs may be gone, with what it had not read.
         try:
             job = connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
-        connection.send(function(job))
+        result = function(job)
+        try:
+            connection.send(result)
+        except OSError:
+            return
 
 
 @contextmanager

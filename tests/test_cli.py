@@ -19,6 +19,7 @@ from entrain_bench.cli import run_command
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.records.keys import code_version
+from entrain_bench.records.records import Results
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.interface import Strategy
 from entrain_bench.strategy.profile import Profile
@@ -40,7 +41,7 @@ def run(folder: Path, *overrides: str) -> int:
 
 
 def records(folder: Path) -> list[dict[str, object]]:
-    return [json.loads(path.read_text()) for path in sorted((folder / "runs").glob("*.json"))]
+    return [json.loads(path.read_text()) for path in sorted((folder / "runs").rglob("*.json"))]
 
 
 def test_one_run_leaves_one_record_its_timeline_and_the_table(
@@ -53,8 +54,8 @@ def test_one_run_leaves_one_record_its_timeline_and_the_table(
     table = pd.read_csv(tmp_path / "table.csv")
     assert table.loc[0, "strategy"] == "entrain"
     assert table.loc[0, "iteration_time_s"] > table.loc[0, "lower_bound_s"] > 0
-    trace = json.loads((tmp_path / "timelines" / f"{key}.json").read_text())
-    timeline = pd.read_parquet(tmp_path / "timelines" / f"{key}.parquet")
+    trace = json.loads(Results(tmp_path).trace_path(key).read_text())
+    timeline = pd.read_parquet(Results(tmp_path).timeline_path(key))
     assert sum(event["ph"] == "X" for event in trace["traceEvents"]) == len(timeline)
     assert "s/iter" in capsys.readouterr().out
 
@@ -70,7 +71,7 @@ def test_the_same_run_twice_is_run_once(tmp_path: Path, capsys: pytest.CaptureFi
 def test_same_seed_same_result_and_another_seed_another(tmp_path: Path) -> None:
     def timeline(folder: str, seed: int) -> pd.DataFrame:
         assert run(tmp_path / folder, f"seed={seed}") == 0
-        (path,) = (tmp_path / folder / "timelines").glob("*.parquet")
+        (path,) = (tmp_path / folder / "timelines").rglob("*.parquet")
         return pd.read_parquet(path)
 
     first = timeline("a", 3)
@@ -103,7 +104,7 @@ def test_sweep_keeps_going_past_failed_and_skipped_cells(tmp_path: Path, capsys:
 def test_finished_cells_are_skipped_and_failed_ones_tried_again(tmp_path: Path, broken: str, again: bool) -> None:
     sweep = ["--multirun", "workload=coco,librispeech", broken]
     run(tmp_path, *sweep)
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*.json")}
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
     assert run(tmp_path, *sweep) == 1
     found = {path: json.loads(path.read_text())["status"] for path in before}
     assert {"ok", "failed"} <= {*found.values()}
@@ -113,10 +114,10 @@ def test_finished_cells_are_skipped_and_failed_ones_tried_again(tmp_path: Path, 
 
 def test_a_single_run_leaves_a_trace_also_of_what_a_sweep_has_finished(tmp_path: Path) -> None:
     assert run(tmp_path, "--multirun", "seed=0,1") == 0
-    assert len([*(tmp_path / "timelines").glob("*.parquet")]) == 2
-    assert not [*(tmp_path / "timelines").glob("*.json")]
+    assert len([*(tmp_path / "timelines").rglob("*.parquet")]) == 2
+    assert not [*(tmp_path / "timelines").rglob("*.json")]
     assert run(tmp_path, "seed=1") == 0
-    (trace,) = (tmp_path / "timelines").glob("*.json")
+    (trace,) = (tmp_path / "timelines").rglob("*.json")
     assert json.loads(trace.read_text())["traceEvents"]
 
 
@@ -187,8 +188,13 @@ BAD_INPUT = [
     ("strategy=megatron,entrain", "--multirun"),
     ("strategy.planner._target_=entrain_bench_strategies.nope.Nope", "entrain_bench_strategies.nope.Nope"),
     ("--multirun hydra.launcher.n_jobs=4", "n_jobs=4: hydra/launcher=basic has no such key; add a launcher"),
-    ("hydra.launcher.n_jobs=4", "such as hydra/launcher=joblib"),
+    ("hydra.launcher.n_jobs=4", "launches the cells of a sweep; add --multirun"),
     ("--multirun hydra/launcher=joblibb", "did you mean joblib?"),
+    ("--multirun hydra/launcher=joblib hydra.launcher.n_jobs=0", "n_jobs=0: must be an integer of at least 1, or -1"),
+    ("--multirun hydra/launcher=ray hydra.launcher.num_cpus=a", "num_cpus=a: must be an integer of at least 1, or -1"),
+    ("--multirun hydra/launcher=ray hydra.launcher.n_jobs=2", "n_jobs=2: hydra/launcher=ray has no such key"),
+    ("--multirun hydra.launcher.address=head:6379", "a launcher that has, such as hydra/launcher=ray"),
+    ("hydra/launcher=ray", "hydra/launcher=ray: launches the cells of a sweep; add --multirun"),
     ("results_dir=/dev/null/x", "writable"),
     ("+=x", "+=x: names no key"),
     ("+layout.pp=${oc.env:PATH}", "must be null or an integer"),
@@ -235,6 +241,17 @@ def test_a_launcher_that_is_not_installed_is_named_with_what_brings_it(
         assert line.endswith(f"hydra/launcher={launcher}: not installed; pip install -e '.[submitit]' adds it")
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("submitit"), reason="needs the extra submitit")
+def test_a_sweep_as_jobs_of_submitit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(tmp_path, "--multirun", "hydra/launcher=submitit_local", "seed=0,1", "mlflow=false") == 0
+    assert pd.read_csv(tmp_path / "table.csv")["status"].tolist() == ["ok", "ok"]
+    assert run(tmp_path, "--multirun", "hydra/launcher=submitit_local", "seed=0,1", "mlflow=false") == 0
+    jobs = [path for path in (tmp_path / "hydra" / ".submitit").iterdir() if path.name.isdigit()]
+    assert len(jobs) == 2, "finished cells are no jobs"
+
+
 BAD_TRACES: list[tuple[str, dict[str, object], str]] = [
     ("missing column", {"image_widths": None}, "image_widths"),
     ("NaN", {"image_heights": [[100.0], [float("nan")]]}, "image_heights"),
@@ -277,19 +294,19 @@ def test_a_killed_sweep_loses_at_most_the_run_in_flight(tmp_path: Path) -> None:
     )
     runs = tmp_path / "runs"
     deadline = time.monotonic() + 60
-    while len(list(runs.glob("*.json"))) < 2:
+    while len(list(runs.rglob("*.json"))) < 2:
         assert process.poll() is None, "the sweep ended before it could be killed"
         assert time.monotonic() < deadline
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    survived = {path.name: path.read_bytes() for path in runs.glob("[0-9a-f]*.json")}
+    survived = {path.name: path.read_bytes() for path in runs.rglob("[0-9a-f]*.json")}
     for name, content in survived.items():
         record = json.loads(content)
         assert record["status"] == "ok"
-        assert (tmp_path / "timelines" / f"{name[:-5]}.parquet").exists()
+        assert Results(tmp_path).timeline_path(name[:-5]).exists()
     assert run_command(arguments) == 0
-    finished = {path.name: path.read_bytes() for path in runs.glob("[0-9a-f]*.json")}
+    finished = {path.name: path.read_bytes() for path in runs.rglob("[0-9a-f]*.json")}
     assert len(finished) == 8
     assert all(finished[name] == content for name, content in survived.items())
 

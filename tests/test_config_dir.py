@@ -115,7 +115,7 @@ def test_a_run_may_be_made_of_their_choices_alone(
     chosen = ["strategy=theirs", "workload=growing", "model=theirs", "cluster=theirs", "harness=loud"]
     small = ["global_batch=8", "microbatch_size=2", "layout.tp=1", "layout.dp=2", "iterations=2", "mlflow=false"]
     assert run_command(["--config-dir", str(folder), *chosen, *small, f"results_dir={tmp_path / 'results'}"]) == 0
-    (path,) = (tmp_path / "results" / "runs").glob("*.json")
+    (path,) = (tmp_path / "results" / "runs").rglob("*.json")
     labels = json.loads(path.read_text())["labels"]
     assert {group: labels[group] for group in ("strategy", "workload", "model", "cluster", "harness")} == {
         "strategy": "theirs",

@@ -24,7 +24,7 @@ def run(folder: Path, *overrides: str) -> int:
 
 
 def iteration_s(folder: Path) -> float:
-    (path,) = (folder / "runs").glob("*.json")
+    (path,) = (folder / "runs").rglob("*.json")
     record: dict[str, Any] = json.loads(path.read_text())
     return float(record["metrics"]["iteration_time_s"])
 
@@ -55,7 +55,7 @@ def test_a_user_yaml_that_is_none_is_named_with_its_line(tmp_path: Path, capsys:
 
 def test_a_record_without_labels_is_left_out_of_the_table(tmp_path: Path) -> None:
     assert run(tmp_path) == 0
-    (path,) = (tmp_path / "runs").glob("*.json")
+    (path,) = (tmp_path / "runs").rglob("*.json")
     whole = json.loads(path.read_text())
     (tmp_path / "runs" / "foreign.json").write_text(json.dumps({**whole, "key": "foreign", "labels": {}}))
     assert run(tmp_path, "seed=1") == 0
@@ -64,7 +64,7 @@ def test_a_record_without_labels_is_left_out_of_the_table(tmp_path: Path) -> Non
 
 def test_a_timeline_that_was_deleted_is_made_again(tmp_path: Path) -> None:
     assert run(tmp_path) == 0
-    (timeline,) = (tmp_path / "timelines").glob("*.parquet")
+    (timeline,) = (tmp_path / "timelines").rglob("*.parquet")
     before = timeline.read_bytes()
     timeline.unlink()
     assert run(tmp_path) == 0
@@ -82,7 +82,7 @@ def test_a_finished_run_is_shown_where_nothing_can_be_written(
     for name in ("filelock.BaseFileLock.acquire", "entrain_bench.files.tempfile.NamedTemporaryFile"):
         monkeypatch.setattr(name, refuse)
     monkeypatch.setattr("os.access", lambda *_: False)
-    (trace,) = (tmp_path / "timelines").glob("*.json")
+    (trace,) = (tmp_path / "timelines").rglob("*.json")
     trace.unlink()
     capsys.readouterr()
     assert run(tmp_path, "mlflow=true") == 0
@@ -106,7 +106,7 @@ def test_who_stops_reading_gets_no_error(monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_a_bad_record_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path) == 0
-    (path,) = (tmp_path / "runs").glob("*.json")
+    (path,) = (tmp_path / "runs").rglob("*.json")
     path.write_text("{")
     assert run(tmp_path) == 2
     assert path.name in capsys.readouterr().err

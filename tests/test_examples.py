@@ -55,7 +55,7 @@ def config(composer: Composer, *overrides: str) -> RunConfig:
 def test_it_runs(tmp_path: Path) -> None:
     mine = ["--config-dir", str(FOLDER), "strategy=mine", *SMALL]
     assert run_command([*mine, "mlflow=false", f"results_dir={tmp_path}"]) == 0
-    (path,) = (tmp_path / "runs").glob("*.json")
+    (path,) = (tmp_path / "runs").rglob("*.json")
     record = json.loads(path.read_text())
     assert record["status"] == "ok"
     assert record["labels"]["strategy"] == "mine"

@@ -12,6 +12,7 @@ import pytest
 
 from entrain_bench import files
 from entrain_bench.cli import run_command
+from entrain_bench.commands import publish
 from entrain_bench.commands import run as run_module
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results, new_record
@@ -32,24 +33,18 @@ def cell() -> Cell:
     return cell
 
 
-@pytest.fixture
-def die(monkeypatch: pytest.MonkeyPatch) -> None:
+def die(_: object, cells: Iterable[Cell], __: int) -> Iterator[tuple[Cell, Died]]:
     """Every process dies over its job."""
-
-    def work_off(_: object, cells: Iterable[Cell], __: int) -> Iterator[tuple[Cell, Died]]:
-        yield from ((cell, Died(-9)) for cell in cells)
-
-    monkeypatch.setattr("entrain_bench.run.work_off", work_off)
+    yield from ((cell, Died.with_code(-9)) for cell in cells)
 
 
-@pytest.mark.usefixtures("die")
 def test_a_cell_that_killed_two_processes_is_left_alone_unless_failed_ones_are_to_run(
     cell: Cell, tmp_path: Path
 ) -> None:
     results = Results(tmp_path)
     left_alone = []
     for deaths in (1, 2, 3):
-        (done,) = run_cells([cell], results, 1)
+        (done,) = run_cells([cell], results, 1, die)
         assert done.record == results.read(cell.key)
         assert done.record
         assert done.record.deaths == deaths
@@ -65,13 +60,68 @@ def test_a_cell_that_killed_two_processes_is_left_alone_unless_failed_ones_are_t
     assert not results.is_left_alone(cell.key, False)
 
 
-@pytest.mark.usefixtures("die")
 def test_a_process_that_dies_after_its_record_was_written_costs_nothing(cell: Cell, tmp_path: Path) -> None:
     results = Results(tmp_path)
     record = new_record(cell, "ok")
     results.write(record, None)
-    assert [done.record for done in run_cells([cell], results, 1)] == [record]
+    assert [done.record for done in run_cells([cell], results, 1, die)] == [record]
     assert results.read(cell.key) == record
+
+
+def test_records_of_older_folders_are_read_and_stay_where_they_are(cell: Cell, tmp_path: Path) -> None:
+    results, timeline = Results(tmp_path), pd.DataFrame({"action": [1]})
+    results.write(new_record(cell, "failed", "told so"), timeline)
+    sharded = [results.record_path(cell.key), results.timeline_path(cell.key)]
+    assert {path.parent.name for path in sharded} == {cell.key[:2]}
+    flat = [path.rename(path.parents[1] / path.name) for path in sharded]
+    assert results.read(cell.key)
+    results.write(new_record(cell, "ok"), timeline)
+    assert [results.record_path(cell.key), results.timeline_path(cell.key)] == flat
+    assert [record.status for record in results.records()] == ["ok"]
+
+
+def test_records_share_what_their_configurations_have_in_common(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    for cell in compose_cells([*SMALL, "seed=0,1", "iterations=1"], multirun=True):
+        results.write(new_record(cell, "ok"), None)
+    first, second = results.records()
+    assert first.config["model"] is second.config["model"]
+    assert first.config["seed"] != second.config["seed"]
+
+
+def test_tables_grow_during_a_sweep_for_a_small_share_of_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, written_s = 0.0, list[float]()
+
+    def write(_: Results) -> None:
+        nonlocal now_s
+        written_s.append(now_s)
+        now_s += 2.0
+
+    monkeypatch.setattr(publish, "perf_counter", lambda: now_s)
+    monkeypatch.setattr(publish, "write_tables", write)
+    tables = publish.GrowingTables(Results(tmp_path))
+    for _ in range(300):
+        tables()
+        now_s += 1.0
+    assert written_s == [30.0, 132.0, 234.0], "at most every 30 s, and 2 s are 2% of 100 s"
+
+
+def test_a_sweep_brings_tables_up_to_date_after_every_cell_that_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, write = list[int](), publish.write_tables
+
+    def count(results: Results) -> None:
+        write(results)
+        rows.append(len(pd.read_csv(results.root / "table.csv")))
+
+    monkeypatch.setattr(publish, "TABLES_EVERY_S", 0.0)
+    monkeypatch.setattr(publish, "TABLES_SHARE", 1e9)
+    monkeypatch.setattr(publish, "write_tables", count)
+    assert run_command([*SWEEP, f"results_dir={tmp_path}"]) == 0
+    assert rows == [1, 2, 2]
 
 
 def test_retry_is_no_part_of_a_run_and_takes_one_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +135,7 @@ def test_failed_cells_that_are_results_are_run_again_on_request(tmp_path: Path) 
     times = []
     for retry in ([], [], ["retry=failed"]):
         assert run_command([*sweep, *retry]) == 1
-        times.append([path.stat().st_mtime_ns for path in sorted((tmp_path / "runs").iterdir())])
+        times.append([path.stat().st_mtime_ns for path in sorted((tmp_path / "runs").rglob("*.json"))])
     assert times[0] == times[1]
     assert all(before < after for before, after in zip(times[1], times[2], strict=True))
 
@@ -93,7 +143,7 @@ def test_failed_cells_that_are_results_are_run_again_on_request(tmp_path: Path) 
 def stop_after_first(
     error: BaseException,
 ) -> Callable[[Iterable[Cell], Results, int], Iterator[Done]]:
-    def cells_then_error(cells: Iterable[Cell], results: Results, num_processes: int) -> Iterator[Done]:
+    def cells_then_error(cells: Iterable[Cell], results: Results, num_processes: int = 0) -> Iterator[Done]:
         yield next(iter(run_cells(cells, results, num_processes)))
         raise error
 

@@ -94,7 +94,7 @@ def test_it_is_imported_from_where_it_was_installed(environment: Path, tmp_path:
 def test_it_runs_where_there_is_no_repository(environment: Path, tmp_path: Path) -> None:
     shown = outside(tmp_path, environment / "bin" / "entrain-bench", "strategy=entrain", "workload=chartqa")
     assert "s/iter" in shown
-    (path,) = (tmp_path / "results" / "runs").glob("*.json")
+    (path,) = (tmp_path / "results" / "runs").rglob("*.json")
     record = json.loads(path.read_text())
     assert record["status"] == "ok"
     assert record["metrics"]["iteration_time_s"] > record["metrics"]["lower_bound_s"] > 0

@@ -55,7 +55,7 @@ def test_a_process_that_dies_before_it_takes_its_job_costs_it() -> None:
     before = {*active_children()}
     done = dict(work_off(double, jobs(), 2))
     assert (str(done[1]), done[2]) == ("the process that ran it was killed by SIGKILL", 4)
-    assert str(Died(-35)) == "the process that ran it was killed by signal 35"
+    assert str(Died.with_code(-35)) == "the process that ran it was killed by signal 35"
 
 
 def test_who_stops_listening_leaves_no_process_behind() -> None:

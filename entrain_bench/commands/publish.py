@@ -6,6 +6,7 @@ import os
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 from urllib.parse import urlsplit
 
 from entrain_bench.commands.pictures import Pictures
@@ -18,6 +19,8 @@ from entrain_bench.tracking.log import log_records
 
 # A server's answer may be a page.
 MAX_REASON = 300
+# How often tables are written during a sweep, and which share of its time that takes at most.
+TABLES_EVERY_S, TABLES_SHARE = 30.0, 0.02
 
 
 def publish(results: Results, records: Sequence[Record], name: str, mlflow: bool, mlflow_uri: str | None) -> None:
@@ -34,6 +37,29 @@ def write_tables(results: Results) -> None:
         results.write_tables()
     except OSError as error:
         say(f"entrain-bench: {results.root}: tables cannot be written ({error})")
+
+
+class GrowingTables:
+    """The tables of a folder while cells run: written anew once in a while, for a small share of the time.
+
+    They are written whole, so a reader never sees half a row, and a cell that runs again has one row only.
+
+    Args:
+        results: the folder.
+    """
+
+    def __init__(self, results: Results) -> None:
+        self._results = results
+        self._due_s = perf_counter() + TABLES_EVERY_S
+
+    def __call__(self) -> None:
+        """Write the tables if that is due."""
+        started_s = perf_counter()
+        if started_s < self._due_s:
+            return
+        write_tables(self._results)
+        ended_s = perf_counter()
+        self._due_s = ended_s + max(TABLES_EVERY_S, (ended_s - started_s) / TABLES_SHARE)
 
 
 def log_to_mlflow(

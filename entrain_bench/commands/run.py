@@ -6,6 +6,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import hydra
@@ -14,8 +15,9 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import Progress
 
+from entrain_bench import ray_workers
 from entrain_bench.commands.help import help_text
-from entrain_bench.commands.publish import publish
+from entrain_bench.commands.publish import GrowingTables, publish
 from entrain_bench.commands.watch import Watch, say
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, parse_arguments
 from entrain_bench.config.compose import Composer, Sweep
@@ -24,14 +26,16 @@ from entrain_bench.config.tree import CONFIG_MODULE
 from entrain_bench.errors import UserError
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Record, Results
-from entrain_bench.run import attempt, run_cells, run_one
+from entrain_bench.run import Done, attempt, run_cells, run_one
 from entrain_bench.tracking.sweep import sweep_name
 
 EXIT_FAILED = 1
 # Hydra's launchers whose cells run on this machine: the basic one's here, joblib's in processes of ours, so that cells
-# are composed once and cannot take each other down.
+# are composed once and cannot take each other down. Ray's is ours alone.
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
+RAY = "entrain_bench.ray_workers.work_off"
+LAUNCHING = ("hydra/launcher=", "hydra.launcher.")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,6 +71,8 @@ def _reject_unsupported(parsed: Namespace) -> None:
         raise UserError("--config-name, --config-path: not supported; --config-dir adds a folder of yours")
     if not parsed.multirun and any(text.lstrip("+").startswith("figure=") for text in parsed.overrides):
         raise UserError("figure: names a sweep; add --multirun")
+    if not parsed.multirun and (launching := [text for text in parsed.overrides if text.startswith(LAUNCHING)]):
+        raise UserError(f"{launching[0]}: launches the cells of a sweep; add --multirun")
     if parsed.multirun and "TORCHELASTIC_RUN_ID" in os.environ:
         raise UserError("--multirun: not under torchrun, whose ranks train one run; start the sweep without it")
 
@@ -108,6 +114,7 @@ def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> i
     first = composer.run(sweep.cells[0])
     results, watch, keys = Results(Path(first.results_dir)), Watch(len(sweep.cells)), dict[str, None]()
     results.check_writable()
+    tables = GrowingTables(results)
 
     def unfinished() -> Iterator[Cell]:
         for overrides in sweep.cells:
@@ -119,9 +126,10 @@ def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> i
             keys[cell.key] = None
 
     try:
-        if sweep.launcher in (BASIC, JOBLIB):
-            for done in run_cells(unfinished(), results, _num_processes(sweep)):
+        if sweep.launcher in (BASIC, JOBLIB, RAY):
+            for done in _run(sweep, unfinished(), results):
                 watch(done)
+                tables()
         elif [*unfinished()]:
             _hand_to_hydra(arguments, parsed)
     except BaseException:
@@ -143,10 +151,13 @@ def _publish_sweep(results: Results, keys: Iterable[str], parsed: Namespace, con
     return records
 
 
-def _num_processes(sweep: Sweep) -> int:
+def _run(sweep: Sweep, cells: Iterable[Cell], results: Results) -> Iterator[Done]:
+    """Run cells as the launcher does."""
     if sweep.launcher == BASIC:
-        return 0
-    return sweep.num_processes if sweep.num_processes > 0 else os.cpu_count() or 1
+        return run_cells(cells, results)
+    if sweep.launcher == RAY:
+        return run_cells(cells, results, sweep.num_processes, partial(ray_workers.work_off, address=sweep.address))
+    return run_cells(cells, results, sweep.num_processes if sweep.num_processes > 0 else os.cpu_count() or 1)
 
 
 def _hand_to_hydra(arguments: Sequence[str], parsed: Namespace) -> None:

@@ -24,6 +24,7 @@ from entrain_bench.errors import UserError, unknown_choice
 
 CONFIG_NAME = "config"
 LAUNCHER = "hydra/launcher"
+RAY_KEYS = ("num_cpus", "address")
 
 
 def parse_arguments(arguments: Sequence[str]) -> Namespace:
@@ -141,7 +142,8 @@ def _unknown_to_launcher(key: str, overrides: Sequence[str]) -> UserError:
     """The error for a key that the launcher does not have: most likely the launcher itself was forgotten."""
     given = next((text for text in overrides if text.lstrip("+").startswith(f"{key}=")), key)
     chosen = next((text for text in overrides if text.startswith(f"{LAUNCHER}=")), f"{LAUNCHER}=basic")
-    return UserError(f"{given}: {chosen} has no such key; add a launcher that has, such as {LAUNCHER}=joblib")
+    other = "ray" if key.rpartition(".")[2] in RAY_KEYS else "joblib"
+    return UserError(f"{given}: {chosen} has no such key; add a launcher that has, such as {LAUNCHER}={other}")
 
 
 def _missing_extra(launcher: str, installed: Iterable[str]) -> str | None:

@@ -18,7 +18,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, first_line, in_tree, one_line_errors
@@ -54,6 +54,8 @@ INTERPOLATION = "${"
 INTERPOLATED = re.compile(r"\$\{(\w*)")
 # Keys of a figure's YAML that do not change its runs, and overrides that may change how something is swept.
 SWEEP_KEYS = frozenset({"hydra", "figure"})
+# What joblib's launcher and Ray's call the number of their processes.
+NUM_PROCESSES = ("n_jobs", "num_cpus")
 SWEEPING = re.compile(r"(figure|hydra)\b")
 
 
@@ -65,11 +67,13 @@ class Sweep:
         cells: the overrides of every run, in the sweeper's order.
         launcher: the class of Hydra's launcher.
         num_processes: how many it is to use; -1 for all there is.
+        address: where Ray's cluster is; None for this machine.
     """
 
     cells: tuple[tuple[str, ...], ...]
     launcher: str
     num_processes: int
+    address: str | None
 
 
 class Composer:
@@ -115,7 +119,7 @@ class Composer:
             self._store.put(key, stored)
         if not stored["cells"]:
             raise UserError(f"{' '.join(overrides)}: describes no run; a glob(...) matches no choice of a group")
-        return Sweep(tuple(map(tuple, stored["cells"])), stored["launcher"], stored["num_processes"])
+        return Sweep(tuple(map(tuple, stored["cells"])), stored["launcher"], stored["num_processes"], stored["address"])
 
     def save(self) -> None:
         """Write down what was composed, for the next process."""
@@ -182,7 +186,8 @@ class Composer:
             found = {
                 "swept": [f"{key}={value}" for key, value in params.items()],
                 "launcher": str(launcher["_target_"]),
-                "num_processes": int(launcher.get("n_jobs") or 1),
+                "num_processes": _num_processes(launcher),
+                "address": launcher.get("address"),
             }
             self._store.put(key, found)
         return found
@@ -248,14 +253,20 @@ def _check_overrides(overrides: Iterable[str]) -> None:
 @cache
 def _plain(text: str) -> tuple[str, Any]:
     """Key and value of a plain override, the value checked and converted by the schema."""
-    override = _parse(text)
-    typed = OmegaConf.structured(ConfigSchema)
+    override, typed = _parse(text), _typed()
     try:
         OmegaConf.update(typed, override.key_or_group, override.value())
     except OmegaConfBaseException as error:
         raise UserError(f"{text}: {first_line(error)}") from error
     value = OmegaConf.select(typed, override.key_or_group)
     return override.key_or_group, OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
+@cache
+def _typed() -> DictConfig:
+    """The keys with their types; which values they have does not matter."""
+    typed: DictConfig = OmegaConf.structured(ConfigSchema)
+    return typed
 
 
 def _is_plain(override: Override) -> bool:
@@ -294,6 +305,15 @@ def _with_value(node: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
     if not isinstance(node, dict) or isinstance(old := node[first], list) or (not rest and isinstance(old, dict)):
         raise KeyError(first)
     return {**node, first: _with_value(old, rest, value) if rest else value}
+
+
+def _num_processes(launcher: DictConfig) -> int:
+    """How many processes a launcher is told to use; 1 of one that is not told."""
+    key = next((key for key in NUM_PROCESSES if key in launcher), None)
+    value = launcher[key] if key else 1
+    if not isinstance(value, int) or (value < 1 and value != -1):
+        raise UserError(f"hydra.launcher.{key}={value}: must be an integer of at least 1, or -1 for all CPUs")
+    return value
 
 
 @cache

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ logger = logging.getLogger(__name__)
 LOCK_TIMEOUT_S = 60.0
 # Processes that a run may take with it before sweeps leave it alone.
 MAX_DEATHS = 2
+# Characters of a key that name its subfolder: 256 of them keep folders of many runs small.
+SHARD = 2
+# Different parts of configurations that are held once however many records have them.
+MAX_PARTS = 4096
 LABELS = ("strategy", "workload", "model", "cluster", "harness", "seed")
 METRICS = (
     "iteration_time_s",
@@ -68,7 +73,7 @@ PARAMETERS = ("planner", "assigner", "scheduler", "strategy_parameters", "worklo
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One run as it is stored in ``runs/<key>.json``.
+    """One run as it is stored in ``runs/<first two characters of its key>/<key>.json``.
 
     Attributes:
         key: hash of configuration, data and code.
@@ -221,15 +226,20 @@ class Results:
 
     def record_path(self, key: str) -> Path:
         """Where the record of a key is."""
-        return self.root / "runs" / f"{key}.json"
+        return self._place("runs", f"{key}.json")
 
     def timeline_path(self, key: str) -> Path:
         """Where the timeline table of a key is."""
-        return self.root / "timelines" / f"{key}.parquet"
+        return self._place("timelines", f"{key}.parquet")
 
     def trace_path(self, key: str) -> Path:
         """Where the Chrome trace of a key is."""
-        return self.root / "timelines" / f"{key}.json"
+        return self._place("timelines", f"{key}.json")
+
+    def _place(self, folder: str, name: str) -> Path:
+        """A file among thousands; where older folders have it if that is there."""
+        flat = self.root / folder / name
+        return flat if flat.exists() else self.root / folder / name[:SHARD] / name
 
     def read(self, key: str) -> Record | None:
         """The record of a key; None if there is none."""
@@ -268,7 +278,7 @@ class Results:
     def records(self) -> list[Record]:
         """All readable records, in the order of tables; a warning names the others."""
         found = []
-        for path in sorted((self.root / "runs").glob("*.json")):
+        for path in sorted((self.root / "runs").rglob("*.json"), key=lambda path: path.name):
             try:
                 found.append(_parse_record(path))
             except UserError as error:
@@ -314,10 +324,17 @@ def sorted_records(records: Iterable[Record]) -> list[Record]:
     return sorted(records, key=place)
 
 
+@lru_cache(maxsize=MAX_PARTS)
+def _shared(text: str) -> Any:
+    """A part of a configuration, the same object for all records that have it: most of a sweep's records is alike."""
+    return json.loads(text)
+
+
 def _parse_record(path: Path) -> Record:
     try:
         values = json.loads(path.read_text())
-        record = Record(**{**values, "iterations": tuple(values["iterations"])})
+        config = {name: _shared(json.dumps(part)) for name, part in values["config"].items()}
+        record = Record(**{**values, "config": config, "iterations": tuple(values["iterations"])})
         record.row()
         return record
     except (AttributeError, ValueError, KeyError, TypeError) as error:

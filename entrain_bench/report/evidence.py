@@ -122,7 +122,7 @@ def _values(column: pd.Series[str]) -> str:
 def rerun(cases: Sequence[Case]) -> Section:
     """The commands of all cases; finished runs are read, not run again."""
     blocks: list[Block] = [
-        plain("Runs whose records are there are read, not run again. A run's record is runs/<key>.json."),
+        plain("Runs whose records are there are read, not run again. A run's record is runs/<xx>/<key>.json."),
         Commands("figures-command", "Everything that the repository draws, and this page", ["make figures report"]),
     ]
     for case in cases:

@@ -118,7 +118,7 @@ def test_a_failure_leaves_the_reference_as_it_was(
 
     monkeypatch.setattr("entrain_bench.run.run_experiment", fail)
     before = (checkout.root / "reference" / "table.csv").read_text()
-    for path in (checkout.root / "results" / "runs").iterdir():
+    for path in (checkout.root / "results" / "runs").rglob("*.json"):
         path.unlink()
     assert checkout.command("reference") == 1
     assert "left as they were" in capsys.readouterr().err

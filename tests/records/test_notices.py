@@ -73,5 +73,5 @@ def test_a_run_prints_and_records_it(tmp_path: Path, capsys: pytest.CaptureFixtu
         "workload mine: of 3 rows 1 dropped, longer than the context of model tiny",
         "workload mine: 2 rows for a global batch of 8: every row is used 4.0 times an iteration on average",
     ]
-    (record,) = (tmp_path / "results" / "runs").glob("*.json")
+    (record,) = (tmp_path / "results" / "runs").rglob("*.json")
     assert json.loads(record.read_text())["samples"] == {"listed": 2, "truncated": 0, "dropped": 1}

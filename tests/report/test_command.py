@@ -95,12 +95,12 @@ def test_runs_without_any_result_and_a_damaged_table_are_one_line(
 def test_records_of_older_code_are_left_out_while_there_are_others(tmp_path: Path) -> None:
     arguments = [*SMALL, f"results_dir={tmp_path}", "mlflow=false"]
     run_command([*arguments, "--multirun", "strategy=megatron", "seed=0,1"])
-    first, _ = sorted((tmp_path / "runs").glob("*.json"))
+    first, _ = sorted((tmp_path / "runs").rglob("*.json"))
     first.write_text(re.sub(r'"code_version": "[^"]*"', '"code_version": "older"', first.read_text()))
     rows, num_older = read_runs(Results(tmp_path))
     assert (len(rows), num_older) == (1, 1)
     first.rename(tmp_path / "kept")
-    (last,) = (tmp_path / "runs").glob("*.json")
+    (last,) = (tmp_path / "runs").rglob("*.json")
     last.unlink()
     (tmp_path / "kept").rename(first)
     rows, num_older = read_runs(Results(tmp_path))

@@ -14,7 +14,17 @@ def children_of(pid: int) -> set[int]:
 
 def workers_of(pid: int) -> set[int]:
     """Children started by ``multiprocessing`` to work, not its helpers."""
-    return {child for child in children_of(pid) if b"spawn_main" in _command(child)}
+    return {child for child in children_of(pid) if b"spawn_main" in command(child)}
+
+
+def descendants_of(pid: int) -> set[int]:
+    """Processes that a process started, and those that they started, and so on."""
+    return {found for child in children_of(pid) for found in (child, *descendants_of(child))}
+
+
+def ray_workers_of(pid: int) -> set[int]:
+    """Those of Ray's workers below a process that have something to do."""
+    return {found for found in descendants_of(pid) if command(found).startswith(b"ray::_call")}
 
 
 def runs(pid: int) -> bool:
@@ -30,7 +40,8 @@ def own_workers() -> set[int]:
     return workers_of(os.getpid())
 
 
-def _command(pid: int) -> bytes:
+def command(pid: int) -> bytes:
+    """The command line of a process; empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -55,7 +55,7 @@ def test_a_run_takes_its_times_from_the_file_and_is_known_by_its_content(tmp_pat
             replace(point, forward_s=tuple(factor * each for each in point.forward_s)) for point in profile().stages
         )
         assert run(tmp_path, written(path, replace(profile(), stages=stages))) == 0
-        records = [json.loads(file.read_text()) for file in (tmp_path / "results" / "runs").glob("*.json")]
+        records = [json.loads(file.read_text()) for file in (tmp_path / "results" / "runs").rglob("*.json")]
         seconds.append(sorted(record["metrics"]["iteration_time_s"] for record in records))
     one, two, three = seconds
     assert len(one) == 1
@@ -78,7 +78,7 @@ def test_one_of_the_three_seconds_is_taken(tmp_path: Path) -> None:
     override = written(tmp_path / "profile.json", profile())
     assert run(tmp_path, override) == 0
     assert run(tmp_path, override, "cluster.device.statistic=p90") == 0
-    records = [json.loads(file.read_text()) for file in (tmp_path / "results" / "runs").glob("*.json")]
+    records = [json.loads(file.read_text()) for file in (tmp_path / "results" / "runs").rglob("*.json")]
     times = sorted(record["metrics"]["iteration_time_s"] for record in records)
     assert times[1] > 1.1 * times[0]
 

@@ -194,7 +194,7 @@ def test_torchrun_starts_ranks_here_and_on_several_machines(tmp_path: Path) -> N
     agents = [torchrun(tmp_path, 2, 1, port) for _ in range(2)]
     said = [agent.communicate()[1] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], said
-    (record,) = (tmp_path / "runs").glob("*.json")
+    (record,) = (tmp_path / "runs").rglob("*.json")
     assert json.loads(record.read_text())["status"] == "ok"
     waiting = torchrun(tmp_path, 1, 2, port, *SLEEPING, "harness.planning_timeout_s=5")
     lines = [line for line in waiting.communicate()[1].splitlines() if line.startswith("entrain-bench:")]
@@ -240,7 +240,7 @@ def test_a_killed_rank_ends_the_run_and_the_next_one_continues(
     assert signal.getsignal(signal.SIGTERM) is before
     assert 2 <= len(json.loads(next(checkpoints.glob("*/meta.json")).read_text())["history"]) < 8
     assert run_command(command) == 0
-    (record,) = (tmp_path / "results" / "runs").glob("*.json")
+    (record,) = (tmp_path / "results" / "runs").rglob("*.json")
     resumed = [row["loss"] for row in json.loads(record.read_text())["iterations"]]
     whole = config_to_json(compose_cells(overrides)[0].config)
     assert resumed == run_ranks(_losses, 4, whole)[0]

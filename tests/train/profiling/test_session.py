@@ -79,7 +79,7 @@ def test_a_profile_is_measured_goes_on_where_it_stopped_and_is_simulated_with(
     job = ["strategy=megatron", "layout.tp=1", "layout.dp=2", "layout.pp=2", "global_batch=4", "microbatch_size=1"]
     data = ["workload=uniform", "iterations=1", "mlflow=false", f"results_dir={tmp_path}"]
     assert run_command([*simulate, *job, *data, "cluster.device.extrapolate=true"]) == 0
-    (record,) = (json.loads(file.read_text()) for file in (tmp_path / "runs").glob("*.json"))
+    (record,) = (json.loads(file.read_text()) for file in (tmp_path / "runs").rglob("*.json"))
     assert record["metrics"]["iteration_time_s"] > 0
     assert run_command([*arguments, "memory_bytes=3_000_000_000"]) == 0
     assert len(counted) == 21

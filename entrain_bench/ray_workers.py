@@ -1,0 +1,115 @@
+"""Jobs worked off by tasks of Ray, on this machine or on those of a cluster, none of which takes the others down."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from entrain_bench.errors import UserError
+from entrain_bench.workers import Died
+
+# As Ray's own address for a cluster of this machine's, which ends with this process.
+OWN = "local"
+# Results are small; what Ray would reserve is a third of the memory.
+OBJECT_STORE_BYTES = 80 * 2**20
+OUT_OF_MEMORY = "was killed by Ray, for its machine ran out of memory"
+
+
+def work_off[Job, Result](
+    function: Callable[[Job], Result], jobs: Iterable[Job], num_processes: int, address: str | None = None
+) -> Iterator[tuple[Job, Result | Died]]:
+    """Call a function on every job, each in a task of Ray; yields jobs and results as they are done.
+
+    Workers work in this process' folder, which the cluster's machines must have as well.
+
+    Args:
+        function: what jobs are done with; it, jobs and results travel between processes.
+        jobs: taken one by one, as workers become free.
+        num_processes: jobs at a time at most, at least 1; -1 for as many as there are CPUs.
+        address: host and port of a running cluster's head; None for one that is started here, and ends with this
+            process.
+
+    Raises:
+        UserError: if Ray is not installed, no cluster answers, or its workers cannot call the function.
+    """
+    ray = _import_ray()
+    waiting = iter(jobs)
+    # Ray takes seconds to start, which nobody waits for who has nothing to do.
+    for first in waiting:
+        with _connected(ray, num_processes, address) as num_cpus:
+            yield from _work_off(ray, function, chain([first], waiting), num_cpus)
+
+
+def _work_off[Job, Result](
+    ray: Any, function: Callable[[Job], Result], waiting: Iterator[Job], num_cpus: int
+) -> Iterator[tuple[Job, Result | Died]]:
+    task, busy = ray.remote(max_retries=0)(_call), dict[Any, Job]()
+    while True:
+        for job in islice(waiting, num_cpus - len(busy)):
+            busy[task.remote(pickle.dumps((function, job)), tuple(sys.path), Path.cwd())] = job
+        if not busy:
+            return
+        (done,), _ = ray.wait([*busy])
+        yield busy.pop(done), _result(ray, done)
+
+
+def _call(pickled: bytes, search: Sequence[str], folder: Path) -> Any:
+    """Call a function on a job, found where the sweep finds it, in the sweep's folder: a worker knows neither."""
+    sys.path += [place for place in search if place not in sys.path]
+    os.chdir(folder)
+    function, job = pickle.loads(pickled)  # noqa: S301
+    return function(job)
+
+
+def _result(ray: Any, done: Any) -> Any:
+    """What a task returned, or ``Died``."""
+    errors = ray.exceptions
+    try:
+        return ray.get(done)
+    except errors.OutOfMemoryError:
+        return Died(OUT_OF_MEMORY)
+    except (errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError):
+        return Died()
+    except errors.RayError as error:
+        raise UserError(f"hydra/launcher=ray: a worker cannot run cells ({_last_line(error)})") from error
+
+
+@contextmanager
+def _connected(ray: Any, num_processes: int, address: str | None) -> Iterator[int]:
+    """Inside, Ray is there; yields how many jobs it may have at a time."""
+    # It would tell its makers.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    own: dict[str, Any] = {"num_cpus": _limited(os.cpu_count() or 1, num_processes)}
+    own |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+    try:
+        ray.init(address or OWN, log_to_driver=False, logging_level="ERROR", **({} if address else own))
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        place = f"hydra.launcher.address={address}" if address else "hydra/launcher=ray"
+        raise UserError(f"{place}: no Ray cluster can be used ({_last_line(error)})") from error
+    try:
+        yield _limited(int(ray.cluster_resources().get("CPU", 1)), num_processes)
+    finally:
+        ray.shutdown()
+
+
+def _limited(num_cpus: int, num_processes: int) -> int:
+    return num_processes if num_processes > 0 else num_cpus
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError("hydra/launcher=ray: not installed; pip install -e '.[ray]' adds it") from error
+    return ray
+
+
+def _last_line(error: Exception) -> str:
+    """What was wrong, without the places that it went through."""
+    return str(error).strip().rpartition("\n")[2].strip() or type(error).__name__

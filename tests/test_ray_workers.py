@@ -1,0 +1,140 @@
+"""Cells under Ray: deaths cost their cell only, what is wrong is one line, and a real cluster of this machine's."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from entrain_bench import ray_workers
+from entrain_bench.cli import run_command
+from entrain_bench.errors import UserError
+from entrain_bench.workers import Died
+from support.jobs import double, double_or_die
+
+SMALL = ["model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "layout.tp=1", "layout.dp=2"]
+SWEEP = [*SMALL, "iterations=1", "mlflow=false", "--multirun", "seed=0,1", "hydra/launcher=ray"]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+class FakeRay:
+    """Ray as far as it is used: tasks are done when they are asked for, the last first.
+
+    Args:
+        num_cpus: what the cluster says it has.
+    """
+
+    def __init__(self, num_cpus: int = 2) -> None:
+        names = ("RayError", "OutOfMemoryError", "WorkerCrashedError", "NodeDiedError", "ObjectLostError")
+        base = type("RayError", (Exception,), {})
+        self.exceptions = SimpleNamespace(**{name: type(name, (base,), {}) for name in names} | {"RayError": base})
+        self.num_cpus, self.calls, self.most_waited_for = num_cpus, list[Any](), 0
+
+    def init(self, address: str, **settings: Any) -> None:
+        self.calls.append(("init", address, settings.get("num_cpus")))
+        if address == "nowhere:1":
+            raise ConnectionError("what was tried\nno answer")
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": float(self.num_cpus)}
+
+    def shutdown(self) -> None:
+        self.calls.append("shutdown")
+
+    def remote(self, max_retries: int) -> Callable[[Callable[..., Any]], Any]:
+        assert max_retries == 0, "a cell that kills would be run again"
+        return lambda function: SimpleNamespace(remote=lambda *arguments: Task(function, arguments))
+
+    def wait(self, tasks: list[Task]) -> tuple[list[Task], list[Task]]:
+        self.most_waited_for = max(self.most_waited_for, len(tasks))
+        return tasks[-1:], tasks[:-1]
+
+    def get(self, task: Task) -> Any:
+        _, job = pickle.loads(task.arguments[0])  # noqa: S301
+        if isinstance(job, str):
+            raise getattr(self.exceptions, job)("where it was\nwhat it was")
+        return task.function(*task.arguments)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    fake = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
+    return fake
+
+
+def test_a_worker_that_dies_costs_its_job_only(fake: FakeRay) -> None:
+    jobs = [1, "WorkerCrashedError", 2, "OutOfMemoryError", "NodeDiedError", 3]
+    done = dict(ray_workers.work_off(double, jobs, -1))  # type: ignore[arg-type, list-item]
+    assert {job: result for job, result in done.items() if isinstance(job, int)} == {1: 2, 2: 4, 3: 6}
+    assert done["WorkerCrashedError"] == done["NodeDiedError"] == Died("died")
+    assert str(done["OutOfMemoryError"]).endswith("was killed by Ray, for its machine ran out of memory")
+    assert fake.most_waited_for == fake.num_cpus
+    assert fake.calls[-1] == "shutdown"
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "address", "at_once", "started_with"),
+    [(3, None, 3, 3), (3, "head:1", 3, None), (-1, "head:1", 2, None)],
+)
+def test_as_many_at_once_as_are_asked_for_or_the_cluster_has(
+    num_processes: int, address: str | None, at_once: int, started_with: int | None, fake: FakeRay
+) -> None:
+    assert len([*ray_workers.work_off(double, range(9), num_processes, address)]) == 9
+    assert fake.calls == [("init", address or "local", started_with), "shutdown"]
+    assert fake.most_waited_for == at_once
+
+
+def test_nothing_is_started_for_nothing_and_left_behind_by_who_stops_listening(fake: FakeRay) -> None:
+    assert [*ray_workers.work_off(double, [], 1)] == []
+    assert fake.calls == []
+    work: Iterator[Any] = ray_workers.work_off(double, iter(range(1000)), 1)
+    next(work)
+    work.close()  # type: ignore[attr-defined]
+    assert fake.calls[-1] == "shutdown"
+
+
+@pytest.mark.parametrize(
+    ("job", "address", "says"),
+    [
+        (1, "nowhere:1", "hydra.launcher.address=nowhere:1: no Ray cluster can be used (no answer)"),
+        ("RayError", None, "hydra/launcher=ray: a worker cannot run cells (what it was)"),
+    ],
+)
+@pytest.mark.usefixtures("fake")
+def test_what_keeps_ray_from_working_is_one_line(job: Any, address: str | None, says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        [*ray_workers.work_off(double, [job], 1, address)]
+    assert str(caught.value) == says
+
+
+def test_ray_that_is_not_installed_is_named_with_what_brings_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert run_command([*SWEEP, f"results_dir={tmp_path / 'results'}"]) == 2
+    says = "entrain-bench: hydra/launcher=ray: not installed; pip install -e '.[ray]' adds it\n"
+    assert capsys.readouterr().err == says
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_real_cluster_runs_a_sweep_and_loses_the_cells_of_dead_workers_only(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs the extra ray")
+    done = dict(ray_workers.work_off(double_or_die, [1, -1, 2, -2, 3, 4], 2))
+    assert done == {1: 2, -1: Died(), 2: 4, -2: Died(), 3: 6, 4: 8}
+    assert run_command([*SWEEP, f"results_dir={tmp_path}", "hydra.launcher.num_cpus=2"]) == 0
+    assert pd.read_csv(tmp_path / "table.csv")["status"].tolist() == ["ok", "ok"]
