@@ -43,7 +43,7 @@ MEANT = {
 
 def defaults_of(node: Mapping[str, Any]) -> dict[str, Any]:
     """Default of every field that has one, of the class that a node names."""
-    cls, found = hydra.utils.get_class(node["_target_"]), {}
+    cls, found = hydra.utils.get_object(node["_target_"]), {}
     for field in fields(cls) if is_dataclass(cls) else ():
         if field.default is not MISSING:
             found[field.name] = field.default
