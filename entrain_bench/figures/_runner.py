@@ -13,7 +13,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -22,7 +21,7 @@ from entrain_bench.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.figures._accuracy import MEASURED, state_model_error
 from entrain_bench.figures._rows import Sweeps, cells_of, sweeps_of
 from entrain_bench.figures._sidecar import command_of, sidecar
-from entrain_bench.figures._style import STYLE, empty_figure
+from entrain_bench.figures._style import empty_figure, styled
 from entrain_bench.files import write_atomically
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
@@ -124,7 +123,7 @@ def render(draw: Callable[[], tuple[Figure, pd.DataFrame]], stated: bool = False
         draw: makes figure and table.
         stated: whether the model error is put below times.
     """
-    with mpl.rc_context(STYLE):
+    with styled():
         figure, table = draw()
         if stated:
             state_model_error(figure)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from itertools import cycle
+from threading import RLock
 from typing import Any
 
 import matplotlib as mpl
@@ -20,6 +22,7 @@ from matplotlib.ticker import FuncFormatter
 
 mpl.use("Agg")
 
+_DRAWING = RLock()
 SINGLE_COLUMN_IN, DOUBLE_COLUMN_IN = 3.35, 7.0
 FONT_PT = 7.0
 SMALL_DPI = 130
@@ -109,10 +112,17 @@ def panels(rows: int, columns: int, width_in: float, height_in: float, **options
     return figure, list(axes.flat)
 
 
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw in the suite's style, one thread at a time: settings and layouts of matplotlib belong to all of them."""
+    with _DRAWING, mpl.rc_context(STYLE):
+        yield
+
+
 def small_png(draw: Callable[[], Figure]) -> bytes:
     """A figure for a page of many: the same bytes for the same data."""
     file = BytesIO()
-    with mpl.rc_context(STYLE):
+    with styled():
         draw().savefig(file, format="png", dpi=SMALL_DPI, metadata={"Software": None})
     return file.getvalue()
 

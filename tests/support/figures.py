@@ -7,14 +7,13 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from entrain_bench.figures._style import STYLE
+from entrain_bench.figures._style import styled
 from entrain_bench.records.tables import Runs
 
 TRACES, MODELS = ["chartqa", "opencqa_ocr", "coco", "mathvision", "sroie"], ["qwen25vl_llama3_1b", "qwen25vl_llama3_3b"]
@@ -186,7 +185,7 @@ def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
 
 
 def drawn(name: str, data: Any) -> tuple[Figure, pd.DataFrame]:
-    with mpl.rc_context(STYLE):
+    with styled():
         made: tuple[Figure, pd.DataFrame] = importlib.import_module(f"entrain_bench.figures.{name}").draw(data)
     return made
 
@@ -201,7 +200,7 @@ def texts(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any
             seen.append(self)
         original(self, renderer)
 
-    with monkeypatch.context() as patch, mpl.rc_context(STYLE):
+    with monkeypatch.context() as patch, styled():
         patch.setattr(Text, "draw", draw)
         figure.draw_without_rendering()
     return {str(id(text)): [text, text.get_window_extent()] for text in seen}
