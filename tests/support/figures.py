@@ -98,11 +98,16 @@ def tokens(traces: Sequence[str]) -> pd.DataFrame:
 
 
 def allocated(traces: Sequence[str]) -> pd.DataFrame:
-    rows = itertools.product(MODELS, traces, [1, 4, 16], range(1, 8))
-    frame = pd.DataFrame(rows, columns=["model", "workload", "batch_size", "encoder_stages"])
-    share = np.where(frame["encoder_stages"] == 5, 0.9, np.where(frame["encoder_stages"] == 4, 0.1, 0.0))
+    rows = itertools.product(MODELS, traces, [1, 4, 16], range(2, 15))
+    frame = pd.DataFrame(rows, columns=["model", "workload", "batch_size", "encoder_gpus"])
+    gpus = frame["encoder_gpus"]
     return frame.assign(
-        llm_stages=8 - frame["encoder_stages"], share=share, num_draws=59, stable_batch=[0, 64] * (len(frame) // 2)
+        llm_gpus=16 - gpus,
+        encoder_stages=gpus // 2,
+        llm_stages=8 - gpus // 2,
+        share=np.where(gpus == 9, 0.9, np.where(gpus == 8, 0.1, 0.0)),
+        num_draws=59,
+        stable_batch=[0, 64] * (len(frame) // 2),
     )
 
 
