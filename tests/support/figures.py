@@ -64,6 +64,7 @@ def actions(strategies: Sequence[str], workloads: Sequence[str] = TRACES[1:3]) -
                     "replica": replica,
                     "microbatch": microbatch // 2 if stage < 2 else microbatch,
                     "part": microbatch % 2 if stage < 2 else 0,
+                    "parent": microbatch // 2 if stage < 2 else microbatch,
                     "pass": "backward" if backward else "forward",
                     "start_s": start,
                     "end_s": start + 0.5 + 0.1 * replica,
@@ -74,7 +75,7 @@ def actions(strategies: Sequence[str], workloads: Sequence[str] = TRACES[1:3]) -
     frame = pd.DataFrame(rows)
     step = frame[(frame["microbatch"] == 0) & (frame["part"] == 0) & frame["pass"].eq("forward")]
     last: dict[str, Any] = {"pass": "optimizer", "start_s": 13.0, "end_s": 14.0}
-    return pd.concat([frame, step.assign(replica=-1, microbatch=-1, part=-1, **last)], ignore_index=True)
+    return pd.concat([frame, step.assign(replica=-1, microbatch=-1, part=-1, parent=-1, **last)], ignore_index=True)
 
 
 def views(traces: Sequence[str]) -> Runs:
