@@ -13,10 +13,12 @@ from entrain_bench.records.statistics import Interval
 TEXTS = ("claim", "paper", "where", "paper_setting")
 PUBLISHED, FAIR = SETTINGS = ("published", "fair")
 REQUIRED = {*TEXTS, "value", "unit", "measure", *SETTINGS}
-KEYS = REQUIRED | {"assumption", "no_source", "why"}
+KEYS = REQUIRED | {"assumption", "judged_by", "no_source", "why"}
 SIDES = ("common", "of", "to")
 SETTING_KEYS = {"setting", *SIDES, "at", "against"}
-UNITS = ("x", "%")
+# Of the metric in the unit: of a ratio, of a change or share, of bytes.
+SCALES = {"x": 1.0, "%": 100.0, "GB": 1e-9}
+GAIN, LEVEL, LIMIT = JUDGED_BY = ("gain", "level", "limit")
 PICKS = ("mean", "max", "min")
 
 
@@ -127,13 +129,15 @@ class Claim:
         paper, where: arXiv number, and the place in the paper.
         value: the published number, or the ends of a range, in ``unit``; empty if the paper states an order without a
             number: that the measured ratio is above 1.
-        unit: ``x`` for a ratio, ``%`` for a change (with ``to``) or a share (without).
+        unit: ``x`` for a ratio, ``%`` for a change (with ``to``) or a share (without), ``GB`` for the metric itself.
         measure: how the number comes out of runs.
         paper_setting: what the paper says of its setting.
         published: the paper's setting as far as it is stated.
         fair: every baseline tuned by the same rules.
         choices: of what the paper does not state, other choices than those of ``published``, by their names.
         assumption: what decides; None if nothing was toggled.
+        judged_by: what of the number is claimed: ``gain`` (so much, or more), ``level`` (that it is about so much: the
+            paper's point is no gain, or no comparison), ``limit`` (that it is at most so much).
         no_source: whether the number could not be found in the paper, so that nothing can be judged.
         why: what explains agreement or difference, as runs have shown; empty if none has.
     """
@@ -150,6 +154,7 @@ class Claim:
     fair: Setting
     choices: Mapping[str, Setting] = field(default_factory=dict)
     assumption: Assumption | None = None
+    judged_by: str = GAIN
     no_source: bool = False
     why: str = ""
 
@@ -188,7 +193,7 @@ class Claim:
             return "> 1"
         sign = "+" if self.unit == "%" and self.is_relative else ""
         text = " to ".join(f"{v:.2f}" if self.unit == "x" else f"{v:{sign}.1f}" for v in values)
-        return text + ("x" if self.unit == "x" else "%")
+        return f"{text} GB" if self.unit == "GB" else text + self.unit
 
 
 def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
@@ -200,7 +205,12 @@ def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
     value = values["value"]
     numbers = value if isinstance(value, list) else [] if value is None else [value]
     unit, relative = values["unit"], bool(settings[PUBLISHED].to)
-    require(unit in UNITS, "unit", unit, f"one of {', '.join(UNITS)}")
+    require(unit in SCALES, "unit", unit, f"one of {', '.join(SCALES)}")
+    require(unit != "GB" or not relative, "published.to", [*settings[PUBLISHED].to], "empty for GB")
+    judged_by = values.get("judged_by", GAIN)
+    require(judged_by in JUDGED_BY, "judged_by", judged_by, f"one of {', '.join(JUDGED_BY)}")
+    level = judged_by == GAIN or (value is not None and (unit != "%" or not relative))
+    require(level, "judged_by", judged_by, "gain for an order and for a change")
     require(unit != "x" or relative, "published.to", [], "given for a ratio")
     ratio = value is None or any(setting.against for setting in settings.values())
     require(unit == "x" or not ratio, "unit", unit, "x for an order and for two situations")
@@ -215,10 +225,12 @@ def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
         fair=settings[FAIR],
         choices={label: settings[PUBLISHED].changed(_change(label, change)) for label, change in choices.items()},
         assumption=_assumption(values["assumption"]) if "assumption" in values else None,
+        judged_by=judged_by,
         no_source=bool(values.get("no_source", False)),
         **{key: _words(values.get(key, "")) for key in (*TEXTS, "why")},
     )
-    require(all(claim.gain(v) != 0 for v in claim.value), "value", value, "a gain or a loss, or null for an order")
+    judged = judged_by != GAIN or all(claim.gain(v) != 0 for v in claim.value)
+    require(judged, "value", value, "a gain or a loss, or null for an order")
     return claim
 
 

@@ -57,9 +57,11 @@ The verdict follows one rule, applied to the gain (a ratio's distance from 1, a 
 the other direction; *undecided*: not the same at both ends of the interval; *no source*: the number was not found in
 the paper. Of a range the end nearer to no gain is taken. Where a paper gives an order and no number ("> 1"),
 *reproduced* means that it holds by more than 2%, with the whole interval, for every workload and model measured,
-*partly* for at least a third of them; *undecided* that it depends on those whose interval lies on both sides. Seeds at
-which a run has no result are left out and counted. Hardware, data and cost model differ from the papers'
-([costs.md](../docs/costs.md)), so agreement is not expected to the digit.
+*partly* for at least a third of them; *undecided* that it depends on those whose interval lies on both sides. Where the
+number itself is the point (memory in GB, or a ratio near 1, which says that nothing was gained), *reproduced* means
+within a factor of 1.25 of it, *partly* within 2; of a limit, that it is kept, *partly* that it is exceeded by up to a
+quarter. Seeds at which a run has no result are left out and counted. Hardware, data and cost model differ from the
+papers' ([costs.md](../docs/costs.md)), so agreement is not expected to the digit.
 """
 
 
