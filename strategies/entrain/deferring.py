@@ -38,7 +38,7 @@ class DeferringAssigner:
         """Replica, encoder microbatch and LLM microbatch of every sample.
 
         Raises:
-            IncompatibleError: if a sample's items are not in its own microbatch: what could be deferred is then elsewhere.
+            IncompatibleError: if items of a sample are not in its own microbatch.
         """
         model, placed = profile.job.model, layout.modules[-1]
         made = self.base.assign(shapes, layout, profile)

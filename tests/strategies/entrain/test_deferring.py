@@ -94,7 +94,7 @@ class Learning:
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         return ArrivalOrder().assign(shapes, layout, profile)
 
-    def observe(self, timeline: Timeline, profile: Profile) -> Learning:
+    def observe(self, timeline: Timeline, profile: Profile) -> Learning:  # noqa: ARG002
         return Learning(self.seen + 1, self.quick)
 
     def draft(self) -> Learning:
