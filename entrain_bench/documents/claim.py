@@ -15,9 +15,13 @@ PUBLISHED, FAIR = SETTINGS = ("published", "fair")
 REQUIRED = {*TEXTS, "value", "unit", "measure", *SETTINGS}
 KEYS = REQUIRED | {"assumption", "judged_by", "no_source", "why"}
 SIDES = ("common", "of", "to")
-SETTING_KEYS = {"setting", *SIDES, "at", "against"}
-# Of the metric in the unit: of a ratio, of a change or share, of bytes.
-SCALES = {"x": 1.0, "%": 100.0, "GB": 1e-9}
+SETTING_KEYS = {"setting", *SIDES, "at", "against", "measure"}
+# Of the metric in the unit: of a ratio, of a change or share, of bytes, of a count.
+SCALES = {"x": 1.0, "%": 100.0, "GB": 1e-9, "stages": 1.0}
+# Units of the metric itself, which is never compared.
+BARE = ("GB", "stages")
+# What is read off a run's layout: pipeline stages of the encoders.
+ENCODER_STAGES = "encoder_stages"
 GAIN, LEVEL, LIMIT = JUDGED_BY = ("gain", "level", "limit")
 PICKS = ("mean", "max", "min")
 
@@ -60,6 +64,7 @@ class Setting:
         of: overrides of the runs in the numerator.
         to: overrides of the runs they are compared with; empty to take the metric itself.
         at, against: overrides of two situations; the result is the ratio under ``at`` over the ratio under ``against``.
+        measure: what it measures otherwise than the claim, such as the whole iteration.
     """
 
     words: str
@@ -68,6 +73,7 @@ class Setting:
     to: tuple[str, ...] = ()
     at: tuple[str, ...] = ()
     against: tuple[str, ...] = ()
+    measure: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def pairs(self) -> list[list[tuple[str, ...]]]:
@@ -129,7 +135,8 @@ class Claim:
         paper, where: arXiv number, and the place in the paper.
         value: the published number, or the ends of a range, in ``unit``; empty if the paper states an order without a
             number: that the measured ratio is above 1.
-        unit: ``x`` for a ratio, ``%`` for a change (with ``to``) or a share (without), ``GB`` for the metric itself.
+        unit: ``x`` for a ratio, ``%`` for a change (with ``to``) or a share (without), ``GB`` or
+            ``stages`` for the metric itself.
         measure: how the number comes out of runs.
         paper_setting: what the paper says of its setting.
         published: the paper's setting as far as it is stated.
@@ -166,6 +173,11 @@ class Claim:
         setting = self.fair if self.assumption.of_setting == FAIR else self.published
         return setting.changed(self.assumption.change)
 
+    def under(self, setting: Setting) -> Claim:
+        """The claim with what a setting measures otherwise."""
+        own = {each.name: getattr(self.measure, each.name) for each in fields(Measure)}
+        return replace(self, measure=_measure({**own, **setting.measure}))
+
     @property
     def settings(self) -> list[Setting]:
         """All that have to run."""
@@ -193,7 +205,7 @@ class Claim:
             return "> 1"
         sign = "+" if self.unit == "%" and self.is_relative else ""
         text = " to ".join(f"{v:.2f}" if self.unit == "x" else f"{v:{sign}.1f}" for v in values)
-        return f"{text} GB" if self.unit == "GB" else text + self.unit
+        return f"{text} {self.unit}" if self.unit in BARE else text + self.unit
 
 
 def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
@@ -206,7 +218,7 @@ def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
     numbers = value if isinstance(value, list) else [] if value is None else [value]
     unit, relative = values["unit"], bool(settings[PUBLISHED].to)
     require(unit in SCALES, "unit", unit, f"one of {', '.join(SCALES)}")
-    require(unit != "GB" or not relative, "published.to", [*settings[PUBLISHED].to], "empty for GB")
+    require(unit not in BARE or not relative, "published.to", [*settings[PUBLISHED].to], f"empty for {unit}")
     judged_by = values.get("judged_by", GAIN)
     require(judged_by in JUDGED_BY, "judged_by", judged_by, f"one of {', '.join(JUDGED_BY)}")
     level = judged_by == GAIN or (value is not None and (unit != "%" or not relative))
@@ -229,6 +241,8 @@ def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
         no_source=bool(values.get("no_source", False)),
         **{key: _words(values.get(key, "")) for key in (*TEXTS, "why")},
     )
+    for setting in settings.values():
+        claim.under(setting)
     judged = judged_by != GAIN or all(claim.gain(v) != 0 for v in claim.value)
     require(judged, "value", value, "a gain or a loss, or null for an order")
     return claim
@@ -237,7 +251,8 @@ def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
 def _measure(values: Mapping[str, Any]) -> Measure:
     _check_keys("measure: ", values, {each.name for each in fields(Measure)}, {"metric"})
     measure = Measure(**values)
-    require(measure.metric in METRICS, "measure.metric", measure.metric, f"one of {', '.join(METRICS)}")
+    known = (*METRICS, ENCODER_STAGES)
+    require(measure.metric in known, "measure.metric", measure.metric, f"one of {', '.join(known)}")
     for key in ("pick_of", "pick_to", "over"):
         require(getattr(measure, key) in PICKS, f"measure.{key}", getattr(measure, key), f"one of {', '.join(PICKS)}")
     return measure
@@ -245,8 +260,8 @@ def _measure(values: Mapping[str, Any]) -> Measure:
 
 def _setting(name: str, values: Mapping[str, Any]) -> Setting:
     _check_keys(f"{name}: ", values, SETTING_KEYS, {"setting", "of"})
-    sides = {key: tuple(values[key]) for key in SETTING_KEYS - {"setting"} if key in values}
-    setting = Setting(_words(values["setting"]), **{"common": (), **sides})
+    sides = {key: tuple(values[key]) for key in SETTING_KEYS - {"setting", "measure"} if key in values}
+    setting = Setting(_words(values["setting"]), **{"common": (), **sides}, measure=values.get("measure", {}))
     require(bool(setting.at) == bool(setting.against), f"{name}.against", [*setting.against], f"given with {name}.at")
     return setting
 

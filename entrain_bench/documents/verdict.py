@@ -66,8 +66,9 @@ def verdict(claim: Claim, cases: pd.DataFrame) -> str:
     ``reproduced``: at least 80% of it, or beyond; ``partly``: at least a third; ``not reproduced``: less, or the other
     direction. Of a range the end nearer to no gain counts. An order without a number is reproduced if it holds
     (``ORDER``) in every case, partly if in a third of them. ``undecided``: within the intervals the verdict is not the
-    same. A level is reproduced within a factor of 1.25 of the paper's, partly within 2; a limit if it is kept, partly
-    if it is exceeded by a factor of up to 1.25. ``no source``: the number is not the paper's, as far as is known.
+    same. A level is reproduced within a factor of 1.25 of the paper's, partly within 2; stages where they are the same,
+    partly one off; a limit if it is kept, partly if it is exceeded by a factor of up to 1.25. ``no source``: the number
+    is not the paper's, as far as is known.
     """
     if claim.no_source:
         return NO_SOURCE
@@ -90,10 +91,12 @@ def _by_share(share: float, enough: float) -> str:
 
 
 def _by_distance(claim: Claim, number: float) -> str:
-    """The verdict on one number, by how many times it is above or below the paper's."""
+    """The verdict on one number, by how many times (of stages: how far) it is above or below the paper's."""
     low, high = min(claim.value), max(claim.value)
     if claim.judged_by == LIMIT:
         factor, enough, some = number / low, 1.0, SAME
+    elif claim.unit == "stages":
+        factor, enough, some = max(number - high, low - number), 0.5, 1.5
     else:
         factor, enough, some = max(number / high, low / number, 1.0), SAME, SIMILAR
     return "reproduced" if factor <= enough else "partly" if factor <= some else "not reproduced"

@@ -82,7 +82,9 @@ def test_every_claim_is_complete_and_cites_its_paper() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"unit": "s"}, "unit=s: must be one of x, %, GB"),
+        ({"unit": "s"}, "unit=s: must be one of x, %, GB, stages"),
+        ({"fair": VALUES["fair"] | {"measure": {"metric": "time"}}}, "measure.metric=time: must be one of"),
+        ({"fair": VALUES["fair"] | {"measure": {"by": "x"}}}, "measure: key=by: must be one of"),
         ({"unit": "GB"}, "published.to=.*: must be empty for GB"),
         ({"judged_by": "eye"}, "judged_by=eye: must be one of gain, level, limit"),
         ({"judged_by": "level", "value": None}, "judged_by=level: must be gain for an order and for a change"),
@@ -256,6 +258,38 @@ def test_memory_is_in_gb() -> None:
     assert claim.format(claim.value) == "10.0 GB"
     assert (combined(claim, found), verdict(claim, found)) == ("12.0 GB", "partly")
     assert verdict(claim, cases([9e9, 11e9])) == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("counts", "text", "expected"),
+    [
+        ([4.0, 4.0], "4.0 stages (4.0 to 4.0 stages)", "reproduced"),
+        ([5.0, 5.0], "5.0 stages (5.0 to 5.0 stages)", "partly"),
+        ([3.0], "3.0 stages", "partly"),
+        ([2.0], "2.0 stages", "not reproduced"),
+        ([3.0, 4.0] * 4, "3.5 stages (3.1 to 3.9 stages)", "undecided"),
+    ],
+)
+def test_stages_are_the_same_or_not(counts: list[float], text: str, expected: str) -> None:
+    changes = {"published": SHARE, "fair": SHARE, "unit": "stages", "judged_by": "level"}
+    claim = parse_claim("some", VALUES | changes | {"value": 4.0, "measure": {"metric": "encoder_stages"}})
+    assert (combined(claim, cases(counts)), verdict(claim, cases(counts))) == (text, expected)
+
+
+def test_stages_are_those_of_the_encoders(tmp_path: Path) -> None:
+    (cell,) = Study(Results(tmp_path)).cells("model=tiny_av", "cluster=tiny", "workload=synthetic_av")
+    names = [name for name, module in cell.config.model["modules"].items() if module["role"] == "encoder"]
+    layout = "; ".join(f"{name} tp1 cp1 pp3 dp1 layers 2/2/2" for name in names) + "; llm tp1 cp1 pp5 dp1"
+    assert claims._encoder_stages(cell, layout) == 3.0
+    assert claims._encoder_stages(cell, "nan") != claims._encoder_stages(cell, "nan"), "not a number"
+
+
+def test_a_setting_may_measure_otherwise() -> None:
+    claim = claim_with(fair={"measure": {"metric": "core_time_s", "pick_of": "min"}})
+    assert (claim.measure.metric, claim.measure.pick_of) == ("iteration_time_s", "mean")
+    fair = claim.under(claim.fair)
+    assert (fair.measure.metric, fair.measure.pick_of, fair.measure.over) == ("core_time_s", "min", "mean")
+    assert claim.under(claim.published) == claim
 
 
 @pytest.mark.parametrize(
