@@ -102,7 +102,7 @@ def _name_cases(panel: Axes, names: Sequence[str], width_in: float) -> None:
     if all(len(word) <= room for name in names for word in name.split()):
         panel.set_xticks(range(len(names)), [name.replace(" ", "\n") for name in names])
     else:
-        panel.set_xticks(range(len(names)), ["\n".join(textwrap.wrap(name, LINE_LETTERS // 2)) for name in names])
+        panel.set_xticks(range(len(names)), ["\n".join(textwrap.wrap(name, 40)) for name in names])
         panel.tick_params(axis="x", labelrotation=90)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from entrain_bench.records.cost_source import cost_source
+from entrain_bench.records.notices import notices
 from entrain_bench.records.records import LABELS, METRICS, Record, Results, parameters_text, table_csv
 from entrain_bench.tracking.sweep import Point, Sweep, describe_sweep
 from entrain_bench.tracking.words import summary_markdown
@@ -172,6 +173,7 @@ def _tags(record: Record) -> dict[str, str]:
         "host": record.host,
         "executor": str(record.labels["harness"]),
         "cost_source": cost_source(record.config["cluster"]),
+        "samples": "; ".join(notices([record])),
         CONFIGURATION_TAG: hashlib.sha256(json.dumps(record.config, sort_keys=True).encode()).hexdigest()[:16],
     }
     return {name: text[:MAX_TEXT] for name, text in tags.items() if text}

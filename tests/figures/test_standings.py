@@ -18,7 +18,7 @@ from support.figures import texts, written
 from support.records import record
 
 LONG = "ExhaustiveHeterogeneousPlannerOfManyWords"
-DEEP = " ".join(f"some_part.some_parameter_{place}={place}" for place in range(8))
+DEEP = " ".join(f"some_part_some_parameter_{place}={place}" for place in range(8))
 
 
 def planned(planners: Sequence[str], workloads: Sequence[str] = ("text",)) -> list[Record]:

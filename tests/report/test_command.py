@@ -97,13 +97,13 @@ def test_records_of_older_code_are_left_out_while_there_are_others(tmp_path: Pat
     run_command([*arguments, "--multirun", "strategy=megatron", "seed=0,1"])
     first, _ = sorted((tmp_path / "runs").rglob("*.json"))
     first.write_text(re.sub(r'"code_version": "[^"]*"', '"code_version": "older"', first.read_text()))
-    rows, num_older = read_runs(Results(tmp_path))
+    rows, num_older, _ = read_runs(Results(tmp_path))
     assert (len(rows), num_older) == (1, 1)
     first.rename(tmp_path / "kept")
     (last,) = (tmp_path / "runs").rglob("*.json")
     last.unlink()
     (tmp_path / "kept").rename(first)
-    rows, num_older = read_runs(Results(tmp_path))
+    rows, num_older, _ = read_runs(Results(tmp_path))
     assert (len(rows), num_older) == (1, 0)
 
 
