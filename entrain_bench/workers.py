@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pickle
+import select
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 
 # What a process that is told to end may take for tidying up.
 END_S = 10.0
@@ -108,7 +113,7 @@ class _Worker:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         context = get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process: SpawnProcess = context.Process(target=_serve, args=(theirs, function))
+        self.process: SpawnProcess = context.Process(target=_serve, args=(theirs, pickle.dumps(function)))
         with uninterrupted():
             self.process.start()
         theirs.close()
@@ -122,8 +127,10 @@ class _Worker:
         return self.process.exitcode or 0
 
 
-def _serve(connection: Connection, function: Callable[[object], object]) -> None:
+def _serve(connection: Connection, pickled: bytes) -> None:
     end_with_parent()
+    # Only now, for what it imports takes seconds, in which the parent may be killed.
+    function: Callable[[object], object] = pickle.loads(pickled)  # noqa: S301
     while True:
         # Whoever gave jobs may be gone, with what it had not read.
         try:
@@ -150,12 +157,26 @@ def uninterrupted() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """End this process as soon as the one that started it is gone, killed or not."""
+    """End this process as soon as the one that started it is gone, killed or not.
 
-    def watch() -> None:
-        parent = parent_process()
-        assert parent
-        parent.join()
+    On Linux the kernel does it: a pipe, whose other end the parent alone holds, sends SIGKILL when that end closes,
+    also while an import or compiled code keeps every thread of Python waiting. (PR_SET_PDEATHSIG would, too, but at
+    the end of the thread that started this process.) Elsewhere a thread watches.
+    """
+    parent = parent_process()
+    assert parent
+    if sys.platform != "linux":
+        threading.Thread(target=_end_after, args=(parent,), name="end-with-parent", daemon=True).start()
+        return
+    line = parent.sentinel
+    fcntl.fcntl(line, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(line, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(line, fcntl.F_SETFL, fcntl.fcntl(line, fcntl.F_GETFL) | os.O_ASYNC)
+    # Gone before: nothing will close any more.
+    if select.select([line], [], [], 0)[0]:
         os._exit(1)
 
-    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+def _end_after(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)

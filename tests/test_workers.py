@@ -68,16 +68,25 @@ def test_who_stops_listening_leaves_no_process_behind() -> None:
 
 PARENT = """
 from entrain_bench.workers import work_off
-from support.jobs import wait_forever
-for _ in work_off(wait_forever, [1, 2], 2):
+from support.jobs import {job}
+for _ in work_off({job}, [1, 2], 2):
     pass
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_processes_end_with_the_one_that_started_them(number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "job"),
+    [
+        (signal.SIGINT, "wait_forever"),
+        (signal.SIGKILL, "wait_forever"),
+        (signal.SIGKILL, "keep_threads_waiting"),
+        (signal.SIGKILL, "slow_to_load"),
+    ],
+)
+def test_processes_end_with_the_one_that_started_them(number: signal.Signals, job: str) -> None:
     path = os.pathsep.join(filter(None, sys.path))
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], env={**os.environ, "PYTHONPATH": path})
+    command = [sys.executable, "-c", PARENT.format(job=job)]
+    parent = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
     assert eventually(lambda: len(workers_of(parent.pid)) == 2)
     workers = workers_of(parent.pid)
     parent.send_signal(number)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
 def children_of(pid: int) -> set[int]:
     """Processes that a process started and that still run."""
-    listed = Path(f"/proc/{pid}/task/{pid}/children")
-    return {int(child) for child in listed.read_text().split()} if listed.exists() else set()
+    found = set[int]()
+    # Every thread has its own.
+    for listed in Path("/proc").glob(f"{pid}/task/*/children"):
+        with suppress(OSError):
+            found |= {*map(int, listed.read_text().split())}
+    return found
 
 
 def workers_of(pid: int) -> set[int]:
