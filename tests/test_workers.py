@@ -6,15 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing import active_children
 
 import pytest
 
 from entrain_bench.workers import Died, work_off
 from support.jobs import double, double_or_die, process_and_threads
-from support.processes import own_workers, runs, workers_of
+from support.processes import eventually, own_workers, runs, workers_of
 
 
 def test_every_job_is_done_once_by_at_most_so_many_processes() -> None:
@@ -92,13 +91,3 @@ def test_processes_end_with_the_one_that_started_them(number: signal.Signals, jo
     parent.send_signal(number)
     parent.wait(60)
     assert eventually(lambda: not any(map(runs, workers)))
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    """Whether a condition holds before long."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
