@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from multiprocessing.process import BaseProcess
 
 # What a process that is told to end may take for tidying up.
 END_S = 10.0
@@ -128,7 +127,9 @@ class _Worker:
 
 
 def _serve(connection: Connection, pickled: bytes) -> None:
-    end_with_parent()
+    # The first job comes, or the parent is gone.
+    connection.poll(None)
+    be_killed_with_parent()
     # Only now, for what it imports takes seconds, in which the parent may be killed.
     function: Callable[[object], object] = pickle.loads(pickled)  # noqa: S301
     while True:
@@ -157,26 +158,33 @@ def uninterrupted() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """End this process as soon as the one that started it is gone, killed or not.
+    """End this process as soon as the one that started it is gone, killed or not."""
 
-    On Linux the kernel does it: a pipe, whose other end the parent alone holds, sends SIGKILL when that end closes,
-    also while an import or compiled code keeps every thread of Python waiting. (PR_SET_PDEATHSIG would, too, but at
-    the end of the thread that started this process.) Elsewhere a thread watches.
+    def watch() -> None:
+        parent = parent_process()
+        assert parent
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
+def be_killed_with_parent() -> None:
+    """``end_with_parent``, on Linux also while an import or compiled code keeps every thread of Python waiting.
+
+    The kernel does it: the pipe that the parent has kept open since it started this process sends SIGKILL when it
+    closes. It would at every write, too, so this is for a process that has heard of its parent after it was started.
+    (PR_SET_PDEATHSIG kills at the end of the parent's thread.)
     """
+    if sys.platform != "linux":
+        end_with_parent()
+        return
     parent = parent_process()
     assert parent
-    if sys.platform != "linux":
-        threading.Thread(target=_end_after, args=(parent,), name="end-with-parent", daemon=True).start()
-        return
     line = parent.sentinel
     fcntl.fcntl(line, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(line, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(line, fcntl.F_SETFL, fcntl.fcntl(line, fcntl.F_GETFL) | os.O_ASYNC)
-    # Gone before: nothing will close any more.
+    # Closed before that.
     if select.select([line], [], [], 0)[0]:
         os._exit(1)
-
-
-def _end_after(parent: BaseProcess) -> None:
-    parent.join()
-    os._exit(1)
