@@ -84,7 +84,7 @@ def _single(cell: Cell) -> Record:
     if record and record.status == "ok" and results.has_timeline(record):
         say(f"finished earlier: {results.record_path(cell.key)}")
     else:
-        results.check_writable()
+        results.prepare()
         console = Console(stderr=True)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task(f"{cell.config.strategy['name']} iterations", total=cell.config.iterations)
@@ -113,7 +113,7 @@ def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> i
         raise UserError(f"results_dir={','.join(sorted(folders))}: must be one folder for the whole sweep")
     first = composer.run(sweep.cells[0])
     results, watch, keys = Results(Path(first.results_dir)), Watch(len(sweep.cells)), dict[str, None]()
-    results.check_writable()
+    results.prepare()
     tables = GrowingTables(results)
 
     def unfinished() -> Iterator[Cell]:
