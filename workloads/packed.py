@@ -12,7 +12,7 @@ from entrain_bench.errors import require
 from entrain_bench.specs.items import Items, concatenate, shapes_of
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.stream import stable_rng, stream_blocks
-from entrain_bench.specs.tokens import TokenRules
+from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
 
 from .marginals import Marginal, parse_marginal
 
@@ -41,7 +41,8 @@ class PackedWorkload:
 
     def __post_init__(self) -> None:
         require(bool(self.name), "workload.name", repr(self.name), "text that is not empty")
-        require(self.sequence_tokens >= 2, "workload.sequence_tokens", self.sequence_tokens, "at least 2")
+        fits = 2 <= self.sequence_tokens <= MAX_TOKENS
+        require(fits, "workload.sequence_tokens", self.sequence_tokens, f"at least 2, at most {MAX_TOKENS}")
         for key in ("caption", "image"):
             largest = float(parse_marginal(getattr(self, key), f"workload.{key}").ppf(np.array([1.0]))[0])
             fits = largest <= self.sequence_tokens // 2

@@ -194,7 +194,7 @@ def test_of_more_than_thirty_parameters_the_usual_ones_are_left_out(store: Resul
     record = some_record(store)
     config = {**record.config, "freeze": ["vision"], "tp_overlap": 0.5}
     config["speed"] = {**config["speed"], "gemm": 0.5}
-    layout = {name: "tp1" for name in ("vision", "audio", "llm", "decoder", "microbatches")}
+    layout = dict.fromkeys(("vision", "audio", "llm", "decoder", "microbatches"), "tp1")
     shown = parameters(replace(record, config=config, layout=layout))
     assert len(shown) == 30
     assert shown["freeze"] == "vision"

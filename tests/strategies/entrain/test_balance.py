@@ -217,5 +217,5 @@ def test_one_microbatch_a_replica() -> None:
 
 @pytest.mark.parametrize("num_bins", [1, 2**20 + 1, 2**63])
 def test_a_resolution_of_one_bin_or_of_more_than_memory_has_is_refused(num_bins: int) -> None:
-    with pytest.raises(UserError, match=rf"strategy\.assigner\.num_bins={num_bins}: must be at least 2, at most 1048576"):
+    with pytest.raises(UserError, match=rf"strategy\.assigner\.num_bins={num_bins}: must be at least 2, at most"):
         EntrainAssigner(num_bins=num_bins)
