@@ -54,7 +54,14 @@ class PackedWorkload:
         return ""
 
     def source(self, rules: TokenRules) -> PackedSource:
-        """The generator of samples; a square of ``merge_patches`` patches becomes one LLM token."""
+        """The generator of samples; a square of ``merge_patches`` patches becomes one LLM token.
+
+        Raises:
+            UserError: for sequences longer than the LLM takes: planners draw thousands before a run would say so.
+        """
+        most = rules.context_tokens or MAX_TOKENS
+        field, allowed = "workload.sequence_tokens", f"at most {most}, the LLM's context_tokens"
+        require(self.sequence_tokens <= most, field, self.sequence_tokens, allowed)
         caption, image = (parse_marginal(getattr(self, key), f"workload.{key}") for key in ("caption", "image"))
         return PackedSource(self.name, self.sequence_tokens, caption, image, rules.merge_patches**2)
 
