@@ -62,7 +62,8 @@ def main(arguments: Sequence[str]) -> int:
     config = composer.run(parsed.overrides)
     record = _single(Cell.of(parsed.overrides, config))
     composer.save()
-    publish(Results(Path(config.results_dir)), [record], sweep_name(parsed.overrides), config.mlflow, config.mlflow_uri)
+    results = Results(Path(config.results_dir))
+    publish(results, [record.key], sweep_name(parsed.overrides), config.mlflow, config.mlflow_uri)
     return 0
 
 
@@ -146,9 +147,7 @@ def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> i
 
 def _publish_sweep(results: Results, keys: Iterable[str], parsed: Namespace, config: RunConfig) -> list[Record]:
     """Publish what cells have left; returns it."""
-    records = [record for key in keys if (record := results.read(key))]
-    publish(results, records, sweep_name(parsed.overrides), config.mlflow, config.mlflow_uri)
-    return records
+    return publish(results, keys, sweep_name(parsed.overrides), config.mlflow, config.mlflow_uri)
 
 
 def _run(sweep: Sweep, cells: Iterable[Cell], results: Results) -> Iterator[Done]:
