@@ -86,12 +86,21 @@ def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
     num_layers = len(layer_s)
     if num_stages > num_layers:
         raise UserError(f"layout: {num_layers} layers cannot fill {num_stages} stages")
-    cuts = [cut for _, cut in islice(_partitions(layer_s), 1, num_stages)]
-    bounds = [num_layers]
-    for cut in reversed(cuts):
+    return _stages_of([cut for _, cut in islice(_partitions(layer_s), num_stages)])
+
+
+def partitions(layer_s: FloatArray) -> list[tuple[int, ...]]:
+    """What ``partition_layers`` returns for 1, 2, ... stages, as many as there are layers, in the time of the last."""
+    cuts = [cut for _, cut in _partitions(layer_s)]
+    return [_stages_of(cuts[: stages + 1]) for stages in range(len(cuts))]
+
+
+def _stages_of(cuts: Sequence[IntArray]) -> tuple[int, ...]:
+    """Layers of each stage, as many as there are cuts; the first cut is not one."""
+    bounds = [len(cuts[0]) - 1]
+    for cut in cuts[:0:-1]:
         bounds.append(int(cut[bounds[-1]]))
-    bounds = [*reversed(bounds)]
-    return tuple(np.diff([0, *bounds]).tolist())
+    return tuple(np.diff([0, *reversed(bounds)]).tolist())
 
 
 def spread_blocks(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
