@@ -101,7 +101,7 @@ def test_the_average_microbatch_by_hand() -> None:
     # tokens. LLM: 2 sequences of ((10 + 225 + 75) + (20 + 75)) / 2 = 202.5, rounded to 202.
     shapes = samples((10, [900, 300]), (20, [300]))
     profile = profile_of(tiny_job(MODEL, microbatch_size=2), shapes)
-    vision, llm = average_layer_s(profile, shapes, Degrees(1, 1, 1, 1))
+    vision, llm = average_layer_s(profile, shapes, 1, 1)
     for costs, module, lengths in ((vision, MODEL.modules[0], [500] * 3), (llm, MODEL.llm, [202] * 2)):
         times = profile.measure(module, np.array(lengths), 1, 1)
         expected = [float(times[kind].total_s[0]) for kind in module.layer_kind]
@@ -110,7 +110,7 @@ def test_the_average_microbatch_by_hand() -> None:
 
 def test_an_encoder_without_items_costs_nothing() -> None:
     shapes = samples((10, []), (20, []))
-    vision, _ = average_layer_s(profile_of(tiny_job(MODEL), shapes), shapes, Degrees(1, 1, 1, 1))
+    vision, _ = average_layer_s(profile_of(tiny_job(MODEL), shapes), shapes, 1, 1)
     assert vision.tolist() == [0.0] * len(MODEL.modules[0].layers)
 
 
@@ -127,7 +127,7 @@ def splits(costs: list[float], stages: int) -> list[list[float]]:
 
 def best_stages(profile: Profile, degrees: Degrees, placement: str) -> float:
     """Least 1F1B time of average microbatches over every split and allowed placement, without recomputation."""
-    vision, llm = (c.tolist() for c in average_layer_s(profile, profile.draw(4), degrees))
+    vision, llm = (c.tolist() for c in average_layer_s(profile, profile.draw(4), degrees.tp, degrees.cp))
     count = profile.job.num_microbatches(degrees.dp)
     found = []
     if placement != "leading_stages":
@@ -157,7 +157,7 @@ def test_the_best_estimate_is_of_every_split_and_placement(
     leading = int(llm.ranks.min()) > 0
     assert placement == "auto" or leading == (placement == "leading_stages")
     degrees = Degrees(llm.tp, llm.cp, llm.pp + vision.pp * leading, llm.dp)
-    costs = [c.tolist() for c in average_layer_s(profile, profile.draw(4), degrees)]
+    costs = [c.tolist() for c in average_layer_s(profile, profile.draw(4), degrees.tp, degrees.cp)]
     times = []
     for cost, place in zip(costs, (vision, llm), strict=True):
         bounds = np.cumsum((0, *place.layers_per_stage))
@@ -189,7 +189,7 @@ def test_virtual_stages_go_round_the_ranks_and_run_interleaved(split: str) -> No
 def test_a_uniform_split_is_megatrons_and_no_better_balanced() -> None:
     profile = profile_for(ROW, tp=1, cp=1, dp=2)
     layouts = [plan_with(MegatronPlanner("first_stage", 4, 1, split), profile) for split in ("balanced", "uniform")]
-    vision, llm = (c.tolist() for c in average_layer_s(profile, profile.draw(4), Degrees(1, 1, 4, 2)))
+    vision, llm = (c.tolist() for c in average_layer_s(profile, profile.draw(4), 1, 1))
     slowest = []
     for layout in layouts:
         bounds = np.cumsum((0, *layout.modules[1].layers_per_stage))
