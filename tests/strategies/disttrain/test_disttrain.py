@@ -87,6 +87,14 @@ def test_more_encoder_replicas_than_the_llms_are_balanced_one_by_one() -> None:
     assert spread[1] < 0.2 * spread[0]
 
 
+def test_loads_are_carried_over_only_if_asked() -> None:
+    # Two ranks, a sample each: 5 and 3, then 4 and 2. Alone the heavier goes to rank 0 each time, to 9 and 5; with what
+    # they have, 5 and 3, rank 1 takes the 4, to 7 and 7.
+    work_s = np.array([5.0, 3.0, 4.0, 2.0])
+    assert DistTrainAssigner("microbatch").groups(work_s, 2, 2).tolist() == [0, 1, 0, 1]
+    assert DistTrainAssigner("microbatch", carry=True).groups(work_s, 2, 2).tolist() == [0, 1, 1, 0]
+
+
 def test_microbatches_of_one_column_stay_in_their_column() -> None:
     shapes = random_samples(np.random.default_rng(5), 32)
     profile = profile_of(tiny_job(MODEL, global_batch=32), shapes)
@@ -129,6 +137,8 @@ def test_stage_shares_add_up_and_count_recomputation() -> None:
 def test_unknown_scope_is_refused() -> None:
     with pytest.raises(UserError, match=r"strategy\.assigner\.intra=globl_batch: unknown"):
         DistTrainAssigner("globl_batch")
+    with pytest.raises(UserError, match=r"strategy\.assigner\.carry=True: must be false with intra=global_batch"):
+        DistTrainAssigner(carry=True)
 
 
 # Different DP of encoder and LLM
