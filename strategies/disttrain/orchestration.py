@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -173,7 +174,7 @@ def _give(one, least, root, gpus):  # type: ignore[no-untyped-def]
     return total
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """What a group may be at integers, with everything else of the sub-problem fixed; arrays ``[options]``.
 
@@ -199,7 +200,7 @@ class Options:
         order = np.lexsort((self.slowest_s, self.fill_s, self.ranks))
         return self.take(order[_undominated(self.fill_s[order], self.slowest_s[order])])
 
-    @property
+    @cached_property
     def table(self) -> FloatArray:
         """Ranks, stages, fill and slowest stage ``[4, options]``."""
         return np.stack([self.ranks, self.pp, self.fill_s, self.slowest_s]).astype(np.float64)

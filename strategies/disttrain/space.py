@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,8 +31,7 @@ from .orchestration import Loads, Options, Point, best_integers, iteration_s, so
 LOOKED_UP = ("layer_s", "splits", "stage_s", "unit_s", "dps", "options", "state_bytes", "held_bytes", "needed_gpus")
 
 
-@dataclass(frozen=True, slots=True)
-class SubProblem:
+class SubProblem(NamedTuple):
     """What is fixed before GPUs are shared out: DP of the backbone, TP and recomputation of each group."""
 
     backbone_dp: int
