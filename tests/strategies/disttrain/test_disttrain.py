@@ -64,15 +64,19 @@ def test_inter_reordering_permutes_microbatches_and_nothing_else(seed: int, intr
     assert all(len(members) == 2 for members in sets[0])
 
 
-@pytest.mark.parametrize("intra", ["microbatch", "global_batch"])
-def test_intra_reordering_evens_the_encoder_work_out(intra: str) -> None:
+@pytest.mark.parametrize(("intra", "carry"), [("global_batch", False), ("microbatch", True), ("microbatch", False)])
+def test_intra_reordering_evens_the_encoder_work_out(intra: str, carry: bool) -> None:
+    """Over the batch; without carrying loads over, over each microbatch of all ranks."""
     shapes = random_samples(np.random.default_rng(3), 64, longest=4000)
     layout, profile = disjoint(4, 4, 8), profile_of(tiny_job(MODEL, global_batch=64), shapes)
+    encoder, _ = profile.estimate_samples(shapes, 1, 1)
+    alone = intra == "microbatch" and not carry
     spread = []
-    for scope in ("none", intra):
-        replica = DistTrainAssigner(scope).assign(shapes, layout, profile).modules[-1].replica
-        encoder, _ = profile.estimate_samples(shapes, 1, 1)
-        spread.append(np.ptp(np.bincount(replica, weights=encoder)))
+    for assigner in (DistTrainAssigner("none", inter=False), DistTrainAssigner(intra, inter=False, carry=carry)):
+        labels = assigner.assign(shapes, layout, profile).modules[-1]
+        row = labels.microbatch if alone else np.zeros(64, np.int64)
+        work = np.bincount(4 * row + labels.replica, weights=encoder, minlength=4 * (row.max() + 1)).reshape(-1, 4)
+        spread.append(float(np.ptp(work, axis=1).mean()))
     assert spread[1] < 0.5 * spread[0]
 
 
