@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import FloatArray
 from entrain_bench.errors import UserError
+from entrain_bench.experiment import prepare
+from entrain_bench.program.layout import Layout
+from entrain_bench.run import compose_cells
 from entrain_bench.specs.job import LayoutRequest
 from entrain_bench_strategies.disttrain import DistTrainPlanner
-from entrain_bench_strategies.disttrain.orchestration import Loads, Options, best_integers, iteration_s, solve
+from entrain_bench_strategies.disttrain.orchestration import Loads, Options, Point, best_integers, iteration_s, solve
 from entrain_bench_strategies.disttrain.planner import candidates, points
 from entrain_bench_strategies.disttrain.space import Orchestration, SubProblem
 from support.builders import (
@@ -242,6 +245,29 @@ def test_candidates_come_in_the_order_of_a_search_that_leaves_nothing_out() -> N
     assert [c.estimated_s for c in found] == [seconds for seconds, _ in expected]
     assert len({c.estimated_s for c in found[:20]}) == 20
     assert [c.layout.describe() for c in found[:20]] == [layout.describe() for _, layout in expected[:20]]
+
+
+def test_few_of_the_sub_problems_of_1280_gpus_are_looked_at() -> None:
+    """Of 31 DP, 4 TP a group and 8 choices of recomputation few are rounded, and of those few placed on ranks."""
+    cell = ["strategy=disttrain", "model=mllm_9b", "workload=laion_packed", "cluster=a100x1280", "global_batch=1920"]
+    cell += ["microbatch_size=1", "layout.tp=null", "layout.dp=null"]
+    profile = prepare(compose_cells(cell)[0].config).profile
+    rounded, placed = [], []
+
+    class Counted(Orchestration):
+        def rounded(self, problem: SubProblem, keep: int) -> list[tuple[float, Point]]:
+            rounded.append(problem)
+            return super().rounded(problem, keep)
+
+        def place(self, problem: SubProblem, point: Point) -> Layout:
+            placed.append(problem)
+            return super().place(problem, point)
+
+    space = Counted(profile, profile.draw(1))
+    next(candidates(space, 3, True))
+    assert sum(map(len, space.problems())) == 31 * 4**3 * 2**3
+    assert len(rounded) < 5000
+    assert len(placed) < 50
 
 
 def test_the_fewest_gpus_hold_states_and_a_step_in_flight() -> None:
