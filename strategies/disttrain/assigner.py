@@ -33,7 +33,7 @@ class DistTrainAssigner:
             ranks, or none (arrival order).
         inter: whether the microbatches of a pipeline are reordered.
         carry: with ``intra=microbatch``, whether a rank's load in the microbatches before counts; the public version of
-            this reordering, Megatron-Bridge's, balances each microbatch by itself.
+            this reordering balances each microbatch by itself (NVIDIA-NeMo/Megatron-Bridge, pull request 4608).
     """
 
     handles_generators: ClassVar[bool] = True
