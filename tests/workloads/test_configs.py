@@ -26,7 +26,7 @@ def workload(name: str, *overrides: str) -> Any:
 
 
 def test_the_documented_workloads_exist() -> None:
-    traces = "chartqa chartqa_qa coco librispeech mathvision nextqa opencqa_ocr sroie trace"
+    traces = "chartqa chartqa_qa coco librispeech mathvision nextqa opencqa_ocr sroie synthchartnet_like trace"
     dflop = "dflop_mixed dflop_multi dflop_single dflop_uniform dflop_video"
     other = "synthetic synthetic_av laion_packed packed_text uniform uniform_mix"
     assert set(NAMES) == {*traces.split(), *dflop.split(), *other.split()}
