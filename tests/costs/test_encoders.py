@@ -21,8 +21,8 @@ from support.builders import placed, samples, tiny_cluster, tiny_model
 CLUSTER = tiny_cluster(num_nodes=2, gpus_per_node=8)
 MODEL = tiny_model()
 VISION, LLM = MODEL.modules
-WHOLE_SEQUENCES = Framework(encoder_context_parallel=False)
-WHOLE_STATES = Framework(encoder_sequence_parallel=False)
+WHOLE_SEQUENCES = Framework(encoder_cp=False)
+WHOLE_STATES = Framework(encoder_sp=False)
 
 
 def layer_seconds(framework: Framework, module: ModuleSpec, tp: int, cp: int) -> list[list[float]]:
@@ -66,7 +66,7 @@ def test_encoders_alone_are_without_sequence_parallelism() -> None:
         (Framework(), 4),
         (WHOLE_SEQUENCES, 2),
         (WHOLE_STATES, 2),
-        (Framework(encoder_context_parallel=False, encoder_sequence_parallel=False), 1),
+        (Framework(encoder_cp=False, encoder_sp=False), 1),
     ],
     ids=["split", "whole sequences", "whole states", "both"],
 )
@@ -87,7 +87,7 @@ def test_a_stage_of_an_encoder_sends_what_each_of_its_ranks_has(framework: Frame
 def test_two_instances_of_the_optimizer_by_hand() -> None:
     # DP 4 on ranks 0, 1, 8 and 9: an instance a node, a pair each; each shard is reduced over both.
     place = placed(VISION, [[[0]], [[1]], [[8]], [[9]]])
-    framework = Framework(encoder_optimizer_instances=2)
+    framework = Framework(encoder_optimizers=2)
     costs, held = CostTruth(MODEL, CLUSTER, framework).step_costs, VISION.parameters
     scatter, gather = (1e-6 + size * held / 2 / 1e9 for size in (4, 2))
     over_both = 2 * (1e-5 + 4 * held / 2 / 2 / 1e8)
@@ -103,11 +103,11 @@ def test_two_instances_of_the_optimizer_by_hand() -> None:
 
 @pytest.mark.parametrize(("asked", "copies", "found"), [(1, 8, 1), (2, 8, 2), (8, 8, 8), (4, 18, 2), (2, 9, 1)])
 def test_instances_divide_the_ranks_with_the_same_weights(asked: int, copies: int, found: int) -> None:
-    framework = Framework(encoder_optimizer_instances=asked)
+    framework = Framework(encoder_optimizers=asked)
     assert framework.optimizer_instances(VISION, copies) == found
     assert framework.optimizer_instances(LLM, copies) == 1
 
 
 def test_no_instance_is_refused() -> None:
-    with pytest.raises(UserError, match="encoder_optimizer_instances=0: must be at least 1"):
-        Framework(encoder_optimizer_instances=0)
+    with pytest.raises(UserError, match="encoder_optimizers=0: must be at least 1"):
+        Framework(encoder_optimizers=0)

@@ -238,6 +238,6 @@ def test_a_gpu_that_megatron_would_take_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_only_simulated_is_refused() -> None:
-    emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.cp=2", "encoder_context_parallel=false")
-    with pytest.raises(IncompatibleError, match="encoder_context_parallel=false: harness=emulate splits"):
+    emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.cp=2", "encoder_cp=false")
+    with pytest.raises(IncompatibleError, match="encoder_cp=false: harness=emulate splits"):
         emulator.execute(program)

@@ -44,8 +44,8 @@ FRAMEWORKS = {
     "whole hidden states": Framework(sequence_parallel=False),
     "whole hidden states in turn": Framework(sequence_parallel=False, p2p="overlapped", tp_overlap=0.3),
     "products split": Framework(tp_overlap=0.7),
-    "encoders whole": Framework(encoder_sequence_parallel=False, encoder_context_parallel=False),
-    "two instances": Framework(encoder_optimizer_instances=2, encoder_context_parallel=False, p2p="overlapped"),
+    "encoders whole": Framework(encoder_sp=False, encoder_cp=False),
+    "two instances": Framework(encoder_optimizers=2, encoder_cp=False, p2p="overlapped"),
 }
 
 

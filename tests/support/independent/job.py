@@ -113,12 +113,12 @@ class Job:
 
     def splits_states(self, module: int) -> bool:
         """Whether tensor-parallel ranks split a module's hidden states by tokens."""
-        encoders = self.framework["encoder_sequence_parallel"] or self.configs[module]["role"] != "encoder"
+        encoders = self.framework["encoder_sp"] or self.configs[module]["role"] != "encoder"
         return bool(self.framework["sequence_parallel"] and encoders)
 
     def sequence_parts(self, module: int) -> int:
         """Parts that a module's sequences are cut into by context parallelism."""
-        whole = self.configs[module]["role"] == "encoder" and not self.framework["encoder_context_parallel"]
+        whole = self.configs[module]["role"] == "encoder" and not self.framework["encoder_cp"]
         return 1 if whole else self.placed[module].cp
 
     def stage_layers(self, module: int, stage: int) -> range:

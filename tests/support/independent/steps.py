@@ -51,7 +51,7 @@ def stages_of(job: Job) -> list[Stage]:
                 left -= buckets[-1]
             ranks = sorted(set(placed.ranks[:, stage].ravel().tolist()))
             ring = [rank for block in placed.ranks[:, stage].tolist() for rank in block[:: placed.tp]]
-            asked = job.framework["encoder_optimizer_instances"] if job.configs[module]["role"] == "encoder" else 1
+            asked = job.framework["encoder_optimizers"] if job.configs[module]["role"] == "encoder" else 1
             instances = max(n for n in range(1, asked + 1) if asked % n == 0 and copies % n == 0)
             stages.append(Stage(module, stage, _lanes(job, ranks), held, buckets, ring, instances))
     return stages

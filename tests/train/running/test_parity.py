@@ -25,7 +25,7 @@ DEGREES = {
 # The framework's settings other than its defaults, and with the distributed optimizer.
 SETTINGS = {
     "tp2_whole_tokens": (*DEGREES["tp2"], "sequence_parallel=false"),
-    "tp2_encoder_whole_tokens": (*DEGREES["tp2"], "encoder_sequence_parallel=false"),
+    "tp2_encoder_whole_tokens": (*DEGREES["tp2"], "encoder_sp=false"),
     "nothing_overlaps": (*DEGREES["pp2_dp2"], "overlap_grad_reduce=false", "p2p=overlapped"),
     "gathered_late": (*DEGREES["sharded_optimizer"], "overlap_param_gather=false"),
     "sharded_pipeline": (*DEGREES["pp2_dp2"], "distributed_optimizer=true"),
