@@ -118,7 +118,8 @@ def make(
                     log(output, ())
             if ran:
                 write_tables(results)
-    say(f"{len(wanted)} figures and documents in {results.root} ({perf_counter() - started:.0f} s, {ran} runs)")
+    what = "figure or document" if len(wanted) == 1 else "figures and documents"
+    say(f"{len(wanted)} {what} in {results.root} ({perf_counter() - started:.0f} s, {ran} runs)")
     return not incomplete
 
 

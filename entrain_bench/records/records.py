@@ -23,6 +23,7 @@ from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import COSMETIC_KEYS, workload_of
 from entrain_bench.records.outcome import Outcome
 from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.workload import Counts
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class Record:
     layout: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     iterations: tuple[Mapping[str, float], ...] = ()
-    samples: Mapping[str, int] = field(default_factory=dict)
+    samples: Counts = field(default_factory=dict)
     settled: bool = False
     deaths: int = 0
     timeline: bool = False

@@ -11,7 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from entrain_bench.records.comparison import TIME
 from entrain_bench.records.cost_source import cost_source
+from entrain_bench.records.notices import notices
 from entrain_bench.records.records import LABELS, METRICS, Record, Results, parameters_text, table_csv
 from entrain_bench.tracking.sweep import Point, Sweep, describe_sweep
 from entrain_bench.tracking.words import summary_markdown
@@ -25,6 +27,8 @@ PARTS = ("planner", "assigner", "scheduler")
 MAX_NAME, MAX_TEXT = 250, 6000
 # Characters that no parameter or metric may have in its name.
 FORBIDDEN = re.compile(r"[^/\w.\- :]")
+# MLflow sorts metrics by name, and its comparison has room for six: what answers goes first, series go last.
+ANSWER, SERIES = "answer", "values_by_iteration"
 # What a planner was left to choose.
 FREE = "planner's choice"
 # A file, what is to be in one, or what makes that when it is logged: follows from the run's key.
@@ -72,7 +76,7 @@ class Entry:
         """Iteration, name and value of what each iteration measured."""
         for step, row in enumerate(self.series):
             for name, value in row.items():
-                yield step, f"iteration/{name}", value
+                yield step, f"{SERIES}/{name}", value
 
     @property
     def digest(self) -> str:
@@ -131,6 +135,8 @@ def entries_of(
 def _entry_of(point: Point, name: str, baseline: str, results: Results) -> Entry:
     record = point.record
     metrics = {metric: record.metrics[metric] for metric in METRICS if metric in record.metrics}
+    if TIME in metrics:
+        metrics[f"{ANSWER}/{TIME}"] = metrics[TIME]
     if point.gain is not None:
         metrics[speedup_name(baseline)] = point.gain
     artifacts = {"record.json": results.record_path(record.key), "chrome_trace.json": results.trace_path(record.key)}
@@ -172,6 +178,7 @@ def _tags(record: Record) -> dict[str, str]:
         "host": record.host,
         "executor": str(record.labels["harness"]),
         "cost_source": cost_source(record.config["cluster"]),
+        "samples": "; ".join(notices([record])),
         CONFIGURATION_TAG: hashlib.sha256(json.dumps(record.config, sort_keys=True).encode()).hexdigest()[:16],
     }
     return {name: text[:MAX_TEXT] for name, text in tags.items() if text}
@@ -195,7 +202,7 @@ def _parent(sweep: Sweep, name: str, files: Sequence[Path], pictures: Mapping[st
 
 def speedup_name(baseline: str) -> str:
     """The metric that holds the speed-up over a strategy."""
-    return clean(f"speedup_over_{baseline}")
+    return clean(f"{ANSWER}/speedup_over_{baseline}")
 
 
 def clean(name: str) -> str:
