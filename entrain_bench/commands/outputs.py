@@ -84,7 +84,7 @@ def make(
     Whatever ends it early, what was run until then is logged and in the tables.
     """
     results = study.results
-    results.check_writable()
+    results.prepare()
     incomplete, ran, watch = False, 0, None
     started = perf_counter()
 

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.errors import UserError
-from entrain_bench.files import write_atomically
+from entrain_bench.files import remove_partial, write_atomically
 from entrain_bench.hosttime import host_name
 from entrain_bench.program.table import chrome_trace
 from entrain_bench.records.cells import Cell
@@ -219,11 +219,12 @@ class Results:
 
     root: Path
 
-    def check_writable(self) -> None:
-        """Raise ``UserError`` if the folder cannot be made or written to; creates nothing."""
+    def prepare(self) -> None:
+        """Raise ``UserError`` if the folder cannot be made or written to; removes what killed runs were writing."""
         nearest = next(folder for folder in (self.root.absolute(), *self.root.absolute().parents) if folder.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
             raise UserError(f"results_dir={self.root}: must be a writable folder, but {nearest} is not")
+        remove_partial(self.root)
 
     def record_path(self, key: str) -> Path:
         """Where the record of a key is."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from entrain_bench.records.comparison import TIME
 from entrain_bench.records.cost_source import cost_source
 from entrain_bench.records.notices import notices
 from entrain_bench.records.records import LABELS, METRICS, Record, Results, parameters_text, table_csv
+from entrain_bench.specs.framework import Framework
 from entrain_bench.tracking.sweep import Point, Sweep, describe_sweep
 from entrain_bench.tracking.words import summary_markdown
 
@@ -25,6 +26,9 @@ SWEEP = "sweep"
 PARTS = ("planner", "assigner", "scheduler")
 # What a store takes of a name and of a text.
 MAX_NAME, MAX_TEXT = 250, 6000
+# Of a run: more columns than that are not read.
+MAX_PARAMETERS = 30
+USUAL = asdict(Framework())
 # Characters that no parameter or metric may have in its name.
 FORBIDDEN = re.compile(r"[^/\w.\- :]")
 # MLflow sorts metrics by name, and its comparison has room for six: what answers goes first, series go last.
@@ -153,21 +157,26 @@ def _entry_of(point: Point, name: str, baseline: str, results: Results) -> Entry
 
 
 def parameters(record: Record) -> dict[str, str]:
-    """What decides a run, as texts: labels, settings, requested and chosen degrees, parts and their parameters."""
+    """What decides a run, as texts: labels, requested and chosen degrees, parts and their parameters, settings.
+
+    Of more than ``MAX_PARAMETERS`` the last are left out: first the framework's settings that are as usual. All are in
+    the record.
+    """
     config = record.config
     # Sorted, as a record is when it is read again.
     requested = (f"{name}={FREE if value is None else value}" for name, value in sorted(config["layout"].items()))
+    usual = [name for name, value in USUAL.items() if config.get(name) == value]
     values: dict[str, Any] = {
-        **{name: record.labels[name] for name in LABELS},
-        **record.settings,
+        **{name: record.labels[name] for name in (*LABELS, *PARTS)},
         "requested": ", ".join(requested),
-        **{f"chosen.{name}": value for name, value in record.layout.items()},
-        **{part: record.labels[part] for part in PARTS},
         "strategy_parameters": parameters_text(config["strategy"]),
         "workload_parameters": parameters_text(config["workload"]),
+        **{f"chosen.{name}": value for name, value in record.layout.items()},
+        **dict(sorted(record.settings.items(), key=lambda setting: setting[0] in usual)),
     }
     texts = {clean(name): str(value)[:MAX_TEXT] for name, value in values.items() if value is not None}
-    return {name: text for name, text in texts.items() if text}
+    filled = [(name, text) for name, text in texts.items() if text]
+    return dict(filled[:MAX_PARAMETERS])
 
 
 def _tags(record: Record) -> dict[str, str]:

@@ -14,8 +14,8 @@ from mlflow.entities import Experiment, Run
 
 from entrain_bench.cli import run_command
 from entrain_bench.commands.ui import links
-from entrain_bench.records.records import METRICS, Record, Results
-from entrain_bench.tracking.entries import KEY_TAG, NOTE_TAG, PARENT_TAG, SERIES, SWEEP
+from entrain_bench.records.records import LABELS, METRICS, Record, Results
+from entrain_bench.tracking.entries import KEY_TAG, NOTE_TAG, PARENT_TAG, SERIES, SWEEP, parameters
 from entrain_bench.tracking.local import store_uri
 from entrain_bench.tracking.log import SINGLE_RUNS, log_records
 from entrain_bench.tracking.page import VIEW
@@ -188,6 +188,23 @@ def test_every_iteration_is_a_step(store: Results) -> None:
     assert run.data.metrics["values_by_iteration/loss"] == losses[-1]
     history = client.get_metric_history(run.info.run_id, "values_by_iteration/loss")
     assert [m.value for m in sorted(history, key=lambda m: m.step)] == losses * 400
+
+
+def test_of_more_than_thirty_parameters_the_usual_ones_are_left_out(store: Results) -> None:
+    record = some_record(store)
+    config = {**record.config, "freeze": ["vision"], "tp_overlap": 0.5}
+    config["speed"] = {**config["speed"], "gemm": 0.5}
+    layout = dict.fromkeys(("vision", "audio", "llm", "decoder", "microbatches"), "tp1")
+    shown = parameters(replace(record, config=config, layout=layout))
+    assert len(shown) == 30
+    assert shown["freeze"] == "vision"
+    assert shown["speed"] == "gemm=0.5"
+    assert shown["tp_overlap"] == "0.5"
+    assert {*LABELS, "planner", "requested", "strategy_parameters", "global_batch"} < {*shown}
+    assert {f"chosen.{name}" for name in layout} < {*shown}
+    # 6 labels, 3 parts, the requested degrees, 2 texts, 5 of the layout and 16 settings are 33.
+    left_out = {"align_param_gather", "p2p", "sequence_parallel"}
+    assert {name for name, value in record.settings.items() if value not in ("", None)} - {*shown} == left_out
 
 
 def test_numbers_that_are_none_are_logged_as_mlflow_stores_them(store: Results) -> None:
