@@ -33,8 +33,9 @@ class UniformMix:
         require(fits, "workload.sequence_tokens", self.sequence_tokens, f"at least 1, at most {MAX_TOKENS}")
         require(self.image_tokens >= 1, "workload.image_tokens", self.image_tokens, "at least 1")
         rate = self.encoder_tokens_per_llm_token
-        given = rate is None or rate > 0
-        require(given, "workload.encoder_tokens_per_llm_token", rate, "null or a number above 0")
+        most = MAX_TOKENS / self.image_tokens
+        given = rate is None or 0 < rate <= most
+        require(given, "workload.encoder_tokens_per_llm_token", rate, f"null or above 0, at most {most:g}")
         require(0 <= self.vision_share < 1, "workload.vision_share", self.vision_share, "in [0, 1)")
         images = self._images()
         unit = f"a multiple of image_tokens / sequence_tokens = {self.image_tokens / self.sequence_tokens}"
