@@ -95,7 +95,10 @@ def test_uniform_mix_has_the_encoder_tokens_that_are_asked_for() -> None:
         ("sequence_tokens=0", "sequence_tokens=0: must be at least 1"),
         ("image_tokens=0", "image_tokens=0: must be at least 1"),
         ("encoder_tokens_per_llm_token=0", r"encoder_tokens_per_llm_token=0: must be null or above 0, at most \d+"),
-        ("encoder_tokens_per_llm_token=1e9", r"encoder_tokens_per_llm_token=1000000000\.0: must be null or above 0, at most 4"),
+        (
+            "encoder_tokens_per_llm_token=1e9",
+            r"encoder_tokens_per_llm_token=1000000000\.0: must be null or above 0, at most 4",
+        ),
     ],
 )
 def test_uniform_mix_names_what_is_wrong(wrong: str, message: str) -> None:
