@@ -98,6 +98,11 @@ class Emulator:
             DeadlockError: naming the cycle.
         """
         check_program(program)
+        if program.remade:
+            raise IncompatibleError(
+                "strategy.scheduler.memory: harness=emulate measures no recomputation by chunk; harness=simulate "
+                "and train know it, =module does without"
+            )
         memory = Simulator(self.truth, self.memory_budget_bytes).check_memory(program)
         return timeline_of(program, self.price(program), memory)
 

@@ -6,18 +6,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from entrain_bench.arithmetic import decisive
 from entrain_bench.errors import IncompatibleError, require, unknown_choice
 from entrain_bench.program import Program, Slots, build_program, reorder
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
+from entrain_bench.strategy.recomputation import keep_what_fits, recompute_all
 from entrain_bench.strategy.schedules import chain_chunks, three_phase_program
 
+from .belief import believed_s, covered_layer_s
 from .rollouts import best_slots
 from .segments import segments_of
 
 ORDERS = ("interleave", "phases")
+MEMORY = ("module", "greedy", "exact")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +34,27 @@ class DipScheduler:
         search_rounds: rollouts of the tree search over the order of microbatches, each of all replicas; 0 keeps the
             order of arrival.
         search_seconds: wall time after which no rollout starts; the order then depends on the machine.
+        memory: ``module`` leaves recomputation to the planner, for modules as a whole; ``exact`` orders programs that
+            recompute everything and then keeps what fits, by an integer program a rank, or ``greedy`` in a quick way.
     """
 
     order: str = "interleave"
     search_rounds: int = 16
     search_seconds: float | None = None
+    memory: str = "module"
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
             raise unknown_choice("strategy.scheduler.order", self.order, ORDERS)
+        if self.memory not in MEMORY:
+            raise unknown_choice("strategy.scheduler.memory", self.memory, MEMORY)
         require(self.search_rounds >= 0, "strategy.scheduler.search_rounds", self.search_rounds, "at least 0")
         limited = self.search_seconds is None or self.search_seconds >= 0
         require(limited, "strategy.scheduler.search_seconds", self.search_seconds, "null or at least 0")
 
     def draft(self) -> DipScheduler:
         """The greedy order, with which the search begins."""
-        return replace(self, search_rounds=0)
+        return replace(self, search_rounds=0, memory="module" if self.memory == "module" else "greedy")
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program.
@@ -68,9 +77,25 @@ class DipScheduler:
         ]
         # Actions and dependencies do not depend on slots.
         draft = build_program(model, layout, shapes, chunks, [Slots(each, each) for each in empty])
+        if self.memory == "module" or profile.job.request.recompute is not None:
+            return self._ordered(draft, assignment, profile)
+        frugal = self._bought(self._ordered(recompute_all(draft), assignment, profile), profile)
+        # What is recomputed now may deserve another order, which may leave memory for more.
+        again = self._bought(self._ordered(frugal, assignment, profile), profile)
+        seconds = decisive(np.array([believed_s(profile, program) for program in (frugal, again)]))
+        return frugal if seconds[0] <= seconds[1] else again
+
+    def _ordered(self, draft: Program, assignment: Assignment, profile: Profile) -> Program:
+        """The program in the order that the search finds."""
         slot = best_slots(segments_of(draft, assignment, profile), self.search_rounds, self.search_seconds)
         slots = [
             Slots(slot[draft.forward_actions(index)], slot[draft.backward_actions(index)])
-            for index in range(len(chunks))
+            for index in range(len(draft.chunks))
         ]
         return reorder(draft, slots)
+
+    def _bought(self, program: Program, profile: Profile) -> Program:
+        """The program with less recomputation, as far as the memory that its order leaves goes."""
+        modules = zip(program.model.modules, program.layout.modules, program.chunks, strict=True)
+        layer_s = [covered_layer_s(module, placed, program.shapes, rows, profile) for module, placed, rows in modules]
+        return keep_what_fits(program, layer_s, profile, exact=self.memory == "exact")
