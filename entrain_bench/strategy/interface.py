@@ -95,6 +95,11 @@ class Programs:
         """The program of a batch."""
         return self.strategy.program(shapes, layout, self.profile)
 
+    @property
+    def choose_recomputation(self) -> bool:
+        """Whether the scheduler chooses what is recomputed where the job leaves it free (``chooses_recomputation``)."""
+        return bool(getattr(self.strategy.scheduler, "chooses_recomputation", False))
+
     def draft(self, shapes: SampleShapes, layout: Layout) -> Program:
         """One that is made quickly and needs about the same memory."""
         scheduler = self.strategy.scheduler

@@ -22,6 +22,7 @@ from .segments import segments_of
 
 ORDERS = ("interleave", "phases")
 MEMORY = ("module", "greedy", "exact")
+PRIORITIES = ("microbatch", "modality")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +42,24 @@ class DipScheduler:
     order: str = "interleave"
     search_rounds: int = 16
     search_seconds: float | None = None
-    memory: str = "module"
+    memory: str = "greedy"
+    priorities: str = "modality"
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
             raise unknown_choice("strategy.scheduler.order", self.order, ORDERS)
         if self.memory not in MEMORY:
             raise unknown_choice("strategy.scheduler.memory", self.memory, MEMORY)
+        if self.priorities not in PRIORITIES:
+            raise unknown_choice("strategy.scheduler.priorities", self.priorities, PRIORITIES)
         require(self.search_rounds >= 0, "strategy.scheduler.search_rounds", self.search_rounds, "at least 0")
         limited = self.search_seconds is None or self.search_seconds >= 0
         require(limited, "strategy.scheduler.search_seconds", self.search_seconds, "null or at least 0")
+
+    @property
+    def chooses_recomputation(self) -> bool:
+        """Whether programs recompute by chunk, so that a planner has nothing to choose."""
+        return self.memory != "module" and self.order == "interleave"
 
     def draft(self) -> DipScheduler:
         """The greedy order, with which the search begins."""
@@ -77,7 +86,7 @@ class DipScheduler:
         ]
         # Actions and dependencies do not depend on slots.
         draft = build_program(model, layout, shapes, chunks, [Slots(each, each) for each in empty])
-        if self.memory == "module" or profile.job.request.recompute is not None:
+        if not self.chooses_recomputation or profile.job.request.recompute is not None:
             return self._ordered(draft, assignment, profile)
         frugal = self._bought(self._ordered(recompute_all(draft), assignment, profile), profile)
         # What is recomputed now may deserve another order, which may leave memory for more.
@@ -87,7 +96,8 @@ class DipScheduler:
 
     def _ordered(self, draft: Program, assignment: Assignment, profile: Profile) -> Program:
         """The program in the order that the search finds."""
-        slot = best_slots(segments_of(draft, assignment, profile), self.search_rounds, self.search_seconds)
+        segments = segments_of(draft, assignment, profile, by_module=self.priorities == "modality")
+        slot = best_slots(segments, self.search_rounds, self.search_seconds)
         slots = [
             Slots(slot[draft.forward_actions(index)], slot[draft.backward_actions(index)])
             for index in range(len(draft.chunks))
