@@ -40,7 +40,7 @@ CELLS = (
     ("strategy=megatron", *TRACE_1B, *FREE),
     ("strategy=hetero_colocated", *TRACE_1B),
     ("strategy=hetero_noncolocated", *TRACE_1B),
-    ("strategy=dip_phases", *TRACE_1B),
+    ("strategy=optimus", *TRACE_1B),
     # Samples drawn, estimates wrong in both ways, and actions that nobody can foresee.
     ("strategy=entrain", "belief_error=0.2", "belief_bias=0.2", "action_noise=0.1", "speed.memory=0.7", *SMALL_AV),
 )

@@ -14,13 +14,12 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
 from entrain_bench.strategy.recomputation import keep_what_fits, recompute_all
-from entrain_bench.strategy.schedules import chain_chunks, three_phase_program
+from entrain_bench.strategy.schedules import chain_chunks
 
 from .belief import believed_s, covered_layer_s
 from .rollouts import best_slots
 from .segments import segments_of
 
-ORDERS = ("interleave", "phases")
 MEMORY = ("module", "greedy", "exact")
 PRIORITIES = ("microbatch", "modality")
 
@@ -30,24 +29,21 @@ class DipScheduler:
     """Orders the actions of every rank.
 
     Attributes:
-        order: ``interleave``, DIP's greedy dual-queue order, or ``phases``, the plain order that arXiv:2605.27918
-            compares with: all encoder forwards, the LLM's 1F1B, all encoder backwards.
         search_rounds: rollouts of the tree search over the order of microbatches, each of all replicas; 0 keeps the
             order of arrival.
         search_seconds: wall time after which no rollout starts; the order then depends on the machine.
         memory: ``module`` leaves recomputation to the planner, for modules as a whole; ``exact`` orders programs that
             recompute everything and then keeps what fits, by an integer program a rank, or ``greedy`` in a quick way.
+        priorities: what the search puts in order: the part of each ``modality`` of every microbatch, or all of a
+            ``microbatch``.
     """
 
-    order: str = "interleave"
     search_rounds: int = 16
     search_seconds: float | None = None
     memory: str = "greedy"
     priorities: str = "modality"
 
     def __post_init__(self) -> None:
-        if self.order not in ORDERS:
-            raise unknown_choice("strategy.scheduler.order", self.order, ORDERS)
         if self.memory not in MEMORY:
             raise unknown_choice("strategy.scheduler.memory", self.memory, MEMORY)
         if self.priorities not in PRIORITIES:
@@ -59,7 +55,7 @@ class DipScheduler:
     @property
     def chooses_recomputation(self) -> bool:
         """Whether programs recompute by chunk, so that a planner has nothing to choose."""
-        return self.memory != "module" and self.order == "interleave"
+        return self.memory != "module"
 
     def draft(self) -> DipScheduler:
         """The greedy order, with which the search begins."""
@@ -69,13 +65,10 @@ class DipScheduler:
         """The program.
 
         Raises:
-            IncompatibleError: for an interleaved order if a stage spans several lanes (modules that share some ranks
-                with different TP or CP), for the interleaver gives each action one lane; for phases if stages are
-                virtual.
+            IncompatibleError: if a stage spans several lanes (modules that share some ranks with different TP or CP),
+                for the interleaver gives each action one lane.
         """
         model = profile.job.model
-        if self.order == "phases":
-            return three_phase_program(model, shapes, layout, assignment)
         if any(np.any(np.diff(blocks.offsets) != 1) for blocks in layout.blocks):
             raise IncompatibleError(
                 "strategy.scheduler: DIP's interleaver needs one TP x CP for modules on the same ranks"
