@@ -57,6 +57,6 @@ def recompute_chunks(program: Program, remade: Sequence[IntArray]) -> Program:
         require(own.shape == (len(rows), placed.pp), where, own.shape, f"of shape {(len(rows), placed.pp)}")
         most = covered_per_stage(module, placed.layers_per_stage)
         fits = bool(np.all((own >= 0) & (own <= most)))
-        require(fits, where, f"{own.min(initial=0)}..{own.max(initial=0)}", "at most the layers of a stage")
+        require(fits, where, own.max(initial=0), f"in [0, n], n = {most.tolist()} on its stages")
         require(not (placed.recompute and own.any()), where, "given", "0 where the layout recomputes the module")
     return replace(program, remade=tuple(remade))
