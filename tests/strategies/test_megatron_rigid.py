@@ -114,14 +114,14 @@ def test_chunks_of_equal_parameters_go_round_the_ranks() -> None:
     assert llm.ranks[0].tolist() == [[0], [1], [0], [1]]
 
 
-def test_a_chunk_may_hold_layers_of_both_modules() -> None:
-    layout = interleaved(tiny_model(encoder=12, llm=6), virtual_stages=3)
+def test_a_large_encoder_has_chunks_of_its_own() -> None:
+    layout = interleaved(tiny_model(encoder=40, llm=2))
     vision, llm = layout.modules
-    assert sum(vision.layers_per_stage) == 14
-    assert sum(llm.layers_per_stage) == 8
-    # Six chunks; the one where the encoder ends begins the LLM.
-    assert vision.pp + llm.pp == 7
-    assert vision.ranks[0, -1].tolist() == llm.ranks[0, 0].tolist()
+    assert sum(vision.layers_per_stage) == 42
+    assert sum(llm.layers_per_stage) == 4
+    assert vision.pp > 1
+    shared = vision.ranks[0, -1].tolist() == llm.ranks[0, 0].tolist()
+    assert vision.pp + llm.pp == 4 + shared
 
 
 def test_what_cannot_be_one_chain_is_refused() -> None:
