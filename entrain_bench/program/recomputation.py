@@ -59,4 +59,4 @@ def recompute_chunks(program: Program, remade: Sequence[IntArray]) -> Program:
         fits = bool(np.all((own >= 0) & (own <= most)))
         require(fits, where, own.max(initial=0), f"in [0, n], n = {most.tolist()} on its stages")
         require(not (placed.recompute and own.any()), where, "given", "0 where the layout recomputes the module")
-    return replace(program, remade=tuple(remade))
+    return replace(program, remade=tuple(remade) if any(own.any() for own in remade) else ())

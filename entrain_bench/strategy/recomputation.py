@@ -70,6 +70,8 @@ def keep_what_fits(program: Program, forward_s: Sequence[FloatArray], profile: P
         profile: for memory.
         exact: whether the integer program is solved; otherwise what its greedy beginning finds.
     """
+    if not program.remade:
+        return program
     kept = [own.copy() for own in program.remade]
     for lane, (module, chunk, stage) in zip(*_lanes(program, forward_s, profile), strict=True):
         found = greedy(lane)

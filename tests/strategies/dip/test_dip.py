@@ -198,7 +198,7 @@ def test_memory_is_bought_back_and_never_exceeded() -> None:
     shapes, assignment = uniform_batch(MODEL, 12)
     frugal, free = (program_of(layout, shapes, assignment, memory="greedy", budget_bytes=b) for b in (1.0, 1e12))
     assert [int(own.min()) for own in frugal.remade] == [1, 1], "nothing fits"
-    assert [int(own.max()) for own in free.remade] == [0, 0]
+    assert free.remade == ()
     low, high = (float(MEMORY.peak_bytes(program).max()) for program in (frugal, free))
     profile = profile_of(tiny_job(MODEL, budget_bytes=1e12), shapes)
     plain = program_of(layout, shapes, assignment)
