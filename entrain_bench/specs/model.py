@@ -14,14 +14,13 @@ from entrain_bench.specs.layer import BF16_BYTES, Layer
 from entrain_bench.specs.module_layers import ModuleConfig, Role, build_layers, gemms_of
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.tokens import TokenRules
+from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
 from entrain_bench.specs.unet import parse_unet, unet_layers
 
 # Layers of a module: planners compare every pair of them.
 MAX_LAYERS = 1000
-# Sizes of a layer, of which two are multiplied for its parameters, and tokens of a sequence.
+# Sizes of a layer, of which two are multiplied for its parameters.
 MAX_SIZE = 2**24
-MAX_TOKENS = 2**30
 # A backward takes twice the forward's model FLOPs.
 TRAINING_FLOPS = 3.0
 
@@ -279,7 +278,8 @@ def _token_rules(values: Any, llm: ModuleSpec) -> TokenRules:
     tokens = parse(TokenRules, {**values, "context_tokens": llm.config.context_tokens}, where)
     for rule in fields(tokens):
         value = getattr(tokens, rule.name)
-        require(0 < value <= MAX_TOKENS, f"{where}.{rule.name}", value, f"positive, at most {MAX_TOKENS}")
+        fits = 1 / MAX_TOKENS <= value <= MAX_TOKENS
+        require(fits, f"{where}.{rule.name}", value, f"positive, from {1 / MAX_TOKENS:.2g} to {MAX_TOKENS}")
     return tokens
 
 

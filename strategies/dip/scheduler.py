@@ -22,6 +22,8 @@ from .segments import segments_of
 
 MEMORY = ("module", "greedy", "exact")
 PRIORITIES = ("microbatch", "modality")
+# Every rollout is a node in the tree of every set of lanes, some 60 bytes each.
+MAX_ROUNDS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class DipScheduler:
             raise unknown_choice("strategy.scheduler.memory", self.memory, MEMORY)
         if self.priorities not in PRIORITIES:
             raise unknown_choice("strategy.scheduler.priorities", self.priorities, PRIORITIES)
-        require(self.search_rounds >= 0, "strategy.scheduler.search_rounds", self.search_rounds, "at least 0")
+        few = 0 <= self.search_rounds <= MAX_ROUNDS
+        require(few, "strategy.scheduler.search_rounds", self.search_rounds, f"at least 0, at most {MAX_ROUNDS}")
         limited = self.search_seconds is None or self.search_seconds >= 0
         require(limited, "strategy.scheduler.search_seconds", self.search_seconds, "null or at least 0")
 

@@ -210,6 +210,7 @@ def test_recomputation_is_taken_where_memory_would_starve_the_pipeline() -> None
         (lambda: DipScheduler(memory="none"), "strategy.scheduler.memory=none"),
         (lambda: DipScheduler(priorities="none"), "strategy.scheduler.priorities=none"),
         (lambda: DipScheduler(search_rounds=-1), "strategy.scheduler.search_rounds=-1"),
+        (lambda: DipScheduler(search_rounds=2**63), "strategy.scheduler.search_rounds=9223372036854775808: must be at"),
         (lambda: DipScheduler(search_seconds=-1.0), "strategy.scheduler.search_seconds=-1.0"),
     ],
 )
