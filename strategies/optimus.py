@@ -12,11 +12,12 @@ from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
+from entrain_bench.strategy.recomputation import Recomputation
 from entrain_bench.strategy.schedules import three_phase_program
 
 
 @dataclass(frozen=True, slots=True)
-class OptimusScheduler:
+class OptimusScheduler(Recomputation):
     """Three phases: all encoder forwards, the LLM's 1F1B, all encoder backwards."""
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
@@ -25,4 +26,4 @@ class OptimusScheduler:
         Raises:
             IncompatibleError: if stages are virtual.
         """
-        return three_phase_program(profile.job.model, shapes, layout, assignment)
+        return self.within_memory(three_phase_program(profile.job.model, shapes, layout, assignment), profile)

@@ -135,5 +135,5 @@ class Interleaved(OneForwardOneBackward):
         if max(placed.stages_per_rank for placed in layout.modules) > 1 or chain_of_turns(model, layout) is not None:
             if self.eager != "none":
                 raise IncompatibleError(f"strategy.scheduler.eager={self.eager}: must be none with virtual stages")
-            return interleaved_program(model, shapes, layout, assignment)
+            return self.within_memory(interleaved_program(model, shapes, layout, assignment), profile)
         return OneForwardOneBackward.schedule(self, shapes, layout, assignment, profile)

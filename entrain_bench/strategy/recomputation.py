@@ -8,24 +8,60 @@ every action bounds the sum over the intervals that it lies in.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 from ortools.sat.python import cp_model
 
 from entrain_bench.arrays import BoolArray, FloatArray, IntArray, sum_rows
+from entrain_bench.errors import unknown_choice
 from entrain_bench.program import Pass, Program, recompute_chunks
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.recomputation import covered_per_stage
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.strategy.beliefs import covered_layer_s
 from entrain_bench.strategy.profile import Profile
 
+MEMORY = ("module", "greedy", "exact")
 # Work of the solver on one lane, in CP-SAT's deterministic time (about seconds), and how far it may stay from optimal.
 SOLVER_WORK = 0.2
 SOLVER_GAP = 0.002
 # Bytes and seconds as the integer program counts them.
 BYTES_UNIT = 1024
 SECONDS_UNIT = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """Who chooses what is recomputed; schedulers that have these options can leave it to their order.
+
+    Attributes:
+        memory: ``module`` leaves recomputation to the planner, for modules as a whole; ``greedy`` recomputes by chunk
+            what the order has no memory for, and ``exact`` solves the integer program for it. ``layout.recompute`` goes
+            before it.
+    """
+
+    memory: str = field(default="module", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.memory not in MEMORY:
+            raise unknown_choice("strategy.scheduler.memory", self.memory, MEMORY)
+
+    @property
+    def chooses_recomputation(self) -> bool:
+        """Whether programs recompute by chunk, so that a planner has nothing to choose."""
+        return self.memory != "module"
+
+    def draft(self) -> Self:
+        """Without integer programs."""
+        return replace(self, memory="greedy") if self.memory == "exact" else self
+
+    def within_memory(self, program: Program, profile: Profile) -> Program:
+        """The program with the recomputation that is chosen here, if any is."""
+        if not self.chooses_recomputation or profile.job.request.recompute is not None:
+            return program
+        return recompute_by_chunk(recompute_all(program), profile, self.memory == "exact")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +94,19 @@ def recompute_all(program: Program) -> Program:
             for module, placed, rows in modules
         ],
     )
+
+
+def recompute_by_chunk(program: Program, profile: Profile, exact: bool = False) -> Program:
+    """The program with as little recomputation as its order leaves memory for, by chunk.
+
+    Args:
+        program: in an order that fits memory if everything is recomputed; what it says of recomputation is the most.
+        profile: for memory and believed seconds.
+        exact: see ``keep_what_fits``.
+    """
+    modules = zip(program.model.modules, program.layout.modules, program.chunks, strict=True)
+    layer_s = [covered_layer_s(module, placed, program.shapes, rows, profile) for module, placed, rows in modules]
+    return keep_what_fits(program, layer_s, profile, exact)
 
 
 def keep_what_fits(program: Program, forward_s: Sequence[FloatArray], profile: Profile, exact: bool = True) -> Program:

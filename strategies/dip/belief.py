@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from entrain_bench.arithmetic import matmul
-from entrain_bench.arrays import FloatArray, IntArray, sum_rows
+from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputation import covered_per_stage
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.beliefs import covered_layer_s, stages_s
 from entrain_bench.strategy.planning import recompute_factor
 from entrain_bench.strategy.profile import Profile
 
@@ -30,43 +29,11 @@ def chunk_s(
     A backward takes two forwards, and one more if activations are recomputed; less where layers are frozen. Of layers
     that chunks recompute one by one (``remade``), the backward takes one more forward of these.
     """
-    forward, share = _stages_s(module, placed, shapes, chunks, profile)
+    forward, share = stages_s(module, placed, shapes, chunks, profile)
     backward = forward * (3.0 * recompute_factor(placed.recompute) - 1.0) * share
     if remade is not None and not placed.recompute:
         backward = backward + remade * covered_layer_s(module, placed, shapes, chunks, profile)
     return forward, backward
-
-
-def covered_layer_s(
-    module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, chunks: Chunks, profile: Profile
-) -> FloatArray:
-    """Estimated forward seconds of a mean layer that recomputation covers ``[chunks, stages]``; 0 without backward."""
-    forward, _ = _stages_s(module, placed, shapes, chunks, profile)
-    counts, kinds = module.kind_counts(placed.layers_per_stage), _kinds_s(module, placed, shapes, profile)
-    covered = counts * [kind.recomputed and kind.backward_share > 0 for kind in module.kinds]
-    number = np.maximum(covered_per_stage(module, placed.layers_per_stage), 1)
-    return np.asarray(forward * (matmul(covered, kinds) / matmul(counts, kinds) / number))
-
-
-def _kinds_s(module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, profile: Profile) -> FloatArray:
-    """Estimated forward seconds of a layer of each kind for a unit of mean length ``[kinds]``."""
-    units = module.units(shapes)
-    mean = float(module.lengths(shapes, units).mean()) if len(units) else 0.0
-    return np.maximum(matmul(profile.forward_fit(module, placed.tp, placed.cp), [mean**2, mean, 1.0]), 1e-12)
-
-
-def _stages_s(
-    module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, chunks: Chunks, profile: Profile
-) -> tuple[FloatArray, FloatArray]:
-    """Forward seconds ``[chunks, stages]``, and the share of a full backward's products that is needed ``[stages]``."""
-    units = module.units(shapes)
-    seconds = np.zeros(shapes.num_items if module.is_encoder else len(shapes))
-    seconds[units] = profile.estimate_units(module, shapes, placed.tp, placed.cp)
-    kinds = _kinds_s(module, placed, shapes, profile)
-    stages = matmul(module.kind_counts(placed.layers_per_stage), kinds)
-    forward = sum_rows(chunks.offsets, seconds[chunks.members])[:, None] * (stages / stages.sum())
-    kept = kinds * np.array([kind.backward_share for kind in module.kinds])
-    return forward, matmul(module.kind_counts(placed.layers_per_stage), kept) / stages
 
 
 def believed_durations(program: Program, profile: Profile) -> FloatArray:

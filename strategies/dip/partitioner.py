@@ -72,9 +72,7 @@ class DipPlanner:
         modules = profile.job.model.modules
         # The order that the search begins with tells layouts apart as well as the one it ends with (docs).
         order: MakeProgram = getattr(make_program, "draft", make_program)
-        choices = recompute_choices(profile.job)
-        if profile.job.request.recompute is None and getattr(make_program, "choose_recomputation", False):
-            choices = [(False,) * len(modules)]
+        choices = recompute_choices(profile.job, chosen_later=getattr(make_program, "choose_recomputation", False))
         for degrees, recompute in product(profile.job.degrees(), choices):
             cost = [layer_s(profile, module, samples, degrees) for module in modules]
             for chunks in self._chunk_choices(profile, samples, degrees):

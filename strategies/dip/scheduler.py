@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -13,52 +13,43 @@ from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.recomputation import keep_what_fits, recompute_all
+from entrain_bench.strategy.recomputation import Recomputation, recompute_all, recompute_by_chunk
 from entrain_bench.strategy.schedules import chain_chunks
 
-from .belief import believed_s, covered_layer_s
+from .belief import believed_s
 from .rollouts import best_slots
 from .segments import segments_of
 
-MEMORY = ("module", "greedy", "exact")
 PRIORITIES = ("microbatch", "modality")
 # Every rollout is a node in the tree of every set of lanes, some 60 bytes each.
 MAX_ROUNDS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class DipScheduler:
+class DipScheduler(Recomputation):
     """Orders the actions of every rank.
 
     Attributes:
         search_rounds: rollouts of the tree search over the order of microbatches, each of all replicas; 0 keeps the
             order of arrival.
         search_seconds: wall time after which no rollout starts; the order then depends on the machine.
-        memory: ``module`` leaves recomputation to the planner, for modules as a whole; ``exact`` orders programs that
-            recompute everything and then keeps what fits, by an integer program a rank, or ``greedy`` in a quick way.
         priorities: what the search puts in order: the part of each ``modality`` of every microbatch, or all of a
             ``microbatch``.
     """
 
     search_rounds: int = 16
     search_seconds: float | None = None
-    memory: str = "greedy"
     priorities: str = "modality"
+    memory: str = field(default="greedy", kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.memory not in MEMORY:
-            raise unknown_choice("strategy.scheduler.memory", self.memory, MEMORY)
+        Recomputation.__post_init__(self)
         if self.priorities not in PRIORITIES:
             raise unknown_choice("strategy.scheduler.priorities", self.priorities, PRIORITIES)
         few = 0 <= self.search_rounds <= MAX_ROUNDS
         require(few, "strategy.scheduler.search_rounds", self.search_rounds, f"at least 0, at most {MAX_ROUNDS}")
         limited = self.search_seconds is None or self.search_seconds >= 0
         require(limited, "strategy.scheduler.search_seconds", self.search_seconds, "null or at least 0")
-
-    @property
-    def chooses_recomputation(self) -> bool:
-        """Whether programs recompute by chunk, so that a planner has nothing to choose."""
-        return self.memory != "module"
 
     def draft(self) -> DipScheduler:
         """The greedy order, with which the search begins."""
@@ -84,9 +75,10 @@ class DipScheduler:
         draft = build_program(model, layout, shapes, chunks, [Slots(each, each) for each in empty])
         if not self.chooses_recomputation or profile.job.request.recompute is not None:
             return self._ordered(draft, assignment, profile)
-        frugal = self._bought(self._ordered(recompute_all(draft), assignment, profile), profile)
+        exact = self.memory == "exact"
+        frugal = recompute_by_chunk(self._ordered(recompute_all(draft), assignment, profile), profile, exact)
         # What is recomputed now may deserve another order, which may leave memory for more.
-        again = self._bought(self._ordered(frugal, assignment, profile), profile)
+        again = recompute_by_chunk(self._ordered(frugal, assignment, profile), profile, exact)
         seconds = decisive(np.array([believed_s(profile, program) for program in (frugal, again)]))
         return frugal if seconds[0] <= seconds[1] else again
 
@@ -99,9 +91,3 @@ class DipScheduler:
             for index in range(len(draft.chunks))
         ]
         return reorder(draft, slots)
-
-    def _bought(self, program: Program, profile: Profile) -> Program:
-        """The program with less recomputation, as far as the memory that its order leaves goes."""
-        modules = zip(program.model.modules, program.layout.modules, program.chunks, strict=True)
-        layer_s = [covered_layer_s(module, placed, program.shapes, rows, profile) for module, placed, rows in modules]
-        return keep_what_fits(program, layer_s, profile, exact=self.memory == "exact")

@@ -16,10 +16,14 @@ from entrain_bench.errors import UserError
 from entrain_bench.program import Program, recompute_chunks
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.recomputation import covered_per_stage, remade_kinds
-from entrain_bench.specs.job import PLANNING_SHARE
+from entrain_bench.specs.job import PLANNING_SHARE, LayoutRequest
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.strategy.interface import Strategy
+from entrain_bench.strategy.planning import recompute_choices
 from entrain_bench.strategy.recomputation import Lane, greedy, keep_what_fits, optimal, recompute_all
 from entrain_bench.strategy.schedules import chain_program, stages_behind
+from entrain_bench.strategy.warmup import OneForwardOneBackward
+from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner
 from support.builders import (
     TOKENS,
     chain_layout,
@@ -209,3 +213,46 @@ def test_a_stage_on_two_lanes_keeps_what_both_can() -> None:
     )
     assert np.all(memory.peak_bytes(bought) <= budget)
     assert bought.remade[1].max() < frugal.remade[1].max()
+
+
+def test_any_order_takes_it_and_what_the_user_asks_for_comes_first() -> None:
+    layout = chain_layout(MODEL, 1, 2, 6)
+    shapes, assignment = uniform_batch(MODEL, 6)
+    plain, memory = program_of(layout, 6), Memory(MODEL)
+    least, most = (float(memory.peak_bytes(one).max()) for one in (recompute_all(plain), plain))
+    budget = (least + most) / 2
+
+    def scheduled(choice: str, recompute: tuple[str, ...] | None = None) -> Program:
+        request = LayoutRequest(recompute=recompute)
+        job = tiny_job(MODEL, request=request, budget_bytes=budget / PLANNING_SHARE)
+        scheduler = OneForwardOneBackward(memory=choice)
+        assert scheduler.draft().memory == ("greedy" if choice == "exact" else choice)
+        return scheduler.schedule(shapes, layout, assignment, profile_of(job, shapes))
+
+    assert scheduled("module").remade == scheduled("greedy", ()).remade == ()
+    for choice in ("greedy", "exact"):
+        program = scheduled(choice)
+        assert memory.peak_bytes(program).max() <= budget < most
+        assert np.array_equal(program.lane_actions, plain.lane_actions)
+    with pytest.raises(UserError, match=r"strategy\.scheduler\.memory=none"):
+        OneForwardOneBackward(memory="none")
+
+
+def test_planners_leave_the_choice_to_the_scheduler() -> None:
+    shapes = uniform_batch(MODEL, 8)[0]
+    budget = {}
+    for choice in ("module", "greedy"):
+        strategy = Strategy("megatron", MegatronPlanner(), ArrivalOrder(), OneForwardOneBackward(memory=choice))
+        for gib in np.linspace(0.02, 0.001, 39).tolist():
+            job = tiny_job(MODEL, request=LayoutRequest(tp=1, cp=1, dp=2), budget_bytes=gib * 2**30)
+            try:
+                layout = strategy.plan(profile_of(job, shapes))
+            except UserError:
+                break
+            budget[choice] = [placed.recompute for placed in layout.modules]
+    assert any(budget["module"]), "just before nothing fits, modules recompute"
+    assert budget["greedy"] == [False, False]
+    job = tiny_job(MODEL)
+    assert recompute_choices(job, chosen_later=True) == [(False, False)]
+    asked = tiny_job(MODEL, request=LayoutRequest(recompute=("llm",)))
+    assert recompute_choices(asked, chosen_later=True) == [(False, True)]
