@@ -84,7 +84,7 @@ class MegatronPlanner:
         samples = profile.draw(self.profile_samples)
 
         def candidates(each: Profile) -> Iterator[Candidate]:
-            drafts = [*self._drafts(each, samples)]
+            drafts = [*self._drafts(each, samples, getattr(make_program, "choose_recomputation", False))]
             if not drafts and not self._is_plain:
                 blocks = len(profile.job.model.llm.layers) - 2
                 raise UserError(
@@ -95,7 +95,7 @@ class MegatronPlanner:
 
         return fastest_in_trials(profile, candidates, make_program, self.num_trials)
 
-    def _drafts(self, profile: Profile, samples: SampleShapes) -> Iterator[Draft]:
+    def _drafts(self, profile: Profile, samples: SampleShapes, chosen_later: bool) -> Iterator[Draft]:
         job = profile.job
 
         def place(
@@ -114,7 +114,7 @@ class MegatronPlanner:
             return Costs(job.model, tuple(cost * recompute_factor(r) for cost, r in each))
 
         for degrees in job.degrees():
-            for recompute in recompute_choices(job):
+            for recompute in recompute_choices(job, chosen_later=chosen_later):
                 seconds = costs(degrees.tp, degrees.cp, recompute)
                 for layers, leading in self._splits(job.model, degrees.pp, seconds):
                     stages = seconds.stage_s(degrees.pp * self.virtual_stages, layers, leading)

@@ -14,6 +14,7 @@ from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
+from entrain_bench.program.recomputation import covered_layers
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModuleSpec
@@ -180,16 +181,22 @@ class StepCosts:
         # [chunks, kinds]
         forward_s = np.stack([times.forward_s + times.forward_comm_s for times in kinds], axis=1)
         backward_s = np.stack([times.backward_s + times.backward_comm_s for times in kinds], axis=1)
+        again_s = forward_s * [kind.recomputed and kind.backward_share > 0 for kind in module.kinds]
         if placed.recompute:
-            backward_s = backward_s + forward_s * [kind.recomputed and kind.backward_share > 0 for kind in module.kinds]
+            backward_s = backward_s + again_s
         layers = np.split(module.layer_kind, np.cumsum(placed.layers_per_stage[:-1]))
 
         def of_stages(seconds: FloatArray, actions: list[IntArray]) -> list[FloatArray]:
             found = [np.searchsorted(chunks, program.chunk[stage]) for stage in actions]
             return [seconds[row[:, None], held] for row, held in zip(found, layers, strict=True)]
 
-        traffic = self.traffic(module, placed)
-        return Ends(traffic, firsts, lasts, of_stages(forward_s, firsts), of_stages(backward_s, lasts))
+        layer_s = of_stages(backward_s, lasts)
+        if program.remade:
+            covered = np.split(covered_layers(module), np.cumsum(placed.layers_per_stage[:-1]))
+            for stage, (total, once_more) in enumerate(zip(layer_s, of_stages(again_s, lasts), strict=True)):
+                remade = program.remade[index][program.chunk[lasts[stage]], stage]
+                total += once_more * (covered[stage] & (covered[stage].cumsum() <= remade[:, None]))
+        return Ends(self.traffic(module, placed), firsts, lasts, of_stages(forward_s, firsts), layer_s)
 
     def steps(self, program: Program, ends: Sequence[Ends]) -> Steps:
         """Times of a program's step.

@@ -100,6 +100,11 @@ class Emulator:
         check_program(program)
         for module, placed in zip(program.model.modules, program.layout.modules, strict=True):
             self.truth.framework.check_executable(module, placed.cp, "emulate")
+        if program.remade:
+            raise IncompatibleError(
+                "strategy.scheduler.memory: harness=emulate measures no recomputation by chunk; harness=simulate "
+                "and train know it, =module does without"
+            )
         memory = Simulator(self.truth, self.memory_budget_bytes).check_memory(program)
         return timeline_of(program, self.price(program), memory)
 

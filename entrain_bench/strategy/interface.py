@@ -96,6 +96,11 @@ class Programs:
         return self.strategy.program(shapes, layout, self.profile)
 
     @property
+    def choose_recomputation(self) -> bool:
+        """Whether the scheduler chooses what is recomputed where the job leaves it free (``chooses_recomputation``)."""
+        return bool(getattr(self.strategy.scheduler, "chooses_recomputation", False))
+
+    @property
     def draft(self) -> Programs:
         """Programs that are made quickly and need about the same memory; these, if the scheduler knows no quicker."""
         scheduler = self.strategy.scheduler

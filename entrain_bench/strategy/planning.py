@@ -260,18 +260,23 @@ def place_islands(
     return layout
 
 
-def recompute_choices(job: Job, groups: Sequence[Sequence[int]] | None = None) -> list[tuple[bool, ...]]:
+def recompute_choices(
+    job: Job, groups: Sequence[Sequence[int]] | None = None, chosen_later: bool = False
+) -> list[tuple[bool, ...]]:
     """Choices of groups whose activations are recomputed in backward: every one, or the one that is asked for.
 
     Args:
         job: the job.
         groups: modules that recompute together or not at all; each by itself if None.
+        chosen_later: whether the scheduler chooses by chunk what is recomputed, unless it is asked for: nothing then.
 
     Raises:
         IncompatibleError: if some modules of a group are asked for, but not all.
     """
     groups = [(index,) for index in range(len(job.model.modules))] if groups is None else groups
     asked = job.request.recompute
+    if asked is None and chosen_later:
+        return [(False,) * len(groups)]
     if asked is None:
         return list(product([False, True], repeat=len(groups)))
     again = [[job.model.modules[index].name in asked for index in group] for group in groups]

@@ -20,6 +20,7 @@ from entrain_bench.experiment import Setting, prepare, run_experiment
 from entrain_bench.program import Pass, Program
 from entrain_bench.run import compose_cells
 from entrain_bench.simulate import Simulator
+from entrain_bench.strategy.recomputation import recompute_all
 
 # Samples of one length, and few layers: two passes a stage to measure.
 # In every run of the tests; the others are for make test-slow.
@@ -223,6 +224,12 @@ def test_settings_that_do_not_fit_are_refused(overrides: list[str], kind: type[U
     (cell,) = compose_cells(["harness=emulate", "model=tiny", "cluster=tiny", *overrides])
     with pytest.raises(kind, match=message):
         prepare(cell.config)
+
+
+def test_recomputation_by_chunk_is_refused() -> None:
+    emulator, program = emulated("strategy=megatron")
+    with pytest.raises(IncompatibleError, match="harness=emulate measures no recomputation by chunk"):
+        emulator.execute(recompute_all(program))
 
 
 @pytest.mark.usefixtures("no_gpu")

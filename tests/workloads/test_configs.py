@@ -28,7 +28,7 @@ def workload(name: str, *overrides: str) -> Any:
 def test_the_documented_workloads_exist() -> None:
     traces = "chartqa chartqa_qa coco librispeech mathvision nextqa opencqa_ocr sroie synthchartnet_like trace"
     dflop = "dflop_mixed dflop_multi dflop_single dflop_uniform dflop_video"
-    other = "synthetic synthetic_av laion_packed packed_text uniform uniform_mix"
+    other = "synthetic synthetic_av images_packed laion_packed packed_text uniform uniform_mix"
     assert set(NAMES) == {*traces.split(), *dflop.split(), *other.split()}
 
 
@@ -152,3 +152,17 @@ def test_a_mixtures_stream_does_not_depend_on_batch_sizes() -> None:
 def test_a_wrong_mixture_is_refused(override: str) -> None:
     with pytest.raises(UserError, match=r"workload\.(weights|name)"):
         workload("dflop_mixed", f"{override}" if "{" not in override else "~workload.weights.video")
+
+
+def test_packed_images_fill_sequences_with_up_to_48_of_them() -> None:
+    # 728 x 728 pixels: 52 x 52 patches, 13 x 13 LLM tokens.
+    rules = TokenRules(14, 4, 1, 2, 2.0, 50.0, 2, 30.0, 4.0)
+    shapes = workload("images_packed").source(rules).batch(0, 500, 0)
+    assert np.all(shapes.llm_tokens == 8192)
+    assert set(shapes.item_encoder_tokens) == {2704}
+    assert set(shapes.item_llm_tokens) == {169}
+    counts = np.diff(shapes.item_offsets)
+    assert counts.min() >= 1
+    assert counts.max() <= 48
+    assert counts.mean() == pytest.approx(19, abs=1)
+    assert counts.std() == pytest.approx(7, abs=1)

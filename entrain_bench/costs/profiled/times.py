@@ -12,7 +12,7 @@ from entrain_bench.costs.profiled.curve import Curve
 from entrain_bench.costs.profiled.fitting import fit_factors
 from entrain_bench.costs.profiled.layers import MEDIAN, LayerCurves, curves_of, num_segments, score_elements
 from entrain_bench.costs.profiled.points import DeviceProfile
-from entrain_bench.costs.roofline import Loads, PassTimes, Roofline
+from entrain_bench.costs.roofline import Loads, PassTimes, Roofline, remade_layers
 from entrain_bench.errors import UserError
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import Framework
@@ -108,7 +108,7 @@ class ProfiledTimes:
         return found
 
     def stages_s(
-        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool
+        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool | FloatArray
     ) -> PassTimes:
         """Times of each chunk on each stage ``[chunks, stages]``; see ``LayerTimes``."""
         cp = self.roofline.framework.sequence_parts(module, cp)
@@ -156,26 +156,30 @@ class ProfiledTimes:
         counts: FloatArray,
         tp: int,
         cp: int,
-        recompute: bool,
+        recompute: bool | FloatArray,
         seconds: Callable[[str, Curve], FloatArray],
     ) -> PassTimes:
         """Times of stages, of the seconds that chunks take by the curve of a kind; ``cp`` ranks split sequences."""
         roofline = self.roofline.of(module)
         totals = np.zeros((4, len(loads.tokens), len(counts)))
         blocks = [index for index, layer in enumerate(module.kinds) if layer.attention]
+        remade = remade_layers(module, counts, recompute)
         for index, layer in enumerate(module.kinds):
             curves = self._curves(module, layer, tp)
-            # Only blocks are recomputed: their forward runs, and communicates, once more.
-            again = recompute and index in blocks
-            back = REMADE if again else BACKWARD
-            ahead_s, back_s = (seconds(layer.kind, curves.layer[name]) for name in (FORWARD, back))
-            comm, comm_back = roofline.comm_s(layer, loads.tokens, tp, cp, (ahead_s, back_s))
-            for total, each in zip(totals, (ahead_s, comm, back_s, comm_back + again * comm), strict=True):
-                total += each[:, None] * counts[:, index]
+            ahead_s = seconds(layer.kind, curves.layer[FORWARD])
+            # The forward of layers that are recomputed runs, and communicates, once more.
+            for again, number in enumerate((counts - remade, remade)):
+                if not number[..., index].any():
+                    continue
+                back_s = seconds(layer.kind, curves.layer[REMADE if again else BACKWARD])
+                comm, comm_back = roofline.comm_s(layer, loads.tokens, tp, cp, (ahead_s, back_s))
+                for total, each in zip(totals, (ahead_s, comm, back_s, comm_back + again * comm), strict=True):
+                    total += each[:, None] * number[..., index]
             if index == blocks[0]:
-                held = (counts[:, blocks] > 0).any(axis=1)
-                for place, name in ((0, FORWARD), (2, back)):
-                    totals[place] += seconds(layer.kind, curves.stage[name])[:, None] * held
+                held, again_held = ((number[..., blocks] > 0).any(axis=-1) for number in (counts, remade))
+                totals[0] += seconds(layer.kind, curves.stage[FORWARD])[:, None] * held
+                totals[2] += seconds(layer.kind, curves.stage[BACKWARD])[:, None] * (held & ~again_held)
+                totals[2] += seconds(layer.kind, curves.stage[REMADE])[:, None] * again_held
         return PassTimes(*totals)
 
     def _curves(self, module: ModuleSpec, layer: Layer, tp: int) -> LayerCurves:
