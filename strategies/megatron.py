@@ -155,7 +155,9 @@ class MegatronPlanner:
         stages = pp * self.virtual_stages
         if stages > len(layer_s) or (self.virtual_stages > 1 and pp == 1):
             return None
-        return partition_layers(layer_s, stages) if self.split == "balanced" else spread_blocks(len(layer_s), stages)
+        if self.split == "balanced":
+            return partition_layers(layer_s, stages)
+        return None if (len(layer_s) - 2) % stages else spread_blocks(len(layer_s), stages)
 
 
 @dataclass(frozen=True, slots=True)

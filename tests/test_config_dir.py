@@ -89,9 +89,9 @@ where: nowhere
 value: 1.1
 unit: x
 paper_setting: none
-our_setting: none
-common: [workload=growing]
-measure: {metric: iteration_time_s, of: [strategy=megatron], to: [strategy=theirs]}
+measure: {metric: iteration_time_s}
+published: {setting: none, common: [workload=growing], of: [strategy=megatron_rigid], to: [strategy=theirs]}
+fair: {setting: none, common: [workload=growing], of: [strategy=megatron], to: [strategy=theirs]}
 why: because
 """,
 }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from entrain_bench.documents.claims import SIDE_SEPARATOR
+from entrain_bench.documents.claims import SIDE_SEPARATOR, decides
 from entrain_bench.records.cost_source import UNKNOWN
 from entrain_bench.records.labels import consecutive
 from entrain_bench.report.cases import Case
@@ -22,23 +22,33 @@ NAMED = 12
 
 def claims_section(claims: pd.DataFrame) -> Section:
     """Published claims and their verdicts here (``claims.csv``), and how each is measured again."""
-    verdicts = Counter(claims["verdict"].str.partition(":")[0])
-    counted = ", ".join(f"{number} {verdict}" for verdict, number in sorted(verdicts.items()))
-    heading = ["claim", "where", "paper", "here", "verdict", "setting here"]
+    counted = "; ".join(
+        f"{title}: {_counted(claims[f'{name}_verdict'])}"
+        for title, name in (("as published", "published"), ("fair", "fair"))
+    )
+    heading = ["claim", "where", "paper", "as published", "verdict", "fair", "verdict, fair", "what decides"]
     found = {f"claim-{place}": each for place, each in enumerate(claims.to_dict("records"), start=1)}
     rows = [
         row(
             Text(each["claim"], link=anchor),
             f"arXiv:{each['paper']}, {each['where']}",
             each["paper_value"],
-            each["measured_value"] or "-",
-            Text(each["verdict"], strong=True),
-            each["our_setting"],
+            each["published_value"] or "-",
+            Text(each["published_verdict"], strong=True),
+            each["fair_value"] or "-",
+            Text(each["fair_verdict"], strong=True),
+            decides(each),
         )
         for anchor, each in found.items()
     ]
     commands = [Commands(anchor, each["name"], _claim_commands(each["runs"])) for anchor, each in found.items()]
     return Section("claims", "Claims of the papers", [plain(f"{counted}."), Table(heading, rows), *commands])
+
+
+def _counted(verdicts: pd.Series[str]) -> str:
+    """How many claims have each verdict, other choices and reasons left out."""
+    counts = Counter(verdicts.str.split("[:;]", regex=True).str[0])
+    return ", ".join(f"{number} {verdict}" for verdict, number in sorted(counts.items()))
 
 
 def _claim_commands(runs: str) -> list[str]:

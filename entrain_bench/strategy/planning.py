@@ -97,12 +97,12 @@ def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
 def spread_blocks(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
     """As many blocks on every stage, the embedding with the first and the head with the last, as Megatron-LM does.
 
-    None if the blocks cannot be spread evenly.
+    Where the blocks cannot be spread evenly the first stages get one more; None if there are fewer than stages.
     """
     blocks, rest = divmod(num_layers - 2, num_stages)
-    if rest or not blocks:
+    if not blocks:
         return None
-    layers = np.full(num_stages, blocks)
+    layers = blocks + (np.arange(num_stages) < rest)
     layers[0] += 1
     layers[-1] += 1
     return tuple(layers.tolist())

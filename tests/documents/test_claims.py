@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,13 @@ import pandas as pd
 import pytest
 
 from entrain_bench.documents import claims
-from entrain_bench.documents.claim import combined, measured, parse_claim, verdict
+from entrain_bench.documents.claim import Change, Claim, Setting, parse_claim
 from entrain_bench.documents.claims import claim_row, claims_markdown, claims_table, load_claims, write_claims
 from entrain_bench.documents.markdown import markdown_table
 from entrain_bench.documents.results import results_markdown
+from entrain_bench.documents.verdict import combined, measured, verdict
 from entrain_bench.errors import UserError
+from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results, new_record
 from entrain_bench.records.tables import compared
 from entrain_bench.study import Output, Study, bring_up_to_date
@@ -34,15 +38,27 @@ VALUES: dict[str, Any] = {
     "value": 2.0,
     "unit": "x",
     "paper_setting": "theirs",
-    "our_setting": "ours",
-    "common": [*TINY, "workload=chartqa", "seed=0,1"],
-    "measure": {"metric": "iteration_time_s", "of": ["strategy=megatron"], "to": ["strategy=entrain"]},
+    "measure": {"metric": "iteration_time_s"},
+    "published": {
+        "setting": "as theirs",
+        "common": [*TINY, "workload=chartqa", "seed=0,1"],
+        "of": ["strategy=megatron_rigid"],
+        "to": ["strategy=entrain"],
+    },
+    "fair": {
+        "setting": "as it should be",
+        "common": [*TINY, "workload=chartqa", "seed=0,1"],
+        "of": ["strategy=megatron"],
+        "to": ["strategy=entrain"],
+    },
     "why": "because",
 }
+SHARE = {key: VALUES["fair"][key] for key in ("setting", "common", "of")}
 
 
-def claim_with(**changes: Any) -> Any:
-    return parse_claim("some", VALUES | changes)
+def claim_with(published: Any = None, fair: Any = None, **changes: Any) -> Claim:
+    settings = {"published": VALUES["published"] | (published or {}), "fair": VALUES["fair"] | (fair or {})}
+    return parse_claim("some", VALUES | settings | changes)
 
 
 def runs(*rows: tuple[str, str, float]) -> pd.DataFrame:
@@ -60,7 +76,7 @@ def test_every_claim_is_complete_and_cites_its_paper() -> None:
     found = load_claims()
     assert len(found) >= 25
     assert all(claim.paper in ("2605.27918", "2408.04275", "2603.25120", "2504.14145", "2605.27678") for claim in found)
-    assert all(len(claim.our_setting) > 30 for claim in found)
+    assert all(len(each.words) > 30 for claim in found for each in (claim.published, claim.fair))
 
 
 @pytest.mark.parametrize(
@@ -70,19 +86,26 @@ def test_every_claim_is_complete_and_cites_its_paper() -> None:
         ({"value": 1.0}, "value=1.0: must be a gain"),
         ({"value": None, "unit": "%"}, "unit=%: must be x for an order"),
         ({"verdict": "reproduced"}, "key=verdict: must be one of"),
-        ({"measure": {"metric": "time", "of": []}}, "measure.metric=time: must be one of iteration_time_s"),
-        ({"measure": {"metric": "mfu", "of": [], "over": "median"}}, "measure.over=median: must be one of mean"),
-        ({"measure": {"metric": "mfu", "of": [], "by": "x"}}, "measure: key=by: must be one of metric"),
+        ({"measure": {"metric": "time"}}, "measure.metric=time: must be one of iteration_time_s"),
+        ({"measure": {"metric": "mfu", "over": "median"}}, "measure.over=median: must be one of mean"),
+        ({"measure": {"metric": "mfu", "by": "x"}}, "measure: key=by: must be one of metric"),
+        ({"measure": {}}, "measure: metric: missing"),
+        ({"fair": SHARE | {"at": ["seed=1"]}}, "fair.against=.*: must be given with fair.at"),
+        ({"fair": {"of": []}}, "fair: setting: missing"),
+        ({"fair": SHARE | {"choices": {}}}, "fair: key=choices: must be one of"),
+        ({"published": SHARE, "fair": SHARE}, "published.to=.*: must be given for a ratio"),
+        ({"fair": SHARE}, "fair.to=.*: must be given in both settings or none"),
+        ({"published": VALUES["published"] | {"choices": {"none": {}}}}, "none={}: must be overrides that make"),
+        ({"assumption": {"text": "a"}}, "assumption: otherwise: missing"),
         (
-            {"measure": {"metric": "mfu", "of": [], "to": [], "at": ["seed=1"]}},
-            "measure.against=.*: must be given with",
+            {"assumption": {"text": "a", "otherwise": "b", "of": ["c=1"], "of_setting": "ours"}},
+            "assumption.of_setting=ours: unknown",
         ),
-        ({"measure": {"metric": "mfu", "of": []}}, "measure.to=.*: must be given for a ratio"),
     ],
 )
 def test_a_claim_that_says_something_wrong_is_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        claim_with(**change)
+        parse_claim("some", VALUES | change)
     with pytest.raises(UserError, match="where: missing"):
         parse_claim("some", {key: value for key, value in VALUES.items() if key != "where"})
 
@@ -99,7 +122,7 @@ def test_seeds_are_paired_configurations_picked_and_cases_combined() -> None:
     )
     # Workload w: 6 against 3 at both seeds; workload v: 6 against 6, then against 3.
     measure = VALUES["measure"]
-    mean = claim_with(measure=measure)
+    mean = claim_with()
     found = measured(mean, [[of, to]])
     assert found.loc[("w", "m")].tolist() == [2.0, 2.0]
     assert found.loc[("v", "m")].tolist() == [1.0, 2.0]
@@ -111,7 +134,8 @@ def test_seeds_are_paired_configurations_picked_and_cases_combined() -> None:
     assert combined(extreme, measured(extreme, [[of, to]])).startswith("4.24x (")
     change = claim_with(unit="%", measure=measure | {"over": "min"})
     assert combined(change, measured(change, [[of, to]])).startswith("+41.4% (")
-    share = claim_with(unit="%", measure={"metric": "iteration_time_s", "of": ["seed=0"], "over": "max"})
+    values = VALUES | {"unit": "%", "measure": measure | {"over": "max"}, "published": SHARE, "fair": SHARE}
+    share = parse_claim("some", values)
     assert combined(share, measured(share, [[of[of["seed"] == 0]]])) == "600.0%"
     with pytest.raises(UserError, match="no workload, model and seed in common"):
         measured(mean, [[of, to[to["workload"] == "u"]]])
@@ -120,10 +144,10 @@ def test_seeds_are_paired_configurations_picked_and_cases_combined() -> None:
 
 
 def test_two_settings_are_compared_by_the_ratio_of_their_ratios() -> None:
-    two = claim_with(value=None, measure=VALUES["measure"] | {"at": ["seed=0"], "against": ["seed=1"]})
-    assert two.pairs == [
-        [(*two.common, setting, side) for side in ("strategy=megatron", "strategy=entrain")]
-        for setting in ("seed=0", "seed=1")
+    two = claim_with(value=None, published={"at": ["seed=0"], "against": ["seed=1"]})
+    assert two.published.pairs == [
+        [(*two.published.common, situation, side) for side in ("strategy=megatron_rigid", "strategy=entrain")]
+        for situation in ("seed=0", "seed=1")
     ]
     # 3 against 2 under the one; 4 against 2 and 1 against 1, together 1.5, under the other.
     at = [runs(("w", "a", 3.0)), runs(("w", "b", 2.0))]
@@ -209,48 +233,107 @@ def test_a_verdict_does_not_flip_within_the_interval(ratios: list[float], text: 
     assert (combined(claim, cases(ratios)), verdict(claim, cases(ratios))) == (text, expected)
 
 
-def test_seeds_without_a_result_are_left_out_and_counted(tmp_path: Path) -> None:
-    claim, study = claim_with(common=[*TINY, "workload=chartqa", "seed=0,1,2"]), Study(Results(tmp_path))
-    for side in (side for pair in claim.pairs for side in pair):
-        for cell in study.cells(*side):
-            slow = cell.config.strategy["name"] == "megatron"
-            record = new_record(cell, "failed" if slow and cell.config.seed == 1 else "ok", "told so")
-            object.__setattr__(record, "metrics", {"iteration_time_s": 3.0 if slow else 1.5})
+def test_a_change_takes_the_place_of_overrides_of_the_same_key() -> None:
+    setting = Setting("", ("a=1", "b=2"), ("strategy=x", "c=3"), ("strategy=y",), ("d=1",), ("d=2",))
+    assert setting.changed(Change(common=("a=5", "c=6", "e=7"))) == Setting(
+        "", ("b=2", "a=5", "c=6", "e=7"), ("strategy=x",), ("strategy=y",), ("d=1",), ("d=2",)
+    )
+    # What one side changes of all runs, the other keeps.
+    assert setting.changed(Change(to=("b=9", "strategy=z"))) == Setting(
+        "", ("a=1",), ("b=2", "strategy=x", "c=3"), ("b=9", "strategy=z"), ("d=1",), ("d=2",)
+    )
+    with pytest.raises(UserError, match="change=d: must be a key other than those of at and against"):
+        setting.changed(Change(common=("d=8",)))
+    alone = Setting("", ("a=1",), ("b=2",))
+    assert alone.changed(Change(of=("a=3",))) == Setting("", (), ("b=2", "a=3"))
+
+
+def record_times(study: Study, setting: Setting, seconds: Callable[[Cell], float]) -> None:
+    """Records with the time of each run; of those whose time is 0 a failure."""
+    for sweep in setting.sweeps:
+        for cell in study.cells(*sweep):
+            record = new_record(cell, "ok" if seconds(cell) else "failed", "told so")
+            object.__setattr__(record, "metrics", {"iteration_time_s": seconds(cell)})
             study.results.write(record, None)
+
+
+def strategy_of(cell: Cell) -> str:
+    return str(cell.config.strategy["name"])
+
+
+def test_seeds_without_a_result_are_left_out_and_counted(tmp_path: Path) -> None:
+    common = {"common": [*TINY, "workload=chartqa", "seed=0,1,2"]}
+    claim, study = claim_with(common, common), Study(Results(tmp_path))
+    record_times(
+        study,
+        claim.fair,
+        lambda cell: 1.5 if strategy_of(cell) == "entrain" else 0.0 if cell.config.seed == 1 else 3.0,
+    )
     row = claim_row(claim, study)
-    assert row["measured_value"] == "2.00x (2.00 to 2.00x); 1 of 6 runs have no result (seeds left out: 1)"
-    assert row["verdict"] == "reproduced"
+    assert row["fair_value"] == "2.00x (2.00 to 2.00x); 1 of 6 runs have no result (seeds left out: 1)"
+    assert row["fair_verdict"] == "reproduced"
+    assert row["published_verdict"] == f"{claims.NOT_MEASURED}: 3 of 3 runs have no result: not run"
+
+
+def test_other_choices_and_the_assumption_are_measured_and_told(tmp_path: Path) -> None:
+    choices = {"small": {"common": ["global_batch=32"]}, "large": {"to": ["strategy=dip"]}}
+    claim = claim_with(
+        {"choices": choices},
+        assumption={"text": "rigid", "otherwise": "tuned", "of": ["strategy=megatron"], "to": ["strategy=dflop"]},
+    )
+    study = Study(Results(tmp_path))
+    seconds = {"megatron_rigid": 3.0, "megatron": 1.5, "entrain": 1.5, "dip": 2.4, "dflop": 1.5}
+
+    def time(cell: Cell) -> float:
+        return seconds[strategy_of(cell)] * (1.25 if cell.config.global_batch == 32 and "rigid" in str(cell) else 1)
+
+    for setting in claim.settings:
+        record_times(study, setting, time)
+    row = claim_row(claim, study)
+    assert row["published_value"] == "2.00x (2.00 to 2.00x); 1.25 to 2.50x under other choices"
+    assert row["published_verdict"] == "reproduced; under other choices not reproduced"
+    assert (row["fair_value"], row["fair_verdict"]) == ("1.00x (1.00 to 1.00x)", "not reproduced")
+    assert row["assumption"] == "rigid; otherwise, tuned"
+    assert (row["otherwise_value"], row["otherwise_verdict"]) == ("1.00x (1.00 to 1.00x)", "not reproduced")
+    assert row["other_choices"] == (
+        "small: 2.50x (2.50 to 2.50x) (reproduced); large: 1.25x (1.25 to 1.25x) (not reproduced)"
+    )
+    text = claims_markdown([row])
+    assert "| rigid; otherwise, tuned: 1.00x (1.00 to 1.00x) (not reproduced) |" in text
+    assert "*Other choices*: small: 2.50x" in text
+    # Nothing can be judged without the paper's number.
+    assert claim_row(replace(claim, no_source=True), study)["fair_verdict"] == "no source"
 
 
 def test_a_claim_is_run_measured_judged_and_written(tmp_path: Path) -> None:
     claim, study = claim_with(), Study(Results(tmp_path))
-    output = Output(
-        "claims", [side for pair in claim.pairs for side in pair], lambda study: write_claims([claim], study)
-    )
+    sweeps = [sweep for setting in claim.settings for sweep in setting.sweeps]
+    output = Output("claims", sweeps, lambda study: write_claims([claim], study))
     assert [problem for _, problem in bring_up_to_date([output], study, 0, lambda *_: None)] == [""]
     records = study.results.records()
-    assert len(records) == 4
+    assert len(records) == 6
     times = {
         name: [record.metrics["iteration_time_s"] for record in records if record.labels["strategy"] == name]
         for name in ("megatron", "entrain")
     }
     ratios = [slow / fast for slow, fast in zip(times["megatron"], times["entrain"], strict=True)]
     row = claim_row(claim, study)
-    assert row["measured_value"].startswith(f"{(ratios[0] * ratios[1]) ** 0.5:.2f}x (")
-    assert row["verdict"] == verdict(claim, cases(ratios))
-    assert claims_table([row])["verdict"].tolist() == [row["verdict"]]
+    assert row["fair_value"].startswith(f"{(ratios[0] * ratios[1]) ** 0.5:.2f}x (")
+    assert row["fair_verdict"] == verdict(claim, cases(ratios))
+    assert claims_table([row])["fair_verdict"].tolist() == [row["fair_verdict"]]
     text = (tmp_path / "claims.md").read_text()
     assert text == claims_markdown([row])
     assert "| [One is faster than the other](#some) | arXiv:2605.27918, Table 3 | 2.00x |" in text
-    assert text.count("seed=0,1") == 2
+    # Three strategies, of which both settings run one alike.
+    assert text.count("seed=0,1") == 3
     assert (tmp_path / "claims.csv").read_text().startswith("name,claim,paper")
 
 
 def test_a_claim_whose_cells_have_no_result_is_not_measured_and_says_why(tmp_path: Path) -> None:
-    broken = claim_with(common=[*VALUES["common"], "layout.pp=100"])
+    broken = claim_with(fair={"common": [*VALUES["fair"]["common"], "layout.pp=100"]})
     problem = write_claims([broken], Study(Results(tmp_path)))
-    assert problem == f"some: {claims.NOT_MEASURED}: 2 of 2 runs have no result: not run"
-    assert problem.partition(": ")[2] in (tmp_path / "claims.md").read_text()
+    assert f"some (fair): {claims.NOT_MEASURED}: 2 of 2 runs have no result: not run" in problem.split("; ")
+    assert claims.NOT_MEASURED in (tmp_path / "claims.md").read_text()
 
 
 def test_markdown_tables_align_and_escape() -> None:

@@ -1,0 +1,96 @@
+"""A Megatron-LM job as it is set up by rule of thumb: nothing is measured, nothing searched.
+
+The baseline of DistTrain's, DFLOP's and DIP's papers: one TP, PP and DP for all modules, as many LLM blocks on every
+stage, encoders and generators on the outer LLM stages or on a stage of their own, samples in arrival order, 1F1B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import ClassVar
+
+from entrain_bench.errors import UserError, require, unknown_choice
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import Degrees, Job
+from entrain_bench.strategy.candidates import Candidate, fastest_in_trials
+from entrain_bench.strategy.interface import MakeProgram
+from entrain_bench.strategy.planning import place_chain, spread_blocks
+from entrain_bench.strategy.profile import Profile
+
+PLACEMENTS = ("leading_stages", "first_stage")
+
+
+@dataclass(frozen=True, slots=True)
+class RigidPlanner:
+    """Takes the requested degrees; what is left open follows rules of thumb.
+
+    TP is the widest that a node and the heads allow, CP the least, PP the fewest stages that fit memory, DP the rest.
+    Recomputation comes last, where no number of stages fits without.
+
+    Attributes:
+        placement: ``leading_stages``: encoders have the first stages of a replica to themselves, generators the last;
+            ``first_stage``: encoders are on the first LLM stage, generators on the last.
+        outer_stages: stages of the encoders, and of the generators, where they have their own.
+        recompute: whether every module recomputes its activations; None: only if nothing fits otherwise.
+            ``layout.recompute`` goes before it.
+    """
+
+    handles_generators: ClassVar[bool] = True
+
+    placement: str = "leading_stages"
+    outer_stages: int = 1
+    recompute: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.placement not in PLACEMENTS:
+            raise unknown_choice("strategy.planner.placement", self.placement, PLACEMENTS)
+        require(self.outer_stages >= 1, "strategy.planner.outer_stages", self.outer_stages, "at least 1")
+
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
+        """The layout with the fewest stages that fit memory, at the widest TP and the least CP."""
+
+        def candidates(each: Profile) -> list[Candidate]:
+            degrees = [*each.job.degrees()]
+            widest, least = max(one.tp for one in degrees), min(one.cp for one in degrees)
+            chosen = sorted((one for one in degrees if (one.tp, one.cp) == (widest, least)), key=lambda one: one.pp)
+            # A place in this order stands in for an estimate: the first that fits is taken.
+            found = [
+                Candidate(float(place), layout)
+                for place, (again, one) in enumerate(product(self._recompute(each.job), chosen))
+                for layout in self._layouts(each.job, one, again)
+            ]
+            if not found:
+                stages = ", ".join(str(one.pp) for one in chosen)
+                raise UserError(
+                    f"strategy.planner.placement={self.placement} outer_stages={self.outer_stages}: model="
+                    f"{each.job.model.name} cannot be spread evenly over {stages} stages (tp={widest} cp={least})"
+                )
+            return found
+
+        return fastest_in_trials(profile, candidates, make_program, num_trials=1)
+
+    def _recompute(self, job: Job) -> list[tuple[bool, ...]]:
+        """The choices of recomputing modules, in the order in which they are tried."""
+        asked = job.request.recompute
+        if asked is not None:
+            return [tuple(module.name in asked for module in job.model.modules)]
+        again = [False, True] if self.recompute is None else [self.recompute]
+        return [(each,) * len(job.model.modules) for each in again]
+
+    def _layouts(self, job: Job, degrees: Degrees, recompute: Sequence[bool]) -> Iterator[Layout]:
+        """The layout with these degrees; none if a stage would have no block."""
+        model, leading = job.model, self.placement == "leading_stages"
+        outer = self.outer_stages if leading else 0
+        llm_stages = degrees.pp - outer * (bool(model.encoders) + bool(model.generators))
+        if llm_stages < 1:
+            return
+        layers = []
+        for index, module in enumerate(model.modules):
+            stages = llm_stages if index == model.llm_index else max(outer, 1)
+            split = (len(module.layers),) if stages == 1 else spread_blocks(len(module.layers), stages)
+            if split is None:
+                return
+            layers.append(split)
+        yield place_chain(job, degrees, layers, recompute, leading)

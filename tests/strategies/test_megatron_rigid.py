@@ -1,0 +1,91 @@
+"""The rigid baseline: plans by hand, rules of thumb for what is left open, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from entrain_bench.errors import OutOfMemoryError, UserError
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import LayoutRequest
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.strategy.planning import spread_blocks
+from entrain_bench_strategies.megatron_rigid import RigidPlanner
+from support.builders import GIB, plan_with, profile_of, samples, tiny_cluster, tiny_job, tiny_model
+
+# Embedding and head beside the blocks: 3 + 2 and 6 + 2 layers.
+MODEL = tiny_model(encoder=3, llm=6)
+ROWS = [(300, [1000, 200])] * 4
+
+
+def planned(model: ModelSpec = MODEL, budget_bytes: float = 16 * GIB, request: Any = None, **options: Any) -> Layout:
+    job = tiny_job(model, tiny_cluster(1, 8), request=LayoutRequest(**(request or {})), budget_bytes=budget_bytes)
+    return plan_with(RigidPlanner(**options), profile_of(job, samples(*ROWS)))
+
+
+def splits(layout: Layout) -> list[tuple[int, ...]]:
+    return [module.layers_per_stage for module in layout.modules]
+
+
+def test_blocks_are_spread_evenly_and_the_first_stages_take_what_is_left() -> None:
+    assert spread_blocks(8, 3) == (3, 2, 3)
+    assert spread_blocks(9, 3) == (4, 2, 3)
+    assert spread_blocks(10, 3) == (4, 3, 3)
+    assert spread_blocks(8, 7) is None
+    assert spread_blocks(8, 1) == (8,)
+
+
+def test_the_encoder_has_the_first_stage_to_itself() -> None:
+    layout = planned(request={"tp": 1, "dp": 2})
+    # Four stages: one of the encoder, three of two blocks each.
+    assert splits(layout) == [(5,), (3, 2, 3)]
+    assert layout.modules[0].ranks.tolist() == [[[0]], [[4]]]
+    assert layout.modules[1].ranks.tolist() == [[[1], [2], [3]], [[5], [6], [7]]]
+
+
+def test_the_encoder_is_on_the_first_llm_stage_or_on_as_many_as_are_asked_for() -> None:
+    first = planned(request={"tp": 1, "dp": 2}, placement="first_stage")
+    assert splits(first) == [(5,), (3, 2, 1, 2)]
+    assert first.modules[0].ranks.tolist() == [[[0]], [[4]]]
+    two = planned(request={"tp": 1, "dp": 2}, outer_stages=2)
+    assert splits(two) == [(3, 2), (4, 4)]
+
+
+def test_open_degrees_follow_rules_of_thumb() -> None:
+    # Four heads: TP 4 at most. On the first LLM stage the encoder needs no second one, of its own it does.
+    first, own = planned(placement="first_stage"), planned()
+    assert [(each.tp, each.cp, each.pp, each.dp) for each in first.modules] == [(4, 1, 1, 2)] * 2
+    assert [(each.tp, each.cp, each.pp, each.dp) for each in own.modules] == [(4, 1, 1, 1)] * 2
+
+
+def test_as_memory_shrinks_what_is_tried_last_is_recomputation_with_most_stages() -> None:
+    # Two stages without recomputation need no less here: the first keeps the activations of two microbatches.
+    found: list[tuple[int, bool]] = []
+    for step in range(200):
+        try:
+            llm = planned(budget_bytes=3e9 * 0.96**step, request={"tp": 1}, placement="first_stage").modules[1]
+        except OutOfMemoryError:
+            break
+        if found[-1:] != [(llm.pp, llm.recompute)]:
+            found.append((llm.pp, llm.recompute))
+    assert found == [(1, False), (1, True), (2, True)]
+
+
+def test_recomputation_is_asked_for_or_comes_where_nothing_fits_without() -> None:
+    assert all(module.recompute for module in planned(recompute=True).modules)
+    asked = planned(request={"recompute": ("vision",)}, recompute=True)
+    assert [module.recompute for module in asked.modules] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"placement": "auto"}, "strategy.planner.placement=auto"),
+        ({"outer_stages": 0}, "strategy.planner.outer_stages=0: must be at least 1"),
+        ({"outer_stages": 5, "request": {"tp": 1, "dp": 2}}, r"cannot be spread evenly over 4 stages \(tp=1 cp=1\)"),
+    ],
+)
+def test_bad_settings_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        planned(**options)
