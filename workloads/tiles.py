@@ -68,9 +68,10 @@ def tiled_images(counts: IntArray, widths: FloatArray, heights: FloatArray, rule
     """
     wide, high = (np.maximum(1, np.rint(sides)).astype(np.int64) for sides in (widths, heights))
     alone = np.repeat(counts == 1, counts)
-    columns, rows = best_grids(wide, high, rules)
-    tiles = np.where(alone, columns * rows + 1, 1)
-    tokens = np.where(alone, grid_tokens(wide, high, columns, rows, rules), rules.llm_side**2 + 1)
+    tiles, tokens = np.ones(len(wide), np.int64), np.full(len(wide), rules.llm_side**2 + 1)
+    columns, rows = best_grids(wide[alone], high[alone], rules)
+    tiles[alone] = columns * rows + 1
+    tokens[alone] = grid_tokens(wide[alone], high[alone], columns, rows, rules)
     owner = np.repeat(np.arange(len(counts)), counts)
     of_sample = np.bincount(owner, weights=tiles, minlength=len(counts)).astype(np.int64)
     place = np.arange(int(tiles.sum())) - np.repeat(np.cumsum(tiles) - tiles, tiles)

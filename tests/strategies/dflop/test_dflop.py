@@ -62,8 +62,8 @@ def profile_for(shapes: SampleShapes = SAMPLES, ranks: int = 8, batch: int = 16,
 
 def test_a_table_interpolates_and_extrapolates_linearly_within_limits() -> None:
     table = ThroughputTable(np.array([1.0, 2.0, 4.0]), np.array([10.0, 14.0, 16.0]))
-    np.testing.assert_allclose(table.at(np.array([1.5, 3.0, 0.5, 5.0])), [12, 15, 8, 17])
-    assert float(table.at(1e9)) == 32
+    np.testing.assert_allclose(table.at(np.array([1.5, 3.0, 0.5, 5.0])), [12, 15, 8, 16])
+    assert float(ThroughputTable(np.array([1.0, 2.0]), np.array([9.0, 8.0])).at(2.5)) == 7.5
     assert float(ThroughputTable(np.array([1.0, 2.0]), np.array([1.0, 9.0])).at(0.5)) == 0.5
 
 
@@ -343,6 +343,14 @@ def test_a_shuffle_runs_the_same_buckets_in_another_order() -> None:
     assert sorted(filled) == sorted(first) == sorted(other)
     assert first == again
     assert filled != first != other
+
+
+def test_unbalanced_buckets_follow_the_order_of_arrival() -> None:
+    shapes = random_samples(np.random.default_rng(4), 10)
+    layout = layout_of(2, 2, 2)
+    llm = DflopAssigner(balanced=False).assign(shapes, layout, profile_of(tiny_job(MODEL), shapes)).modules[1]
+    # Ten samples in four buckets: 3, 2, 3 and 2.
+    assert (llm.microbatch * 2 + llm.replica).tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 3, 3]
 
 
 def test_items_are_split_evenly_by_hand() -> None:
