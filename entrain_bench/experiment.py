@@ -27,8 +27,7 @@ from entrain_bench.records.plans import Plan, Plans
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.stream import ListedShapes
-from entrain_bench.specs.workload import ShapeSource, Workload
+from entrain_bench.specs.workload import ShapeSource, Workload, counts_of
 from entrain_bench.strategy.interface import Strategy
 from entrain_bench.strategy.profile import Profile
 
@@ -186,7 +185,7 @@ def run_experiment(
     if isinstance(setting.executor, Trainer):
         if source is not None:
             raise UserError(f"harness={config.harness['label']}: takes its samples from the configured workload")
-        return replace(setting.executor.train(config, progress), samples=_counts_of(setting.source))
+        return replace(setting.executor.train(config, progress), samples=counts_of(setting.source))
     job, strategy, profile = setting.job, setting.strategy, setting.profile
     job.model.check_shapes(setting.source.batch(0, job.global_batch, config.seed))
     plan = plan_of(setting, config, plans if source is None else None)
@@ -209,8 +208,4 @@ def run_experiment(
         progress(iteration + 1)
     metrics = {name: float(np.mean([row[name] for row in measured])) for name in measured[0]}
     metrics["planning_time_s"] = plan.planning_time_s
-    return Outcome(layout, metrics, tuple(measured), frame, _counts_of(setting.source))
-
-
-def _counts_of(source: ShapeSource) -> dict[str, int]:
-    return source.counts if isinstance(source, ListedShapes) else {}
+    return Outcome(layout, metrics, tuple(measured), frame, counts_of(setting.source))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+
+# What the name of a file ends with that is being written.
+PARTIAL = ".partial"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -15,17 +20,40 @@ def write_atomically(path: Path, content: bytes) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = Path(file.name)
-            try:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            except BaseException:
-                temporary.unlink()
-                raise
+        while not _written(path, content):
+            pass
     except OSError as error:
         # A full disk does not say where it was met.
         raise OSError(error.errno, error.strerror, str(path)) from error
-    temporary.chmod(0o644)
-    temporary.replace(path)
+
+
+def _written(path: Path, content: bytes) -> bool:
+    """Write a file beside its place and move it there; False if it was taken for a dead process's meanwhile."""
+    prefix = f".{path.name}."
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=prefix, suffix=PARTIAL, delete=False) as file:
+        temporary = Path(file.name)
+        try:
+            # Held as long as this process lives. Where a file system has no locks, what is left is never removed.
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if not temporary.exists():
+                return False
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            os.fchmod(file.fileno(), 0o644)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    return True
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what processes that were killed had begun to write in a folder and those below; others' is locked."""
+    for place, _, names in os.walk(folder):
+        for partial in (Path(place, name) for name in names if name.startswith(".") and name.endswith(PARTIAL)):
+            # Moved to its place meanwhile, or removed; not ours; or locked.
+            with suppress(OSError), partial.open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                partial.unlink()

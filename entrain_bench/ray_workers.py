@@ -6,18 +6,15 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from entrain_bench.errors import UserError
+from entrain_bench.ray_cluster import own_cluster
 from entrain_bench.workers import Died
 
-# As Ray's own address for a cluster of this machine's, which ends with this process.
-OWN = "local"
-# Results are small; what Ray would reserve is a third of the memory.
-OBJECT_STORE_BYTES = 80 * 2**20
 OUT_OF_MEMORY = "was killed by Ray, for its machine ran out of memory"
 
 
@@ -38,7 +35,7 @@ def work_off[Job, Result](
     Raises:
         UserError: if Ray is not installed, no cluster answers, or its workers cannot call the function.
     """
-    ray = _import_ray()
+    ray = _import_ray(address)
     waiting = iter(jobs)
     # Ray takes seconds to start, which nobody waits for who has nothing to do.
     for first in waiting:
@@ -83,26 +80,28 @@ def _result(ray: Any, done: Any) -> Any:
 @contextmanager
 def _connected(ray: Any, num_processes: int, address: str | None) -> Iterator[int]:
     """Inside, Ray is there; yields how many jobs it may have at a time."""
-    # It would tell its makers.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    own: dict[str, Any] = {"num_cpus": _limited(os.cpu_count() or 1, num_processes)}
-    own |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-    try:
-        ray.init(address or OWN, log_to_driver=False, logging_level="ERROR", **({} if address else own))
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        place = f"hydra.launcher.address={address}" if address else "hydra/launcher=ray"
-        raise UserError(f"{place}: no Ray cluster can be used ({_last_line(error)})") from error
-    try:
+    with ExitStack() as stack:
+        try:
+            own = own_cluster(_limited(os.cpu_count() or 1, num_processes))
+            ray.init(address or stack.enter_context(own), log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            place = f"hydra.launcher.address={address}" if address else "hydra/launcher=ray"
+            raise UserError(f"{place}: no Ray cluster can be used ({_last_line(error)})") from error
+        stack.callback(ray.shutdown)
         yield _limited(int(ray.cluster_resources().get("CPU", 1)), num_processes)
-    finally:
-        ray.shutdown()
 
 
 def _limited(num_cpus: int, num_processes: int) -> int:
     return num_processes if num_processes > 0 else num_cpus
 
 
-def _import_ray() -> Any:
+def _import_ray(address: str | None) -> Any:
+    """Ray, which reads its environment when it is imported."""
+    # It would tell its makers.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not address:
+        # As Ray has it where one process starts a cluster and uses it, but here two do.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         import ray
     except ImportError as error:

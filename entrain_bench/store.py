@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from entrain_bench.files import write_atomically
+from entrain_bench.files import remove_partial, write_atomically
 
 # Versions of a store that are kept: those used last.
 MAX_VERSIONS = 8
@@ -57,4 +57,5 @@ class Store:
             files = sorted(self._path.parent.glob(f"{self._name}-*.json"), key=lambda file: file.stat().st_mtime)
             for old in files[:-MAX_VERSIONS]:
                 old.unlink(missing_ok=True)
+            remove_partial(self._path.parent)
         self._changed = False

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pickle
+import select
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -108,7 +112,7 @@ class _Worker:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         context = get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process: SpawnProcess = context.Process(target=_serve, args=(theirs, function))
+        self.process: SpawnProcess = context.Process(target=_serve, args=(theirs, pickle.dumps(function)))
         with uninterrupted():
             self.process.start()
         theirs.close()
@@ -122,8 +126,12 @@ class _Worker:
         return self.process.exitcode or 0
 
 
-def _serve(connection: Connection, function: Callable[[object], object]) -> None:
-    end_with_parent()
+def _serve(connection: Connection, pickled: bytes) -> None:
+    # The first job comes, or the parent is gone.
+    connection.poll(None)
+    be_killed_with_parent()
+    # Only now, for what it imports takes seconds, in which the parent may be killed.
+    function: Callable[[object], object] = pickle.loads(pickled)  # noqa: S301
     while True:
         # Whoever gave jobs may be gone, with what it had not read.
         try:
@@ -159,3 +167,24 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
+def be_killed_with_parent() -> None:
+    """``end_with_parent``, on Linux also while an import or compiled code keeps every thread of Python waiting.
+
+    The kernel does it: the pipe that the parent has kept open since it started this process sends SIGKILL when it
+    closes. It would at every write, too, so this is for a process that has heard of its parent after it was started.
+    (PR_SET_PDEATHSIG kills at the end of the parent's thread.)
+    """
+    if sys.platform != "linux":
+        end_with_parent()
+        return
+    parent = parent_process()
+    assert parent
+    line = parent.sentinel
+    fcntl.fcntl(line, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(line, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(line, fcntl.F_SETFL, fcntl.fcntl(line, fcntl.F_GETFL) | os.O_ASYNC)
+    # Closed before that.
+    if select.select([line], [], [], 0)[0]:
+        os._exit(1)

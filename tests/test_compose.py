@@ -11,7 +11,7 @@ import pytest
 
 from entrain_bench.config import compose as module
 from entrain_bench.config.command_line import CONFIG_NAME, in_tree
-from entrain_bench.config.compose import Composer
+from entrain_bench.config.compose import Composer, compose
 from entrain_bench.config.schema import RunConfig, plain_values
 from entrain_bench.errors import UserError
 
@@ -78,3 +78,25 @@ def test_what_cannot_be_put_in_is_named() -> None:
     for text in ("strategy.planner.foo=1", "strategy.planer.chunks=one", "cluster.tiers.latency_s=1"):
         with pytest.raises(UserError, match=text.partition("=")[0].rpartition(".")[0]):
             Composer().run([text])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("workload=chartqa", "workload.path=mine.parquet"),
+        ("workload.path=./opencqa_ocr.parquet",),
+    ],
+)
+def test_a_file_of_the_users_does_not_go_by_the_name_of_another(overrides: tuple[str, ...]) -> None:
+    with pytest.raises(
+        UserError, match=r"^workload\.path=\S+: workload \w+ has a file of its own, \w+\.parquet; yours is"
+    ):
+        compose(*overrides)
+
+
+def test_files_of_the_users_beside_others_and_under_a_name_of_their_own() -> None:
+    assert compose("workload=trace", "workload.path=mine.parquet").workload["path"] == "mine.parquet"
+    assert compose("workload=trace", "workload.path=chartqa_test.parquet").workload["path"] == "chartqa_test.parquet"
+    named = compose("workload=chartqa", "workload.path=mine.parquet", "workload.name=mine").workload
+    assert (named["name"], named["path"]) == ("mine", "mine.parquet")
+    assert compose("workload=chartqa", "workload.path=chartqa_test_by_image.parquet").workload["name"] == "chartqa"

@@ -6,15 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing import active_children
 
 import pytest
 
 from entrain_bench.workers import Died, work_off
 from support.jobs import double, double_or_die, process_and_threads
-from support.processes import own_workers, runs, workers_of
+from support.processes import eventually, own_workers, runs, workers_of
 
 
 def test_every_job_is_done_once_by_at_most_so_many_processes() -> None:
@@ -68,28 +67,27 @@ def test_who_stops_listening_leaves_no_process_behind() -> None:
 
 PARENT = """
 from entrain_bench.workers import work_off
-from support.jobs import wait_forever
-for _ in work_off(wait_forever, [1, 2], 2):
+from support.jobs import {job}
+for _ in work_off({job}, [1, 2], 2):
     pass
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_processes_end_with_the_one_that_started_them(number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "job"),
+    [
+        (signal.SIGINT, "wait_forever"),
+        (signal.SIGKILL, "wait_forever"),
+        (signal.SIGKILL, "keep_threads_waiting"),
+        (signal.SIGKILL, "slow_to_load"),
+    ],
+)
+def test_processes_end_with_the_one_that_started_them(number: signal.Signals, job: str) -> None:
     path = os.pathsep.join(filter(None, sys.path))
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], env={**os.environ, "PYTHONPATH": path})
+    command = [sys.executable, "-c", PARENT.format(job=job)]
+    parent = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
     assert eventually(lambda: len(workers_of(parent.pid)) == 2)
     workers = workers_of(parent.pid)
     parent.send_signal(number)
     parent.wait(60)
     assert eventually(lambda: not any(map(runs, workers)))
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    """Whether a condition holds before long."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True

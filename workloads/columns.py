@@ -114,8 +114,10 @@ class _Reader:
                 if rows > _MAX_ROWS:
                     raise UserError(f"workload.path={path}: has {rows} rows; must have at most {_MAX_ROWS}")
                 table = file.read(columns=[name for name in COLUMNS if name in names])
+                # Reading takes texts that are no UTF-8; of names it does not, with Python's own error.
+                table.validate(full=True)
                 return cls(path, names, table, rows)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"workload.path={path}: is not a readable Parquet file ({reason})") from error
 

@@ -14,7 +14,7 @@ from entrain_bench.specs.items import concatenate
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.stream import stable_rng
 from entrain_bench.specs.tokens import TokenRules
-from entrain_bench.specs.workload import ShapeSource, Workload
+from entrain_bench.specs.workload import Counts, ShapeSource, Workload, counts_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class MixtureWorkload:
         keys = sorted(self.components)
         weights = np.array([self.weights[key] for key in keys], np.float64)
         sources = tuple(self.components[key].source(rules) for key in keys)
-        return MixtureSource(self.name, weights / weights.sum(), sources)
+        return MixtureSource(self.name, weights / weights.sum(), sources, tuple(keys))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,19 @@ class MixtureSource:
         name: of the workload.
         shares: probability of each component.
         sources: the components.
+        keys: what they are called.
     """
 
     name: str
     shares: FloatArray
     sources: tuple[ShapeSource, ...]
+    keys: tuple[str, ...]
+
+    @property
+    def counts(self) -> Counts:
+        """What became of the samples of every component that lists its own, and its share of the mixture."""
+        each = zip(self.keys, self.shares.tolist(), map(counts_of, self.sources), strict=True)
+        return {key: {"share": share, **counts} for key, share, counts in each if counts}
 
     def batch(self, iteration: int, num_samples: int, seed: int) -> SampleShapes:
         """Samples ``iteration * num_samples`` and following of the stream that belongs to the seed."""

@@ -12,7 +12,7 @@ from entrain_bench.errors import require
 from entrain_bench.specs.items import Items, concatenate, shapes_of
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.stream import stable_rng, stream_blocks
-from entrain_bench.specs.tokens import TokenRules
+from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
 
 from .marginals import Marginal, parse_marginal
 
@@ -41,7 +41,8 @@ class PackedWorkload:
 
     def __post_init__(self) -> None:
         require(bool(self.name), "workload.name", repr(self.name), "text that is not empty")
-        require(self.sequence_tokens >= 2, "workload.sequence_tokens", self.sequence_tokens, "at least 2")
+        fits = 2 <= self.sequence_tokens <= MAX_TOKENS
+        require(fits, "workload.sequence_tokens", self.sequence_tokens, f"at least 2, at most {MAX_TOKENS}")
         for key in ("caption", "image"):
             largest = float(parse_marginal(getattr(self, key), f"workload.{key}").ppf(np.array([1.0]))[0])
             fits = largest <= self.sequence_tokens // 2
@@ -53,7 +54,14 @@ class PackedWorkload:
         return ""
 
     def source(self, rules: TokenRules) -> PackedSource:
-        """The generator of samples; a square of ``merge_patches`` patches becomes one LLM token."""
+        """The generator of samples; a square of ``merge_patches`` patches becomes one LLM token.
+
+        Raises:
+            UserError: for sequences longer than the LLM takes: planners draw thousands before a run would say so.
+        """
+        most = rules.context_tokens or MAX_TOKENS
+        field, allowed = "workload.sequence_tokens", f"at most {most}, the LLM's context_tokens"
+        require(self.sequence_tokens <= most, field, self.sequence_tokens, allowed)
         caption, image = (parse_marginal(getattr(self, key), f"workload.{key}") for key in ("caption", "image"))
         return PackedSource(self.name, self.sequence_tokens, caption, image, rules.merge_patches**2)
 

@@ -12,14 +12,12 @@ from entrain_bench.errors import UserError, require
 from entrain_bench.specs.items import shapes_of
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.stream import ListedShapes
-from entrain_bench.specs.tokens import TokenRules
+from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
 
 from .columns import TraceColumns, read_columns
 from .overlong import OnOverlong, fitting
 from .tokens import audio_items, image_items, text_tokens, video_items
 
-# Tokens that an image or a frame may be given.
-MAX_TOKENS = 2**30
 PACKAGED_TRACES = Path(__file__).parent / "traces"
 
 

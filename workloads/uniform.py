@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from entrain_bench.errors import require
-from entrain_bench.specs.tokens import TokenRules
+from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
 
 from .synthetic import SyntheticSource, SyntheticWorkload
 
@@ -27,7 +27,8 @@ class UniformMix:
     image_tokens: int
 
     def __post_init__(self) -> None:
-        require(self.sequence_tokens >= 1, "workload.sequence_tokens", self.sequence_tokens, "at least 1")
+        fits = 1 <= self.sequence_tokens <= MAX_TOKENS
+        require(fits, "workload.sequence_tokens", self.sequence_tokens, f"at least 1, at most {MAX_TOKENS}")
         require(self.image_tokens >= 1, "workload.image_tokens", self.image_tokens, "at least 1")
         require(0 <= self.vision_share < 1, "workload.vision_share", self.vision_share, "in [0, 1)")
         images = self._images()

@@ -10,7 +10,7 @@ from entrain_bench.commands.outputs import make
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer, swept_keys
 from entrain_bench.config.schema import ASIDE
-from entrain_bench.errors import unknown_choice
+from entrain_bench.errors import UserError, unknown_choice
 from entrain_bench.figures._own import check_names, file_name, own_sweeps
 from entrain_bench.figures._runner import SUFFIXES, Drawing, discover, module_of
 from entrain_bench.records.cells import Cell
@@ -30,24 +30,28 @@ def main(arguments: Sequence[str]) -> int:
         0, or 1 if a cell failed or data is missing.
 
     Raises:
-        UserError: for an unknown figure, overrides that it does not take, data that cannot be read, and a folder that
-            cannot be written.
+        UserError: without a figure or for an unknown one, for overrides that it does not take, data that cannot be
+            read, and a folder that cannot be written.
     """
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="entrain-bench figure",
+        usage="%(prog)s [-h] [--config-dir CONFIG_DIR] NAME [key=value ...]",
         description="Run what is missing and draw a figure over your own workload, model and cluster, which take the "
         "place of the figure's: <results_dir>/figures/<NAME>_<workload>_<hash of the overrides>.{pdf,png,csv,json}.",
         epilog="example: entrain-bench figure iteration_time workload=trace workload.path=mine.parquet global_batch=256"
         "\n\nnames:\n" + "\n".join(f"  {name:22}{summary}" for name, summary in discover().items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", metavar="NAME", help="which figure")
+    # Not required here: argparse would not say which names there are.
+    parser.add_argument("name", nargs="?", default="", metavar="NAME", help="which figure")
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="as of a run; workload, model: several as a,b"
     )
     parser.add_argument("--config-dir", help="a folder of yours with further strategies, workloads, models")
     options = parser.parse_intermixed_args(arguments)
+    if not options.name or "=" in options.name:
+        raise UserError(f"figure: a name must come first; choices: {', '.join(discover())}")
     if options.name not in discover():
         raise unknown_choice("figure", options.name, discover())
     keys = dict(zip(swept_keys(options.overrides), options.overrides, strict=True))

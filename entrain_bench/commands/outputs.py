@@ -84,7 +84,7 @@ def make(
     Whatever ends it early, what was run until then is logged and in the tables.
     """
     results = study.results
-    results.check_writable()
+    results.prepare()
     incomplete, ran, watch = False, 0, None
     started = perf_counter()
 
@@ -118,7 +118,8 @@ def make(
                     log(output, ())
             if ran:
                 write_tables(results)
-    say(f"{len(wanted)} figures and documents in {results.root} ({perf_counter() - started:.0f} s, {ran} runs)")
+    what = "figure or document" if len(wanted) == 1 else "figures and documents"
+    say(f"{len(wanted)} {what} in {results.root} ({perf_counter() - started:.0f} s, {ran} runs)")
     return not incomplete
 
 

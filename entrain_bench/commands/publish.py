@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import perf_counter
 from urllib.parse import urlsplit
@@ -23,12 +23,15 @@ MAX_REASON = 300
 TABLES_EVERY_S, TABLES_SHARE = 30.0, 0.02
 
 
-def publish(results: Results, records: Sequence[Record], name: str, mlflow: bool, mlflow_uri: str | None) -> None:
-    """Write the tables of all records, print these and log them under a name."""
+def publish(results: Results, keys: Iterable[str], name: str, mlflow: bool, mlflow_uri: str | None) -> list[Record]:
+    """Write the tables of all records, print those of some keys and log them under a name; returns them."""
     write_tables(results)
+    # Only now: memory holds those of the tables, or these.
+    records = [record for key in keys if (record := results.read(key))]
     print_table(records)
     if mlflow:
         log_to_mlflow(results, records, name, mlflow_uri)
+    return records
 
 
 def write_tables(results: Results) -> None:

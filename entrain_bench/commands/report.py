@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--config-dir", help="a folder of yours with further strategies and workloads")
     options = parser.parse_intermixed_args(arguments)
     results = Results(Path(_results_dir(options.settings, options.results_dir)))
-    results.check_writable()
+    results.prepare()
     tree = Tree(options.config_dir)
     page = page_of(read_material(results, tree))
     tree.save()

@@ -62,7 +62,8 @@ def main(arguments: Sequence[str]) -> int:
     config = composer.run(parsed.overrides)
     record = _single(Cell.of(parsed.overrides, config))
     composer.save()
-    publish(Results(Path(config.results_dir)), [record], sweep_name(parsed.overrides), config.mlflow, config.mlflow_uri)
+    results = Results(Path(config.results_dir))
+    publish(results, [record.key], sweep_name(parsed.overrides), config.mlflow, config.mlflow_uri)
     return 0
 
 
@@ -84,7 +85,7 @@ def _single(cell: Cell) -> Record:
     if record and record.status == "ok" and results.has_timeline(record):
         say(f"finished earlier: {results.record_path(cell.key)}")
     else:
-        results.check_writable()
+        results.prepare()
         console = Console(stderr=True)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task(f"{cell.config.strategy['name']} iterations", total=cell.config.iterations)
@@ -113,7 +114,7 @@ def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> i
         raise UserError(f"results_dir={','.join(sorted(folders))}: must be one folder for the whole sweep")
     first = composer.run(sweep.cells[0])
     results, watch, keys = Results(Path(first.results_dir)), Watch(len(sweep.cells)), dict[str, None]()
-    results.check_writable()
+    results.prepare()
     tables = GrowingTables(results)
 
     def unfinished() -> Iterator[Cell]:
@@ -146,9 +147,7 @@ def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> i
 
 def _publish_sweep(results: Results, keys: Iterable[str], parsed: Namespace, config: RunConfig) -> list[Record]:
     """Publish what cells have left; returns it."""
-    records = [record for key in keys if (record := results.read(key))]
-    publish(results, records, sweep_name(parsed.overrides), config.mlflow, config.mlflow_uri)
-    return records
+    return publish(results, keys, sweep_name(parsed.overrides), config.mlflow, config.mlflow_uri)
 
 
 def _run(sweep: Sweep, cells: Iterable[Cell], results: Results) -> Iterator[Done]:

@@ -138,6 +138,7 @@ class Composer:
             chosen.sort()
         try:
             values = self._composed(tuple(chosen))
+            _check_file(values["workload"], {override.key_or_group: override.value() for override in inside})
             for override in inside:
                 values = _with_value(values, override.key_or_group.split("."), override.value())
         except KeyError:
@@ -248,6 +249,20 @@ def _check_overrides(overrides: Iterable[str]) -> None:
             raise UserError(f"{text}: must be one of the choices of that group")
         if any(len(str(choice)) > MAX_NAME for choice in chosen):
             raise UserError(f"{group}: the name of a choice must have at most {MAX_NAME} characters")
+
+
+def _check_file(workload: Mapping[str, Any], inside: Mapping[str, Any]) -> None:
+    """Refuse another file for a workload that is called after its own: tables would show one as the other.
+
+    Raises:
+        UserError: for a path without a name.
+    """
+    path, own, name = inside.get("workload.path"), workload.get("path"), workload.get("name")
+    if path is not None and name and path != own and "workload.name" not in inside:
+        raise UserError(
+            f"workload.path={path}: workload {name} has a file of its own, {own}; yours is workload=trace "
+            f"workload.path={path}, beside others workload=trace workload.path={path},{own}"
+        )
 
 
 @cache

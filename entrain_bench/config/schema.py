@@ -80,6 +80,8 @@ GROUP_KEYS = {
     "cluster": ("name", "device", "tiers", "sources"),
     "harness": ("label", "_target_"),
 }
+# Metrics of every iteration are in the record.
+MAX_ITERATIONS = 10**6
 TEXT_KEYS = ("name", "label", "_target_")
 # Keys that say where results go and what is run anew: no part of a run.
 ASIDE = ("results_dir", "mlflow", "mlflow_uri", "retry")
@@ -135,7 +137,8 @@ class RunConfig:
         for group, keys in GROUP_KEYS.items():
             _check_group(group, values[group], keys)
         require(0 <= values["seed"] < 2**32, "seed", values["seed"], "in 0..2^32-1")
-        require(values["iterations"] >= 1, "iterations", values["iterations"], "at least 1")
+        many = values["iterations"]
+        require(1 <= many <= MAX_ITERATIONS, "iterations", many, f"at least 1, at most {MAX_ITERATIONS}")
         for key in ("belief_error", "belief_bias"):
             require(0 <= values[key] < 1, key, values[key], "in [0, 1)")
         require(0 <= values["action_noise"] <= 0.5, "action_noise", values["action_noise"], "in [0, 0.5]")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,10 +11,13 @@ from matplotlib.patches import Patch
 
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
+    ENTRY_IN,
+    FAINT,
     INK,
+    LETTER_IN,
     SINGLE_COLUMN_IN,
     Colour,
-    legend_above,
+    lighter,
     palette,
     panels,
     small_png,
@@ -26,7 +30,14 @@ from entrain_bench.tracking.sweep import Sweep
 MAX_CASES, MAX_VARIANTS = 12, 12
 # Of the distance between two cases, the share that their bars fill.
 FILLED = 0.8
-NARROW_CASES = 2
+# What a single column has room for: more takes a double one.
+NARROW_CASES, NARROW_ROWS = 2, 3
+# Height of the panel, and of a figure in which everything has room.
+PANEL_IN, ROOMY_IN = 1.7, 16.0
+# Width of a label above a bar, and the share of the panel's height that the longest takes.
+LABEL_IN, LABEL_SHARE = 0.13, 0.42
+# Letters of a line of the legend, and lines of a name in it.
+LINE_LETTERS, MAX_LINES = 56, 3
 
 
 def standings_png(sweep: Sweep) -> bytes:
@@ -35,22 +46,80 @@ def standings_png(sweep: Sweep) -> bytes:
 
 
 def draw(sweep: Sweep) -> Figure:
-    """Bars are means over seeds with 95 % intervals; above the best stands the speed-up over the baseline."""
+    """Bars are means over seeds with 95 % intervals; above the best stands the speed-up over the baseline.
+
+    The panel has the same height whatever stands around it.
+    """
     cases, colours = sweep.cases[:MAX_CASES], _colours(sweep)
-    width_in = SINGLE_COLUMN_IN if len(cases) <= NARROW_CASES else DOUBLE_COLUMN_IN
-    figure, (panel,) = panels(1, 1, width_in, 2.4)
+    names = _wrapped([*colours])
+    narrow = len(cases) <= NARROW_CASES and len(names) <= NARROW_ROWS * _columns(names, SINGLE_COLUMN_IN)
+    width_in = SINGLE_COLUMN_IN if narrow else DOUBLE_COLUMN_IN
+    figure, (panel,) = panels(1, 1, width_in, ROOMY_IN)
+    bar_in = FILLED * width_in / len(cases) / len(colours)
     for place, case in enumerate(cases):
-        _draw_case(panel, place, {sweep.variant(row.contender): row for row in case.rows}, case, colours)
-    panel.set_xticks(range(len(cases)), [sweep.case_name(case).replace(" ", "\n") for case in cases])
+        named = case.best if bar_in >= LABEL_IN else case.best[:1]
+        labelled = {sweep.variant(case.contenders[own]) for own in named}
+        rows = {sweep.variant(row.contender): row for row in case.rows}
+        _draw_case(panel, place, rows, {name: _label(case, rows[name]) for name in labelled}, colours)
     panel.set_ylabel("Iteration time (s)")
-    panel.margins(y=0.25)
+    panel.set_ylim(0.0, _top(cases))
     panel.grid(visible=False, axis="x")
-    legend_above(figure, [Patch(facecolor=colour, label=variant) for variant, colour in colours.items()])
+    panel.set_title(_left_out(sweep), color=FAINT)
+    _name_cases(panel, [sweep.case_name(case) for case in cases], width_in)
+    patches = [Patch(facecolor=colour, label=name) for name, colour in zip(names, colours.values(), strict=True)]
+    figure.legend(handles=patches, loc="outside upper center", ncols=_columns(names, width_in))
+    # All but the panel is as high as its texts are.
+    figure.draw_without_rendering()
+    figure.set_figheight(ROOMY_IN + PANEL_IN - panel.get_window_extent().height / figure.dpi)
     return figure
+
+
+def _left_out(sweep: Sweep) -> str:
+    """What the picture does not show; empty if it shows all."""
+    counts = {"strategies": (MAX_VARIANTS, len(sweep.variants)), "cases": (MAX_CASES, len(sweep.cases))}
+    cut = [f"{shown} of {there} {what}" for what, (shown, there) in counts.items() if there > shown]
+    return f"{' and '.join(cut)}; table.csv has all" if cut else ""
+
+
+def _columns(names: Sequence[str], width_in: float) -> int:
+    """Columns of a legend of names of one or several lines."""
+    longest = max((len(line) for name in names for line in name.splitlines()), default=0)
+    return max(1, min(len(names), int(width_in / (ENTRY_IN + LETTER_IN * longest))))
+
+
+def _wrapped(names: Sequence[str]) -> list[str]:
+    """Names in lines of the legend's width; of long ones the middle is left out, where they stay apart."""
+    lines = [textwrap.wrap(name, LINE_LETTERS, break_on_hyphens=False) for name in names]
+    short = [
+        "\n".join([*each[: MAX_LINES - 1], f"... {each[-1]}"] if len(each) > MAX_LINES else each) for each in lines
+    ]
+    return short if len({*short}) == len(short) else ["\n".join(each) for each in lines]
+
+
+def _name_cases(panel: Axes, names: Sequence[str], width_in: float) -> None:
+    """Names of the cases below them: a word a line, upright where words have no room beside each other."""
+    room = width_in / max(len(names), 1) / LETTER_IN
+    if all(len(word) <= room for name in names for word in name.split()):
+        panel.set_xticks(range(len(names)), [name.replace(" ", "\n") for name in names])
+    else:
+        panel.set_xticks(range(len(names)), ["\n".join(textwrap.wrap(name, 40)) for name in names])
+        panel.tick_params(axis="x", labelrotation=90)
 
 
 def _colours(sweep: Sweep) -> dict[str, Colour]:
     """A colour for each variant: its strategy's, where no other variant has that."""
+    return dict(_apart(_wanted_colours(sweep)))
+
+
+def _apart(colours: Mapping[str, Colour]) -> Iterator[tuple[str, Colour]]:
+    """The same colours; one that another name has is lighter."""
+    taken = set[Colour]()
+    for name, colour in colours.items():
+        yield name, lighter(colour) if colour in taken else colour
+        taken.add(colour)
+
+
+def _wanted_colours(sweep: Sweep) -> dict[str, Colour]:
     shown = sweep.variants[:MAX_VARIANTS]
     orders = {row.contender.strategy: row.contender.display_order for row in sweep.rows}
     if {*shown} <= {*orders}:
@@ -58,16 +127,28 @@ def _colours(sweep: Sweep) -> dict[str, Colour]:
     return palette(shown)
 
 
-def _draw_case(panel: Axes, place: int, rows: Mapping[str, Row], case: Case, colours: Mapping[str, Colour]) -> None:
+def _draw_case(
+    panel: Axes, place: int, rows: Mapping[str, Row], labels: Mapping[str, str], colours: Mapping[str, Colour]
+) -> None:
     width = FILLED / len(colours)
     for step, (variant, colour) in enumerate(colours.items()):
-        standing = rows[variant].standing if variant in rows else None
-        if not standing or not standing.time:
+        time = rows[variant].standing.time if variant in rows else None
+        if not time:
             continue
-        time, position = standing.time, place + (step + 0.5) * width - FILLED / 2
+        position = place + (step + 0.5) * width - FILLED / 2
         panel.bar(position, time.mean, 0.9 * width, color=colour)
         panel.vlines(position, time.low, time.high, color=INK, linewidth=0.7)
-        if rows[variant].best:
-            gain = standing.speedup if rows[variant].contender.strategy != case.baseline else None
-            text = f"  best, {gain.mean:.2f}\N{MULTIPLICATION SIGN}" if gain else "  best"
-            panel.text(position, time.high, text, ha="center", va="bottom", rotation=90, color=INK)
+        text = labels.get(variant, "")
+        panel.text(position, time.high, f"  {text}", ha="center", va="bottom", rotation=90, color=INK)
+
+
+def _label(case: Case, row: Row) -> str:
+    gain = row.standing.speedup if row.contender.strategy != case.baseline else None
+    return f"best, {gain.mean:.2f}\N{MULTIPLICATION SIGN}" if gain else "best"
+
+
+def _top(cases: Sequence[Case]) -> float:
+    """Where the panel ends, in seconds: above all bars, and above the labels of the best."""
+    times = [(row.standing.time, row.best) for case in cases for row in case.rows if row.standing.time]
+    ends = [time.high / (1.0 - LABEL_SHARE if best else 0.95) for time, best in times]
+    return max(ends, default=1.0)

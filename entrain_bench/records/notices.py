@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from entrain_bench.records.records import Record
+from entrain_bench.specs.workload import Counts
 
 
 def notices(records: Sequence[Record]) -> list[str]:
     """A line on every workload that was not taken as it is, each line once."""
-    return list(dict.fromkeys(line for record in records if record.samples for line in _lines(record)))
+    return list(dict.fromkeys(line for record in records for line in _lines(record)))
 
 
 def _lines(record: Record) -> Iterator[str]:
-    samples, batch = record.samples, record.config["global_batch"]
-    listed, truncated, dropped = (samples[name] for name in ("listed", "truncated", "dropped"))
-    name = f"workload {record.labels['workload']}"
-    if truncated or dropped:
-        parts = [f"{count} {done}" for count, done in ((truncated, "truncated"), (dropped, "dropped")) if count]
-        yield (
-            f"{name}: of {listed + dropped} rows {' and '.join(parts)}, longer than the context of "
-            f"model {record.labels['model']}"
-        )
-    if listed < batch:
-        yield (
-            f"{name}: {listed} row{'s' if listed > 1 else ''} for a global batch of {batch}: every row is used "
-            f"{batch / listed:.1f} times an iteration on average"
-        )
+    for component, samples, share in _listed(record.samples):
+        batch = record.config["global_batch"]
+        name = f"workload {record.labels['workload']}" + (f", component {component}" if component else "")
+        listed, truncated, dropped = (int(samples[each]) for each in ("listed", "truncated", "dropped"))
+        if truncated or dropped:
+            parts = [f"{count} {done}" for count, done in ((truncated, "truncated"), (dropped, "dropped")) if count]
+            yield (
+                f"{name}: of {listed + dropped} rows {' and '.join(parts)}, longer than the context of "
+                f"model {record.labels['model']}"
+            )
+        if listed < share * batch:
+            part = f"{100 * share:.3g}% of " if component else ""
+            yield (
+                f"{name}: {listed} row{'s' if listed > 1 else ''} for {part}a global batch of {batch}: every row is "
+                f"used {share * batch / listed:.1f} times an iteration on average"
+            )
+
+
+def _listed(samples: Counts, component: str = "", share: float = 1.0) -> Iterator[tuple[str, dict[str, float], float]]:
+    """Components by their path, empty for a workload that is none, with their counts and their share of all samples."""
+    numbers = {name: value for name, value in samples.items() if not isinstance(value, Mapping)}
+    share *= numbers.get("share", 1.0)
+    if "listed" in numbers:
+        yield component, numbers, share
+    for name, value in samples.items():
+        if isinstance(value, Mapping):
+            yield from _listed(value, f"{component}.{name}".lstrip("."), share)

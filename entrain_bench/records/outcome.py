@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from entrain_bench.program.layout import Layout
+from entrain_bench.specs.workload import Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +21,12 @@ class Outcome:
         iterations: the metrics of each iteration.
         timeline: the first iteration's timeline as a table; None if it is too large to keep.
         samples: of a workload that lists its samples their number (``listed``), and how many more or less the model's
-            context made of them (``truncated``, ``dropped``); else empty.
+            context made of them (``truncated``, ``dropped``); of a mixture the same by component, with its ``share``
+            of the samples; else empty.
     """
 
     layout: Layout
     metrics: Mapping[str, float]
     iterations: tuple[Mapping[str, float], ...]
     timeline: pd.DataFrame | None
-    samples: Mapping[str, int] = field(default_factory=dict)
+    samples: Counts = field(default_factory=dict)

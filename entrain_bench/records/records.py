@@ -16,13 +16,14 @@ from filelock import FileLock
 
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.errors import UserError
-from entrain_bench.files import write_atomically
+from entrain_bench.files import remove_partial, write_atomically
 from entrain_bench.hosttime import host_name
 from entrain_bench.program.table import chrome_trace
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import COSMETIC_KEYS, workload_of
 from entrain_bench.records.outcome import Outcome
 from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.workload import Counts
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class Record:
     layout: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     iterations: tuple[Mapping[str, float], ...] = ()
-    samples: Mapping[str, int] = field(default_factory=dict)
+    samples: Counts = field(default_factory=dict)
     settled: bool = False
     deaths: int = 0
     timeline: bool = False
@@ -218,11 +219,12 @@ class Results:
 
     root: Path
 
-    def check_writable(self) -> None:
-        """Raise ``UserError`` if the folder cannot be made or written to; creates nothing."""
+    def prepare(self) -> None:
+        """Raise ``UserError`` if the folder cannot be made or written to; removes what killed runs were writing."""
         nearest = next(folder for folder in (self.root.absolute(), *self.root.absolute().parents) if folder.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
             raise UserError(f"results_dir={self.root}: must be a writable folder, but {nearest} is not")
+        remove_partial(self.root)
 
     def record_path(self, key: str) -> Path:
         """Where the record of a key is."""

@@ -29,7 +29,8 @@ def answer(cases: Sequence[Case], main: str) -> Section:
     """
     mine = main_cases(cases)
     seeds = sorted({seed for case in mine for seed in case.seeds})
-    setting = f"{listing(sorted({case.cluster for case in mine}))}, {main}; seed{'s' if len(seeds) > 1 else ''}"
+    clusters = [] if "cluster=" in main else [listing(sorted({case.cluster for case in mine}))]
+    setting = f"{', '.join([*clusters, main])}; seed{'s' if len(seeds) > 1 else ''}"
     blocks: list[Block] = [Bullets([*_sentences(mine)])]
     if len(seeds) == 1:
         blocks.append(plain(ONE_SEED))
@@ -89,6 +90,12 @@ def why(case: Case) -> str:
     return ", ".join(parts)
 
 
+def _also(case: Case) -> str:
+    """Who is not told apart from the fastest."""
+    others = [case.labels[name] for name in case.best[1:]]
+    return f"; not significantly slower: {listing(others)}" if others else ""
+
+
 def _sentences(cases: Sequence[Case]) -> Iterable[Sequence[Text]]:
     """Who wins where, in words, the most frequent first; where nobody can be recommended; and who lacks results."""
     winners: dict[str, list[Case]] = {}
@@ -96,7 +103,7 @@ def _sentences(cases: Sequence[Case]) -> Iterable[Sequence[Text]]:
         if case.best:
             winners.setdefault(case.labels[case.best[0]], []).append(case)
     for label, won in sorted(winners.items(), key=lambda item: (-len(item[1]), item[0])):
-        where = "; ".join(f"{of_case(case)} ({by_how_much(case)})" for case in won)
+        where = "; ".join(f"{of_case(case)} ({by_how_much(case)}{_also(case)})" for case in won)
         yield (Text(label, strong=True), Text(f"is the fastest for {where}."))
     if nowhere := [of_case(case) for case in cases if not case.best]:
         yield (Text(f"No strategy has all its results for {listing(nowhere)}."),)

@@ -33,6 +33,7 @@ class Material:
         num_older: runs of older code that are left out.
         claims: the rows of ``claims.csv``; None where there are none.
         fidelity: the rows of ``fidelity.csv``; None where there are none.
+        samples: lines on workloads that were not taken as they are.
     """
 
     rows: pd.DataFrame
@@ -41,6 +42,7 @@ class Material:
     num_older: int = 0
     claims: pd.DataFrame | None = None
     fidelity: pd.DataFrame | None = None
+    samples: Sequence[str] = ()
 
 
 def page_of(material: Material, pictures: bool = True) -> Page:
@@ -56,7 +58,9 @@ def page_of(material: Material, pictures: bool = True) -> Page:
         failures(cases),
         claims_section(material.claims) if material.claims is not None else None,
         _measured(material.fidelity, pictures) if material.fidelity is not None else None,
-        environment(runs.table, material.version, material.num_older + runs.num_older, runs.num_variants),
+        environment(
+            runs.table, material.version, material.num_older + runs.num_older, runs.num_variants, material.samples
+        ),
         rerun(cases),
     ]
     return Page(TITLE, [section for section in sections if section])

@@ -93,7 +93,9 @@ def failures(cases: Sequence[Case]) -> Section | None:
     return Section("failed", "What has no result", [Bullets(items)]) if items else None
 
 
-def environment(table: pd.DataFrame, version: str, num_older: int, num_variants: int) -> Section:
+def environment(
+    table: pd.DataFrame, version: str, num_older: int, num_variants: int, samples: Sequence[str] = ()
+) -> Section:
     """What the runs were made by and of.
 
     Args:
@@ -101,6 +103,7 @@ def environment(table: pd.DataFrame, version: str, num_older: int, num_variants:
         version: of the suite that wrote the page.
         num_older: runs of older code that were left out.
         num_variants: runs that were left out for their strategy's parameters.
+        samples: lines on workloads that were not taken as they are.
     """
     hosts, codes = _values(table["host"]), _values(table["code_version"])
     costs = (f"{source}: {_values(runs['cluster'])}" for source, runs in table.groupby("cost_source"))
@@ -112,6 +115,7 @@ def environment(table: pd.DataFrame, version: str, num_older: int, num_variants:
         "are fitted to published times; profiled: layers timed on a device.",
         f"entrain-bench {version}; code versions of the runs (one for every set of parts): {codes}.",
     ]
+    items += [f"Samples, {line}." for line in samples]
     if UNKNOWN in {*table["cost_source"]}:
         items.append("Made from table.csv alone: commands lack what was changed inside of a model or cluster.")
     if num_older:

@@ -54,7 +54,8 @@ def ranking(cases: Sequence[Case]) -> Section | None:
 
 def time_spent(cases: Sequence[Case]) -> Section:
     """Where an iteration's time goes under the baseline and the best strategy of every case."""
-    heading = ["model", "workload", "strategy", "iteration", "busy", "idle", "exposed comm.", "step", "bound", "runs"]
+    parts = [f"{name} (s)" for name in ("iteration", "busy", "idle", "exposed comm.", "step", "bound")]
+    heading = ["model", "workload", "strategy", *parts, "runs"]
     rows = [cells for case in main_cases(cases) for cells in _rows(case)]
     blocks: list[Block] = [Table(heading, rows, heading[3:]), plain(PARTS)]
     return Section("time", "Where the time goes", blocks)

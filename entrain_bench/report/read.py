@@ -13,6 +13,7 @@ from entrain_bench.records.compare import read_text
 from entrain_bench.records.comparison import TIME
 from entrain_bench.records.cost_source import UNKNOWN, cost_source
 from entrain_bench.records.keys import targets_of
+from entrain_bench.records.notices import notices
 from entrain_bench.records.records import METRICS, Record, Results, parameters_text, table_csv
 from entrain_bench.report.build import Material
 from entrain_bench.report.runs import IDENTITY
@@ -30,7 +31,7 @@ def read_material(results: Results, tree: Tree) -> Material:
     Raises:
         UserError: as ``read_runs`` does, and for a damaged file.
     """
-    rows, num_older = read_runs(results)
+    rows, num_older, samples = read_runs(results)
     return Material(
         with_tree(rows, tree),
         tree.usual(),
@@ -38,16 +39,18 @@ def read_material(results: Results, tree: Tree) -> Material:
         num_older,
         _csv(results.root / "claims.csv", text=True),
         _csv(results.root / "fidelity.csv"),
+        samples,
     )
 
 
-def read_runs(results: Results) -> tuple[pd.DataFrame, int]:
-    """One row a run: the columns of ``table.csv``, ``<group>_parameters`` and ``cost_source``; how many were left out.
+def read_runs(results: Results) -> tuple[pd.DataFrame, int, list[str]]:
+    """One row a run: the columns of ``table.csv``, ``<group>_parameters``, ``cost_source``; and what is said of them.
 
     Of records those of the code that would run now, if any is; of a folder that has none its table.
 
     Returns:
-        Rows with texts, but for metrics and the seed, oldest first; the number of records of older code.
+        Rows with texts, but for metrics and the seed, oldest first; the number of records of older code; what
+        became of samples (``notices``).
 
     Raises:
         UserError: if no run has a result, or the table is damaged.
@@ -67,7 +70,7 @@ def read_runs(results: Results) -> tuple[pd.DataFrame, int]:
     if not (rows["status"] == "ok").any():
         raise UserError(f"results_dir={results.root}: {HAS_NONE}")
     numbers = {name: pd.to_numeric(rows[name], errors="coerce") for name in METRICS}
-    return rows.assign(**numbers, seed=rows["seed"].astype(int)), len(found) - len(records)
+    return rows.assign(**numbers, seed=rows["seed"].astype(int)), len(found) - len(records), notices(records)
 
 
 def is_current(record: Record) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -58,11 +60,12 @@ class Tree:
         own = parameters(row[f"{group}_parameters"])
         choice = self.choice(group, row[group], own)
         parts = self._parts(choice, row) if group == "strategy" else []
-        config = self.composed(f"{group}={choice}", *parts)
+        file = _own_file(row[group], own) if group == "workload" and choice == OWN_DATA else []
+        config = self.composed(f"{group}={choice}", *parts, *file)
         usual = _parameters(config, group) if config else {}
         renamed = [f"{group}.name={row[group]}"] if choice != row[group] and group in ("cluster", "model") else []
         changed = [f"{group}.{path}={text}" for path, text in differing(own, usual).items()]
-        return [f"{group}={choice}", *parts, *renamed, *changed]
+        return [f"{group}={choice}", *parts, *renamed, *file, *changed]
 
     def choice(self, group: str, name: str, own: Mapping[str, str]) -> str:
         """The choice that a name is, or whose parameters are nearest to those of a run."""
@@ -98,6 +101,14 @@ class Tree:
 
 def _parameters(config: RunConfig, group: str) -> dict[str, str]:
     return parameters(parameters_text(getattr(config, group)))
+
+
+def _own_file(name: str, own: Mapping[str, str]) -> list[str]:
+    """Overrides of a file of the user's, and of its name where that is not the file's."""
+    if "path" not in own:
+        return []
+    named = Path(json.loads(own["path"])).stem == name
+    return [f"workload.path={own['path']}", *([] if named else [f"workload.name={json.dumps(name)}"])]
 
 
 def _part_choice(part: str, class_name: str) -> str:

@@ -16,6 +16,7 @@ from entrain_bench.specs.parse import check_keys, check_mapping, parse
 SIZES = frozenset({"gemm_half_flops", "attention_half_tokens", "attention_half_head_dim"})
 # Ranks of a cluster: a layout lists those of every module.
 MAX_RANKS = 2**17
+SLOWEST, FASTEST = 1e-6, 1e6
 # Head dimension that attention's efficiencies are stated for.
 HEAD_DIM = 128
 
@@ -65,7 +66,7 @@ class LinkTier:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Factors on what a cluster attains, above 0; 1 is what its constants say.
+    """Factors on what a cluster attains, from ``SLOWEST`` to ``FASTEST``; 1 is what its constants say.
 
     Attributes:
         gemm, attention, memory: on the attainable fraction of the datasheet figure, even beyond 1.
@@ -80,7 +81,8 @@ class Speed:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            require(value > 0, f"speed.{field.name}", value, "above 0")
+            fits = SLOWEST <= value <= FASTEST
+            require(fits, f"speed.{field.name}", value, f"above 0: from {SLOWEST:g} to {FASTEST:g}")
 
 
 @dataclass(frozen=True, slots=True)

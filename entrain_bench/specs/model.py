@@ -14,14 +14,13 @@ from entrain_bench.specs.layer import BF16_BYTES, Layer
 from entrain_bench.specs.module_layers import ModuleConfig, Role, build_layers, gemms_of
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.tokens import TileRules, TokenRules
+from entrain_bench.specs.tokens import MAX_TOKENS, TileRules, TokenRules
 from entrain_bench.specs.unet import parse_unet, unet_layers
 
 # Layers of a module: planners compare every pair of them.
 MAX_LAYERS = 1000
-# Sizes of a layer, of which two are multiplied for its parameters, and tokens of a sequence.
+# Sizes of a layer, of which two are multiplied for its parameters.
 MAX_SIZE = 2**24
-MAX_TOKENS = 2**30
 # Tiles on a side of a grid: every grid is tried on every image.
 MAX_GRID = 32
 # A backward takes twice the forward's model FLOPs.
@@ -293,7 +292,8 @@ def _require_positive(rules: TokenRules | TileRules, where: str) -> None:
     for rule in fields(rules):
         value = getattr(rules, rule.name)
         if value is not None:
-            require(0 < value <= MAX_TOKENS, f"{where}.{rule.name}", value, f"positive, at most {MAX_TOKENS}")
+            fits = 1 / MAX_TOKENS <= value <= MAX_TOKENS
+            require(fits, f"{where}.{rule.name}", value, f"positive, from {1 / MAX_TOKENS:.2g} to {MAX_TOKENS}")
 
 
 def _build_module(name: str, config: ModuleConfig) -> ModuleSpec:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
-from math import isfinite
+from math import inf
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from entrain_bench.errors import UserError, unknown_choice
+from entrain_bench.errors import UserError, require, unknown_choice
 
+# Beyond these, times and their squares would leave the range of a double; no constant of a machine or a model is.
+LEAST, MOST = 1e-30, 1e30
 SCALARS: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 
@@ -73,7 +75,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 
 def _scalar(hint: type, value: Any, where: str) -> Any:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and -inf < value < inf
     fits = {
         bool: isinstance(value, bool),
         int: number and value == int(value),
@@ -82,4 +84,7 @@ def _scalar(hint: type, value: Any, where: str) -> Any:
     }
     if not fits[hint]:
         raise UserError(f"{where}={value}: must be {SCALARS[hint]}")
+    if hint is float:
+        sized = value == 0 or LEAST <= abs(value) <= MOST
+        require(sized, where, value, f"a number that is 0 or from {LEAST:g} to {MOST:g} in size")
     return hint(value)

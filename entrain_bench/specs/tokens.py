@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+# Tokens of a sequence or of an item, at most.
+MAX_TOKENS = 2**30
+
 
 @dataclass(frozen=True, slots=True)
 class TileRules:

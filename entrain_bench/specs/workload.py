@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
+
+# Numbers of samples by what became of them; of a mixture by component, each with its ``share``.
+type Counts = Mapping[str, float | Counts]
 
 
 class ShapeSource(Protocol):
@@ -20,6 +24,21 @@ class ShapeSource(Protocol):
     def draw(self, num_samples: int, rng: np.random.Generator) -> SampleShapes:
         """Independent draws (with replacement) for profiling."""
         ...
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A source that knows how many samples it has."""
+
+    @property
+    def counts(self) -> Counts:
+        """``listed``, ``truncated`` and ``dropped``, or those of every component."""
+        ...
+
+
+def counts_of(source: ShapeSource) -> Counts:
+    """What became of a source's samples; empty of one that makes them."""
+    return source.counts if isinstance(source, Counted) else {}
 
 
 class Workload(Protocol):

@@ -6,13 +6,16 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from entrain_bench.records.comparison import TIME
 from entrain_bench.records.cost_source import cost_source
+from entrain_bench.records.notices import notices
 from entrain_bench.records.records import LABELS, METRICS, Record, Results, parameters_text, table_csv
+from entrain_bench.specs.framework import Framework
 from entrain_bench.tracking.sweep import Point, Sweep, describe_sweep
 from entrain_bench.tracking.words import summary_markdown
 
@@ -23,8 +26,13 @@ SWEEP = "sweep"
 PARTS = ("planner", "assigner", "scheduler")
 # What a store takes of a name and of a text.
 MAX_NAME, MAX_TEXT = 250, 6000
+# Of a run: more columns than that are not read.
+MAX_PARAMETERS = 30
+USUAL = asdict(Framework())
 # Characters that no parameter or metric may have in its name.
 FORBIDDEN = re.compile(r"[^/\w.\- :]")
+# MLflow sorts metrics by name, and its comparison has room for six: what answers goes first, series go last.
+ANSWER, SERIES = "answer", "values_by_iteration"
 # What a planner was left to choose.
 FREE = "planner's choice"
 # A file, what is to be in one, or what makes that when it is logged: follows from the run's key.
@@ -72,7 +80,7 @@ class Entry:
         """Iteration, name and value of what each iteration measured."""
         for step, row in enumerate(self.series):
             for name, value in row.items():
-                yield step, f"iteration/{name}", value
+                yield step, f"{SERIES}/{name}", value
 
     @property
     def digest(self) -> str:
@@ -131,6 +139,8 @@ def entries_of(
 def _entry_of(point: Point, name: str, baseline: str, results: Results) -> Entry:
     record = point.record
     metrics = {metric: record.metrics[metric] for metric in METRICS if metric in record.metrics}
+    if TIME in metrics:
+        metrics[f"{ANSWER}/{TIME}"] = metrics[TIME]
     if point.gain is not None:
         metrics[speedup_name(baseline)] = point.gain
     artifacts = {"record.json": results.record_path(record.key), "chrome_trace.json": results.trace_path(record.key)}
@@ -147,21 +157,26 @@ def _entry_of(point: Point, name: str, baseline: str, results: Results) -> Entry
 
 
 def parameters(record: Record) -> dict[str, str]:
-    """What decides a run, as texts: labels, settings, requested and chosen degrees, parts and their parameters."""
+    """What decides a run, as texts: labels, requested and chosen degrees, parts and their parameters, settings.
+
+    Of more than ``MAX_PARAMETERS`` the last are left out: first the framework's settings that are as usual. All are in
+    the record.
+    """
     config = record.config
     # Sorted, as a record is when it is read again.
     requested = (f"{name}={FREE if value is None else value}" for name, value in sorted(config["layout"].items()))
+    usual = [name for name, value in USUAL.items() if config.get(name) == value]
     values: dict[str, Any] = {
-        **{name: record.labels[name] for name in LABELS},
-        **record.settings,
+        **{name: record.labels[name] for name in (*LABELS, *PARTS)},
         "requested": ", ".join(requested),
-        **{f"chosen.{name}": value for name, value in record.layout.items()},
-        **{part: record.labels[part] for part in PARTS},
         "strategy_parameters": parameters_text(config["strategy"]),
         "workload_parameters": parameters_text(config["workload"]),
+        **{f"chosen.{name}": value for name, value in record.layout.items()},
+        **dict(sorted(record.settings.items(), key=lambda setting: setting[0] in usual)),
     }
     texts = {clean(name): str(value)[:MAX_TEXT] for name, value in values.items() if value is not None}
-    return {name: text for name, text in texts.items() if text}
+    filled = [(name, text) for name, text in texts.items() if text]
+    return dict(filled[:MAX_PARAMETERS])
 
 
 def _tags(record: Record) -> dict[str, str]:
@@ -172,6 +187,7 @@ def _tags(record: Record) -> dict[str, str]:
         "host": record.host,
         "executor": str(record.labels["harness"]),
         "cost_source": cost_source(record.config["cluster"]),
+        "samples": "; ".join(notices([record])),
         CONFIGURATION_TAG: hashlib.sha256(json.dumps(record.config, sort_keys=True).encode()).hexdigest()[:16],
     }
     return {name: text[:MAX_TEXT] for name, text in tags.items() if text}
@@ -195,7 +211,7 @@ def _parent(sweep: Sweep, name: str, files: Sequence[Path], pictures: Mapping[st
 
 def speedup_name(baseline: str) -> str:
     """The metric that holds the speed-up over a strategy."""
-    return clean(f"speedup_over_{baseline}")
+    return clean(f"{ANSWER}/speedup_over_{baseline}")
 
 
 def clean(name: str) -> str:

@@ -91,10 +91,12 @@ def _add_sweep(store: Store, experiment: str, parent: Entry, fresh: Sequence[Ent
         (run_id,) = store.add(experiment, [parent], _tags())
         children = [run.run_id for run in kept.values()]
         store.set_tags(children, {PARENT_TAG: run_id})
-        speedup = [speedup_name(parent.tags["baseline"])] if "baseline" in parent.tags else []
-        store.describe(experiment, {**page_tags(speedup), NOTE_TAG: parent.tags[NOTE_TAG]})
     else:
         run_id = kept[SWEEP].run_id
+    if fresh:
+        # Also where only runs are: the page shows columns that they have.
+        speedup = [speedup_name(parent.tags["baseline"])] if "baseline" in parent.tags else []
+        store.describe(experiment, {**page_tags(speedup), NOTE_TAG: parent.tags[NOTE_TAG]})
     store.add(experiment, [entry for entry in fresh if entry is not parent], {**_tags(), PARENT_TAG: run_id})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from entrain_bench.records.cases import Case, Row
+from entrain_bench.records.notices import notices
 from entrain_bench.tracking.sweep import Sweep, describe_sweep
 
 # Rows of the table that a description shows; the table of all is an artifact.
@@ -11,9 +12,9 @@ MAX_FAILURES = 5
 
 
 def summary_markdown(name: str, sweep: Sweep) -> str:
-    """The page of a sweep as Markdown: the answer first, then times of every case, then what has no result."""
+    """The page of a sweep as Markdown: the answer, times of every case, what has no result, what became of samples."""
     parts = [*_answer(sweep), f"**{name}**: {describe_sweep(sweep.records)}."]
-    parts += [_table(sweep), *_failures(sweep)]
+    parts += [_table(sweep), *_failures(sweep), *_samples(sweep)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -70,3 +71,8 @@ def _failures(sweep: Sweep) -> list[str]:
     if len(lost) > MAX_FAILURES:
         lines.append(f"- and {len(lost) - MAX_FAILURES} more")
     return ["Without result:\n\n" + "\n".join(lines)] if lines else []
+
+
+def _samples(sweep: Sweep) -> list[str]:
+    found = notices(sweep.records)
+    return ["Samples:\n\n" + "\n".join(f"- {line}" for line in found)] if found else []

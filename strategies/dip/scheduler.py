@@ -18,6 +18,8 @@ from .rollouts import best_slots
 from .segments import segments_of
 
 ORDERS = ("interleave", "phases")
+# Every rollout is a node in the tree of every set of lanes, some 60 bytes each.
+MAX_ROUNDS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class DipScheduler:
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
             raise unknown_choice("strategy.scheduler.order", self.order, ORDERS)
-        require(self.search_rounds >= 0, "strategy.scheduler.search_rounds", self.search_rounds, "at least 0")
+        few = 0 <= self.search_rounds <= MAX_ROUNDS
+        require(few, "strategy.scheduler.search_rounds", self.search_rounds, f"at least 0, at most {MAX_ROUNDS}")
         limited = self.search_seconds is None or self.search_seconds >= 0
         require(limited, "strategy.scheduler.search_seconds", self.search_seconds, "null or at least 0")
 

@@ -18,6 +18,9 @@ from entrain_bench.strategy.profile import Profile
 from .balance import assign_microbatches, assign_replicas
 from .deferral import defer_pairwise
 
+# A pair's table of sums has as many entries as its samples span bins, each of some bytes.
+MAX_BINS = 2**20
+
 
 @dataclass(frozen=True, slots=True)
 class EntrainAssigner:
@@ -32,7 +35,8 @@ class EntrainAssigner:
     num_bins: int = 512
 
     def __post_init__(self) -> None:
-        require(self.num_bins >= 2, "strategy.assigner.num_bins", self.num_bins, "at least 2")
+        fits = 2 <= self.num_bins <= MAX_BINS
+        require(fits, "strategy.assigner.num_bins", self.num_bins, f"at least 2, at most {MAX_BINS}")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica, encoder microbatch and LLM microbatch of every sample, from estimated workloads."""

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from entrain_bench.workers import work_off
+from entrain_bench.workers import Died, work_off
 
 from .draw import command_line, trace
 from .trial import Case, in_limits
@@ -23,15 +23,19 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=2000, help="command lines; a quarter as many traces besides")
     options = parser.parse_args()
     with TemporaryDirectory(prefix="fuzz-") as folder:
-        problems = 0
+        problems, longest_s, longest = 0, 0.0, ""
         all_cases = cases(options.seed, options.count, int(options.count * TRACES_PER_LINE), folder)
         for number, (case, found) in enumerate(work_off(in_limits, all_cases, 1), start=1):
-            if found:
+            problem, seconds = (str(found), 0.0) if isinstance(found, Died) else found
+            what = shlex.join(case.words) if case.trace is None else f"trace {number - options.count}"
+            if seconds > longest_s:
+                longest_s, longest = seconds, what
+            if problem:
                 problems += 1
-                what = shlex.join(case.words) if case.trace is None else f"trace {number - options.count}"
-                print(f"{what}\n    {str(found)[:300]}", flush=True)
+                print(f"{what}\n    {problem[:300]}", flush=True)
             if number % 100 == 0:
                 print(f"{number} of {len(all_cases)} tried, {problems} with a problem", flush=True)
+    print(f"{len(all_cases)} tried, {problems} with a problem; the longest took {longest_s:.1f} s: {longest}")
     return 1 if problems else 0
 
 

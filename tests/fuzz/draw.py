@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from io import BytesIO
 from typing import Any
 
@@ -26,7 +27,12 @@ VALUES = (
     *("9223372036854775808", "1_000", "0x10", "2**3", "None", "~", "@", "\\", "'", "${oc.env:HOME}"),
 )
 PREFIXES = ("",) * 12 + ("+", "++", "~", "+", "@", " ")
-COMMANDS = ("calibrate", "check", "figures", "profile", "report", "verify", "reference")
+# What numbers are multiplied by that stand for others a user might mean.
+FACTORS = (0.01, 0.1, 0.5, 0.9, 1.1, 2, 3, 10, 100)
+WHOLE = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 64)
+NAMES = ("blocking", "overlapped", "truncate", "drop", "vision", "llm")
+SHARES = (0, 0.1, 0.25, 0.5, 0.9, 1)
+COMMANDS = ("calibrate", "check", "figure", "figures", "profile", "report", "verify", "reference")
 OPTIONS = ("--help", "--nope", "-x", "--config-dir=/nope", "--results-dir", "--help=seed", "--help=nope", "--retry")
 FLAGS = ("--multirun", "-m", "--help", "--cfg", "--info", "--config-name=x", "--config-dir=/nope", "--version", "--")
 COLUMNS = ("sample_id", "n_images", "image_widths", "image_heights", "audio_seconds", "video_seconds", "text_tokens")
@@ -75,16 +81,36 @@ def _override(rng: np.random.Generator) -> str:
         group = _pick(rng, GROUPS)
         value = _pick(rng, choices(group)) if rng.random() < 0.7 else _pick(rng, VALUES)
         return f"{_pick(rng, PREFIXES)}{group}={value}"
-    key = _pick(rng, _keys())
+    known = _keys()
+    key = _pick(rng, [*known])
+    if rng.random() < 0.5:
+        return f"{key}={_like(rng, known[key])}"
     if rng.random() < 0.1:
         key = key[:-1] + _pick(rng, ("", "x", ".", ".x", "@x"))
     return f"{_pick(rng, PREFIXES)}{key}={_pick(rng, VALUES)}"
 
 
-def _keys() -> tuple[str, ...]:
+def _like(rng: np.random.Generator, value: Any) -> str:
+    """A value of the kind of another, so that a run comes further than its first check."""
+    if isinstance(value, bool):
+        return _pick(rng, ("true", "false"))
+    if isinstance(value, int | float) and value and rng.random() < 0.5:
+        return str(type(value)(value * FACTORS[rng.integers(0, len(FACTORS))]))
+    if isinstance(value, float):
+        return str(SHARES[rng.integers(0, len(SHARES))])
+    if isinstance(value, str):
+        return _pick(rng, (value, *NAMES))
+    if isinstance(value, list | tuple):
+        return _pick(rng, ("[]", "[vision]", "[llm]", "[vision,llm]", "[1]", "[1,2]", "null"))
+    return "null" if rng.random() < 0.1 else str(WHOLE[rng.integers(0, len(WHOLE))])
+
+
+@cache
+def _keys() -> dict[str, Any]:
+    """What may be overridden, with the values of ``SMALL``."""
     inside = flatten(compose(*SMALL).content())
-    known = dict.fromkeys([*inside, *(key.name for key in documented_keys())])
-    return tuple(name for name in known if name.partition(".")[0] not in KEPT)
+    known = {**dict.fromkeys(key.name for key in documented_keys()), **inside}
+    return {name: value for name, value in known.items() if name.partition(".")[0] not in KEPT}
 
 
 def _pick(rng: np.random.Generator, among: tuple[str, ...] | list[str]) -> str:

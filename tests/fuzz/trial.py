@@ -32,14 +32,15 @@ class Case:
     trace: bytes | None = None
 
 
-def in_limits(case: Case) -> str:
-    """``try_case`` in a process of its own, which memory and time are taken from."""
+def in_limits(case: Case) -> tuple[str, float]:
+    """``try_case`` in a process of its own, which memory and time are taken from; and the seconds that it took."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     # Not caught: also a compiled loop ends.
     signal.alarm(LIMIT_S)
+    started = perf_counter()
     problem = try_case(case)
     signal.alarm(0)
-    return problem
+    return problem, perf_counter() - started
 
 
 def try_case(case: Case) -> str:
@@ -55,7 +56,7 @@ def try_case(case: Case) -> str:
 
 
 def _problem(words: Sequence[str]) -> str:
-    out, err, started = io.StringIO(), io.StringIO(), perf_counter()
+    out, err = io.StringIO(), io.StringIO()
     try:
         with redirect_stdout(out), redirect_stderr(err):
             code: object = run_command(words)
@@ -64,13 +65,17 @@ def _problem(words: Sequence[str]) -> str:
     except BaseException as error:
         return f"raises {type(error).__name__}: {error}"
     said = err.getvalue()
-    if perf_counter() - started > LIMIT_S:
-        return f"takes {perf_counter() - started:.0f} s"
     for line in said.splitlines():
         if BROKEN.search(line):
             return line
     if code not in (0, 1, 2):
         return f"exit code {code}"
-    if code == 2 and not said.strip():
-        return "exit code 2 without a word"
-    return ""
+    return _wrong_words(said) if code == 2 else ""
+
+
+def _wrong_words(said: str) -> str:
+    """What is wrong with what bad input was answered with: one line, below argparse's usage if it is its own."""
+    *before, last = said.splitlines() or [""]
+    if not re.match(r"entrain-bench( \w+)?: ", last):
+        return f"exit code 2 and no line of ours: {last}"
+    return f"exit code 2 and {len(before) + 1} lines" if before and not before[0].startswith("usage: ") else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +10,9 @@ import pytest
 
 from entrain_bench.cli import run_command
 from entrain_bench.records.notices import notices
-from entrain_bench.records.records import Record
+from entrain_bench.records.records import Record, Results
+from entrain_bench.specs.workload import Counts
+from entrain_bench.tracking.entries import NOTE_TAG, entries_of
 
 SMALL = (
     "model=tiny",
@@ -24,12 +25,12 @@ SMALL = (
 )
 
 
-def made(samples: Mapping[str, int], batch: int = 512, workload: str = "mine") -> Record:
+def made(samples: Counts, batch: int = 512, workload: str = "mine") -> Record:
     labels = {"workload": workload, "model": "tiny"}
     return Record("0", "ok", "", labels, {"global_batch": batch}, "", samples=samples)
 
 
-def listed(number: int, truncated: int = 0, dropped: int = 0) -> dict[str, int]:
+def listed(number: int, truncated: int = 0, dropped: int = 0) -> dict[str, float | Counts]:
     return {"listed": number, "truncated": truncated, "dropped": dropped}
 
 
@@ -54,6 +55,20 @@ def listed(number: int, truncated: int = 0, dropped: int = 0) -> dict[str, int]:
             made(listed(600, dropped=2)),
             ["workload mine: of 602 rows 2 dropped, longer than the context of model tiny"],
         ),
+        (
+            # Half of 512 are 256 samples of 64 rows; a quarter of them, of a component's component, 64 of 40.
+            made({
+                "all": {"share": 0.5, **listed(64, truncated=1)},
+                "inner": {"share": 0.25, "some": {"share": 0.5, **listed(40)}, "others": {"share": 0.5, **listed(64)}},
+            }),
+            [
+                "workload mine, component all: of 64 rows 1 truncated, longer than the context of model tiny",
+                "workload mine, component all: 64 rows for 50% of a global batch of 512: every row is used "
+                "4.0 times an iteration on average",
+                "workload mine, component inner.some: 40 rows for 12.5% of a global batch of 512: every row is used "
+                "1.6 times an iteration on average",
+            ],
+        ),
     ],
 )  # fmt: skip
 def test_what_is_said(record: Record, says: list[str]) -> None:
@@ -75,3 +90,51 @@ def test_a_run_prints_and_records_it(tmp_path: Path, capsys: pytest.CaptureFixtu
     ]
     (record,) = (tmp_path / "results" / "runs").rglob("*.json")
     assert json.loads(record.read_text())["samples"] == {"listed": 2, "truncated": 0, "dropped": 1}
+
+
+MIXTURE = """
+defaults:
+  - /workload@components.few: trace
+  - /workload@components.made: synthetic
+  - /workload@components.many: trace
+  - _self_
+_target_: entrain_bench_workloads.mixture.MixtureWorkload
+name: both
+weights: {few: 1, made: 4, many: 3}
+components:
+  few: {path: few.parquet, on_overlong: drop}
+  many: {path: many.parquet, on_overlong: truncate}
+"""
+
+
+def test_a_mixture_is_told_by_component_wherever_runs_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pd.DataFrame({"text_tokens": [5000, 60]}).to_parquet("few.parquet")
+    pd.DataFrame({"text_tokens": [5000, *[50] * 6]}).to_parquet("many.parquet")
+    Path("own/workload").mkdir(parents=True)
+    Path("own/workload/both.yaml").write_text(MIXTURE)
+    mine = [*SMALL[:-1], "workload=both", "global_batch=16", "microbatch_size=1", "--config-dir", "own"]
+    mine += ["model.modules.llm.context_tokens=4000", "--multirun", "seed=0,1"]
+    assert run_command(mine) == 0
+    lines = [
+        "workload both, component few: of 2 rows 1 dropped, longer than the context of model tiny",
+        "workload both, component few: 1 row for 12.5% of a global batch of 16: every row is used "
+        "2.0 times an iteration on average",
+        "workload both, component many: of 7 rows 1 truncated, longer than the context of model tiny",
+    ]
+    printed = " ".join(capsys.readouterr().out.split())
+    assert all(line in printed for line in lines)
+    results = Results(Path("results"))
+    for record in results.records():
+        assert record.samples == {
+            "few": {"share": 0.125, **listed(1, dropped=1)},
+            "many": {"share": 0.375, **listed(7, truncated=1)},
+        }
+    parent, *runs = entries_of(results, results.records(), "mine")
+    assert "Samples:\n\n" + "\n".join(f"- {line}" for line in lines) in parent.tags[NOTE_TAG]
+    assert [run.tags["samples"] for run in runs] == ["; ".join(lines)] * 2
+    assert run_command(["report", "--config-dir", "own"]) == 0
+    environment = Path("results/report.md").read_text().split("## Environment")[1].split("##")[0]
+    assert all(f"- Samples, {line}." in environment for line in lines)

@@ -56,6 +56,25 @@ def test_every_run_is_composed_again_by_a_command_of_the_page(
     assert run_command(["report", "--results-dir", str(tmp_path)]) == 0
 
 
+def test_a_file_of_the_users_is_named_by_its_path_and_a_name_that_is_not_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pd.DataFrame({"text_tokens": [50] * 40}).to_parquet("mine.parquet")
+    mine = [*SMALL, "mlflow=false", "workload=trace", "workload.path=mine.parquet", "seed=3", "strategy=megatron"]
+    for more in ([], ["workload.name=other"]):
+        assert run_command([*mine, *more]) == 0
+    assert run_command(["report"]) == 0
+    lines = re.findall(r"^    entrain-bench (strategy=.*)$", written(tmp_path / "results"), re.M)
+    workloads = [[text for text in shlex.split(line) if "workload" in text] for line in lines]
+    assert sorted(workloads) == [
+        ["workload=trace", 'workload.path="mine.parquet"'],
+        ["workload=trace", 'workload.path="mine.parquet"', 'workload.name="other"'],
+    ]
+    keys = {cell.key for line in lines for cell in compose_cells(shlex.split(line))}
+    assert keys == {record.key for record in Results(Path("results")).records()}
+
+
 def test_a_table_without_records_is_enough(tmp_path: Path) -> None:
     runs({"megatron": [2.0, 2.1], "entrain": [1.0, 1.0]}, workload="coco").to_csv(tmp_path / "table.csv", index=False)
     assert run_command(["report", f"results_dir={tmp_path}"]) == 0
@@ -97,13 +116,13 @@ def test_records_of_older_code_are_left_out_while_there_are_others(tmp_path: Pat
     run_command([*arguments, "--multirun", "strategy=megatron", "seed=0,1"])
     first, _ = sorted((tmp_path / "runs").rglob("*.json"))
     first.write_text(re.sub(r'"code_version": "[^"]*"', '"code_version": "older"', first.read_text()))
-    rows, num_older = read_runs(Results(tmp_path))
+    rows, num_older, _ = read_runs(Results(tmp_path))
     assert (len(rows), num_older) == (1, 1)
     first.rename(tmp_path / "kept")
     (last,) = (tmp_path / "runs").rglob("*.json")
     last.unlink()
     (tmp_path / "kept").rename(first)
-    rows, num_older = read_runs(Results(tmp_path))
+    rows, num_older, _ = read_runs(Results(tmp_path))
     assert (len(rows), num_older) == (1, 0)
 
 

@@ -43,6 +43,7 @@ def test_the_answer_names_the_winner_its_gain_and_who_is_as_good() -> None:
     assert row["use"] == "Best"
     assert row["speed-up"] == f"{middle:.2f}{TIMES} ({low:.2f} to {high:.2f}) over Base"
     assert row["as good"] == "Near"
+    assert "over Base; not significantly slower: Near)." in markdown(page)
     assert row["without result"] == "none"
     # A quarter of 2.1 s and of 1.033 s, and the rest.
     assert row["why"] == "idle 0.525 to 0.258 s, busy 1.575 to 0.775 s"

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 
 def children_of(pid: int) -> set[int]:
     """Processes that a process started and that still run."""
-    listed = Path(f"/proc/{pid}/task/{pid}/children")
-    return {int(child) for child in listed.read_text().split()} if listed.exists() else set()
+    found = set[int]()
+    # Every thread has its own.
+    for listed in Path("/proc").glob(f"{pid}/task/*/children"):
+        with suppress(OSError):
+            found |= {*map(int, listed.read_text().split())}
+    return found
 
 
 def workers_of(pid: int) -> set[int]:
@@ -46,3 +53,13 @@ def command(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Whether a condition holds before long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

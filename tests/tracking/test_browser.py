@@ -25,9 +25,11 @@ def test_the_pages_answer(tmp_path: Path) -> None:
     with opened(results) as pages:
         names = [f"{strategy} seed 0" for strategy in records]
         shown = pages.show_runs([*names, *map(time_text, records.values())])
-        assert "speedup_over_megatron" in shown
+        assert "answer/speedup_over_megatron" in shown
         two = [records["entrain"], records["megatron"]]
         shown = pages.show_comparison(
             [run_ids[record.key] for record in two], ["entrain seed 0", "megatron seed 0", *map(time_text, two)]
         )
         assert "dip seed 0" not in shown
+        # Only rows in sight are there.
+        assert {"answer/iteration_time_s", "answer/speedup_over_megatron"} <= {*shown.splitlines()}

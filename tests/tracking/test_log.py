@@ -14,8 +14,8 @@ from mlflow.entities import Experiment, Run
 
 from entrain_bench.cli import run_command
 from entrain_bench.commands.ui import links
-from entrain_bench.records.records import METRICS, Record, Results
-from entrain_bench.tracking.entries import KEY_TAG, NOTE_TAG, PARENT_TAG, SWEEP
+from entrain_bench.records.records import LABELS, METRICS, Record, Results
+from entrain_bench.tracking.entries import KEY_TAG, NOTE_TAG, PARENT_TAG, SERIES, SWEEP, parameters
 from entrain_bench.tracking.local import store_uri
 from entrain_bench.tracking.log import SINGLE_RUNS, log_records
 from entrain_bench.tracking.page import VIEW
@@ -100,10 +100,10 @@ def test_each_record_is_one_run_nested_under_its_sweep_with_all_it_holds(tmp_pat
     assert artifacts_of(results, parent) == {"summary.md", "table.csv", *pictures}
     for key, run in (runs | single).items():
         record = json.loads(results.record_path(key).read_text())
-        headline = {name: value for name, value in run.data.metrics.items() if not name.startswith("iteration/")}
+        headline = {name: value for name, value in run.data.metrics.items() if not name.startswith(SERIES)}
         assert len(headline) <= 20
         assert headline.items() >= {name: record["metrics"][name] for name in METRICS}.items()
-        assert {f"iteration/{name}" for row in record["iterations"] for name in row} == set(run.data.metrics) - set(
+        assert {f"{SERIES}/{name}" for row in record["iterations"] for name in row} == set(run.data.metrics) - set(
             headline
         )
         assert 20 <= len(run.data.params) <= 30
@@ -133,13 +133,13 @@ def test_a_sweep_says_who_is_fastest_and_by_how_much(store: Results, tmp_path: P
     assert parent.data.tags["baseline"] == "megatron"
     assert "2 strategies (megatron, entrain)" in parent.data.tags["sweep"]
     assert artifacts_of(store, parent) == {"summary.md", "table.csv", "figures/contest.png"}
-    speedups = {run.info.run_name: run.data.metrics["speedup_over_megatron"] for run in runs.values()}
+    speedups = {run.info.run_name: run.data.metrics["answer/speedup_over_megatron"] for run in runs.values()}
     expected = {"megatron seed 0": 1.0, "megatron seed 1": 1.0, "entrain seed 0": 2.0, "entrain seed 1": 8.0}
     assert speedups == pytest.approx(expected)
     experiment = experiment_of(store, "contest")
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{VIEW}"])
-    assert view["selectedColumns"][:2] == ["metrics.`iteration_time_s`", "metrics.`speedup_over_megatron`"]
+    assert view["selectedColumns"][:2] == ["metrics.`iteration_time_s`", "metrics.`answer/speedup_over_megatron`"]
     assert experiment.tags[NOTE_TAG] == parent.data.tags[NOTE_TAG]
     assert "entrain 4.00x" in experiment.tags[NOTE_TAG]
     assert "| all | **6.000** | **1.500** |" in experiment.tags[NOTE_TAG], "two seeds tell nothing apart"
@@ -149,11 +149,11 @@ def test_a_grown_sweep_keeps_its_parent_and_brings_speedups_up_to_date(store: Re
     records = contest(store, "b")
     assert log_records(store, records[2:], "grown") == 2
     before = runs_of(store, "grown")
-    assert "speedup_over_megatron" not in before["bentrain0"].data.metrics
+    assert "answer/speedup_over_megatron" not in before["bentrain0"].data.metrics
     assert log_records(store, records, "grown") == 4
     assert log_records(store, records, "grown") == 0
     after = runs_of(store, "grown")
-    assert after["bentrain0"].data.metrics["speedup_over_megatron"] == 2.0
+    assert after["bentrain0"].data.metrics["answer/speedup_over_megatron"] == 2.0
     assert after[SWEEP].info.run_id == before[SWEEP].info.run_id
     assert after[SWEEP].data.metrics["num_runs"] == 4
 
@@ -185,9 +185,26 @@ def test_every_iteration_is_a_step(store: Results) -> None:
     assert log_records(store, [some_record(store, key="1" * 16, iterations=rows * 400)], "losses") == 1
     client = MlflowClient(tracking_uri=store_uri(store))
     run = runs_of(store, SINGLE_RUNS)["1" * 16]
-    assert run.data.metrics["iteration/loss"] == losses[-1]
-    history = client.get_metric_history(run.info.run_id, "iteration/loss")
+    assert run.data.metrics["values_by_iteration/loss"] == losses[-1]
+    history = client.get_metric_history(run.info.run_id, "values_by_iteration/loss")
     assert [m.value for m in sorted(history, key=lambda m: m.step)] == losses * 400
+
+
+def test_of_more_than_thirty_parameters_the_usual_ones_are_left_out(store: Results) -> None:
+    record = some_record(store)
+    config = {**record.config, "freeze": ["vision"], "tp_overlap": 0.5}
+    config["speed"] = {**config["speed"], "gemm": 0.5}
+    layout = dict.fromkeys(("vision", "audio", "llm", "decoder", "microbatches"), "tp1")
+    shown = parameters(replace(record, config=config, layout=layout))
+    assert len(shown) == 30
+    assert shown["freeze"] == "vision"
+    assert shown["speed"] == "gemm=0.5"
+    assert shown["tp_overlap"] == "0.5"
+    assert {*LABELS, "planner", "requested", "strategy_parameters", "global_batch"} < {*shown}
+    assert {f"chosen.{name}" for name in layout} < {*shown}
+    # 6 labels, 3 parts, the requested degrees, 2 texts, 5 of the layout and 16 settings are 33.
+    left_out = {"align_param_gather", "p2p", "sequence_parallel"}
+    assert {name for name, value in record.settings.items() if value not in ("", None)} - {*shown} == left_out
 
 
 def test_numbers_that_are_none_are_logged_as_mlflow_stores_them(store: Results) -> None:

@@ -54,8 +54,8 @@ def test_a_sweep_reaches_a_server_whole_and_once(server: str, tmp_path: Path) ->
         assert run.info.status == "FINISHED"
         assert run.data.tags[PARENT_TAG] == parent.info.run_id
         assert run.data.metrics.items() >= dict(records[key].metrics).items()
-        assert "speedup_over_megatron" in run.data.metrics
-        assert len(client.get_metric_history(run.info.run_id, "iteration/iteration_time_s")) == 2
+        assert "answer/speedup_over_megatron" in run.data.metrics
+        assert len(client.get_metric_history(run.info.run_id, "values_by_iteration/iteration_time_s")) == 2
 
 
 @pytest.mark.slow

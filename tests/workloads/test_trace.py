@@ -298,6 +298,17 @@ def test_unreadable_files(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_text_that_is_no_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "mine.parquet"
+    pq.write_table(pa.table({"text_tokens": [7, 8], "sample_id": ["first", "second"], "spare": [1, 2]}), path)
+    whole = path.read_bytes()
+    TraceWorkload(path=str(path)).source(RULES)
+    for text, damaged in ((b"first", b"fir\xf9t"), (b"spare", b"sp\xf9re")):
+        path.write_bytes(whole.replace(text, damaged))
+        with pytest.raises(UserError, match="is not a readable Parquet file"):
+            TraceWorkload(path=str(path)).source(RULES)
+
+
 @pytest.mark.parametrize("key", ["max_image_tokens", "min_video_frame_tokens", "max_video_frame_tokens"])
 def test_bad_limits(key: str) -> None:
     for value in (0, 2.5, True):

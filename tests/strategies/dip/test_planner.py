@@ -206,6 +206,7 @@ def test_recomputation_is_taken_where_memory_would_starve_the_pipeline() -> None
         (lambda: DipAssigner(efficiency=1.5), "strategy.assigner.efficiency=1.5"),
         (lambda: DipScheduler(order="fifo"), "strategy.scheduler.order=fifo"),
         (lambda: DipScheduler(search_rounds=-1), "strategy.scheduler.search_rounds=-1"),
+        (lambda: DipScheduler(search_rounds=2**63), "strategy.scheduler.search_rounds=9223372036854775808: must be at"),
         (lambda: DipScheduler(search_seconds=-1.0), "strategy.scheduler.search_seconds=-1.0"),
     ],
 )

@@ -361,6 +361,15 @@ def test_sizes_that_may_not_fit_a_sequence_are_refused() -> None:
         packed(caption={"kind": "lognormal", "median": 10, "sigma": 1.0})
 
 
+def test_sequences_beyond_the_context_are_refused_before_any_is_drawn() -> None:
+    rules = _rules(2)
+    packed(sequence_tokens=rules.context_tokens).source(rules)
+    with pytest.raises(
+        UserError, match=r"workload\.sequence_tokens=\d+: must be at most \d+, the LLM's context_tokens"
+    ):
+        packed(sequence_tokens=rules.context_tokens + 1).source(rules)
+
+
 def _rules(merge: int) -> Any:
     model = {"name": "m", "modules": {"llm": llm_config()}, "tokens": TOKENS | {"merge_patches": merge}}
     return ModelSpec.from_config(model).tokens

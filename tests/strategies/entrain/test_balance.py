@@ -215,6 +215,7 @@ def test_one_microbatch_a_replica() -> None:
     assert set(encoder.tolist()) <= {0, -1}
 
 
-def test_a_resolution_of_one_bin_is_refused() -> None:
-    with pytest.raises(UserError, match=r"strategy\.assigner\.num_bins=1: must be at least 2"):
-        EntrainAssigner(num_bins=1)
+@pytest.mark.parametrize("num_bins", [1, 2**20 + 1, 2**63])
+def test_a_resolution_of_one_bin_or_of_more_than_memory_has_is_refused(num_bins: int) -> None:
+    with pytest.raises(UserError, match=rf"strategy\.assigner\.num_bins={num_bins}: must be at least 2, at most"):
+        EntrainAssigner(num_bins=num_bins)
