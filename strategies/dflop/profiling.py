@@ -18,8 +18,8 @@ LLM_TOKENS = np.array([1024, 2048, 4096, 8192])
 SHORT_TOKENS = 128
 # FLOPs of a forward and a backward relative to the forward's.
 BOTH_PASSES = 3.0
-# An extrapolated throughput is at least this share of the least measured one, and at most the greatest: a line that rises
-# past it has Algorithm 1 choose microbatches of 60 samples, which never attain it.
+# An extrapolated throughput is at least this share of the least measured one, and at most the greatest: a line that
+# rises past it has Algorithm 1 choose microbatches of 60 samples, which never attain it.
 LEAST = 0.5
 
 
