@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice, pairwise, product
 
 import numpy as np
@@ -114,12 +115,22 @@ def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
     num_layers = len(layer_s)
     if num_stages > num_layers:
         raise UserError(f"layout: {num_layers} layers cannot fill {num_stages} stages")
-    cuts = [cut for _, cut in islice(_partitions(layer_s), 1, num_stages)]
-    bounds = [num_layers]
-    for cut in reversed(cuts):
+    known = _partitions_of(np.asarray(layer_s, np.float64).tobytes())
+    return _stages_of(known.extended(num_stages))
+
+
+def partitions(layer_s: FloatArray) -> list[tuple[int, ...]]:
+    """What ``partition_layers`` returns for 1, 2, ... stages, as many as there are layers."""
+    cuts = _partitions_of(np.asarray(layer_s, np.float64).tobytes()).extended(len(layer_s))
+    return [_stages_of(cuts[:stages]) for stages in range(1, len(cuts) + 1)]
+
+
+def _stages_of(cuts: Sequence[IntArray]) -> tuple[int, ...]:
+    """Layers of each stage, as many as there are cuts; the first cut is not one."""
+    bounds = [len(cuts[0]) - 1]
+    for cut in cuts[:0:-1]:
         bounds.append(int(cut[bounds[-1]]))
-    bounds = [*reversed(bounds)]
-    return tuple(np.diff([0, *bounds]).tolist())
+    return tuple(np.diff([0, *reversed(bounds)]).tolist())
 
 
 def spread_blocks(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
@@ -139,6 +150,25 @@ def spread_blocks(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
 def slowest_stages_s(layer_s: FloatArray) -> FloatArray:
     """Slowest stage of the best partition into 1, 2, ... stages, as many as there are layers ``[layers]``."""
     return np.array([best[-1] for best, _ in _partitions(layer_s)])
+
+
+@dataclass(slots=True)
+class _Partitions:
+    """Cuts of the best partitions of some layers into 1, 2, ... stages, as many as were asked for so far."""
+
+    rest: Iterator[tuple[FloatArray, IntArray]]
+    cuts: list[IntArray] = field(default_factory=list)
+
+    def extended(self, num_stages: int) -> list[IntArray]:
+        """Those of which the partition into ``num_stages`` is made."""
+        self.cuts += [cut for _, cut in islice(self.rest, max(0, num_stages - len(self.cuts)))]
+        return self.cuts[:num_stages]
+
+
+# Planners split the same layers into every number of stages, over and over.
+@lru_cache(maxsize=64)
+def _partitions_of(layer_s: bytes) -> _Partitions:
+    return _Partitions(_partitions(np.frombuffer(layer_s, np.float64)))
 
 
 def _partitions(layer_s: FloatArray) -> Iterator[tuple[FloatArray, IntArray]]:
@@ -251,18 +281,23 @@ def place_islands(
     return layout
 
 
-def recompute_choices(job: Job, groups: Sequence[Sequence[int]] | None = None) -> list[tuple[bool, ...]]:
+def recompute_choices(
+    job: Job, groups: Sequence[Sequence[int]] | None = None, chosen_later: bool = False
+) -> list[tuple[bool, ...]]:
     """Choices of groups whose activations are recomputed in backward: every one, or the one that is asked for.
 
     Args:
         job: the job.
         groups: modules that recompute together or not at all; each by itself if None.
+        chosen_later: whether the scheduler chooses by chunk what is recomputed, unless it is asked for: nothing then.
 
     Raises:
         IncompatibleError: if some modules of a group are asked for, but not all.
     """
     groups = [(index,) for index in range(len(job.model.modules))] if groups is None else groups
     asked = job.request.recompute
+    if asked is None and chosen_later:
+        return [(False,) * len(groups)]
     if asked is None:
         return list(product([False, True], repeat=len(groups)))
     again = [[job.model.modules[index].name in asked for index in group] for group in groups]

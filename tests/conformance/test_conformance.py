@@ -22,7 +22,7 @@ WORKLOADS = [name for name in choices("workload") if name != "trace"]
 MODELS = ("tiny", "tiny_av")
 # In every run of the tests: tiny_av takes samples with and without audio, tiny a trace and what it must refuse.
 # Workloads that resemble another one, and all other pairs, with make test-slow.
-OTHERS = ("dflop_single", "dflop_video", "dflop_uniform", "dflop_mixed", "chartqa_qa", "coco", "sroie", "uniform")
+OTHERS = ("dflop_single", "dflop_video", "dflop_mixed", "chartqa_qa", "coco", "sroie", "uniform")
 WITHOUT_AUDIO = ("chartqa", "librispeech")
 # Again with wrong beliefs and over several nodes, with tiny_av: images and audio.
 THOROUGH = ("synthetic_av",)
@@ -42,6 +42,9 @@ LARGE = {
     "vit6b_llm120b": "h100x256",
     "vit7b_llm120b": "h100x256",
     "vit12b_llm120b": "h100x256",
+    "vlm_s": "h800x16",
+    "vlm_m": "h800x32",
+    "vlm_l": "h800x64",
     "mllm_9b": "a100x64",
     "mllm_15b": "a100x1280",
     "mllm_72b": "a100x1280",

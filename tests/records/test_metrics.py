@@ -51,7 +51,7 @@ def test_forward_std_is_over_the_microbatches_of_a_replica(run: tuple[object, Ti
 def test_sub_microbatches_count_as_the_microbatch_that_they_are_parts_of() -> None:
     small = ["model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=4", "layout.tp=1", "layout.dp=2"]
     tiny_parts = "strategy.assigner.efficiency=0.01"  # an image each
-    s = prepare(compose_cells([*small, "strategy=dip_phases", "workload=opencqa_ocr", tiny_parts])[0].config)
+    s = prepare(compose_cells([*small, "strategy=optimus", "workload=opencqa_ocr", tiny_parts])[0].config)
     shapes = s.source.batch(0, 16, 0)
     timeline = s.executor.execute(s.strategy.program(shapes, s.strategy.plan(s.profile), s.profile))
     program = timeline.program

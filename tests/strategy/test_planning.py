@@ -22,6 +22,7 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.candidates import MEMORY_BATCHES, Candidate, by_estimate, check_memory, fastest_in_trials
 from entrain_bench.strategy.planning import (
     partition_layers,
+    partitions,
     place_chain,
     proportional_allocation,
     recompute_choices,
@@ -52,6 +53,7 @@ def test_partition_has_the_fastest_slowest_stage(costs: list[int], data: st.Data
     stages = data.draw(st.integers(1, len(costs)))
     layer_s = np.array(costs, np.float64)
     split = partition_layers(layer_s, stages)
+    assert partitions(layer_s)[stages - 1] == split
     assert sum(split) == len(costs)
     assert len(split) == stages
     assert min(split) >= 1
