@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from itertools import product
 from typing import ClassVar
 
-from entrain_bench.errors import UserError, require, unknown_choice
-from entrain_bench.program.layout import Layout
+import numpy as np
+
+from entrain_bench.errors import IncompatibleError, UserError, require, unknown_choice
+from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.strategy.candidates import Candidate, fastest_in_trials
 from entrain_bench.strategy.interface import MakeProgram
-from entrain_bench.strategy.planning import place_chain, spread_blocks
+from entrain_bench.strategy.planning import partition_layers, place_chain, spread_blocks
 from entrain_bench.strategy.profile import Profile
 
-PLACEMENTS = ("leading_stages", "first_stage")
+PLACEMENTS = ("leading_stages", "first_stage", "interleaved")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,9 @@ class RigidPlanner:
 
     Attributes:
         placement: ``leading_stages``: encoders have the first stages of a replica to themselves, generators the last;
-            ``first_stage``: encoders are on the first LLM stage, generators on the last.
+            ``first_stage``: encoders are on the first LLM stage, generators on the last; ``interleaved``: the layers of
+            encoder and LLM are one chain, cut into chunks of equal parameters that go round the ranks.
+        virtual_stages: chunks of a rank with ``interleaved``.
         outer_stages: stages of the encoders, and of the generators, where they have their own.
         recompute: whether every module recomputes its activations; None: only if nothing fits otherwise.
             ``layout.recompute`` goes before it.
@@ -41,11 +45,13 @@ class RigidPlanner:
 
     placement: str = "leading_stages"
     outer_stages: int = 1
+    virtual_stages: int = 2
     recompute: bool | None = None
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
             raise unknown_choice("strategy.planner.placement", self.placement, PLACEMENTS)
+        require(self.virtual_stages >= 2, "strategy.planner.virtual_stages", self.virtual_stages, "at least 2")
         require(self.outer_stages >= 1, "strategy.planner.outer_stages", self.outer_stages, "at least 1")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
@@ -81,6 +87,9 @@ class RigidPlanner:
 
     def _layouts(self, job: Job, degrees: Degrees, recompute: Sequence[bool]) -> Iterator[Layout]:
         """The layout with these degrees; none if a stage would have no block."""
+        if self.placement == "interleaved":
+            yield from _interleaved(job, degrees, recompute, self.virtual_stages)
+            return
         model, leading = job.model, self.placement == "leading_stages"
         outer = self.outer_stages if leading else 0
         llm_stages = degrees.pp - outer * (bool(model.encoders) + bool(model.generators))
@@ -94,3 +103,36 @@ class RigidPlanner:
                 return
             layers.append(split)
         yield place_chain(job, degrees, layers, recompute, leading)
+
+
+def _interleaved(job: Job, degrees: Degrees, recompute: Sequence[bool], virtual_stages: int) -> Iterator[Layout]:
+    """One chain of layers in chunks of nearly equal parameters, chunk i on rank i modulo PP: interleaved 1F1B.
+
+    Where a chunk has layers of both modules, both have a stage there.
+
+    Raises:
+        IncompatibleError: for a model with several encoders or a generator, whose layers form no one chain.
+    """
+    model = job.model
+    if len(model.modules) > 2 or model.generators:
+        raise IncompatibleError(
+            f"strategy.planner.placement=interleaved: model={model.name} has {len(model.modules)} modules, and only an "
+            f"encoder and an LLM form one chain of layers"
+        )
+    parameters = [np.array([layer.parameters for layer in module.layers], np.float64) for module in model.modules]
+    count = degrees.pp * virtual_stages
+    if degrees.pp < 2 or count > sum(map(len, parameters)):
+        return
+    bounds = np.cumsum([0, *partition_layers(np.concatenate(parameters), count)])
+    width = degrees.tp * degrees.cp
+    ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
+    modules, first = [], 0
+    for module, own, again in zip(model.modules, parameters, recompute, strict=True):
+        held = np.diff(np.clip(bounds, first, first + len(own)))
+        chunks = np.flatnonzero(held)
+        placed = np.ascontiguousarray(ranks[:, chunks % degrees.pp])
+        modules.append(ModuleLayout(module.name, degrees.tp, degrees.cp, tuple(held[chunks].tolist()), placed, again))
+        first += len(own)
+    layout = Layout(tuple(modules), job.num_microbatches(degrees.dp))
+    check_layout(layout, model, job.cluster)
+    yield layout

@@ -34,13 +34,14 @@ CELLS = (
     ("strategy=disttrain", *TRACE_1B, *FREE),
     ("strategy=disttrain", "workload=coco", "model=qwen25vl_llama3_3b", "iterations=1"),
     ("strategy=entrain", "strategy.planner.encoder_stages=2", *TRACE_1B),
-    ("strategy=dip", "workload=chartqa", "iterations=1"),
+    # Short of memory: recomputes by chunk.
+    ("strategy=dip", "workload=mathvision", "iterations=1"),
     # Its assigner learns.
     ("strategy=dflop", *TRACE_1B, "iterations=3"),
     ("strategy=megatron", *TRACE_1B, *FREE),
     ("strategy=hetero_colocated", *TRACE_1B),
     ("strategy=hetero_noncolocated", *TRACE_1B),
-    ("strategy=dip_phases", *TRACE_1B),
+    ("strategy=optimus", *TRACE_1B),
     # Samples drawn, estimates wrong in both ways, and actions that nobody can foresee.
     ("strategy=entrain", "belief_error=0.2", "belief_bias=0.2", "action_noise=0.1", "speed.memory=0.7", *SMALL_AV),
 )

@@ -26,7 +26,7 @@ class LayerTimes(Protocol):
         ...
 
     def stages_s(
-        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool
+        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool | FloatArray
     ) -> PassTimes:
         """Times of each chunk on each stage ``[chunks, stages]``.
 
@@ -36,7 +36,8 @@ class LayerTimes(Protocol):
             counts: layers of each kind on every stage ``[stages, kinds]``.
             tp: tensor-parallel degree.
             cp: context-parallel degree.
-            recompute: whether backward runs forwards once more.
+            recompute: whether backward runs the forward of each layer that recomputation covers once more; or of how
+                many layers of each kind it does ``[chunks, stages, kinds]``.
         """
         ...
 

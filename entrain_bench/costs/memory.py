@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from entrain_bench.arithmetic import matmul
 from entrain_bench.arrays import FloatArray, IntArray, rows_of, sum_rows
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.program.recomputation import remade_kinds
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
@@ -67,7 +68,7 @@ class Memory:
     element_bytes: int = BF16_BYTES
 
     def parameter_bytes(self, copies: IntArray | int) -> FloatArray:
-        """Weight, gradient and optimizer states of a parameter on a rank, of which ``copies`` ranks hold the same.
+        """Weight, gradient and optimizer states of a parameter on a rank; ``copies`` ranks share out the latter.
 
         A bf16 weight has an fp32 copy beside its moments.
         """
@@ -95,19 +96,34 @@ class Memory:
     def stage_state_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Weights, gradients and optimizer states on one rank of each stage ``[stages]``; of frozen layers weights."""
         shards, copies = module.weight_shards(placed.tp), module.weight_copies(placed.tp, placed.dp * placed.cp)
+        sharing = copies // self.framework.optimizer_instances(module, copies)
         learning = self.learning_parameters(module, placed)
         frozen = self.stage_parameters(module, placed) - learning
-        return np.asarray(learning / shards * self.parameter_bytes(copies) + frozen / shards * self.element_bytes)
+        return np.asarray(learning / shards * self.parameter_bytes(sharing) + frozen / shards * self.element_bytes)
 
-    def token_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
+    def token_bytes(
+        self, module: ModuleSpec, placed: ModuleLayout, remade: IntArray | None = None
+    ) -> tuple[FloatArray, FloatArray]:
         """Bytes a token adds on one rank of each stage ``[stages]``.
+
+        Args:
+            module: the module.
+            placed: its layout.
+            remade: layers of each stage that chunks recompute, for results of each ``[chunks, stages]``; by default all
+                that recomputation covers, or none, as the layout says.
 
         Returns:
             What is kept from forward to backward, and what exists only while a pass runs: the most that a layer needs.
         """
         kept, working = self.layer_bytes(module, placed)
         counts = module.kind_counts(placed.layers_per_stage)
-        return matmul(counts, kept), np.max(np.where(counts > 0, working, 0.0), axis=1)
+        if remade is None or placed.recompute:
+            return matmul(counts, kept), np.max(np.where(counts > 0, working, 0.0), axis=1)
+        less, more = self.layer_bytes(module, replace(placed, recompute=True))
+        again = remade_kinds(module, placed.layers_per_stage, remade)
+        stays = counts - again
+        needed = np.maximum(np.where(stays > 0, working, 0.0), np.where(again > 0, more, 0.0))
+        return matmul(stays, kept) + matmul(again, less), np.max(needed, axis=-1)
 
     def layer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
         """Bytes a token adds on a rank by a layer of each kind ``[kinds]``: kept, and while a pass runs.
@@ -115,7 +131,7 @@ class Memory:
         The latter is what recomputation brings back, what a layer needs besides, and with sequence parallelism the
         buffer into which megatron-core gathers hidden states.
         """
-        tp, split, size = placed.tp, self.framework.splits_tokens(placed.tp), self.element_bytes
+        tp, split, size = placed.tp, self.framework.splits_tokens(module, placed.tp), self.element_bytes
         kept = np.array([layer.kept_bytes(tp, split, size) for layer in module.kinds])
         gathered = np.array([layer.hidden_size * (layer.num_gathers > 0) for layer in module.kinds])
         working = np.array([layer.working_bytes(tp, size) for layer in module.kinds]) + gathered * (size * split)
@@ -124,7 +140,8 @@ class Memory:
             inputs = np.array([layer.held_input_bytes(tp, split, size) for layer in module.kinds])
             working += np.where(covered, kept, 0.0)
             kept = np.where(covered, inputs, kept)
-        return kept / placed.cp, working / placed.cp
+        parts = self.framework.sequence_parts(module, placed.cp)
+        return kept / parts, working / parts
 
     def lane_state_bytes(self, layout: Layout) -> FloatArray:
         """Weights, gradients and optimizer states on a rank of each lane ``[lanes]``, all its modules together."""
@@ -176,7 +193,7 @@ class Memory:
         source, target = program.dep_actions, rows_of(program.dep_offsets)
         layout, modules = program.layout, self.model.modules
         own = [
-            placed.cp * (placed.tp if self.framework.sequence_parallel or module.weight_shards(placed.tp) == 1 else 1)
+            self.framework.token_parts(module, placed.tp, placed.cp)
             for module, placed in zip(modules, layout.modules, strict=True)
         ]
         inside = program.module[source] == program.module[target]
@@ -220,7 +237,8 @@ class Memory:
         for index, (module, placed) in enumerate(zip(self.model.modules, program.layout.modules, strict=True)):
             chunks = program.chunks[index]
             tokens = sum_rows(chunks.offsets, module.lengths(program.shapes, chunks.members))
-            kept, extra = (tokens[:, None] * per_token for per_token in self.token_bytes(module, placed))
+            remade = program.remade[index] if program.remade else None
+            kept, extra = (tokens[:, None] * per_token for per_token in self.token_bytes(module, placed, remade))
             forward, backward = program.forward_actions(index), program.backward_actions(index)
             change[forward], change[backward] = kept + handed.held[forward], -kept - handed.held[backward]
             # A forward's input is kept, a backward's is the gradient of its output.

@@ -10,7 +10,7 @@ See docs/costs.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -98,6 +98,13 @@ def sum_in_order(terms: Sequence[FloatArray], like: FloatArray) -> FloatArray:
     for term in terms:
         total = total + term
     return total
+
+
+def remade_layers(module: ModuleSpec, counts: FloatArray, recompute: bool | FloatArray) -> FloatArray:
+    """Layers of each kind that a backward runs forward once more ``[..., stages, kinds]``; see ``LayerTimes``."""
+    if isinstance(recompute, np.ndarray):
+        return recompute
+    return counts * [recompute and layer.recomputed for layer in module.kinds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +209,12 @@ class Roofline:
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int) -> list[PassTimes]:
         """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``."""
-        return [self.layer_s(layer, loads, tp, cp) for layer in module.kinds]
+        own, parts = self.of(module), self.framework.sequence_parts(module, cp)
+        return [own.layer_s(layer, loads, tp, parts) for layer in module.kinds]
+
+    def of(self, module: ModuleSpec) -> Roofline:
+        """Itself under the settings that a module has."""
+        return replace(self, framework=self.framework.of(module))
 
     def _elementwise_s(self, layer: Layer, tokens: FloatArray, tp: int, cp: int) -> FloatArray:
         """Forward time of norms, residuals, rotary positions and activations."""
@@ -258,7 +270,7 @@ class Roofline:
         return np.maximum((1.0 - self.framework.tp_overlap) * (comm - hidden), comm - compute)
 
     def stages_s(
-        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool
+        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool | FloatArray
     ) -> PassTimes:
         """Times of each chunk on each stage ``[chunks, stages]``.
 
@@ -268,16 +280,18 @@ class Roofline:
             counts: layers of each kind on every stage ``[stages, kinds]``.
             tp: tensor-parallel degree.
             cp: context-parallel degree.
-            recompute: whether backward runs the forward of each layer that recomputation covers once more.
+            recompute: whether backward runs the forward of each layer that recomputation covers once more; or of how
+                many layers of each kind it does ``[chunks, stages, kinds]``.
         """
         totals = np.zeros((4, len(loads.tokens), len(counts)))
+        again = remade_layers(module, counts, recompute)
         for index, (layer, times) in enumerate(zip(module.kinds, self.layers_s(module, loads, tp, cp), strict=True)):
             columns = (times.forward_s, times.forward_comm_s, times.backward_s, times.backward_comm_s)
             for total, column in zip(totals, columns, strict=True):
                 total += column[:, None] * counts[:, index]
-            if recompute and layer.recomputed and layer.backward_share:
-                totals[2] += times.forward_s[:, None] * counts[:, index]
-                totals[3] += times.forward_comm_s[:, None] * counts[:, index]
+            if layer.backward_share and again[..., index].any():
+                totals[2] += times.forward_s[:, None] * again[..., index]
+                totals[3] += times.forward_comm_s[:, None] * again[..., index]
         return PassTimes(*totals)
 
     def work_s(

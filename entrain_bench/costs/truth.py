@@ -18,6 +18,7 @@ from entrain_bench.costs.transform import colocated_transforms
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import ModuleLayout
+from entrain_bench.program.recomputation import remade_kinds
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
@@ -87,11 +88,24 @@ class CostTruth:
         loads = self.layer_times.loads(module, lengths)
         return self.layer_times.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
 
-    def chunk_times(self, module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, chunks: Chunks) -> PassTimes:
-        """Times of packed chunks ``[chunks, stages]``."""
+    def chunk_times(
+        self,
+        module: ModuleSpec,
+        placed: ModuleLayout,
+        shapes: SampleShapes,
+        chunks: Chunks,
+        remade: IntArray | None = None,
+    ) -> PassTimes:
+        """Times of packed chunks ``[chunks, stages]``, of which each recomputes ``remade`` layers of a stage.
+
+        By default all layers that recomputation covers, or none, as the layout says.
+        """
         counts = module.kind_counts(placed.layers_per_stage)
         loads = self.layer_times.loads(module, module.lengths(shapes, chunks.members), chunks.offsets)
-        return self.layer_times.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
+        recompute: bool | FloatArray = placed.recompute
+        if remade is not None and not recompute:
+            recompute = remade_kinds(module, placed.layers_per_stage, remade)
+        return self.layer_times.stages_s(module, loads, counts, placed.tp, placed.cp, recompute)
 
     def charge(self, program: Program) -> Prices:
         """What one execution of a program costs: its price, but for the noise."""
@@ -108,7 +122,8 @@ class CostTruth:
         duration, comm = np.zeros(program.num_actions), np.zeros(program.num_actions)
         layout = program.layout
         for index, (module, placed) in enumerate(zip(self.model.modules, layout.modules, strict=True)):
-            times = self.chunk_times(module, placed, program.shapes, program.chunks[index])
+            remade = program.remade[index] if program.remade else None
+            times = self.chunk_times(module, placed, program.shapes, program.chunks[index], remade)
             first, size = int(program.first_action[index]), times.forward_s.size
             forward, backward = slice(first, first + size), slice(first + size, first + 2 * size)
             comm[forward], comm[backward] = times.forward_comm_s.ravel(), times.backward_comm_s.ravel()
@@ -125,7 +140,7 @@ class CostTruth:
 
     def _transfers(self, program: Program) -> tuple[FloatArray, FloatArray, Transfers | None]:
         """How long lanes are held after each action, delays of the dependencies, and what queues for links."""
-        layout, edges = program.layout, edges_of(program, self.cluster, self.framework.sequence_parallel)
+        layout, edges = program.layout, edges_of(program, self.cluster, self.framework)
         transfers, hold, delay, link = None, np.zeros(program.num_actions), edges.fixed_s.copy(), edges.link_s.copy()
         collective, seconds = colocated_transforms(program, self.cluster)
         delay[collective], link[collective] = seconds, 0.0

@@ -63,6 +63,8 @@ class Program:
         lane_offsets, lane_actions: order of actions on every lane, CSR.
         dep_offsets, dep_actions: actions each action waits for, CSR.
         dep_bytes: bytes that travel along each dependency ``[dependencies]``; 0 for mere order.
+        remade: for every module how many layers of a stage each chunk recomputes in its backward ``[chunks, stages]``
+            (``recomputation``); empty if none does, but for modules that the layout recomputes.
     """
 
     model: ModelSpec
@@ -81,6 +83,7 @@ class Program:
     dep_offsets: IntArray
     dep_actions: IntArray
     dep_bytes: IntArray
+    remade: tuple[IntArray, ...] = ()
 
     @property
     def num_actions(self) -> int:

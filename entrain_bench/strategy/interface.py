@@ -95,11 +95,18 @@ class Programs:
         """The program of a batch."""
         return self.strategy.program(shapes, layout, self.profile)
 
-    def draft(self, shapes: SampleShapes, layout: Layout) -> Program:
-        """One that is made quickly and needs about the same memory."""
+    @property
+    def choose_recomputation(self) -> bool:
+        """Whether the scheduler chooses what is recomputed where the job leaves it free (``chooses_recomputation``)."""
+        return bool(getattr(self.strategy.scheduler, "chooses_recomputation", False))
+
+    @property
+    def draft(self) -> Programs:
+        """Programs that are made quickly and need about the same memory; these, if the scheduler knows no quicker."""
         scheduler = self.strategy.scheduler
-        quick = scheduler.draft() if isinstance(scheduler, SchedulerDrafter) else scheduler
-        return replace(self.strategy, scheduler=quick).program(shapes, layout, self.profile)
+        if not isinstance(scheduler, SchedulerDrafter):
+            return self
+        return replace(self, strategy=replace(self.strategy, scheduler=scheduler.draft()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from entrain_bench.arrays import IntArray
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment
-from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
@@ -53,50 +53,77 @@ def interleaved_slots(
 
 
 def interleaved_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
-    """Interleaved 1F1B of an LLM, with encoders on its first virtual stage and generators on its last.
+    """Interleaved 1F1B over a chain of virtual stages: of the encoders, then the LLM's, then the generators'.
 
     Raises:
-        IncompatibleError: if another module than the LLM has several stages or is elsewhere, and for microbatches that
-            are no multiple of the pipeline's ranks, which Megatron-LM refuses, too.
+        IncompatibleError: if the stages do not go round the ranks (``chain_of_turns``), and for microbatches that are
+            no multiple of the pipeline's ranks, which Megatron-LM refuses, too.
     """
-    llm = layout.modules[model.llm_index]
-    num_ranks = llm.pp // llm.stages_per_rank
-    _check_places(model, layout, llm, num_ranks)
+    chain = chain_of_turns(model, layout)
+    if chain is None:
+        raise IncompatibleError("schedule: these stages do not go round the ranks in turn as an interleaved pipeline's")
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
     freed = backward_microbatch(model, shapes, assignment, chunks)
     places = microbatches_per_replica(layout, chunks, freed)
-    uneven = np.flatnonzero(places[model.llm_index] % num_ranks)
+    uneven = np.flatnonzero(places[model.llm_index] % chain.num_ranks)
     if uneven.size:
         raise IncompatibleError(
             f"schedule: {places[model.llm_index][uneven[0]]} microbatches of a replica: must be a multiple of the "
-            f"{num_ranks} ranks of a pipeline of virtual stages"
+            f"{chain.num_ranks} ranks of a pipeline of virtual stages"
         )
     slots = []
-    for index, (rows, last, per_replica) in enumerate(zip(chunks, freed, places, strict=True)):
+    for rows, last, per_replica, own in zip(chunks, freed, places, chain.places, strict=True):
         count = per_replica[rows.replica]
-        forward, backward = interleaved_slots(rows.microbatch, last, count, num_ranks, llm.stages_per_rank)
-        if index != model.llm_index:
-            own = [0] if index < model.llm_index else [llm.pp - 1]
-            forward, backward = forward[:, own], backward[:, own]
-        slots.append(Slots(forward, backward))
+        forward, backward = interleaved_slots(rows.microbatch, last, count, chain.num_ranks, chain.turns)
+        slots.append(Slots(forward[:, own], backward[:, own]))
     return build_program(model, layout, shapes, chunks, slots)
 
 
-def _check_places(model: ModelSpec, layout: Layout, llm: ModuleLayout, num_ranks: int) -> None:
-    if llm.pp % llm.stages_per_rank or num_ranks < 2:
-        raise IncompatibleError(f"schedule: {llm.pp} stages on {num_ranks} ranks are no interleaved pipeline")
-    for index, placed in enumerate(layout.modules):
-        end, where = (0, "first") if index < model.llm_index else (-1, "last")
-        if placed is not llm and (placed.pp > 1 or not np.array_equal(placed.ranks[:, 0], llm.ranks[:, end])):
-            raise IncompatibleError(
-                f"schedule: beside virtual stages {placed.module} must be one stage on the ranks of {llm.module}'s "
-                f"{where}"
-            )
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """A pipeline whose stages go round its ranks several times.
+
+    Attributes:
+        num_ranks: ranks (blocks) of a replica.
+        turns: virtual stages of each.
+        places: place of each module's stages in the chain of all ``[stages]``.
+    """
+
+    num_ranks: int
+    turns: int
+    places: tuple[IntArray, ...]
+
+
+def chain_of_turns(model: ModelSpec, layout: Layout) -> Turns | None:
+    """The interleaved pipeline that a layout is; None if it is none.
+
+    Place i of the chain is on rank i modulo their number. Encoders begin at the first place; the LLM on the place where
+    the longest encoder ends, if its first stage is there, otherwise on the next one; generators are on the last.
+    """
+    llm = model.llm_index
+    blocks = [placed.ranks[0].min(axis=1) for placed in layout.modules]
+    ahead = max((placed.pp for placed in layout.modules[:llm]), default=0)
+    longest = next((own for own in blocks[:llm] if len(own) == ahead), blocks[llm])
+    shared = bool(ahead) and longest[-1] == blocks[llm][0]
+    first = [0] * llm + [ahead - shared]
+    count = first[llm] + len(blocks[llm])
+    places = [start + np.arange(len(own)) for start, own in zip(first, blocks, strict=False)]
+    places += [np.array([count - 1] if len(own) == 1 else []) for own in blocks[llm + 1 :]]
+    num_ranks = len(np.unique(np.concatenate(blocks)))
+    of_place = np.full(count, -1)
+    for own, found in zip(blocks, places, strict=True):
+        if len(own) != len(found) or np.any((of_place[found] >= 0) & (of_place[found] != own)):
+            return None
+        of_place[found] = own
+    goes_round = num_ranks > 1 and count > num_ranks and count % num_ranks == 0
+    if not goes_round or not np.array_equal(of_place, of_place[np.arange(count) % num_ranks]):
+        return None
+    return Turns(num_ranks, count // num_ranks, tuple(places))
 
 
 @dataclass(frozen=True, slots=True)
 class Interleaved(OneForwardOneBackward):
-    """1F1B over the chain of all stages, interleaved where the LLM has virtual stages."""
+    """1F1B over the chain of all stages, interleaved where it goes round the ranks more than once."""
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program.
@@ -105,8 +132,8 @@ class Interleaved(OneForwardOneBackward):
             IncompatibleError: if the modules form no chain, or no interleaved one.
         """
         model = profile.job.model
-        if layout.modules[model.llm_index].stages_per_rank > 1:
+        if max(placed.stages_per_rank for placed in layout.modules) > 1 or chain_of_turns(model, layout) is not None:
             if self.eager != "none":
                 raise IncompatibleError(f"strategy.scheduler.eager={self.eager}: must be none with virtual stages")
-            return interleaved_program(model, shapes, layout, assignment)
+            return self.within_memory(interleaved_program(model, shapes, layout, assignment), profile)
         return OneForwardOneBackward.schedule(self, shapes, layout, assignment, profile)

@@ -15,13 +15,14 @@ from entrain_bench.program.assignment import Assignment, Chunks
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
+from entrain_bench.strategy.recomputation import Recomputation
 from entrain_bench.strategy.schedules import backward_microbatch, chain_chunks, chain_program, stages_behind
 
 EAGER = ("none", "encoder", "all")
 
 
 @dataclass(frozen=True, slots=True)
-class WarmUp:
+class WarmUp(Recomputation):
     """How far a 1F1B schedule runs ahead; schedulers that are one have these options.
 
     Attributes:
@@ -33,6 +34,7 @@ class WarmUp:
     max_extra_forwards: int | None = None
 
     def __post_init__(self) -> None:
+        Recomputation.__post_init__(self)
         if self.eager not in EAGER:
             raise unknown_choice("strategy.scheduler.eager", self.eager, EAGER)
         most = self.max_extra_forwards
@@ -75,7 +77,7 @@ class OneForwardOneBackward(WarmUp):
             IncompatibleError: if the modules do not form a chain.
         """
         warmup = self.forwards(shapes, layout, assignment, profile)
-        return chain_program(profile.job.model, shapes, layout, assignment, warmup)
+        return self.within_memory(chain_program(profile.job.model, shapes, layout, assignment, warmup), profile)
 
 
 def eager_warmup(

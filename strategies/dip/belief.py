@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import numpy as np
 
-from entrain_bench.arithmetic import matmul
-from entrain_bench.arrays import FloatArray, IntArray, sum_rows
+from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.beliefs import covered_layer_s, stages_s
 from entrain_bench.strategy.planning import recompute_factor
 from entrain_bench.strategy.profile import Profile
 
 
 def chunk_s(
-    module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, chunks: Chunks, profile: Profile
+    module: ModuleSpec,
+    placed: ModuleLayout,
+    shapes: SampleShapes,
+    chunks: Chunks,
+    profile: Profile,
+    remade: IntArray | None = None,
 ) -> tuple[FloatArray, FloatArray]:
     """Estimated seconds of forward and backward of each chunk on each stage ``[chunks, stages]``.
 
     A chunk costs what its units cost alone; a module's time is shared out over stages as that of a unit of mean length.
-    A backward takes two forwards, and one more if activations are recomputed; less where layers are frozen.
+    A backward takes two forwards, and one more if activations are recomputed; less where layers are frozen. Of layers
+    that chunks recompute one by one (``remade``), the backward takes one more forward of these.
     """
-    units = module.units(shapes)
-    seconds = np.zeros(shapes.num_items if module.is_encoder else len(shapes))
-    seconds[units] = profile.estimate_units(module, shapes, placed.tp, placed.cp)
-    mean = float(module.lengths(shapes, units).mean()) if len(units) else 0.0
-    kinds = np.maximum(matmul(profile.forward_fit(module, placed.tp, placed.cp), [mean**2, mean, 1.0]), 1e-12)
-    stages = matmul(module.kind_counts(placed.layers_per_stage), kinds)
-    forward = sum_rows(chunks.offsets, seconds[chunks.members])[:, None] * (stages / stages.sum())
-    kept = kinds * np.array([kind.backward_share for kind in module.kinds])
-    share = matmul(module.kind_counts(placed.layers_per_stage), kept) / stages
-    return forward, forward * (3.0 * recompute_factor(placed.recompute) - 1.0) * share
+    forward, share = stages_s(module, placed, shapes, chunks, profile)
+    backward = forward * (3.0 * recompute_factor(placed.recompute) - 1.0) * share
+    if remade is not None and not placed.recompute:
+        backward = backward + remade * covered_layer_s(module, placed, shapes, chunks, profile)
+    return forward, backward
 
 
 def believed_durations(program: Program, profile: Profile) -> FloatArray:
@@ -40,7 +41,14 @@ def believed_durations(program: Program, profile: Profile) -> FloatArray:
     duration = np.zeros(int(program.first_action[-1]))
     for index, (module, placed) in enumerate(zip(program.model.modules, program.layout.modules, strict=True)):
         forward, backward = program.forward_actions(index), program.backward_actions(index)
-        duration[forward], duration[backward] = chunk_s(module, placed, program.shapes, program.chunks[index], profile)
+        duration[forward], duration[backward] = chunk_s(
+            module,
+            placed,
+            program.shapes,
+            program.chunks[index],
+            profile,
+            program.remade[index] if program.remade else None,
+        )
     return duration
 
 

@@ -67,13 +67,13 @@ class DipPlanner:
     ) -> Iterator[Candidate]:
         """Every degree, K_i and choice of recomputation, timed by belief on one batch; ``samples`` decide the split.
 
-        DIP picks recomputation for each rank and batch by an integer program; here it is part of the layout, so it is
-        picked once, by what it makes of the schedule.
+        Recomputation is part of the layout, and picked by what it makes of the schedule, unless the scheduler chooses.
         """
         modules = profile.job.model.modules
         # The order that the search begins with tells layouts apart as well as the one it ends with (docs).
         order: MakeProgram = getattr(make_program, "draft", make_program)
-        for degrees, recompute in product(profile.job.degrees(), recompute_choices(profile.job)):
+        choices = recompute_choices(profile.job, chosen_later=getattr(make_program, "choose_recomputation", False))
+        for degrees, recompute in product(profile.job.degrees(), choices):
             cost = [layer_s(profile, module, samples, degrees) for module in modules]
             for chunks in self._chunk_choices(profile, samples, degrees):
                 stages = [min(k * degrees.pp, len(module.layers)) for k, module in zip(chunks, modules, strict=True)]

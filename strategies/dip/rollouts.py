@@ -31,17 +31,18 @@ def best_slots(segments: Segments, rounds: int, seconds: float | None = None) ->
     members = _members(segments.lane_set, num_sets)
     own = _members(segments.lane_set[segments.lane], num_sets)
     spread = exploration(rounds + 1)
-    trees = [new_tree(count, spread) for count in segments.num_groups.tolist()]
+    trees = [new_tree(count * segments.per_group, spread) for count in segments.num_groups.tolist()]
     # The same moves in every iteration: the same batch always gets the same order.
     rngs = [np.random.default_rng(one) for one in range(num_sets)]
     actions = _actions(segments)
     state = room_for(segments.lane, segments.is_backward, segments.room_bytes, int(segments.num_groups.max()))
+    labels = segments.group, segments.element, segments.per_group, segments.rank
     schedule, slot = empty_schedule(num_actions), np.zeros(num_actions, np.int64)
 
     def search(num_rollouts: int) -> None:
         def search_one(one: int) -> None:
             own_search = members[one], own[one], trees[one], rngs[one]
-            search_set(num_rollouts, *own_search, segments.group, segments.rank, actions, state, schedule, slot)
+            search_set(num_rollouts, *own_search, *labels, actions, state, schedule, slot)
 
         in_threads(search_one, num_sets)
 
@@ -79,11 +80,12 @@ def _actions(segments: Segments) -> Actions:
 
 @njit(cache=True, nogil=True)
 def search_set(  # type: ignore[no-untyped-def]
-    num_rollouts, members, own, tree, rng, group, rank, actions, state, schedule, slot
+    num_rollouts, members, own, tree, rng, group, element, per_group, rank, actions, state, schedule, slot
 ):
     """More rollouts of one set, and the slots of its best one.
 
-    The place of its group in the proposed order is a segment's priority, then its rank in the group.
+    The place of its element in the proposed order is a segment's priority, then its rank in the group. Groups come by
+    the first of their elements.
 
     Args:
         num_rollouts: how many, at most: none follow when all orders are scored.
@@ -92,6 +94,8 @@ def search_set(  # type: ignore[no-untyped-def]
         tree: of its search.
         rng: random numbers of its search.
         group: see ``Segments``.
+        element: likewise.
+        per_group: likewise.
         rank: see ``Segments``.
         actions: of all sets; takes groups and priorities of the set's.
         state: see ``interleave``.
@@ -99,14 +103,21 @@ def search_set(  # type: ignore[no-untyped-def]
         slot: of every action in the best schedule so far; takes those of the set's ``[actions]``.
     """
     place = np.empty(len(tree.order), np.int64)
+    group_place = np.empty(len(tree.order) // per_group, np.int64)
     for _ in range(num_rollouts):
         propose(tree, rng)
+        num_seen = 0
+        group_place[:] = -1
         for index in range(len(place)):
             place[tree.proposed[index]] = index
+            its_group = tree.proposed[index] // per_group
+            if group_place[its_group] < 0:
+                group_place[its_group] = num_seen
+                num_seen += 1
         for action in own:
-            actions.group[action] = place[group[action]]
+            actions.group[action] = group_place[group[action]]
             # No rank is as high as the number of actions.
-            actions.priority[action] = actions.group[action] * float(len(rank)) + rank[action]
+            actions.priority[action] = place[element[action]] * float(len(rank)) + rank[action]
         interleave(members, own, actions, state, schedule)
         end_s = 0.0
         for action in own:

@@ -31,6 +31,8 @@ class Segments:
         lane_set: set of each lane ``[lanes]``.
         room_bytes: room for activations ``[lanes]``.
         group: group of each action, counted in its set by arrival ``[actions]``.
+        element: what the search orders as one, counted likewise: the group, or the group's part of one module, of which
+            ``per_group`` follow each other ``[actions]``.
         rank: place of each action's chunk in its group, of its pass ``[actions]``: forwards go by the first LLM
             microbatch they serve, then along the chain, backwards by the last, then against the chain.
         num_groups: groups of each set ``[sets]``.
@@ -46,12 +48,21 @@ class Segments:
     lane_set: IntArray
     room_bytes: IntArray
     group: IntArray
+    element: IntArray
     rank: IntArray
     num_groups: IntArray
+    per_group: int
 
 
-def segments_of(draft: Program, assignment: Assignment, profile: Profile) -> Segments:
-    """The segments of a program, whatever its own order."""
+def segments_of(draft: Program, assignment: Assignment, profile: Profile, by_module: bool = False) -> Segments:
+    """The segments of a program, whatever its own order.
+
+    Args:
+        draft: the program.
+        assignment: what it was made of.
+        profile: for memory and believed durations.
+        by_module: whether the modules of a group are elements of their own.
+    """
     memory = profile.memory
     count = int(draft.first_action[-1])
     lane = lanes_of_actions(draft)
@@ -71,6 +82,7 @@ def segments_of(draft: Program, assignment: Assignment, profile: Profile) -> Seg
     rank = _ranks(group, first_llm, last_llm)
     first_group = offsets_from_counts(np.bincount(group_set, minlength=1 + int(lane_set.max())))
     is_backward = draft.kind[:count].astype(np.int64)
+    own_group, per_group = (group - first_group[chunk_set])[chunk], len(draft.model.modules) if by_module else 1
     return Segments(
         lane,
         is_backward,
@@ -80,9 +92,11 @@ def segments_of(draft: Program, assignment: Assignment, profile: Profile) -> Seg
         *_users(draft),
         lane_set,
         np.floor(room).astype(np.int64),
-        (group - first_group[chunk_set])[chunk],
+        own_group,
+        own_group * per_group + (draft.module[:count] if by_module else 0),
         rank[is_backward, chunk],
         np.diff(first_group),
+        per_group,
     )
 
 

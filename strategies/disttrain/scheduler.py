@@ -32,7 +32,8 @@ class DistTrainScheduler(WarmUp):
         """
         model = profile.job.model
         check_order(model, shapes, assignment)
-        return chain_program(model, shapes, layout, assignment, self.forwards(shapes, layout, assignment, profile))
+        warmup = self.forwards(shapes, layout, assignment, profile)
+        return self.within_memory(chain_program(model, shapes, layout, assignment, warmup), profile)
 
 
 def check_order(model: ModelSpec, shapes: SampleShapes, assignment: Assignment) -> None:

@@ -29,4 +29,5 @@ class EntrainScheduler(WarmUp):
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program; warm-up grows with free memory, one stage at least one forward ahead of the next."""
         warmup = self.forwards(shapes, layout, assignment, profile, self.split_backward)
-        return chain_program(profile.job.model, shapes, layout, assignment, warmup, self.split_backward)
+        program = chain_program(profile.job.model, shapes, layout, assignment, warmup, self.split_backward)
+        return self.within_memory(program, profile)

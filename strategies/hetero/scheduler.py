@@ -13,6 +13,7 @@ from entrain_bench.program.boundary import is_colocated, is_disjoint
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
+from entrain_bench.strategy.recomputation import Recomputation
 from entrain_bench.strategy.schedules import chain_program, three_phase_program
 from entrain_bench.strategy.warmup import WarmUp
 
@@ -20,7 +21,7 @@ from .routes import check_routes
 
 
 @dataclass(frozen=True, slots=True)
-class ColocatedScheduler:
+class ColocatedScheduler(Recomputation):
     """Encoder and LLM on the same ranks, each with its own grid.
 
     LLM PP = 1: encoder forward, LLM forward, LLM backward, encoder backward of each microbatch in turn. LLM PP > 1:
@@ -43,8 +44,9 @@ class ColocatedScheduler:
         model = profile.job.model
         check_routes(model, shapes, layout, assignment, in_order=llm.pp == 1)
         if llm.pp > 1:
-            return three_phase_program(model, shapes, layout, assignment)
-        return chain_program(model, shapes, layout, assignment, [np.zeros(1, np.int64)] * len(layout.modules))
+            return self.within_memory(three_phase_program(model, shapes, layout, assignment), profile)
+        warmup = [np.zeros(1, np.int64)] * len(layout.modules)
+        return self.within_memory(chain_program(model, shapes, layout, assignment, warmup), profile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,4 +71,5 @@ class GraphAwareScheduler(WarmUp):
                 )
         model = profile.job.model
         check_routes(model, shapes, layout, assignment, in_order=True)
-        return chain_program(model, shapes, layout, assignment, self.forwards(shapes, layout, assignment, profile))
+        warmup = self.forwards(shapes, layout, assignment, profile)
+        return self.within_memory(chain_program(model, shapes, layout, assignment, warmup), profile)

@@ -20,6 +20,7 @@ from entrain_bench.experiment import Setting, prepare, run_experiment
 from entrain_bench.program import Pass, Program
 from entrain_bench.run import compose_cells
 from entrain_bench.simulate import Simulator
+from entrain_bench.strategy.recomputation import recompute_all
 
 # Samples of one length, and few layers: two passes a stage to measure.
 # In every run of the tests; the others are for make test-slow.
@@ -225,6 +226,12 @@ def test_settings_that_do_not_fit_are_refused(overrides: list[str], kind: type[U
         prepare(cell.config)
 
 
+def test_recomputation_by_chunk_is_refused() -> None:
+    emulator, program = emulated("strategy=megatron")
+    with pytest.raises(IncompatibleError, match="harness=emulate measures no recomputation by chunk"):
+        emulator.execute(recompute_all(program))
+
+
 @pytest.mark.usefixtures("no_gpu")
 def test_a_gpu_that_is_not_there_is_named() -> None:
     with pytest.raises(UserError, match=r"harness.device=cuda: this machine has no CUDA device"):
@@ -235,3 +242,9 @@ def test_a_gpu_that_megatron_would_take_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(UserError, match=r"harness.device=cpu: .*CUDA_VISIBLE_DEVICES"):
         bench.device_named("cpu")
+
+
+def test_what_is_only_simulated_is_refused() -> None:
+    emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.cp=2", "encoder_cp=false")
+    with pytest.raises(IncompatibleError, match="encoder_cp=false: harness=emulate splits"):
+        emulator.execute(program)

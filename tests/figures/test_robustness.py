@@ -67,8 +67,8 @@ def test_a_winner_that_is_significantly_slower_is_not_firm() -> None:
 
 
 def test_every_strategy_has_a_letter_of_its_own() -> None:
-    labels = ["Megatron", "Entrain", "DistTrain", "DFLOP", "DIP", "DIP (phases)", "D"]
-    assert list(initials(dict(zip("abcdefg", labels, strict=True))).values()) == ["M", "E", "D", "F", "I", "P", "A"]
+    labels = ["Megatron", "Entrain", "DistTrain", "DFLOP", "DIP", "Optimus", "D"]
+    assert list(initials(dict(zip("abcdefg", labels, strict=True))).values()) == ["M", "E", "D", "F", "I", "O", "A"]
 
 
 def test_cells_show_letter_and_correlation_of_every_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,7 @@ def test_attainable_link_rates_stay_below_what_vendors_quote() -> None:
         "a40x64": {"nvlink": 112.5e9 / 2, "pcie": 16e9 * 16 * 128 / 130 / 8, "network": 200e9 / 8 / 4},
         "a100x64": {"nvlink": 600e9 / 2, "network": 800e9 / 8 / 8},
         "h100x64": {"nvlink": 900e9 / 2, "network": 8 * 400e9 / 8 / 8},
+        "h800x16": {"nvlink": 400e9 / 2, "network": 8 * 400e9 / 8 / 8},
         "h200x64": {"nvlink": 900e9 / 2, "network": 8 * 400e9 / 8 / 8},
     }
     for name, links in quoted.items():

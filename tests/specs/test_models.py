@@ -74,6 +74,9 @@ def test_llm_parameters_match_the_checkpoint(name: str, module: str, parameters:
         ("vit6b_llm120b", 5.90),
         ("vit7b_llm120b", 7.25),
         ("vit12b_llm120b", 12.24),
+        # arXiv:2504.14145 calls them 5B and 22B; EVA-02-CLIP-E has 4.4B in 64 blocks (arXiv:2303.15389), ViT-22B 21.7B.
+        ("vlm_s", 4.28),
+        ("vlm_l", 21.75),
     ],
 )
 def test_encoders_have_the_stated_size_without_projector_and_divide_by_8(name: str, billions: float) -> None:

@@ -10,7 +10,10 @@ from entrain_bench.errors import OutOfMemoryError, UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import LayoutRequest
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.strategy.interface import Strategy
+from entrain_bench.strategy.interleaved import Interleaved
 from entrain_bench.strategy.planning import spread_blocks
+from entrain_bench_strategies.megatron import ArrivalOrder
 from entrain_bench_strategies.megatron_rigid import RigidPlanner
 from support.builders import GIB, plan_with, profile_of, samples, tiny_cluster, tiny_job, tiny_model
 
@@ -89,3 +92,40 @@ def test_recomputation_is_asked_for_or_comes_where_nothing_fits_without() -> Non
 def test_bad_settings_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         planned(**options)
+
+
+def interleaved(model: ModelSpec = MODEL, **options: Any) -> Layout:
+    job = tiny_job(model, tiny_cluster(1, 8), request=LayoutRequest(tp=1, dp=4))
+    planner = RigidPlanner("interleaved", **options)
+    return Strategy("rigid", planner, ArrivalOrder(), Interleaved()).plan(profile_of(job, samples(*ROWS)))
+
+
+def test_chunks_of_equal_parameters_go_round_the_ranks() -> None:
+    # Two ranks, two chunks each: four chunks of a quarter of the parameters, as nearly as layers allow. The LLM's ends
+    # have 128,000 each, its blocks 147,712; the encoder's five layers together less than one of them.
+    layout = interleaved()
+    vision, llm = layout.modules
+    parameters = [sum(layer.parameters for layer in module.layers) for module in MODEL.modules]
+    assert 0 < parameters[0] < 147_712
+    assert [layer.parameters for layer in MODEL.llm.layers][:2] == [128_000, 147_712]
+    # 128,000 + 147,712 with the encoder on top; then two blocks each twice, and the last block with the head.
+    assert splits(layout) == [(5,), (2, 2, 2, 2)]
+    assert vision.ranks[0].tolist() == [[0]]
+    assert llm.ranks[0].tolist() == [[0], [1], [0], [1]]
+
+
+def test_a_large_encoder_has_chunks_of_its_own() -> None:
+    layout = interleaved(tiny_model(encoder=40, llm=2))
+    vision, llm = layout.modules
+    assert sum(vision.layers_per_stage) == 42
+    assert sum(llm.layers_per_stage) == 4
+    assert vision.pp > 1
+    shared = vision.ranks[0, -1].tolist() == llm.ranks[0, 0].tolist()
+    assert vision.pp + llm.pp == 4 + shared
+
+
+def test_what_cannot_be_one_chain_is_refused() -> None:
+    with pytest.raises(UserError, match="virtual_stages=1: must be at least 2"):
+        RigidPlanner(virtual_stages=1)
+    with pytest.raises(UserError, match="only an encoder and an LLM form one chain"):
+        interleaved(tiny_model(audio=2))

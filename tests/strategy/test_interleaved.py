@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Assignment
-from entrain_bench.program.layout import Layout, check_layout
+from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.interleaved import Interleaved, interleaved_program, interleaved_slots
+from entrain_bench.strategy.interleaved import Interleaved, chain_of_turns, interleaved_program, interleaved_slots
 from entrain_bench.strategy.schedules import one_f_one_b
 from entrain_bench.strategy.warmup import OneForwardOneBackward
 from support.builders import (
@@ -190,5 +190,55 @@ def test_other_modules_elsewhere_are_refused() -> None:
     ranks = np.arange(3).reshape(1, 3, 1)
     layout = Layout((placed(vision, ranks[:, 2:]), placed(llm, ranks[:, [0, 1, 0, 1]])), 2)
     shapes, assignment = uniform_batch(model, 2)
-    with pytest.raises(IncompatibleError, match="vision must be one stage on the ranks of llm's first"):
+    with pytest.raises(IncompatibleError, match="do not go round the ranks"):
         interleaved_program(model, shapes, layout, assignment)
+
+
+def test_a_chain_of_both_modules_goes_round_the_ranks_by_hand() -> None:
+    # Two ranks, two chunks each: the encoder's layers are the first chunk and part of the second, where the LLM begins.
+    model = tiny_model(encoder=2, llm=4)
+    layout = Layout(
+        (
+            ModuleLayout("vision", 1, 1, (3, 1), np.array([[[0], [1]]])),
+            ModuleLayout("llm", 1, 1, (1, 3, 2), np.array([[[1], [0], [1]]])),
+        ),
+        2,
+    )
+    check_layout(layout, model, tiny_cluster(1, 2))
+    turns = chain_of_turns(model, layout)
+    assert turns is not None
+    assert (turns.num_ranks, turns.turns, [own.tolist() for own in turns.places]) == (2, 2, [[0, 1], [1, 2, 3]])
+    shapes, assignment = uniform_batch(model, 2)
+    program = scheduled(layout, shapes, assignment, model, Interleaved())
+    check_program(program)
+    # Rank 0 warms up with both chunks of both microbatches; rank 1 with two forwards, then runs one and one.
+    names = {Pass.FORWARD: "F", Pass.BACKWARD: "B"}
+    runs = [
+        [
+            (view.module, names[view.kind], view.microbatch, view.stage)
+            for view in program.lane(lane)
+            if view.kind in names
+        ]
+        for lane in range(2)
+    ]
+    ahead = [("vision", "F", 0, 0), ("vision", "F", 1, 0), ("llm", "F", 0, 1), ("llm", "F", 1, 1)]
+    back = [("llm", "B", 0, 1), ("llm", "B", 1, 1), ("vision", "B", 0, 0), ("vision", "B", 1, 0)]
+    assert runs[0] == ahead + back
+    second = [("vision", "F", 0, 1), ("llm", "F", 0, 0), ("vision", "F", 1, 1), ("llm", "F", 1, 0)]
+    between = [("llm", "F", 0, 2), ("llm", "B", 0, 2), ("llm", "F", 1, 2), ("llm", "B", 1, 2)]
+    behind = [("llm", "B", 0, 0), ("vision", "B", 0, 1), ("llm", "B", 1, 0), ("vision", "B", 1, 1)]
+    assert runs[1] == second + between + behind
+    place_actions(program, np.ones(program.num_actions), no_delay(program))
+
+
+def test_chains_that_do_not_go_round_are_none() -> None:
+    model = tiny_model(encoder=2, llm=4)
+    assert chain_of_turns(model, chain_layout(model, 1, 3, 6)) is None
+    vision, llm = model.modules
+    ranks = np.arange(2).reshape(1, 2, 1)
+    # Modules with segments of their own on the same ranks (arXiv:2504.14145) do.
+    colocated = chain_of_turns(model, Layout((placed(vision, ranks), placed(llm, ranks)), 2))
+    assert colocated is not None
+    assert [own.tolist() for own in colocated.places] == [[0, 1], [2, 3]]
+    # Three places on two ranks do not.
+    assert chain_of_turns(model, Layout((placed(vision, ranks[:, :1]), placed(llm, ranks[:, [1, 0]])), 2)) is None

@@ -34,8 +34,10 @@ seeds = st.integers(0, 2**32 - 1)
 def program_of(
     layout: Layout, shapes: SampleShapes, assignment: Assignment, budget_bytes: float = 1e12, **knobs: str | int
 ) -> Program:
+    """DIP's program; without ``memory`` nothing is recomputed, without ``priorities`` microbatches are ordered."""
     job = tiny_job(MODEL, budget_bytes=budget_bytes / PLANNING_SHARE)
-    scheduler = DipScheduler(**knobs)  # type: ignore[arg-type]
+    plain: dict[str, str | int] = {"memory": "module", "priorities": "microbatch"}
+    scheduler = DipScheduler(**(plain | knobs))  # type: ignore[arg-type]
     return scheduler.schedule(shapes, layout, assignment, profile_of(job, shapes))
 
 
@@ -90,3 +92,23 @@ def finish(slot: IntArray, layout: Layout, shapes: SampleShapes, assignment: Ass
     slots = [Slots(slot[draft.forward_actions(i)], slot[draft.backward_actions(i)]) for i in range(len(draft.chunks))]
     program = build_program(MODEL, layout, shapes, draft.chunks, slots)
     return believed_s(profile_of(tiny_job(MODEL), shapes), program)
+
+
+def makespan_of(found: Segments, order: IntArray) -> float:
+    """End of the only set if its elements, a module's part of a group each, are in this order."""
+    place = np.argsort(order)
+    groups = list(dict.fromkeys((order // found.per_group).tolist()))
+    group = np.array([groups.index(one) for one in range(len(groups))])[found.group]
+    priority = place[found.element] * float(len(found.rank)) + found.rank
+    actions = Actions(
+        found.lane,
+        found.is_backward,
+        found.duration_s,
+        priority,
+        group,
+        found.size_bytes,
+        found.num_waits,
+        found.user_offsets,
+        found.user_actions,
+    )
+    return float(in_order(actions, found.lane_set, found.room_bytes)[1].max())

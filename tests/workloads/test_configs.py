@@ -28,9 +28,9 @@ def workload(name: str, *overrides: str) -> Any:
 
 
 def test_the_documented_workloads_exist() -> None:
-    traces = "chartqa chartqa_qa coco librispeech mathvision nextqa opencqa_ocr sroie trace"
+    traces = "chartqa chartqa_qa coco librispeech mathvision nextqa opencqa_ocr sroie synthchartnet_like trace"
     dflop = "dflop_mixed dflop_multi dflop_single dflop_video"
-    other = "synthetic synthetic_av laion_packed packed_text uniform uniform_mix"
+    other = "synthetic synthetic_av images_packed laion_packed packed_text uniform uniform_mix"
     assert set(NAMES) == {*traces.split(), *dflop.split(), *other.split()}
 
 
@@ -83,6 +83,12 @@ def test_uniform_mix_fills_the_share_with_images(tokens: int, share: float, imag
     assert np.all(shapes.item_encoder_tokens == 1024)
 
 
+def test_uniform_mix_has_the_encoder_tokens_that_are_asked_for() -> None:
+    shapes = workload("uniform_mix", "workload.encoder_tokens_per_llm_token=0.25").source(RULES).batch(0, 10, 0)
+    assert np.all(shapes.item_encoder_tokens == 64)
+    assert np.all(shapes.item_llm_tokens == 256)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -90,6 +96,11 @@ def test_uniform_mix_fills_the_share_with_images(tokens: int, share: float, imag
         ("vision_share=1.0", r"vision_share=1\.0: must be in \[0, 1\)"),
         ("sequence_tokens=0", "sequence_tokens=0: must be at least 1"),
         ("image_tokens=0", "image_tokens=0: must be at least 1"),
+        ("encoder_tokens_per_llm_token=0", r"encoder_tokens_per_llm_token=0: must be null or above 0, at most \d+"),
+        (
+            "encoder_tokens_per_llm_token=1e9",
+            r"encoder_tokens_per_llm_token=1000000000\.0: must be null or above 0, at most 4",
+        ),
     ],
 )
 def test_uniform_mix_names_what_is_wrong(wrong: str, message: str) -> None:
@@ -144,3 +155,17 @@ def test_a_mixtures_stream_does_not_depend_on_batch_sizes() -> None:
 def test_a_wrong_mixture_is_refused(override: str) -> None:
     with pytest.raises(UserError, match=r"workload\.(weights|name)"):
         workload("dflop_mixed", f"{override}" if "{" not in override else "~workload.weights.video")
+
+
+def test_packed_images_fill_sequences_with_up_to_48_of_them() -> None:
+    # 728 x 728 pixels: 52 x 52 patches, 13 x 13 LLM tokens.
+    rules = TokenRules(14, 4, 1, 2, 2.0, 50.0, 2, 30.0, 4.0)
+    shapes = workload("images_packed").source(rules).batch(0, 500, 0)
+    assert np.all(shapes.llm_tokens == 8192)
+    assert set(shapes.item_encoder_tokens) == {2704}
+    assert set(shapes.item_llm_tokens) == {169}
+    counts = np.diff(shapes.item_offsets)
+    assert counts.min() >= 1
+    assert counts.max() <= 48
+    assert counts.mean() == pytest.approx(19, abs=1)
+    assert counts.std() == pytest.approx(7, abs=1)

@@ -12,7 +12,7 @@ from entrain_bench.costs.profiled.curve import Curve
 from entrain_bench.costs.profiled.fitting import fit_factors
 from entrain_bench.costs.profiled.layers import MEDIAN, LayerCurves, curves_of, num_segments, score_elements
 from entrain_bench.costs.profiled.points import DeviceProfile
-from entrain_bench.costs.roofline import Loads, PassTimes, Roofline
+from entrain_bench.costs.roofline import Loads, PassTimes, Roofline, remade_layers
 from entrain_bench.errors import UserError
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import Framework
@@ -61,7 +61,8 @@ class ProfiledTimes:
         if not profile.finished:
             raise UserError(f"{where}: is not finished; entrain-bench profile with the same options goes on with it")
         sequences = profile.subject.sequence_parallel
-        if sequences != framework.sequence_parallel and any(point.tp > 1 for point in profile.stages):
+        same = all(framework.of(module).sequence_parallel == sequences for module in model.modules)
+        if not same and any(point.tp > 1 for point in profile.stages):
             raise UserError(
                 f"{where}: is of sequence_parallel={str(sequences).lower()}; profile the device anew, or run so as well"
             )
@@ -98,18 +99,19 @@ class ProfiledTimes:
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int) -> list[PassTimes]:
         """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``."""
-        found = []
+        found, roofline, cp = [], self.roofline.of(module), self.roofline.framework.sequence_parts(module, cp)
         for layer in module.kinds:
             curves, carried = self._curves(module, layer, tp), self._carried(module, layer, loads, tp, cp)
             ahead, back = (curves.layer[name].at(*carried) for name in (FORWARD, BACKWARD))
-            comm, comm_back = self.roofline.comm_s(layer, loads.tokens, tp, cp, (ahead, back))
+            comm, comm_back = roofline.comm_s(layer, loads.tokens, tp, cp, (ahead, back))
             found.append(PassTimes(ahead, comm, back, comm_back))
         return found
 
     def stages_s(
-        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool
+        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool | FloatArray
     ) -> PassTimes:
         """Times of each chunk on each stage ``[chunks, stages]``; see ``LayerTimes``."""
+        cp = self.roofline.framework.sequence_parts(module, cp)
         carried = {layer.kind: self._carried(module, layer, loads, tp, cp) for layer in module.kinds}
         return self._stages(module, loads, counts, tp, cp, recompute, lambda kind, curve: curve.at(*carried[kind]))
 
@@ -120,6 +122,7 @@ class ProfiledTimes:
 
         Every term of a curve is at least its lowest rate times what it is of; communication is least in one pack.
         """
+        cp = self.roofline.framework.sequence_parts(module, cp)
         carried = {layer.kind: _of_kind(layer, loads) for layer in module.kinds}
 
         def least(kind: str, curve: Curve) -> FloatArray:
@@ -153,25 +156,30 @@ class ProfiledTimes:
         counts: FloatArray,
         tp: int,
         cp: int,
-        recompute: bool,
+        recompute: bool | FloatArray,
         seconds: Callable[[str, Curve], FloatArray],
     ) -> PassTimes:
-        """Times of stages, of the seconds that chunks take by the curve of a kind."""
+        """Times of stages, of the seconds that chunks take by the curve of a kind; ``cp`` ranks split sequences."""
+        roofline = self.roofline.of(module)
         totals = np.zeros((4, len(loads.tokens), len(counts)))
         blocks = [index for index, layer in enumerate(module.kinds) if layer.attention]
+        remade = remade_layers(module, counts, recompute)
         for index, layer in enumerate(module.kinds):
             curves = self._curves(module, layer, tp)
-            # Only blocks are recomputed: their forward runs, and communicates, once more.
-            again = recompute and index in blocks
-            back = REMADE if again else BACKWARD
-            ahead_s, back_s = (seconds(layer.kind, curves.layer[name]) for name in (FORWARD, back))
-            comm, comm_back = self.roofline.comm_s(layer, loads.tokens, tp, cp, (ahead_s, back_s))
-            for total, each in zip(totals, (ahead_s, comm, back_s, comm_back + again * comm), strict=True):
-                total += each[:, None] * counts[:, index]
+            ahead_s = seconds(layer.kind, curves.layer[FORWARD])
+            # The forward of layers that are recomputed runs, and communicates, once more.
+            for again, number in enumerate((counts - remade, remade)):
+                if not number[..., index].any():
+                    continue
+                back_s = seconds(layer.kind, curves.layer[REMADE if again else BACKWARD])
+                comm, comm_back = roofline.comm_s(layer, loads.tokens, tp, cp, (ahead_s, back_s))
+                for total, each in zip(totals, (ahead_s, comm, back_s, comm_back + again * comm), strict=True):
+                    total += each[:, None] * number[..., index]
             if index == blocks[0]:
-                held = (counts[:, blocks] > 0).any(axis=1)
-                for place, name in ((0, FORWARD), (2, back)):
-                    totals[place] += seconds(layer.kind, curves.stage[name])[:, None] * held
+                held, again_held = ((number[..., blocks] > 0).any(axis=-1) for number in (counts, remade))
+                totals[0] += seconds(layer.kind, curves.stage[FORWARD])[:, None] * held
+                totals[2] += seconds(layer.kind, curves.stage[BACKWARD])[:, None] * (held & ~again_held)
+                totals[2] += seconds(layer.kind, curves.stage[REMADE])[:, None] * again_held
         return PassTimes(*totals)
 
     def _curves(self, module: ModuleSpec, layer: Layer, tp: int) -> LayerCurves:

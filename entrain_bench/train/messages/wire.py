@@ -16,7 +16,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 
-_GIVEN = ("model", "layout", "shapes", "chunks")
+_GIVEN = ("model", "layout", "shapes", "chunks", "remade")
 
 
 def program_to_bytes(program: Program) -> bytes:
@@ -24,6 +24,7 @@ def program_to_bytes(program: Program) -> bytes:
     arrays = {f.name: getattr(program, f.name) for f in fields(Program) if f.name not in _GIVEN}
     for index, chunks in enumerate(program.chunks):
         arrays |= {f"chunks.{index}.{f.name}": getattr(chunks, f.name) for f in fields(Chunks)}
+    arrays |= {f"remade.{index}": own for index, own in enumerate(program.remade)}
     buffer = BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
     return buffer.getvalue()
@@ -36,5 +37,6 @@ def program_from_bytes(content: bytes, model: ModelSpec, layout: Layout, shapes:
             Chunks(**{f.name: arrays[f"chunks.{index}.{f.name}"] for f in fields(Chunks)})
             for index in range(len(model.modules))
         )
+        remade = tuple(arrays[name] for index in range(len(model.modules)) if (name := f"remade.{index}") in arrays)
         columns = {f.name: arrays[f.name] for f in fields(Program) if f.name not in _GIVEN}
-    return Program(model=model, layout=layout, shapes=shapes, chunks=chunks, **columns)
+    return Program(model=model, layout=layout, shapes=shapes, chunks=chunks, remade=remade, **columns)

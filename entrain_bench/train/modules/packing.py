@@ -43,12 +43,14 @@ class Pack:
         outputs: encoders: LLM tokens that each item is projected to.
         token_ids: LLM ``[sum(lengths)]``: text token ids, -1 where a projected token stands.
         labels: LLM ``[sum(lengths)]``: the id to predict at each position, -1 for none.
+        remade: how many of a stage's blocks, the first ones, keep their input only and run again in backward.
     """
 
     lengths: tuple[int, ...]
     outputs: tuple[int, ...] = ()
     token_ids: Tensor | None = None
     labels: Tensor | None = None
+    remade: int = 0
 
 
 @dataclass(frozen=True, slots=True)

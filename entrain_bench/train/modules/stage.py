@@ -123,7 +123,7 @@ class Stage(torch.nn.Module):
         rotation = self._rotation(pack, share, hidden)
         masks: dict[int, Mask] = {}
         hidden = hidden.unsqueeze(1)
-        for index in blocks:
+        for place, index in enumerate(blocks):
             attention = self.module.layers[index].attention
             assert attention is not None
             window = attention.window_tokens
@@ -133,7 +133,8 @@ class Stage(torch.nn.Module):
                 )
                 masks[window] = Mask(segments, rotation)
             inputs = (self.layers[str(index)], hidden, masks[window])
-            if self.recompute and self.module.layers[index].backward_share > 0 and torch.is_grad_enabled():
+            again = self.recompute or place < pack.remade
+            if again and self.module.layers[index].backward_share > 0 and torch.is_grad_enabled():
                 hidden = checkpoint(_run_block, *inputs, use_reentrant=False, preserve_rng_state=False)
             else:
                 hidden = _run_block(*inputs)

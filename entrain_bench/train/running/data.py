@@ -7,7 +7,7 @@ vocabulary. Only shapes come from the workload.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 import numpy as np
@@ -55,11 +55,19 @@ class SampleData:
         starts_with_text = np.diff(self.shapes.item_offsets) == 0
         return int((self.shapes.text_tokens - (starts_with_text & (self.shapes.text_tokens > 0))).sum())
 
-    def inputs(self, module: ModuleSpec, stage: int, members: IntArray) -> Inputs:
-        """What a stage of a module needs for a chunk of the given items (encoder) or samples (LLM)."""
+    def inputs(self, module: ModuleSpec, stage: int, members: IntArray, remade: int = 0) -> Inputs:
+        """What a stage of a module needs for a chunk of the given items (encoder) or samples (LLM).
+
+        Args:
+            module: the module.
+            stage: which of its stages.
+            members: items or samples.
+            remade: blocks of the stage that the chunk recomputes.
+        """
         if not module.is_encoder:
-            return Inputs(self.llm_pack(members))
-        return Inputs(self.encoder_pack(members), None if stage else self.features(module, members))
+            return Inputs(replace(self.llm_pack(members), remade=remade))
+        pack = replace(self.encoder_pack(members), remade=remade)
+        return Inputs(pack, None if stage else self.features(module, members))
 
     def encoder_pack(self, items: IntArray) -> Pack:
         """Lengths of the given items."""
@@ -91,8 +99,8 @@ class SampleData:
             row[length - num_text :] = self._noise(sample, 0).integers(self.vocab_size, size=num_text)
             ids.append(row)
             labels.append(np.append(row[1:], -1))
-        tensors = [torch.from_numpy(np.concatenate(rows)) for rows in (ids, labels)]
-        return Pack(tuple(lengths.tolist()), (), *tensors)
+        token_ids, targets = (torch.from_numpy(np.concatenate(rows)) for rows in (ids, labels))
+        return Pack(tuple(lengths.tolist()), (), token_ids, targets)
 
     def _noise(self, sample: int, stream: int) -> np.random.Generator:
         identity = int(self.shapes.sample_ids[sample])

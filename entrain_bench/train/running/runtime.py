@@ -95,7 +95,13 @@ class Runtime:
         plan = plan_rank(program, dist.get_rank(), self.settings.framework)
         data = SampleData(program.shapes, self.seed, self.vocab_size, pinned=self.device.type == "cuda")
         makers = [
-            partial(data.inputs, program.model.modules[step.place.module], step.place.stage, _members(program, step))
+            partial(
+                data.inputs,
+                program.model.modules[step.place.module],
+                step.place.stage,
+                _members(program, step),
+                _num_remade(program, step),
+            )
             for step in plan.steps
             if step.kind is Pass.FORWARD
         ]
@@ -258,6 +264,11 @@ def _members(program: Program, step: Step) -> IntArray:
     """Items (encoder) or samples (LLM) of the step's chunk."""
     chunks = program.chunks[step.place.module]
     return chunks.members[chunks.offsets[step.chunk] : chunks.offsets[step.chunk + 1]]
+
+
+def _num_remade(program: Program, step: Step) -> int:
+    """Blocks that the step's chunk recomputes on its stage."""
+    return int(program.remade[step.place.module][step.chunk, step.place.stage]) if program.remade else 0
 
 
 def _num_projected(pack: Pack) -> int:

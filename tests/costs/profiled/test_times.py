@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.arrays import offsets_from_counts
+from entrain_bench.arrays import FloatArray, offsets_from_counts
 from entrain_bench.costs.profiled.layers import curves_of, residuals
 from entrain_bench.costs.profiled.points import DeviceProfile
 from entrain_bench.costs.profiled.times import ProfiledTimes
@@ -61,6 +61,24 @@ def test_stages_are_their_layers_and_what_a_stage_adds(recompute: bool) -> None:
     # Neither embedding nor head is recomputed.
     expected = [BACKWARD * embed + back * (3 * block + beside), BACKWARD * head + back * (5 * block + beside)]
     assert found.backward_s[0] == pytest.approx(expected, rel=1e-4)
+
+
+def test_layers_are_recomputed_one_by_one() -> None:
+    loads = times().loads(LLM, np.array(LENGTHS), np.array([0, len(LENGTHS)]))
+    counts = LLM.kind_counts([4, 6])
+
+    def backward_s(remade: list[int]) -> FloatArray:
+        again = np.zeros((1, *counts.shape))
+        again[0, :, 1] = remade
+        return times().stages_s(LLM, loads, counts, 1, 1, again).backward_s[0]
+
+    none, every = (one_pack(times(), LENGTHS, flag).backward_s[0] for flag in (False, True))
+    assert np.array_equal(backward_s([0, 0]), none)
+    assert backward_s([3, 5]) == pytest.approx(every, rel=1e-12)
+    block, beside = layer_s(LLM.kinds[1].attention, LENGTHS), stage_s(sum(LENGTHS))
+    # What a stage adds is once more there as soon as one of its blocks is.
+    more = [(REMADE - BACKWARD) * (block + beside), (REMADE - BACKWARD) * (2 * block + beside)]
+    assert backward_s([1, 2]) - none == pytest.approx(more, rel=1e-3)
 
 
 def test_a_stage_without_blocks_adds_nothing() -> None:

@@ -17,6 +17,7 @@ from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import Simulator, place_actions
+from entrain_bench.specs.job import LayoutRequest
 from entrain_bench.strategy.schedules import chain_program, stages_behind
 from entrain_bench_strategies.dip import DipScheduler
 from entrain_bench_strategies.dip.belief import believed_s, chunk_s
@@ -42,6 +43,7 @@ from support.dip import (
     colocated,
     ends_of,
     finish,
+    makespan_of,
     peak_activations,
     program_of,
     random_cuts,
@@ -191,18 +193,47 @@ def test_chunks_shorten_fill_and_drain() -> None:
     assert ends == [8 * 6 + 6, 8 * 6 + 3]
 
 
-def test_phases_keep_all_encoder_activations() -> None:
-    shapes, assignment = uniform_batch(MODEL, 12)
+def test_memory_is_bought_back_and_never_exceeded() -> None:
     layout = colocated(2)
-    programs = [program_of(layout, shapes, assignment, order="phases")]
-    one_group = peak_activations(layout, program_of(layout, shapes, assignment, budget_bytes=1.0))
-    room = MEMORY.lane_state_bytes(layout).max() + 3.1 * one_group.max()
-    programs.append(program_of(layout, shapes, assignment, budget_bytes=room))
-    phases, limited = (float(MEMORY.peak_bytes(program).max()) for program in programs)
-    assert limited <= room < phases
-    order = passes(programs[0], 0)
-    assert order[:12] == [f"vision F{m}" for m in range(12)]
-    assert order[-12:] == [f"vision B{m}" for m in range(12)]
+    shapes, assignment = uniform_batch(MODEL, 12)
+    frugal, free = (program_of(layout, shapes, assignment, memory="greedy", budget_bytes=b) for b in (1.0, 1e12))
+    assert [int(own.min()) for own in frugal.remade] == [1, 1], "nothing fits"
+    assert free.remade == ()
+    low, high = (float(MEMORY.peak_bytes(program).max()) for program in (frugal, free))
+    profile = profile_of(tiny_job(MODEL, budget_bytes=1e12), shapes)
+    plain = program_of(layout, shapes, assignment)
+    assert believed_s(profile, free) <= believed_s(profile, plain) * (1 + 1e-9), "with memory it costs nothing"
+    seconds = {}
+    for memory in ("greedy", "exact"):
+        budget = low + 0.5 * (high - low)
+        program = program_of(layout, shapes, assignment, memory=memory, budget_bytes=budget)
+        assert MEMORY.peak_bytes(program).max() <= budget
+        assert 0 < sum(int(own.sum()) for own in program.remade) < sum(int(own.sum()) for own in frugal.remade)
+        seconds[memory] = believed_s(profile, program)
+    assert believed_s(profile, free) <= min(seconds.values()) < believed_s(profile, frugal)
+
+
+def test_what_the_user_recomputes_is_left_alone() -> None:
+    shapes, assignment = uniform_batch(MODEL, 4)
+    job = tiny_job(MODEL, request=LayoutRequest(recompute=("vision",)), budget_bytes=1.0)
+    program = DipScheduler().schedule(shapes, colocated(2), assignment, profile_of(job, shapes))
+    assert program.remade == ()
+
+
+def test_modalities_have_priorities_of_their_own() -> None:
+    # Two microbatches on one lane. In the order (second image, first image, first LLM, second LLM) the second image
+    # comes first although its microbatch's LLM part is last.
+    shapes, assignment = uniform_batch(MODEL, 2)
+    layout, profile = colocated(1), profile_of(tiny_job(MODEL, budget_bytes=1e12), shapes)
+    draft = program_of(layout, shapes, assignment, search_rounds=0)
+    found = segments_of(draft, assignment, profile, by_module=True)
+    assert found.per_group == 2
+    forward = [draft.forward_actions(index)[:, 0] for index in range(2)]
+    assert [found.element[own].tolist() for own in forward] == [[0, 2], [1, 3]]
+    assert [found.group[own].tolist() for own in forward] == [[0, 1], [0, 1]]
+    least = min(makespan_of(found, np.array(order)) for order in permutations(range(4)))
+    slot = best_slots(found, rounds=100)
+    assert finish(slot, layout, shapes, assignment) == pytest.approx(least, rel=1e-9)
 
 
 def test_the_search_never_believes_itself_worse_and_repeats_itself() -> None:

@@ -17,10 +17,11 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.job import PLANNING_SHARE, Degrees, LayoutRequest
 from entrain_bench.strategy.candidates import MEMORY_BATCHES
-from entrain_bench.strategy.interface import Strategy
+from entrain_bench.strategy.interface import Scheduler, Strategy
 from entrain_bench_strategies.dip import DipAssigner, DipPlanner, DipScheduler
 from entrain_bench_strategies.dip.assigner import efficient_items, sub_microbatches
 from entrain_bench_strategies.dip.partitioner import chunks_per_rank, colocate, layer_s
+from entrain_bench_strategies.optimus import OptimusScheduler
 from support.builders import (
     no_delay,
     placed,
@@ -159,15 +160,16 @@ def test_the_planner_keeps_one_chunk_where_the_order_takes_no_more() -> None:
     shapes = samples(*[(4000, [40])] * 8)
     job = tiny_job(tiny_model(encoder=2, llm=14), request=LayoutRequest(tp=1, cp=1, dp=4))
 
-    def stages(chunks: str, order: str) -> list[int]:
-        strategy = Strategy("dip", DipPlanner(chunks=chunks), DipAssigner(), DipScheduler(order, search_rounds=0))
+    def stages(chunks: str, scheduler: Scheduler) -> list[int]:
+        strategy = Strategy("dip", DipPlanner(chunks=chunks), DipAssigner(), scheduler)
         return [module.pp for module in strategy.plan(profile_of(job, shapes)).modules]
 
-    assert stages("rule", "interleave") == [2, 16]
-    assert stages("auto", "interleave") == [2, 16]
-    assert stages("one", "interleave") == stages("one", "phases") == stages("auto", "phases") == [2, 2]
+    dip, optimus = DipScheduler(search_rounds=0), OptimusScheduler()
+    assert stages("rule", dip) == [2, 16]
+    assert stages("auto", dip) == [2, 16]
+    assert stages("one", dip) == stages("one", optimus) == stages("auto", optimus) == [2, 2]
     with pytest.raises(IncompatibleError, match="a rank holds 8 stages of llm"):
-        stages("rule", "phases")
+        stages("rule", optimus)
 
 
 def test_a_module_without_items_in_the_profile_is_still_split_by_its_layers() -> None:
@@ -182,7 +184,8 @@ def test_recomputation_is_taken_where_memory_would_starve_the_pipeline() -> None
     for budget in (16.0, 0.0):
         job = tiny_job(MODEL, request=LayoutRequest(tp=1, cp=1, dp=2), budget_bytes=1e12)
         profile = profile_of(job, shapes)
-        strategy = Strategy("dip", DipPlanner(), DipAssigner(), DipScheduler(search_rounds=0))
+        scheduler = DipScheduler(search_rounds=0, memory="module")
+        strategy = Strategy("dip", DipPlanner(), DipAssigner(), scheduler)
         roomy = strategy.plan(profile)
         if not budget:
             alone = peak_activations(
@@ -204,7 +207,8 @@ def test_recomputation_is_taken_where_memory_would_starve_the_pipeline() -> None
         (lambda: DipPlanner(efficiency=0.0), "strategy.planner.efficiency=0.0"),
         (lambda: DipAssigner(efficiency=0.0), "strategy.assigner.efficiency=0.0"),
         (lambda: DipAssigner(efficiency=1.5), "strategy.assigner.efficiency=1.5"),
-        (lambda: DipScheduler(order="fifo"), "strategy.scheduler.order=fifo"),
+        (lambda: DipScheduler(memory="none"), "strategy.scheduler.memory=none"),
+        (lambda: DipScheduler(priorities="none"), "strategy.scheduler.priorities=none"),
         (lambda: DipScheduler(search_rounds=-1), "strategy.scheduler.search_rounds=-1"),
         (lambda: DipScheduler(search_rounds=2**63), "strategy.scheduler.search_rounds=9223372036854775808: must be at"),
         (lambda: DipScheduler(search_seconds=-1.0), "strategy.scheduler.search_seconds=-1.0"),
@@ -215,7 +219,10 @@ def test_knobs_out_of_range_are_refused(build: Callable[[], object], message: st
         build()
 
 
-def test_candidates_are_timed_and_their_memory_is_checked_without_search(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("memory", "choices"), [("module", 4), ("greedy", 1)])
+def test_candidates_are_timed_and_their_memory_is_checked_without_search(
+    monkeypatch: pytest.MonkeyPatch, memory: str, choices: int
+) -> None:
     rounds: list[int] = []
     original = DipScheduler.schedule
 
@@ -226,5 +233,7 @@ def test_candidates_are_timed_and_their_memory_is_checked_without_search(monkeyp
     monkeypatch.setattr(DipScheduler, "schedule", schedule)
     job = tiny_job(MODEL, request=LayoutRequest(tp=1, cp=1, dp=2), budget_bytes=1e12)
     profile = profile_of(job, samples((10, [40, 40]), (100, [])))
-    Strategy("dip", DipPlanner(chunks="one"), DipAssigner(), DipScheduler(search_rounds=3)).plan(profile)
-    assert rounds == [0] * (4 + MEMORY_BATCHES)
+    scheduler = DipScheduler(search_rounds=3, memory=memory)
+    Strategy("dip", DipPlanner(chunks="one"), DipAssigner(), scheduler).plan(profile)
+    # Where the scheduler chooses what is recomputed, the planner has no choices of it to time.
+    assert rounds == [0] * (choices + MEMORY_BATCHES)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from entrain_bench.program.layout_json import layout_from_json, layout_to_json
+from entrain_bench.strategy.recomputation import recompute_all
 from entrain_bench.train.messages.wire import program_from_bytes, program_to_bytes
 from support.builders import random_samples
 from support.train.four_ranks import LAYOUTS, MODEL, programs
@@ -17,3 +18,7 @@ def test_programs_and_layouts_travel_whole() -> None:
     assert program_to_bytes(again) == program_to_bytes(program)
     np.testing.assert_array_equal(again.lane_actions, program.lane_actions)
     assert [len(c) for c in again.chunks] == [len(c) for c in program.chunks]
+    assert again.remade == ()
+    frugal = recompute_all(program)
+    again = program_from_bytes(program_to_bytes(frugal), MODEL, layout, program.shapes)
+    assert [own.tolist() for own in again.remade] == [own.tolist() for own in frugal.remade]

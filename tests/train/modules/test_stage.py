@@ -93,7 +93,7 @@ def test_recomputation_changes_nothing(alone: StageGroups, name: str) -> None:
     assert not differences(again, kept, tolerance=0)
 
 
-def kept_bytes(stage: Stage, hidden: Tensor) -> int:
+def kept_bytes(stage: Stage, hidden: Tensor, remade: int = 0) -> int:
     """Bytes of the tensors that a forward keeps for backward, each as often as it is kept."""
     size = 0
 
@@ -103,7 +103,7 @@ def kept_bytes(stage: Stage, hidden: Tensor) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        stage(hidden, Pack(SAMPLES))
+        stage(hidden, Pack(SAMPLES, remade=remade))
     return size
 
 
@@ -114,6 +114,21 @@ def test_recomputation_keeps_block_inputs_only(alone: StageGroups) -> None:
         for recompute in (False, True)
     }
     assert kept[True] < kept[False] / 5
+
+
+def test_a_chunk_recomputes_as_many_blocks_as_it_is_told(alone: StageGroups) -> None:
+    model = small_model()
+    stage = stage_of(model, model.llm, alone, range(1, 3))
+    kept, gradients = [], []
+    for remade in range(3):
+        hidden = torch.linspace(-1, 1, sum(SAMPLES) * 128).reshape(-1, 128).requires_grad_()
+        kept.append(kept_bytes(stage, hidden, remade))
+        stage(hidden, Pack(SAMPLES, remade=remade)).square().sum().backward()
+        gradients.append(hidden.grad)
+    # Both blocks keep alike; their inputs stay.
+    assert kept[0] - kept[1] == pytest.approx(kept[1] - kept[2], rel=0.05)
+    assert kept[2] < kept[0] / 5
+    assert all(torch.equal(gradients[0], other) for other in gradients[1:])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from entrain_bench.experiment import prepare
-from entrain_bench.program import Pass
+from entrain_bench.program import Pass, recompute_chunks
+from entrain_bench.strategy.recomputation import recompute_all
 from entrain_bench.train.launching.handover import config_from_json
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.messages.rank_plan import plan_rank
@@ -54,6 +55,24 @@ def test_a_rank_is_given_the_data_of_its_forwards() -> None:
                 one_by_one = [data.features(module, members[i : i + 1]) for i in range(len(members))]
                 assert torch.equal(inputs.features, torch.cat(one_by_one))
     assert found == {("vision", 0), ("vision", 1), ("llm", 0), ("llm", 1)}
+
+
+def test_a_rank_is_told_what_its_chunks_recompute() -> None:
+    setting = prepare(config_from_json(configuration(*FOUR_STAGES)))
+    plain = setting.strategy.program(batch(setting, 0), setting.strategy.plan(setting.profile), setting.profile)
+    most = recompute_all(plain).remade
+    # Another number for every chunk, so that none is taken for another.
+    wanted = [np.arange(own.size).reshape(own.shape) % (own + 1) for own in most]
+    program, told = recompute_chunks(plain, wanted), set()
+    for rank in range(4):
+        runtime = Runtime({}, Mock(), Mock(), torch.float32, CPU, 1024, 0, Loader(CPU))
+        with patch.object(runtime_module.dist, "get_rank", lambda rank=rank: rank):
+            work = runtime.prepare(program)
+        forwards = [step for step in plan_rank(program, rank).steps if step.kind is Pass.FORWARD]
+        for step, inputs in zip(forwards, work.inputs, strict=True):
+            assert inputs.pack.remade == wanted[step.place.module][step.chunk, step.place.stage]
+            told.add(inputs.pack.remade)
+    assert len(told) > 2
 
 
 def test_features_have_mean_0_and_variance_1_and_depend_on_sample_and_seed() -> None:
