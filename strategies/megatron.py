@@ -7,9 +7,9 @@ the average sample shape; what a batch contains is ignored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import ClassVar
 
 import numpy as np
@@ -25,7 +25,7 @@ from entrain_bench.strategy.candidates import Candidate, Draft, fastest_in_trial
 from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import (
     chain_starts,
-    partition_layers,
+    partitions,
     place_chain,
     recompute_choices,
     recompute_factor,
@@ -104,60 +104,115 @@ class MegatronPlanner:
             layout = place_chain(job, degrees, layers, recompute, leading, self.virtual_stages)
             return Candidate(least_s + profile.step_s(layout), layout)
 
+        @cache
+        def measured(tp: int, cp: int) -> list[FloatArray]:
+            return average_layer_s(profile, samples, tp, cp)
+
+        @cache
+        def costs(tp: int, cp: int, recompute: tuple[bool, ...]) -> Costs:
+            each = zip(measured(tp, cp), recompute, strict=True)
+            return Costs(job.model, tuple(cost * recompute_factor(r) for cost, r in each))
+
         for degrees in job.degrees():
-            measured = average_layer_s(profile, samples, degrees)
             for recompute in recompute_choices(job, chosen_later=chosen_later):
-                costs = [cost * recompute_factor(r) for cost, r in zip(measured, recompute, strict=True)]
-                for layers, leading in self._splits(job.model, degrees.pp, costs):
-                    stages = _stage_s(job.model, degrees.pp * self.virtual_stages, costs, layers, leading)
+                seconds = costs(degrees.tp, degrees.cp, recompute)
+                for layers, leading in self._splits(job.model, degrees.pp, seconds):
+                    stages = seconds.stage_s(degrees.pp * self.virtual_stages, layers, leading)
                     # Virtual stages fill and drain as much faster as there are of them on a rank.
                     ranks = stages.reshape(self.virtual_stages, degrees.pp).sum(axis=0)
                     ahead, behind = 1 / self.virtual_stages, job.num_microbatches(degrees.dp)
                     least_s = float(ahead * ranks.sum() + (behind - ahead) * ranks.max())
                     yield Draft(least_s, partial(place, least_s, degrees, layers, recompute, leading))
 
-    def _splits(self, model: ModelSpec, pp: int, costs: list[FloatArray]) -> Iterator[tuple[Layers, bool]]:
+    def _splits(self, model: ModelSpec, pp: int, costs: Costs) -> Iterator[tuple[Layers, bool]]:
         """Layers per stage of each module, and whether others than the LLM have stages of their own, by placement.
 
         Of the generators' stages, only the number with the fastest slowest stage for each number of the encoders'.
         """
-        llm = costs[model.llm_index]
-        encoders, generators = costs[: model.llm_index], costs[model.llm_index + 1 :]
-        if self.placement != "leading_stages" or len(costs) == 1:
-            # The encoders ride on the first stage and generators on the last: count them with the LLM's outer layers.
-            loaded = llm.copy()
-            loaded[0] += sum(float(c.sum()) for c in encoders)
-            loaded[-1] += sum(float(c.sum()) for c in generators)
-            others = [(len(c),) for c in costs]
-            if own := self._llm_split(loaded, pp):
+        alone = len(model.modules) == 1
+        if self.placement != "leading_stages" or alone:
+            others = [(len(module.layers),) for module in model.modules]
+            if own := self._llm_split(costs, pp):
                 yield [*others[: model.llm_index], own, *others[model.llm_index + 1 :]], False
-        if len(costs) == 1 or self.placement == "first_stage" or not self._is_plain:
+        if alone or self.placement == "first_stage" or not self._is_plain:
             return
-        split = cache(lambda module, stages: partition_layers(costs[module], stages))
+        encoders_s, llm_s, generators_s = costs.slowest_s
+        tail = np.arange(min(1, len(generators_s) - 1), len(generators_s))
+        for ahead in range(min(1, len(encoders_s) - 1), len(encoders_s)):
+            middle = pp - ahead - tail
+            may = (middle >= 1) & (middle < len(llm_s))
+            if not may.any():
+                continue
+            behind, middle = tail[may], middle[may]
+            best = np.argmin(np.maximum(np.maximum(encoders_s[ahead], llm_s[middle]), generators_s[behind]))
+            counts = [ahead] * model.llm_index + [int(middle[best])] + [int(behind[best])] * len(model.generators)
+            yield [splits[count - 1] for splits, count in zip(costs.splits, counts, strict=True)], True
 
-        def slowest_s(counts: tuple[int, int, int]) -> float:
-            stages = _stage_s(model, pp, costs, layers_of(counts), True)
-            return float(stages.max())
-
-        def layers_of(counts: tuple[int, int, int]) -> Layers:
-            ahead, middle, behind = counts
-            each = [ahead] * len(encoders) + [middle] + [behind] * len(generators)
-            return [split(module, stages) for module, stages in enumerate(each)]
-
-        most, tail = (range(1, min(map(len, side)) + 1) if side else range(1) for side in (encoders, generators))
-        for ahead in most:
-            counts = [(ahead, pp - ahead - behind, behind) for behind in tail if 1 <= pp - ahead - behind <= len(llm)]
-            if counts:
-                yield layers_of(min(counts, key=slowest_s)), True
-
-    def _llm_split(self, layer_s: FloatArray, pp: int) -> tuple[int, ...] | None:
+    def _llm_split(self, costs: Costs, pp: int) -> tuple[int, ...] | None:
         """LLM layers of each stage of a pipeline of ``pp`` ranks; None if they cannot be split so."""
+        num_layers = len(costs.llm_s)
         stages = pp * self.virtual_stages
-        if stages > len(layer_s) or (self.virtual_stages > 1 and pp == 1):
+        if stages > num_layers or (self.virtual_stages > 1 and pp == 1):
             return None
         if self.split == "balanced":
-            return partition_layers(layer_s, stages)
-        return None if (len(layer_s) - 2) % stages else spread_blocks(len(layer_s), stages)
+            return costs.loaded_splits[stages - 1]
+        return None if (num_layers - 2) % stages else spread_blocks(num_layers, stages)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of every layer at one TP, CP and recomputation, and how they split into stages; worked out once.
+
+    Attributes:
+        model: the model.
+        layer_s: seconds of a microbatch in each layer, one array a module.
+    """
+
+    model: ModelSpec
+    layer_s: tuple[FloatArray, ...]
+
+    @property
+    def llm_s(self) -> FloatArray:
+        """Those of the LLM."""
+        return self.layer_s[self.model.llm_index]
+
+    @cached_property
+    def splits(self) -> list[list[tuple[int, ...]]]:
+        """Layers of each stage of every module, for 1, 2, ... stages."""
+        return [partitions(layer_s) for layer_s in self.layer_s]
+
+    @cached_property
+    def loaded_splits(self) -> list[tuple[int, ...]]:
+        """The LLM's with encoders on its first stage and generators on its last, counted with its outer layers."""
+        loaded = self.llm_s.copy()
+        loaded[0] += sum(float(c.sum()) for c in self.layer_s[: self.model.llm_index])
+        loaded[-1] += sum(float(c.sum()) for c in self.layer_s[self.model.llm_index + 1 :])
+        return partitions(loaded)
+
+    @cached_property
+    def slowest_s(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Slowest stage of the encoders together, the LLM and the generators together, on 0, 1, 2, ... stages."""
+        llm = self.model.llm_index
+        first, own, last = (
+            self._slowest_s(range(len(self.layer_s))[group])
+            for group in (slice(llm), slice(llm, llm + 1), slice(llm + 1, None))
+        )
+        return first, own, last
+
+    def _slowest_s(self, modules: Sequence[int]) -> FloatArray:
+        found = [0.0]
+        for stages in range(min((len(self.layer_s[m]) for m in modules), default=0)):
+            sums = [stage_sums(self.layer_s[m], self.splits[m][stages]) for m in modules]
+            found.append(float(np.sum(sums, axis=0).max()))
+        return np.array(found)
+
+    def stage_s(self, pp: int, layers: Layers, leading: bool) -> FloatArray:
+        """Seconds of a microbatch at each stage of the chain ``[pp]``; ``leading`` as in ``place_chain``."""
+        stages = np.zeros(pp)
+        firsts = chain_starts(self.model, pp, layers, leading)
+        for first, cost, split in zip(firsts, self.layer_s, layers, strict=True):
+            stages[first : first + len(split)] += stage_sums(cost, split)
+        return stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +228,7 @@ class ArrivalOrder:
         return same_microbatches(job.model, shapes, microbatch % dp, microbatch // dp, microbatch // dp)
 
 
-def average_layer_s(profile: Profile, samples: SampleShapes, degrees: Degrees) -> list[FloatArray]:
+def average_layer_s(profile: Profile, samples: SampleShapes, tp: int, cp: int) -> list[FloatArray]:
     """Measured forward and backward seconds of every layer on a microbatch of average samples, one array a module."""
     costs = []
     for module in profile.job.model.modules:
@@ -183,15 +238,6 @@ def average_layer_s(profile: Profile, samples: SampleShapes, degrees: Degrees) -
         if not count:
             costs.append(np.zeros(len(module.layers)))
             continue
-        times = profile.measure(module, np.full(count, each), degrees.tp, degrees.cp)
+        times = profile.measure(module, np.full(count, each), tp, cp)
         costs.append(np.array([float(t.total_s[0]) for t in times])[module.layer_kind])
     return costs
-
-
-def _stage_s(model: ModelSpec, pp: int, costs: list[FloatArray], layers: Layers, leading: bool) -> FloatArray:
-    """Seconds of a microbatch at each stage of the chain ``[pp]``; ``leading`` as in ``place_chain``."""
-    stages = np.zeros(pp)
-    firsts = chain_starts(model, pp, layers, leading)
-    for first, cost, split in zip(firsts, costs, layers, strict=True):
-        stages[first : first + len(split)] += stage_sums(cost, split)
-    return stages

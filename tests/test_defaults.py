@@ -36,6 +36,8 @@ MEANT = {
     **{f"workload/{name}.yaml": {"name"} for name in TRACES},
     # The class alone makes text only and no correlation: these say what else a sample has.
     **{f"workload/{name}.yaml": {"modalities"} for name in SYNTHETIC},
+    # The stand-in for SynthChartNet is another trace with smaller images.
+    "workload/synthchartnet_like.yaml": {"name", "max_image_tokens"},
     "workload/synthetic.yaml": {"modalities", "rank_correlation"},
     "workload/synthetic_av.yaml": {"modalities", "rank_correlation"},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -96,18 +97,17 @@ class PackedSource:
         return self._blocks[seed, block]
 
     def _pack(self, rng: np.random.Generator, num_samples: int, first_id: int) -> SampleShapes:
-        patches, ends = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        bounds = [0]
+        patches, ends, bounds = np.zeros(0, np.int64), list[int](), [0]
         while len(bounds) <= num_samples:
-            filled = int(ends[bounds[-1] - 1]) if bounds[-1] else 0
+            filled = ends[bounds[-1] - 1] if bounds[-1] else 0
             # The first pair that does not fit; it must have been drawn.
-            last = int(np.searchsorted(ends, filled + self.sequence_tokens, side="right"))
+            last = bisect_right(ends, filled + self.sequence_tokens, bounds[-1])
             if last < len(ends):
                 bounds.append(last)
                 continue
             more = _sizes(self.image, rng.random(16 * num_samples))
             pairs = self._projected(more) + _sizes(self.caption, rng.random(len(more)))
-            ends = np.append(ends, (ends[-1] if len(ends) else 0) + np.cumsum(pairs))
+            ends += ((ends[-1] if ends else 0) + np.cumsum(pairs)).tolist()
             patches = np.append(patches, more)
         patches = patches[: bounds[-1]]
         projected, offsets = self._projected(patches), np.array(bounds)

@@ -19,17 +19,23 @@ class UniformMix:
         sequence_tokens: LLM tokens of a sample, text and vision together.
         vision_share: share of vision tokens in a sequence, below 1; must make whole images.
         image_tokens: LLM tokens of an image.
+        encoder_tokens_per_llm_token: of an image; None: by the model's rules.
     """
 
     name: str
     sequence_tokens: int
     vision_share: float
     image_tokens: int
+    encoder_tokens_per_llm_token: float | None = None
 
     def __post_init__(self) -> None:
         fits = 1 <= self.sequence_tokens <= MAX_TOKENS
         require(fits, "workload.sequence_tokens", self.sequence_tokens, f"at least 1, at most {MAX_TOKENS}")
         require(self.image_tokens >= 1, "workload.image_tokens", self.image_tokens, "at least 1")
+        rate = self.encoder_tokens_per_llm_token
+        most = MAX_TOKENS / self.image_tokens
+        given = rate is None or 0 < rate <= most
+        require(given, "workload.encoder_tokens_per_llm_token", rate, f"null or above 0, at most {most:g}")
         require(0 <= self.vision_share < 1, "workload.vision_share", self.vision_share, "in [0, 1)")
         images = self._images()
         unit = f"a multiple of image_tokens / sequence_tokens = {self.image_tokens / self.sequence_tokens}"
@@ -40,9 +46,13 @@ class UniformMix:
         return ""
 
     def source(self, rules: TokenRules) -> SyntheticSource:
-        """The generator of samples; encoder tokens follow from the model's rules."""
+        """The generator of samples."""
         num_images = round(self._images())
-        images = {"llm_tokens": self.image_tokens, "items_per_sample": num_images}
+        images = {
+            "llm_tokens": self.image_tokens,
+            "items_per_sample": num_images,
+            "encoder_tokens_per_llm_token": self.encoder_tokens_per_llm_token,
+        }
         text = self.sequence_tokens - num_images * self.image_tokens
         return SyntheticWorkload(name=self.name, text=text, modalities={"image": images}).source(rules)
 

@@ -62,6 +62,9 @@ class ConfigSchema:
     align_param_gather: bool = MISSING
     p2p: str = MISSING
     sequence_parallel: bool = MISSING
+    encoder_sp: bool = MISSING
+    encoder_cp: bool = MISSING
+    encoder_optimizers: int = MISSING
     tp_overlap: float = MISSING
     freeze: list[str] = MISSING
     results_dir: str = MISSING

@@ -9,6 +9,7 @@ import numpy as np
 from entrain_bench.arrays import BoolArray, FloatArray, IntArray, rows_of
 from entrain_bench.program import Program
 from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.framework import Framework
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +32,11 @@ class Edges:
     fixed_s: FloatArray
 
 
-def edges_of(program: Program, cluster: ClusterSpec, sequence_parallel: bool = True) -> Edges:
+def edges_of(program: Program, cluster: ClusterSpec, framework: Framework) -> Edges:
     """The transfers of a program; pairs of ranks send at the same time, as many as the narrower block has.
 
-    Inside a module without sequence parallelism every rank of a tensor-parallel group sends all of its hidden states.
+    Inside a module every rank sends the hidden states that it has: without sequence parallelism those of all tokens of
+    its tensor-parallel group, without context parallelism of the encoder those of all its sequences.
     """
     layout = program.layout
     action, target_action = program.dep_actions, rows_of(program.dep_offsets)
@@ -55,14 +57,12 @@ def edges_of(program: Program, cluster: ClusterSpec, sequence_parallel: bool = T
     rank_set = np.concatenate([blocks.rank_set for blocks in layout.blocks])
     travels = (program.dep_bytes > 0) & (rank_set[a] != rank_set[b])
     tier = cluster.tier_of(np.minimum(low[a], low[b]), np.maximum(high[a], high[b]))
-    parts = np.minimum(width[a], width[b])
-    if not sequence_parallel:
-        own = [
-            placed.cp * placed.tp // module.weight_shards(placed.tp)
-            for module, placed in zip(program.model.modules, layout.modules, strict=True)
-        ]
-        inside = program.module[action] == program.module[target_action]
-        parts = np.where(inside, np.array(own)[program.module[action]], parts)
+    own = [
+        framework.token_parts(module, placed.tp, placed.cp)
+        for module, placed in zip(program.model.modules, layout.modules, strict=True)
+    ]
+    inside = program.module[action] == program.module[target_action]
+    parts = np.where(inside, np.array(own)[program.module[action]], np.minimum(width[a], width[b]))
     link_s = np.where(travels, program.dep_bytes * per_byte[tier] / parts, 0.0)
     fixed_s = latency[tier]
     # Different widths need the destination to gather what arrived in other shards.

@@ -68,7 +68,7 @@ class Memory:
     element_bytes: int = BF16_BYTES
 
     def parameter_bytes(self, copies: IntArray | int) -> FloatArray:
-        """Weight, gradient and optimizer states of a parameter on a rank, of which ``copies`` ranks hold the same.
+        """Weight, gradient and optimizer states of a parameter on a rank; ``copies`` ranks share out the latter.
 
         A bf16 weight has an fp32 copy beside its moments.
         """
@@ -96,9 +96,10 @@ class Memory:
     def stage_state_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Weights, gradients and optimizer states on one rank of each stage ``[stages]``; of frozen layers weights."""
         shards, copies = module.weight_shards(placed.tp), module.weight_copies(placed.tp, placed.dp * placed.cp)
+        sharing = copies // self.framework.optimizer_instances(module, copies)
         learning = self.learning_parameters(module, placed)
         frozen = self.stage_parameters(module, placed) - learning
-        return np.asarray(learning / shards * self.parameter_bytes(copies) + frozen / shards * self.element_bytes)
+        return np.asarray(learning / shards * self.parameter_bytes(sharing) + frozen / shards * self.element_bytes)
 
     def token_bytes(
         self, module: ModuleSpec, placed: ModuleLayout, remade: IntArray | None = None
@@ -130,7 +131,7 @@ class Memory:
         The latter is what recomputation brings back, what a layer needs besides, and with sequence parallelism the
         buffer into which megatron-core gathers hidden states.
         """
-        tp, split, size = placed.tp, self.framework.splits_tokens(placed.tp), self.element_bytes
+        tp, split, size = placed.tp, self.framework.splits_tokens(module, placed.tp), self.element_bytes
         kept = np.array([layer.kept_bytes(tp, split, size) for layer in module.kinds])
         gathered = np.array([layer.hidden_size * (layer.num_gathers > 0) for layer in module.kinds])
         working = np.array([layer.working_bytes(tp, size) for layer in module.kinds]) + gathered * (size * split)
@@ -139,7 +140,8 @@ class Memory:
             inputs = np.array([layer.held_input_bytes(tp, split, size) for layer in module.kinds])
             working += np.where(covered, kept, 0.0)
             kept = np.where(covered, inputs, kept)
-        return kept / placed.cp, working / placed.cp
+        parts = self.framework.sequence_parts(module, placed.cp)
+        return kept / parts, working / parts
 
     def lane_state_bytes(self, layout: Layout) -> FloatArray:
         """Weights, gradients and optimizer states on a rank of each lane ``[lanes]``, all its modules together."""
@@ -191,7 +193,7 @@ class Memory:
         source, target = program.dep_actions, rows_of(program.dep_offsets)
         layout, modules = program.layout, self.model.modules
         own = [
-            placed.cp * (placed.tp if self.framework.sequence_parallel or module.weight_shards(placed.tp) == 1 else 1)
+            self.framework.token_parts(module, placed.tp, placed.cp)
             for module, placed in zip(modules, layout.modules, strict=True)
         ]
         inside = program.module[source] == program.module[target]

@@ -10,7 +10,7 @@ See docs/costs.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -209,7 +209,12 @@ class Roofline:
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int) -> list[PassTimes]:
         """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``."""
-        return [self.layer_s(layer, loads, tp, cp) for layer in module.kinds]
+        own, parts = self.of(module), self.framework.sequence_parts(module, cp)
+        return [own.layer_s(layer, loads, tp, parts) for layer in module.kinds]
+
+    def of(self, module: ModuleSpec) -> Roofline:
+        """Itself under the settings that a module has."""
+        return replace(self, framework=self.framework.of(module))
 
     def _elementwise_s(self, layer: Layer, tokens: FloatArray, tp: int, cp: int) -> FloatArray:
         """Forward time of norms, residuals, rotary positions and activations."""

@@ -110,7 +110,7 @@ class StepCosts:
 
     def optimizer_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Optimizer step of each stage ``[stages]``; a distributed optimizer steps a shard on every rank."""
-        shard = self._copies(module, placed) if self.memory.framework.distributed_optimizer else 1
+        shard = self._sharing(module, placed) if self.memory.framework.distributed_optimizer else 1
         return self.layer_times.optimizer_s(self._parameters(module, placed) / shard)
 
     def sync_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
@@ -142,21 +142,27 @@ class StepCosts:
 
     def traffic(self, module: ModuleSpec, placed: ModuleLayout) -> list[Traffic]:
         """What travels of the weights of each stage."""
-        framework, copies = self.memory.framework, self._copies(module, placed)
-        reduce_s = all_gather_s if framework.distributed_optimizer else all_reduce_s
-        # Rings go through the ranks that hold the same weights of a stage.
+        framework, copies, sharing = self.memory.framework, self._copies(module, placed), self._sharing(module, placed)
+        # Rings go through the ranks that hold the same weights of a stage, or share out its optimizer states.
         rings = placed.ranks[:, :, :: module.weight_shards(placed.tp)].swapaxes(0, 1).reshape(placed.pp, -1)
+        across = self.cluster.ring_tiers(rings[:, ::sharing])
+        if framework.distributed_optimizer:
+            rings = rings[:, :sharing]
         of_layers = np.split(self._layer_parameters(module, placed), np.cumsum(placed.layers_per_stage[:-1]))
-        stages = zip(of_layers, self._parameters(module, placed).tolist(), self.cluster.ring_tiers(rings), strict=True)
+        held = self._parameters(module, placed).tolist()
+        stages = zip(of_layers, held, self.cluster.ring_tiers(rings), across, strict=True)
         found = list[Traffic]()
-        for layers, total, ring in stages:
+        for layers, total, ring, instances in stages:
             # megatron-core splits the first stage of a pipeline only: later ones have its backwards to hide behind.
             parameters = bucket_parameters(total, copies, framework.overlap_grad_reduce and not found)
             sync_s = gather_s = np.zeros(len(parameters))
-            if copies > 1:
-                sync_s = reduce_s(FP32_BYTES * parameters, copies, ring)
             if copies > 1 and framework.distributed_optimizer:
-                gather_s = all_gather_s(BF16_BYTES * parameters, copies, ring)
+                # Scattered inside an instance of the optimizer, each shard then reduced over all of them.
+                sync_s = all_gather_s(FP32_BYTES * parameters, sharing, ring)
+                sync_s = sync_s + all_reduce_s(FP32_BYTES * parameters / sharing, copies // sharing, instances)
+                gather_s = all_gather_s(BF16_BYTES * parameters, sharing, ring)
+            elif copies > 1:
+                sync_s = all_reduce_s(FP32_BYTES * parameters, copies, ring)
             found.append(Traffic(layers, parameters, sync_s, gather_s))
         return found
 
@@ -253,6 +259,11 @@ class StepCosts:
 
     def _copies(self, module: ModuleSpec, placed: ModuleLayout) -> int:
         return module.weight_copies(placed.tp, placed.dp * placed.cp)
+
+    def _sharing(self, module: ModuleSpec, placed: ModuleLayout) -> int:
+        """Ranks that share out the optimizer states of the same weights."""
+        copies = self._copies(module, placed)
+        return copies // self.memory.framework.optimizer_instances(module, copies)
 
     def _parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Parameters that learn on a rank of each stage ``[stages]``."""

@@ -140,7 +140,7 @@ class CostTruth:
 
     def _transfers(self, program: Program) -> tuple[FloatArray, FloatArray, Transfers | None]:
         """How long lanes are held after each action, delays of the dependencies, and what queues for links."""
-        layout, edges = program.layout, edges_of(program, self.cluster, self.framework.sequence_parallel)
+        layout, edges = program.layout, edges_of(program, self.cluster, self.framework)
         transfers, hold, delay, link = None, np.zeros(program.num_actions), edges.fixed_s.copy(), edges.link_s.copy()
         collective, seconds = colocated_transforms(program, self.cluster)
         delay[collective], link[collective] = seconds, 0.0

@@ -13,10 +13,16 @@ from entrain_bench.records.statistics import Interval
 TEXTS = ("claim", "paper", "where", "paper_setting")
 PUBLISHED, FAIR = SETTINGS = ("published", "fair")
 REQUIRED = {*TEXTS, "value", "unit", "measure", *SETTINGS}
-KEYS = REQUIRED | {"assumption", "no_source", "why"}
+KEYS = REQUIRED | {"assumption", "judged_by", "no_source", "why"}
 SIDES = ("common", "of", "to")
-SETTING_KEYS = {"setting", *SIDES, "at", "against"}
-UNITS = ("x", "%")
+SETTING_KEYS = {"setting", *SIDES, "at", "against", "measure"}
+# Of the metric in the unit: of a ratio, of a change or share, of bytes, of a count.
+SCALES = {"x": 1.0, "%": 100.0, "GB": 1e-9, "stages": 1.0}
+# Units of the metric itself, which is never compared.
+BARE = ("GB", "stages")
+# What is read off a run's layout: pipeline stages of the encoders.
+ENCODER_STAGES = "encoder_stages"
+GAIN, LEVEL, LIMIT = JUDGED_BY = ("gain", "level", "limit")
 PICKS = ("mean", "max", "min")
 
 
@@ -58,6 +64,7 @@ class Setting:
         of: overrides of the runs in the numerator.
         to: overrides of the runs they are compared with; empty to take the metric itself.
         at, against: overrides of two situations; the result is the ratio under ``at`` over the ratio under ``against``.
+        measure: what it measures otherwise than the claim, such as the whole iteration.
     """
 
     words: str
@@ -66,6 +73,7 @@ class Setting:
     to: tuple[str, ...] = ()
     at: tuple[str, ...] = ()
     against: tuple[str, ...] = ()
+    measure: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def pairs(self) -> list[list[tuple[str, ...]]]:
@@ -127,13 +135,16 @@ class Claim:
         paper, where: arXiv number, and the place in the paper.
         value: the published number, or the ends of a range, in ``unit``; empty if the paper states an order without a
             number: that the measured ratio is above 1.
-        unit: ``x`` for a ratio, ``%`` for a change (with ``to``) or a share (without).
+        unit: ``x`` for a ratio, ``%`` for a change (with ``to``) or a share (without), ``GB`` or
+            ``stages`` for the metric itself.
         measure: how the number comes out of runs.
         paper_setting: what the paper says of its setting.
         published: the paper's setting as far as it is stated.
         fair: every baseline tuned by the same rules.
         choices: of what the paper does not state, other choices than those of ``published``, by their names.
         assumption: what decides; None if nothing was toggled.
+        judged_by: what of the number is claimed: ``gain`` (so much, or more), ``level`` (that it is about so much: the
+            paper's point is no gain, or no comparison), ``limit`` (that it is at most so much).
         no_source: whether the number could not be found in the paper, so that nothing can be judged.
         why: what explains agreement or difference, as runs have shown; empty if none has.
     """
@@ -150,6 +161,7 @@ class Claim:
     fair: Setting
     choices: Mapping[str, Setting] = field(default_factory=dict)
     assumption: Assumption | None = None
+    judged_by: str = GAIN
     no_source: bool = False
     why: str = ""
 
@@ -160,6 +172,11 @@ class Claim:
             return None
         setting = self.fair if self.assumption.of_setting == FAIR else self.published
         return setting.changed(self.assumption.change)
+
+    def under(self, setting: Setting) -> Claim:
+        """The claim with what a setting measures otherwise."""
+        own = {each.name: getattr(self.measure, each.name) for each in fields(Measure)}
+        return replace(self, measure=_measure({**own, **setting.measure}))
 
     @property
     def settings(self) -> list[Setting]:
@@ -188,7 +205,7 @@ class Claim:
             return "> 1"
         sign = "+" if self.unit == "%" and self.is_relative else ""
         text = " to ".join(f"{v:.2f}" if self.unit == "x" else f"{v:{sign}.1f}" for v in values)
-        return text + ("x" if self.unit == "x" else "%")
+        return f"{text} {self.unit}" if self.unit in BARE else text + self.unit
 
 
 def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
@@ -200,7 +217,12 @@ def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
     value = values["value"]
     numbers = value if isinstance(value, list) else [] if value is None else [value]
     unit, relative = values["unit"], bool(settings[PUBLISHED].to)
-    require(unit in UNITS, "unit", unit, f"one of {', '.join(UNITS)}")
+    require(unit in SCALES, "unit", unit, f"one of {', '.join(SCALES)}")
+    require(unit not in BARE or not relative, "published.to", [*settings[PUBLISHED].to], f"empty for {unit}")
+    judged_by = values.get("judged_by", GAIN)
+    require(judged_by in JUDGED_BY, "judged_by", judged_by, f"one of {', '.join(JUDGED_BY)}")
+    level = judged_by == GAIN or (value is not None and (unit != "%" or not relative))
+    require(level, "judged_by", judged_by, "gain for an order and for a change")
     require(unit != "x" or relative, "published.to", [], "given for a ratio")
     ratio = value is None or any(setting.against for setting in settings.values())
     require(unit == "x" or not ratio, "unit", unit, "x for an order and for two situations")
@@ -215,17 +237,22 @@ def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
         fair=settings[FAIR],
         choices={label: settings[PUBLISHED].changed(_change(label, change)) for label, change in choices.items()},
         assumption=_assumption(values["assumption"]) if "assumption" in values else None,
+        judged_by=judged_by,
         no_source=bool(values.get("no_source", False)),
         **{key: _words(values.get(key, "")) for key in (*TEXTS, "why")},
     )
-    require(all(claim.gain(v) != 0 for v in claim.value), "value", value, "a gain or a loss, or null for an order")
+    for setting in settings.values():
+        claim.under(setting)
+    judged = judged_by != GAIN or all(claim.gain(v) != 0 for v in claim.value)
+    require(judged, "value", value, "a gain or a loss, or null for an order")
     return claim
 
 
 def _measure(values: Mapping[str, Any]) -> Measure:
     _check_keys("measure: ", values, {each.name for each in fields(Measure)}, {"metric"})
     measure = Measure(**values)
-    require(measure.metric in METRICS, "measure.metric", measure.metric, f"one of {', '.join(METRICS)}")
+    known = (*METRICS, ENCODER_STAGES)
+    require(measure.metric in known, "measure.metric", measure.metric, f"one of {', '.join(known)}")
     for key in ("pick_of", "pick_to", "over"):
         require(getattr(measure, key) in PICKS, f"measure.{key}", getattr(measure, key), f"one of {', '.join(PICKS)}")
     return measure
@@ -233,8 +260,8 @@ def _measure(values: Mapping[str, Any]) -> Measure:
 
 def _setting(name: str, values: Mapping[str, Any]) -> Setting:
     _check_keys(f"{name}: ", values, SETTING_KEYS, {"setting", "of"})
-    sides = {key: tuple(values[key]) for key in SETTING_KEYS - {"setting"} if key in values}
-    setting = Setting(_words(values["setting"]), **{"common": (), **sides})
+    sides = {key: tuple(values[key]) for key in SETTING_KEYS - {"setting", "measure"} if key in values}
+    setting = Setting(_words(values["setting"]), **{"common": (), **sides}, measure=values.get("measure", {}))
     require(bool(setting.at) == bool(setting.against), f"{name}.against", [*setting.against], f"given with {name}.at")
     return setting
 

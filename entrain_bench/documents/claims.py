@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from entrain_bench.config.tree import config_tree
-from entrain_bench.documents.claim import FAIR, Claim, Setting, parse_claim
+from entrain_bench.documents.claim import ENCODER_STAGES, FAIR, Claim, Setting, parse_claim
 from entrain_bench.documents.definition import load_definition
 from entrain_bench.documents.markdown import markdown_table
 from entrain_bench.documents.verdict import central, combined, measured, verdict
 from entrain_bench.errors import UserError
 from entrain_bench.files import write_atomically
-from entrain_bench.records.tables import MISSING, run_table
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.tables import MISSING, encoder_stages, run_table
+from entrain_bench.specs.module_layers import Role
 from entrain_bench.study import Output, Study
 
 NOT_MEASURED = "not measured"
@@ -57,9 +60,12 @@ The verdict follows one rule, applied to the gain (a ratio's distance from 1, a 
 the other direction; *undecided*: not the same at both ends of the interval; *no source*: the number was not found in
 the paper. Of a range the end nearer to no gain is taken. Where a paper gives an order and no number ("> 1"),
 *reproduced* means that it holds by more than 2%, with the whole interval, for every workload and model measured,
-*partly* for at least a third of them; *undecided* that it depends on those whose interval lies on both sides. Seeds at
-which a run has no result are left out and counted. Hardware, data and cost model differ from the papers'
-([costs.md](../docs/costs.md)), so agreement is not expected to the digit.
+*partly* for at least a third of them; *undecided* that it depends on those whose interval lies on both sides. Where the
+number itself is the point (memory in GB, or a ratio near 1, which says that nothing was gained), *reproduced* means
+within a factor of 1.25 of it, *partly* within 2; of a number of pipeline stages that it is the same, *partly* that it
+is one off; of a limit, that it is kept, *partly* that it is exceeded by up to a quarter. Seeds at which a run has no
+result are left out and counted. Hardware, data and cost model differ from the papers' ([costs.md](../docs/costs.md)),
+so agreement is not expected to the digit.
 """
 
 
@@ -122,6 +128,7 @@ def claim_row(claim: Claim, study: Study) -> dict[str, str]:
 
 
 def _outcome(claim: Claim, setting: Setting, study: Study) -> Outcome:
+    claim = claim.under(setting)
     try:
         tables = [[_side_table(side, study) for side in pair] for pair in setting.pairs]
         complete, lacking = _complete(tables)
@@ -165,7 +172,19 @@ def _side_table(side: Sequence[str], study: Study) -> pd.DataFrame:
     if (table["status"] == MISSING).any():
         raise UserError(study.problem(*side))
     plain = {cell.key: [text for text in cell.overrides if not text.startswith("seed=")] for cell in cells}
-    return table.assign(configuration=table["key"].map(lambda key: " ".join(plain[key])))
+    layouts = dict(zip(table["key"], table.reindex(columns=["layout"])["layout"].astype(str), strict=True))
+    stages = {cell.key: _encoder_stages(cell, layouts[cell.key]) for cell in cells}
+    return table.assign(
+        configuration=table["key"].map(lambda key: " ".join(plain[key])),
+        **{ENCODER_STAGES: table["key"].map(stages)},
+    )
+
+
+def _encoder_stages(cell: Cell, layout: str) -> float:
+    """Stages of the model's encoders, which share theirs; not a number without a layout."""
+    roles = {name: module["role"] for name, module in cell.config.model["modules"].items()}
+    found = [encoder_stages(layout, name) for name, role in roles.items() if role == Role.ENCODER]
+    return float(max((count for count in found if count), default=np.nan))
 
 
 def _complete(pairs: Sequence[Sequence[pd.DataFrame]]) -> tuple[list[list[pd.DataFrame]], str]:

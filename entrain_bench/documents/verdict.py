@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import pandas as pd
 
-from entrain_bench.documents.claim import Claim
+from entrain_bench.documents.claim import GAIN, LIMIT, SCALES, Claim
 from entrain_bench.errors import UserError
 from entrain_bench.records.statistics import Interval, mean_interval, ratio_interval
 
 CASE = ["workload", "model"]
 # Shares of the paper's gain: at least this for "reproduced", for "partly".
 REPRODUCED, PARTLY = 0.8, 1 / 3
+# How far from the paper's number, as a factor: at most this for "reproduced", for "partly".
+SAME, SIMILAR = 1.25, 2.0
 UNDECIDED, NO_SOURCE = "undecided", "no source"
 # A ratio must exceed this for an order to hold; what is closer counts as equal.
 ORDER = 1.02
@@ -64,11 +66,16 @@ def verdict(claim: Claim, cases: pd.DataFrame) -> str:
     ``reproduced``: at least 80% of it, or beyond; ``partly``: at least a third; ``not reproduced``: less, or the other
     direction. Of a range the end nearer to no gain counts. An order without a number is reproduced if it holds
     (``ORDER``) in every case, partly if in a third of them. ``undecided``: within the intervals the verdict is not the
-    same. ``no source``: the number is not the paper's, as far as is known.
+    same. A level is reproduced within a factor of 1.25 of the paper's, partly within 2; stages where they are the same,
+    partly one off; a limit if it is kept, partly if it is exceeded by a factor of up to 1.25. ``no source``: the number
+    is not the paper's, as far as is known.
     """
     if claim.no_source:
         return NO_SOURCE
-    if claim.value:
+    if claim.judged_by != GAIN:
+        interval = _interval(claim, _over(cases, claim.measure.over))
+        verdicts = {_by_distance(claim, end) for end in (interval.low, interval.high)}
+    elif claim.value:
         gain = min((claim.gain(number) for number in claim.value), key=abs)
         interval = _interval(claim, _over(cases, claim.measure.over))
         shares = [claim.gain(end) / gain for end in (interval.low, interval.high)]
@@ -83,6 +90,18 @@ def _by_share(share: float, enough: float) -> str:
     return "reproduced" if share >= enough else "partly" if share >= PARTLY else "not reproduced"
 
 
+def _by_distance(claim: Claim, number: float) -> str:
+    """The verdict on one number, by how many times (of stages: how far) it is above or below the paper's."""
+    low, high = min(claim.value), max(claim.value)
+    if claim.judged_by == LIMIT:
+        factor, enough, some = number / low, 1.0, SAME
+    elif claim.unit == "stages":
+        factor, enough, some = max(number - high, low - number), 0.5, 1.5
+    else:
+        factor, enough, some = max(number / high, low / number, 1.0), SAME, SIMILAR
+    return "reproduced" if factor <= enough else "partly" if factor <= some else "not reproduced"
+
+
 def _held(intervals: Sequence[Interval]) -> tuple[int, int]:
     """In how many cases an order holds, and in how many it may."""
     return sum(each.low > ORDER for each in intervals), sum(each.high > ORDER for each in intervals)
@@ -95,7 +114,7 @@ def _interval(claim: Claim, seeds: pd.Series[float]) -> Interval:
     if claim.unit == "x":
         return found
     nothing = 1.0 if claim.is_relative else 0.0
-    mean, low, high = (100 * (end - nothing) for end in (found.mean, found.low, found.high))
+    mean, low, high = (SCALES[claim.unit] * (end - nothing) for end in (found.mean, found.low, found.high))
     return replace(found, mean=mean, low=low, high=high)
 
 

@@ -119,7 +119,7 @@ class Bench:
         alone, settings = dist.new_group([0]), OptimizerSettings(framework=self.framework)
         stages = []
         for shape in shapes:
-            groups = _groups(shape, self.framework.sequence_parallel)
+            groups = _groups(shape, self.framework.of(model.module(shape.module)).sequence_parallel)
             stage = build_stage(
                 model,
                 model.module(shape.module),

@@ -93,11 +93,13 @@ class Emulator:
 
         Raises:
             UserError: if a unit is lost or repeated, an action is misplaced, or the device is not there.
-            IncompatibleError: for modules that cannot be built.
+            IncompatibleError: for modules that cannot be built, and settings that are simulated only.
             OutOfMemoryError: naming what does not fit: a rank's program by the model, or a pass on this device.
             DeadlockError: naming the cycle.
         """
         check_program(program)
+        for module, placed in zip(program.model.modules, program.layout.modules, strict=True):
+            self.truth.framework.check_executable(module, placed.cp, "emulate")
         if program.remade:
             raise IncompatibleError(
                 "strategy.scheduler.memory: harness=emulate measures no recomputation by chunk; harness=simulate "

@@ -1,8 +1,9 @@
-"""Pipeline stages that batches of a size would give the encoder, over repeated draws.
+"""GPUs of a replica that batches of a size would give the encoder, over repeated draws.
 
-Corresponds to arXiv:2605.27918, Tables 2 and 5-11 (59 draws at batch 1, 4, 16, 64, 256); cells of
-``experiments/figure/allocations.yaml``. Above each panel: the batch at which Algorithm 1 stops because as many draws of
-its own agreed; other draws of that size may still differ now and then.
+Corresponds to arXiv:2605.27918, Tables 2 and 5-11 (59 draws at batch 1, 4, 16, 64, 256; 16 GPUs a replica); cells of
+``experiments/figure/allocations.yaml``. The table has the stages that the GPUs make up as well. Above each panel: the
+batch at which Algorithm 1 stops because as many draws of its own agreed; other draws of that size may still differ now
+and then.
 """
 
 from __future__ import annotations
@@ -45,33 +46,33 @@ def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
-    """A heat map for every model (rows) and trace (columns): encoder stages by batch size, share of the draws."""
+    """A heat map for every model (rows) and trace (columns): encoder GPUs by batch size, share of the draws."""
     models, traces = names(data, "model"), names(data, "workload")
-    used = data[data["share"] > 0]["encoder_stages"]
+    used = data[data["share"] > 0]["encoder_gpus"]
     low, high = used.min() - 1, used.max() + 1
-    shown = data[data["encoder_stages"].between(low, high)]
-    height = 0.55 + len(models) * (0.42 + 0.17 * (shown["encoder_stages"].nunique()))
+    shown = data[data["encoder_gpus"].between(low, high)]
+    height = 0.55 + len(models) * (0.42 + 0.17 * (shown["encoder_gpus"].nunique()))
     figure, axes = panels(len(models), len(traces), DOUBLE_COLUMN_IN, height)
-    num_stages = data["encoder_stages"].iloc[0] + data["llm_stages"].iloc[0]
+    num_gpus = data["encoder_gpus"].iloc[0] + data["llm_gpus"].iloc[0]
     for place, panel in enumerate(axes):
         model, trace = list(models)[place // len(traces)], list(traces)[place % len(traces)]
         rows = shown[(shown["model"] == model) & (shown["workload"] == trace)]
         _draw_panel(panel, rows, first=place % len(traces) == 0, last=place >= len(axes) - len(traces))
         if place % len(traces) == 0:
-            panel.set_ylabel(f"{models[model]}\nEncoder stages (of {num_stages})")
+            panel.set_ylabel(f"{models[model]}\nEncoder GPUs (of {num_gpus})")
         if place < len(traces):
             panel.set_title(traces[trace], pad=12)
     draws = data["num_draws"].iloc[0]
     figure.supxlabel(f"Batch size (samples); numbers: % of {draws} draws with this allocation", fontsize="medium")
-    columns = ["model", "workload", "num_draws", "batch_size", "encoder_stages", "llm_stages", "share", "stable_batch"]
-    return figure, data[columns]
+    amounts = ["encoder_gpus", "llm_gpus", "encoder_stages", "llm_stages"]
+    return figure, data[["model", "workload", "num_draws", "batch_size", *amounts, "share", "stable_batch"]]
 
 
 def _draw_panel(panel: Axes, rows: pd.DataFrame, first: bool, last: bool) -> None:
     if rows.empty:
         show_reason(panel, "no data")
         return
-    table = rows.pivot_table(index="encoder_stages", columns="batch_size", values="share").sort_index(ascending=False)
+    table = rows.pivot_table(index="encoder_gpus", columns="batch_size", values="share").sort_index(ascending=False)
     colours = light_palette(next(iter(palette(["only"]).values())), as_cmap=True)
     panel.imshow(table.to_numpy(), cmap=colours, vmin=0, vmax=1, aspect="auto")
     for row, shares in enumerate(table.to_numpy()):
@@ -80,7 +81,7 @@ def _draw_panel(panel: Axes, rows: pd.DataFrame, first: bool, last: bool) -> Non
                 colour = "white" if share >= DARK_SHARE else INK
                 panel.text(column, row, f"{100 * share:.0f}", ha="center", va="center", color=colour)
     panel.set_xticks(range(table.shape[1]), [str(size) for size in table.columns] if last else [])
-    panel.set_yticks(range(table.shape[0]), [str(stages) for stages in table.index] if first else [])
+    panel.set_yticks(range(table.shape[0]), [str(gpus) for gpus in table.index] if first else [])
     panel.tick_params(length=0)
     panel.grid(visible=False)
     stable = rows["stable_batch"].iloc[0]

@@ -84,6 +84,8 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
 def microbatch_forward(actions: pd.DataFrame) -> pd.DataFrame:
     """Forward time of every microbatch, summed over modules of a side, stages and parts.
 
+    Sub-microbatches count as the microbatch that they are parts of.
+
     Returns:
         Columns ``workload``, ``model``, ``strategy``, ``side``, ``replica``, ``microbatch``, ``forward_ms``.
     """
@@ -93,6 +95,7 @@ def microbatch_forward(actions: pd.DataFrame) -> pd.DataFrame:
     # An action that occupies several lanes has a row for each.
     forward = actions[actions["pass"].eq("forward")].drop_duplicates([*CASE, *ACTION])
     milliseconds = 1e3 * (forward["end_s"] - forward["start_s"])
+    forward = forward.assign(microbatch=forward["parent"])
     return forward[keys].assign(forward_ms=milliseconds).groupby(keys, sort=False)["forward_ms"].sum().reset_index()
 
 

@@ -1,6 +1,6 @@
-"""Memory of every pipeline rank over one iteration, by strategy.
+"""Memory of every pipeline rank over one iteration, by strategy, trace and model.
 
-Corresponds to arXiv:2605.27918, Figure 13; cells of ``experiments/figure/schedule_gantt.yaml``. Each strategy shows the
+Corresponds to arXiv:2605.27918, Figure 13; cells of ``experiments/figure/memory_over_time.yaml``. Each panel shows the
 replica with the highest peak in the first iteration; states are included.
 """
 
@@ -22,8 +22,9 @@ from entrain_bench.records.labels import names
 from entrain_bench.records.records import Results
 from entrain_bench.records.tables import Runs, run_actions, run_table
 
-EXPERIMENT = "schedule_gantt"
+EXPERIMENT = "memory_over_time"
 RUNS = True
+CASE = ["model", "workload"]
 MAX_COLUMNS = 4
 GIB = 2**30
 COLUMNS = ["lane", "holds", "time_s", "bytes"]
@@ -36,33 +37,49 @@ def load(cells: Sequence[Cell], results: Results) -> Runs:
 
 
 def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
-    """A panel a strategy, a line a lane of one replica."""
+    """A panel a strategy, trace and model, a line a lane of one replica; one trace and model fill several rows."""
     if "memory_bytes" not in data.actions:
         raise UserError("no timeline of the sweep holds memory")
-    labels = names(data.table, "strategy")
-    lanes = {str(name): peak_replica(rows) for name, rows in data.actions.groupby("strategy", sort=False)}
+    labels, traces, models = (names(data.table, column) for column in ("strategy", "workload", "model"))
+    lanes = {key: peak_replica(rows) for key, rows in data.actions.groupby([*CASE, "strategy"], sort=False)}
+    cases = [*data.table[CASE].drop_duplicates().itertuples(index=False, name=None)]
     columns = min(MAX_COLUMNS, len(labels))
-    rows = -(-len(labels) // columns)
-    figure, axes = panels(rows, columns, DOUBLE_COLUMN_IN, 0.45 + 1.4 * rows, sharey=True)
+    height = -(-len(labels) // columns)
+    rows = height * len(cases)
+    figure, axes = panels(rows, columns, DOUBLE_COLUMN_IN, 0.45 + 1.4 * rows)
     colours = palette(HOLDS)
-    for panel, name in zip(axes, labels, strict=False):
-        panel.set_title(labels[name], loc="left")
-        if name in lanes:
-            _draw_lanes(panel, lanes[name], colours)
-        else:
-            run = data.table[data.table["strategy"] == name].iloc[0]
-            show_reason(panel, "no timeline kept" if run["status"] == "ok" else f"{run['status']}: {run['reason']}")
-    for panel in axes[len(labels) :]:
-        panel.set_visible(False)
-    for panel in axes[::columns]:
-        panel.set_ylabel("Memory (GiB)")
-    axes[0].set_ylim(bottom=0)
+    for number, (model, trace) in enumerate(cases):
+        own = axes[number * height * columns : (number + 1) * height * columns]
+        for panel, name in zip(own, labels, strict=False):
+            panel.set_title(labels[name], loc="left")
+            key = (model, trace, name)
+            if key in lanes:
+                _draw_lanes(panel, lanes[key], colours)
+            else:
+                show_reason(panel, _reason(data.table, key))
+        for panel in own[len(labels) :]:
+            panel.set_visible(False)
+        highest = max((float(lanes[key]["bytes"].max()) for key in lanes if key[:2] == (model, trace)), default=GIB)
+        for panel in own:
+            panel.set_ylim(0, 1.05 * highest / GIB)
+        for panel in own[::columns]:
+            panel.set_ylabel(f"{models[model]}, {traces[trace]}\nMemory (GiB)")
     figure.supxlabel("Time (s)", fontsize="medium")
     present = {kind for rows in lanes.values() for kind in rows["holds"]}
     handles = [Line2D([], [], color=colours[kind], label=HOLDS[kind]) for kind in HOLDS if kind in present]
     legend_above(figure, handles)
-    shown = pd.concat([rows.assign(strategy=name) for name, rows in lanes.items()])
-    return figure, shown[["strategy", *COLUMNS]]
+    keys = [*CASE, "strategy"]
+    shown = pd.concat(lanes, names=keys).reset_index(keys)
+    return figure, shown[[*keys, *COLUMNS]]
+
+
+def _reason(table: pd.DataFrame, key: tuple[str, str, str]) -> str:
+    """Why a panel of (model, workload, strategy) has no timeline."""
+    mine = table[(table[[*CASE, "strategy"]] == [*key]).all(axis=1)]
+    if mine.empty:
+        return "no run"
+    run = mine.iloc[0]
+    return "no timeline kept" if run["status"] == "ok" else f"{run['status']}: {run['reason']}"
 
 
 def peak_replica(actions: pd.DataFrame) -> pd.DataFrame:

@@ -7,7 +7,6 @@ markers are the splits that the planner takes by itself, at any seed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, ma
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.labels import names
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import interval_over_seeds, relative_over_seeds, run_table
+from entrain_bench.records.tables import encoder_stages, interval_over_seeds, relative_over_seeds, run_table
 from entrain_bench.specs.module_layers import Role
 
 EXPERIMENT = "sensitivity"
@@ -57,12 +56,6 @@ def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
         for layout, model in zip(table.get("layout", pd.Series("", table.index)), table["model"], strict=True)
     ]
     return table.assign(encoder_stages=table["forced_stages"].fillna(pd.Series(chosen, table.index)))
-
-
-def encoder_stages(layout: str, encoder: str) -> int | None:
-    """Stages of the encoder in a run's ``layout`` (``llm tp2 cp1 pp2 ...; vision tp2 cp1 pp6 ...``)."""
-    found = re.search(rf"\b{re.escape(encoder)} tp\d+ cp\d+ pp(\d+)", layout)
-    return int(found.group(1)) if found else None
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:

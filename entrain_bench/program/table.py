@@ -7,12 +7,14 @@ import pandas as pd
 
 from entrain_bench.arrays import rows_of
 from entrain_bench.program.columns import Pass
+from entrain_bench.program.parents import parent_microbatches
 from entrain_bench.program.timeline import Timeline
 
 
 def timeline_frame(timeline: Timeline) -> pd.DataFrame:
     """A timeline as a table, one row for each action and lane it occupies, for figures and files.
 
+    ``parent`` is the microbatch that an encoder's sub-microbatch is a part of, else ``microbatch`` itself.
     ``memory_bytes`` and ``memory_after_bytes``, of a rank of the lane while the action runs and after it, are there if
     the executor can tell.
     """
@@ -21,11 +23,12 @@ def timeline_frame(timeline: Timeline) -> pd.DataFrame:
     module = program.module[action]
     names = np.array([spec.name for spec in program.model.modules])
     chunk = program.chunk[action]
-    labels = {name: np.full(len(action), -1) for name in ("microbatch", "part")}
+    labels = {name: np.full(len(action), -1) for name in ("microbatch", "part", "parent")}
     for index, chunks in enumerate(program.chunks):
         mine = (module == index) & (chunk >= 0)
-        for name, column in labels.items():
-            column[mine] = getattr(chunks, name)[chunk[mine]]
+        of_chunks = (chunks.microbatch, chunks.part, parent_microbatches(program, index))
+        for column, values in zip(labels.values(), of_chunks, strict=True):
+            column[mine] = values[chunk[mine]]
     frame = pd.DataFrame(
         {
             "lane": lane,
@@ -36,6 +39,7 @@ def timeline_frame(timeline: Timeline) -> pd.DataFrame:
             "replica": program.replica[action],
             "microbatch": labels["microbatch"],
             "part": labels["part"],
+            "parent": labels["parent"],
             "pass": np.array([kind.name.lower() for kind in Pass])[program.kind[action]],
             "start_s": timeline.start_s[action],
             "end_s": timeline.end_s[action],

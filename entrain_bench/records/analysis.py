@@ -12,7 +12,7 @@ import pandas as pd
 
 from entrain_bench.arrays import FloatArray
 from entrain_bench.specs.job import Degrees
-from entrain_bench.strategy.planning import allocate_stages, stable_samples
+from entrain_bench.strategy.planning import allocate_gpus, stable_samples, stages_of_gpus
 from entrain_bench.strategy.profile import Profile
 
 
@@ -66,7 +66,7 @@ def share_quantiles(
 
 
 def allocation_shares(profile: Profile, batch_sizes: Sequence[int], num_draws: int, max_batch: int) -> pd.DataFrame:
-    """How often each allocation of a replica's pipeline stages comes out of batches of a size.
+    """How often each allocation of a replica's GPUs comes out of batches of a size.
 
     Args:
         profile: where batches and their estimates come from; its model has an encoder.
@@ -75,17 +75,24 @@ def allocation_shares(profile: Profile, batch_sizes: Sequence[int], num_draws: i
         max_batch: where the search for the stable batch gives up.
 
     Returns:
-        Columns ``batch_size``, ``encoder_stages``, ``llm_stages``, ``share`` of the draws (every possible allocation
-        has a row), ``num_draws`` and ``stable_batch`` (0: none up to ``max_batch``); the last two are constant.
+        Columns ``batch_size``, ``encoder_gpus``, ``llm_gpus``, ``encoder_stages``, ``llm_stages`` (what the GPUs make
+        up), ``share`` of the draws (every possible allocation has a row), ``num_draws`` and ``stable_batch`` (0: none
+        up to ``max_batch``); the last two are constant.
     """
     degrees = next(profile.job.degrees())
+    width = degrees.tp * degrees.cp
+    total = degrees.pp * width
     stable, agreed = stable_samples(profile, degrees, num_draws, max_batch)
     rows = []
     for size in batch_sizes:
-        stages = [allocate_stages(profile, profile.draw(size), degrees)[0] for _ in range(num_draws)]
-        count = np.bincount(stages, minlength=degrees.pp)
-        rows += [(size, stage, degrees.pp - stage, count[stage] / num_draws) for stage in range(1, degrees.pp)]
-    table = pd.DataFrame(rows, columns=["batch_size", "encoder_stages", "llm_stages", "share"])
+        gpus = [allocate_gpus(profile, profile.draw(size), degrees)[0] for _ in range(num_draws)]
+        count = np.bincount(gpus, minlength=total)
+        rows += [
+            (size, own, total - own, *stages_of_gpus((own, total - own), width), count[own] / num_draws)
+            for own in range(width, total - width + 1)
+        ]
+    columns = ["batch_size", "encoder_gpus", "llm_gpus", "encoder_stages", "llm_stages", "share"]
+    table = pd.DataFrame(rows, columns=columns)
     return table.assign(num_draws=num_draws, stable_batch=stable if agreed else 0)
 
 

@@ -11,25 +11,34 @@ from entrain_bench.costs.bound import cluster_bound_s, lower_bound_s
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.hosttime import HostTime
 from entrain_bench.program import Pass
+from entrain_bench.program.parents import parent_microbatches
 from entrain_bench.program.timeline import Timeline
 
 
 def microbatch_forward(timeline: Timeline, modules: Sequence[int]) -> tuple[IntArray, FloatArray]:
     """Forward time of every microbatch of the given modules together, summed over stages and parts.
 
-    A microbatch that only has LLM work counts as zero for modules that share the LLM's replicas.
+    Sub-microbatches of an encoder count as the microbatch that they are parts of (``parent_microbatches``). A
+    microbatch that only has LLM work counts as zero for modules that share the LLM's replicas.
 
     Returns:
         Replica of each microbatch and its seconds, by replica and microbatch ``[microbatches]``.
     """
     program, llm = timeline.program, timeline.program.model.llm_index
     duration_s, placed = timeline.end_s - timeline.start_s, program.layout.modules
-    own = [(program.chunks[index], duration_s[program.forward_actions(index)].sum(axis=1)) for index in modules]
+    own = [
+        (
+            program.chunks[index].replica,
+            parent_microbatches(program, index),
+            duration_s[program.forward_actions(index)].sum(axis=1),
+        )
+        for index in modules
+    ]
     if all(placed[index].dp == placed[llm].dp for index in modules):
-        own.append((program.chunks[llm], np.zeros(len(program.chunks[llm]))))
-    replica, microbatch = (np.concatenate([getattr(c, name) for c, _ in own]) for name in ("replica", "microbatch"))
+        lacking = program.chunks[llm]
+        own.append((lacking.replica, lacking.microbatch, np.zeros(len(lacking))))
+    replica, microbatch, seconds = (np.concatenate(column) for column in zip(*own, strict=True))
     places, place = np.unique(np.stack([replica, microbatch]), axis=1, return_inverse=True)
-    seconds = np.concatenate([each for _, each in own])
     return places[0], np.bincount(place.ravel(), weights=seconds, minlength=places.shape[1])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -82,6 +83,12 @@ def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
             frame.insert(0, name, labels[name])
         frames.append(frame)
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["strategy", "workload", "model"])
+
+
+def encoder_stages(layout: str, encoder: str) -> int | None:
+    """Stages of the encoder in a run's ``layout`` (``llm tp2 cp1 pp2 ...; vision tp2 cp1 pp6 ...``)."""
+    found = re.search(rf"\b{re.escape(encoder)} tp\d+ cp\d+ pp(\d+)", layout)
+    return int(found.group(1)) if found else None
 
 
 def low(values: pd.Series[float]) -> float:

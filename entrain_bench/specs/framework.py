@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import gcd
 from typing import Any
 
-from entrain_bench.errors import require, unknown_choice
+from entrain_bench.errors import IncompatibleError, require, unknown_choice
+from entrain_bench.specs.model import ModuleSpec
 
 P2P = ("blocking", "overlapped")
 # Actions whose receives are posted while the present one runs: megatron-core's 1F1B posts those of the next.
@@ -28,6 +30,13 @@ class Framework:
         p2p: ``blocking`` holds sender and receiver for the time of a transfer, as megatron-core's 1F1B does (it waits
             for its batch of sends and receives); ``overlapped`` leaves both free while links serve transfers in turn.
         sequence_parallel: whether ranks of a tensor-parallel group split by tokens what they do not split by weights.
+        encoder_sp: whether encoders have it, too; Megatron-LM's multimodal code switches it off there.
+        encoder_cp: whether context parallelism splits the sequences of encoders, too. If not, every rank of a
+            context-parallel group encodes all of them and hands on its part of the result, as in that code; gradients,
+            each of a part, add up over data and context parallelism as ever.
+        encoder_optimizers: copies of each encoder's sharded optimizer states (megatron-core's
+            ``num_distributed_optimizer_instances``), at most; their number must divide the ranks that hold the same
+            weights, so it is the greatest common divisor.
         tp_overlap: share of tensor-parallel communication that hides behind computation, in [0, 1].
         freeze: modules that do not learn, but for the projectors of encoders (``ModuleSpec.frozen``).
     """
@@ -38,6 +47,9 @@ class Framework:
     align_param_gather: bool = True
     p2p: str = "blocking"
     sequence_parallel: bool = True
+    encoder_sp: bool = True
+    encoder_cp: bool = True
+    encoder_optimizers: int = 1
     tp_overlap: float = 0.0
     freeze: tuple[str, ...] = ()
 
@@ -45,15 +57,57 @@ class Framework:
         if self.p2p not in P2P:
             raise unknown_choice("p2p", self.p2p, P2P)
         require(0 <= self.tp_overlap <= 1, "tp_overlap", self.tp_overlap, "in [0, 1]")
+        instances = self.encoder_optimizers
+        require(instances >= 1, "encoder_optimizers", instances, "at least 1")
 
     @property
     def receives_ahead(self) -> int:
         """Actions whose receives are posted while the present one runs."""
         return RECEIVES_AHEAD[self.p2p]
 
-    def splits_tokens(self, tp: int) -> bool:
-        """Whether the ranks of a tensor-parallel group of ``tp`` hold different tokens between products."""
-        return self.sequence_parallel and tp > 1
+    def of(self, module: ModuleSpec) -> Framework:
+        """The same settings with the sequence parallelism that the module has."""
+        if self.encoder_sp or not module.is_encoder:
+            return self
+        return replace(self, sequence_parallel=False, encoder_sp=True)
+
+    def splits_tokens(self, module: ModuleSpec, tp: int) -> bool:
+        """Whether the ranks of a tensor-parallel group of ``tp`` hold different tokens of a module between products."""
+        return self.of(module).sequence_parallel and tp > 1
+
+    def sequence_parts(self, module: ModuleSpec, cp: int) -> int:
+        """Ranks of a context-parallel group of ``cp`` that a module's sequences are split among."""
+        return 1 if module.is_encoder and not self.encoder_cp else cp
+
+    def token_parts(self, module: ModuleSpec, tp: int, cp: int) -> int:
+        """Ranks of a block that hold different tokens of a module between products."""
+        whole = self.splits_tokens(module, tp) or module.weight_shards(tp) == 1
+        return self.sequence_parts(module, cp) * (tp if whole else 1)
+
+    def optimizer_instances(self, module: ModuleSpec, copies: int) -> int:
+        """Copies of the sharded optimizer states among ``copies`` ranks that hold the same weights."""
+        return gcd(self.encoder_optimizers, copies) if module.is_encoder else 1
+
+    def check_executable(self, module: ModuleSpec, cp: int, harness: str) -> None:
+        """Refuse what ranks that really run a module's layers do not do.
+
+        Args:
+            module: the module.
+            cp: its context-parallel degree.
+            harness: that runs it.
+
+        Raises:
+            IncompatibleError: naming the setting.
+        """
+        if self.sequence_parts(module, cp) < cp:
+            raise IncompatibleError(
+                f"encoder_cp=false: harness={harness} splits the sequences of {module.name} over its "
+                f"cp={cp}; harness=simulate prices the other way"
+            )
+        if module.is_encoder and self.encoder_optimizers > 1:
+            raise IncompatibleError(
+                f"encoder_optimizers={self.encoder_optimizers}: harness={harness} has 1; harness=simulate prices more"
+            )
 
     def check_modules(self, names: Sequence[str]) -> None:
         """Raise ``UserError`` if a module that is to be frozen is none of the model's, or all are."""

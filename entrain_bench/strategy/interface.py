@@ -100,11 +100,13 @@ class Programs:
         """Whether the scheduler chooses what is recomputed where the job leaves it free (``chooses_recomputation``)."""
         return bool(getattr(self.strategy.scheduler, "chooses_recomputation", False))
 
-    def draft(self, shapes: SampleShapes, layout: Layout) -> Program:
-        """One that is made quickly and needs about the same memory."""
+    @property
+    def draft(self) -> Programs:
+        """Programs that are made quickly and need about the same memory; these, if the scheduler knows no quicker."""
         scheduler = self.strategy.scheduler
-        quick = scheduler.draft() if isinstance(scheduler, SchedulerDrafter) else scheduler
-        return replace(self.strategy, scheduler=quick).program(shapes, layout, self.profile)
+        if not isinstance(scheduler, SchedulerDrafter):
+            return self
+        return replace(self, strategy=replace(self.strategy, scheduler=scheduler.draft()))
 
 
 @dataclass(frozen=True, slots=True)

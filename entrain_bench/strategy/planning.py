@@ -19,45 +19,73 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
 
 
-def proportional_allocation(total: int, shares: FloatArray, most: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Split ``total`` stages in proportion to shares, at least one and at most ``most`` each (no limit if None).
+def proportional_allocation(
+    total: int, shares: FloatArray, most: Sequence[int] | None = None, least: int = 1, what: str = "stages"
+) -> tuple[int, ...]:
+    """Split ``total`` in proportion to shares, at least ``least`` and at most ``most`` each (no limit if None).
 
-    The nearest feasible integers in the least-squares sense (arXiv:2605.27918, Algorithm 1): start from one each, then
-    give every further one to the share furthest below its due. Shares that sum to zero count as equal.
+    The nearest feasible integers in the least-squares sense (arXiv:2605.27918, Algorithm 1): start from the least each,
+    then give every further one to the share furthest below its due. Shares that sum to zero count as equal.
+
+    Args:
+        total: what is split, in units of ``what``.
+        shares: proportions, at least 0 ``[modules]``.
+        most: the most that each module can take ``[modules]``.
+        least: the least that each must have.
+        what: the units, for messages.
 
     Raises:
-        UserError: if the total is below one each or above ``most`` together.
+        UserError: if the total is below the least of all together or above ``most`` together.
     """
     most = [total] * len(shares) if most is None else most
-    if not len(shares) <= total <= sum(most):
-        raise UserError(f"layout: {total} stages cannot be split among {len(shares)} modules of {[*most]} layers")
+    if not least * len(shares) <= total <= sum(most):
+        raise UserError(
+            f"layout: {total} {what} cannot be split among {len(shares)} modules that take {least} to {[*most]}"
+        )
     shares = np.asarray(shares, np.float64)
     even = np.full(len(shares), 1 / len(shares))
     due = decisive((shares / shares.sum() if shares.sum() > 0 else even) * total)
-    given = np.ones(len(due))
-    for _ in range(total - len(due)):
+    given = np.full(len(due), float(least))
+    for _ in range(total - least * len(due)):
         given[np.argmax(np.where(given < most, due - given, -np.inf))] += 1
     return tuple(int(count) for count in given)
 
 
-def allocate_stages(profile: Profile, samples: SampleShapes, degrees: Degrees) -> tuple[int, ...]:
-    """Pipeline stages of the merged encoder and of the LLM by their share of the estimated workload.
+def allocate_gpus(profile: Profile, samples: SampleShapes, degrees: Degrees) -> tuple[int, ...]:
+    """GPUs of a replica for the merged encoder and for the LLM by their share of the estimated workload.
 
-    The stages of a chain have TP x CP in common, so stages are what is shared out.
+    M_ref of arXiv:2605.27918, Algorithm 1: the replica's GPUs are what is shared out, so that a count need not be a
+    whole number of stages. Each module has enough for one stage.
     """
+    width = degrees.tp * degrees.cp
     if not profile.job.model.encoders:
-        return (degrees.pp,)
+        return (degrees.pp * width,)
     encoder, llm = profile.estimate_samples(samples, degrees.tp, degrees.cp)
     model = profile.job.model
-    most = [min(len(module.layers) for module in model.encoders), len(model.llm.layers)]
+    most = [width * min(len(module.layers) for module in model.encoders), width * len(model.llm.layers)]
     # Forwards are estimated; what is frozen has less of a backward.
     encoder_share = float(np.mean([module.work_share for module in model.encoders]))
     shares = np.array([encoder.sum() * encoder_share, llm.sum() * model.llm.work_share])
-    return proportional_allocation(degrees.pp, shares, most)
+    return proportional_allocation(degrees.pp * width, shares, most, width, "GPUs")
+
+
+def stages_of_gpus(gpus: tuple[int, ...], width: int) -> tuple[int, ...]:
+    """Pipeline stages of the merged encoder and of the LLM that GPUs make up, ``width`` = TP x CP each.
+
+    The encoder's are floored, the LLM takes what is over (arXiv:2605.27918, section 4.2 and appendix A: of 16 GPUs at
+    TP 2, 9 and 7 become 4 and 4 stages, 7 and 9 become 3 and 5).
+    """
+    encoders = tuple(count // width for count in gpus[:-1])
+    return (*encoders, sum(gpus) // width - sum(encoders))
+
+
+def allocate_stages(profile: Profile, samples: SampleShapes, degrees: Degrees) -> tuple[int, ...]:
+    """Pipeline stages of the merged encoder and of the LLM by their share of the estimated workload."""
+    return stages_of_gpus(allocate_gpus(profile, samples, degrees), degrees.tp * degrees.cp)
 
 
 def stable_samples(profile: Profile, degrees: Degrees, num_validations: int, max_samples: int) -> tuple[int, bool]:
-    """The least power of two at which fresh batches all repeat the allocation of a first one.
+    """The least power of two at which fresh batches all repeat the allocation of a first one, GPU by GPU.
 
     arXiv:2605.27918, Algorithm 1, started at one sample.
 
@@ -66,8 +94,8 @@ def stable_samples(profile: Profile, degrees: Degrees, num_validations: int, max
     """
     num_samples = 1
     while True:
-        first = allocate_stages(profile, profile.draw(num_samples), degrees)
-        if all(allocate_stages(profile, profile.draw(num_samples), degrees) == first for _ in range(num_validations)):
+        first = allocate_gpus(profile, profile.draw(num_samples), degrees)
+        if all(allocate_gpus(profile, profile.draw(num_samples), degrees) == first for _ in range(num_validations)):
             return num_samples, True
         if 2 * num_samples > max_samples:
             return num_samples, False
@@ -86,12 +114,21 @@ def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
     num_layers = len(layer_s)
     if num_stages > num_layers:
         raise UserError(f"layout: {num_layers} layers cannot fill {num_stages} stages")
-    cuts = [cut for _, cut in islice(_partitions(layer_s), 1, num_stages)]
-    bounds = [num_layers]
-    for cut in reversed(cuts):
+    return _stages_of([cut for _, cut in islice(_partitions(layer_s), num_stages)])
+
+
+def partitions(layer_s: FloatArray) -> list[tuple[int, ...]]:
+    """What ``partition_layers`` returns for 1, 2, ... stages, as many as there are layers, in the time of the last."""
+    cuts = [cut for _, cut in _partitions(layer_s)]
+    return [_stages_of(cuts[: stages + 1]) for stages in range(len(cuts))]
+
+
+def _stages_of(cuts: Sequence[IntArray]) -> tuple[int, ...]:
+    """Layers of each stage, as many as there are cuts; the first cut is not one."""
+    bounds = [len(cuts[0]) - 1]
+    for cut in cuts[:0:-1]:
         bounds.append(int(cut[bounds[-1]]))
-    bounds = [*reversed(bounds)]
-    return tuple(np.diff([0, *bounds]).tolist())
+    return tuple(np.diff([0, *reversed(bounds)]).tolist())
 
 
 def spread_blocks(num_layers: int, num_stages: int) -> tuple[int, ...] | None:

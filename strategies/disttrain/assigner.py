@@ -10,7 +10,7 @@ import numpy as np
 
 from entrain_bench.arithmetic import matmul
 from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.errors import IncompatibleError, unknown_choice
+from entrain_bench.errors import IncompatibleError, require, unknown_choice
 from entrain_bench.hosttime import each_replica_alone
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
@@ -32,16 +32,21 @@ class DistTrainAssigner:
         intra: samples among which the DP ranks are balanced: those of the global batch, those of one microbatch of all
             ranks, or none (arrival order).
         inter: whether the microbatches of a pipeline are reordered.
+        carry: with ``intra=microbatch``, whether a rank's load in the microbatches before counts; the public version of
+            this reordering balances each microbatch by itself (NVIDIA-NeMo/Megatron-Bridge, pull request 4608).
     """
 
     handles_generators: ClassVar[bool] = True
 
     intra: str = "global_batch"
     inter: bool = True
+    carry: bool = False
 
     def __post_init__(self) -> None:
         if self.intra not in INTRA:
             raise unknown_choice("strategy.assigner.intra", self.intra, INTRA)
+        alone = not self.carry or self.intra == "microbatch"
+        require(alone, "strategy.assigner.carry", self.carry, f"false with intra={self.intra}")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch of every sample, from estimated workloads."""
@@ -77,7 +82,8 @@ class DistTrainAssigner:
         for first in index[::column]:
             part = slice(first, first + column)
             group[part] = balanced_groups(work_s[part], num_groups, load)
-            load += np.bincount(group[part], weights=work_s[part], minlength=num_groups)
+            if self.carry:
+                load += np.bincount(group[part], weights=work_s[part], minlength=num_groups)
         return group
 
 

@@ -8,108 +8,173 @@ GPU-seconds that group u spends on a step of the pipeline, the iteration takes (
 In v_u = 1 / x_u the objective is a sum of linear functions and their maximum, sum 1 / v_u <= N is convex and memory
 bounds v_u from above: a convex program. With the slowest step fixed, every group gets what keeps it within that step,
 and the rest of the GPUs goes where it shortens the warm-up most: x_u = y sqrt(w_u), one y for all, as far as bounds
-allow. Both y and the slowest step, by the sign of the derivative, are bisected to the last bits.
+allow. The slowest step is bisected to the last bits, by the sign of the derivative.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-from entrain_bench.arithmetic import decisive
-from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.arithmetic import DECISIVE_BITS, decisive
+from entrain_bench.arrays import BoolArray, FloatArray, IntArray
+from entrain_bench.compiled import inlined
 
 # Of an interval, until no number lies between its ends.
 HALVINGS = 100
+# The encoder's, the backbone and the generator's.
+MOST_GROUPS = 3
+# Rounding to decisive digits brings no two numbers together that are further apart, relative to the smaller.
+DECISIVE_SLACK = 2.0 ** (2 - DECISIVE_BITS)
 
 
 @dataclass(frozen=True, slots=True)
-class GroupLoad:
-    """One group of the problem.
+class Loads:
+    """The groups of several problems, ``[problems, groups]`` where nothing else is said.
 
     Attributes:
         gpu_s: GPU-seconds of one pipeline step, w_u.
         fewest: GPUs below which the group does not exist or exceeds memory.
         most: GPUs beyond which it cannot be split.
-        fills: whether its pass is part of the warm-up; the backbone's, M C_lm, does not depend on its GPUs.
+        fills: whether its pass is part of the warm-up ``[groups]``; the backbone's, M C_lm, does not depend on its
+            GPUs.
     """
 
-    gpu_s: float
-    fewest: float
-    most: float
-    fills: bool = True
+    gpu_s: FloatArray
+    fewest: FloatArray
+    most: FloatArray
+    fills: BoolArray
 
 
-def iteration_s(loads: Sequence[GroupLoad], gpus: FloatArray, num_steps: int) -> float:
-    """T without its constant M C_lm, for GPUs ``[groups]``."""
-    step = np.array([load.gpu_s for load in loads]) / gpus
-    fill = np.array([load.fills for load in loads])
-    return float(step[fill].sum() + (num_steps - 1) * step.max())
+def iteration_s(loads: Loads, gpus: FloatArray, num_steps: int) -> FloatArray:
+    """T without its constant M C_lm, for GPUs ``[problems, groups]``; ``[problems]``, not a number where they are."""
+    step = loads.gpu_s / gpus
+    return np.asarray(step[:, loads.fills].sum(axis=1) + (num_steps - 1) * step.max(axis=1))
 
 
-def solve(loads: Sequence[GroupLoad], num_gpus: int, num_steps: int) -> FloatArray | None:
-    """GPUs of each group, real numbers, that minimise ``iteration_s`` ``[groups]``; None if nothing is feasible.
+def solve(loads: Loads, num_gpus: int, num_steps: int) -> FloatArray:
+    """GPUs of each group, real numbers, that minimise ``iteration_s`` ``[problems, groups]``; NaN if none are enough.
 
     Args:
         loads: the groups.
         num_gpus: GPUs of all groups together, at most.
         num_steps: pipeline steps of an iteration, BS / (DP_lm M).
     """
-    columns = [(load.gpu_s, load.fills, load.fewest, min(load.most, num_gpus)) for load in loads]
-    work, warms, fewest, most = np.array(columns, np.float64).T.copy()
-    if np.any(fewest > most) or fewest.sum() > num_gpus:
-        return None
-    return np.asarray(_bisect_step(work, warms, fewest, most, float(num_gpus), num_steps - 1.0))
+    most = np.minimum(loads.most, float(num_gpus))
+    feasible = np.all(loads.fewest <= most, axis=1) & (loads.fewest.sum(axis=1) <= num_gpus)
+    gpus = np.full(loads.gpu_s.shape, np.nan)
+    work, fewest, most = (each[feasible] for each in (loads.gpu_s, loads.fewest, most))
+    warms = loads.fills.astype(np.float64)
+    gpus[feasible] = _bisect_steps(work, fewest, most, warms, float(num_gpus), num_steps - 1.0)
+    return gpus
+
+
+class Problem(NamedTuple):
+    """One of several problems; arrays ``[groups]``."""
+
+    work: FloatArray
+    weight: FloatArray
+    warms: FloatArray
+    fewest: FloatArray
+    most: FloatArray
+    num_gpus: float
 
 
 @njit(cache=True)
-def _bisect_step(work, warms, fewest, most, num_gpus, num_more_steps):  # type: ignore[no-untyped-def]
-    """The GPUs of least T; arguments ``[groups]`` as in ``GroupLoad``, ``warms`` 1.0 for groups that fill."""
+def _bisect_steps(work, fewest, most, warms, num_gpus, num_more_steps):  # type: ignore[no-untyped-def]
+    """The GPUs of least T; arguments as in ``Loads``, ``warms`` 1.0 for groups that fill."""
+    gpus, weight = np.empty_like(work), warms * np.sqrt(work)
+    for problem in range(len(work)):
+        one = Problem(work[problem], weight[problem], warms, fewest[problem], most[problem], num_gpus)
+        _bisect_step(one, np.empty(work.shape[1]), gpus[problem], num_more_steps)
+    return gpus
+
+
+@inlined
+def _bisect_step(one, least, gpus, num_more_steps):  # type: ignore[no-untyped-def]
+    """Leaves a problem's GPUs in ``gpus``; ``least`` is used on the way."""
     # The slowest step lies between what it is with all the GPUs a group may have and with the fewest.
-    low, high = np.max(work / most), np.max(work / fewest)
+    low, high = 0.0, 0.0
+    for group in range(len(gpus)):
+        low = max(low, one.work[group] / one.most[group])
+        high = max(high, one.work[group] / one.fewest[group])
     for _ in range(HALVINGS):
+        before = (low, high)
         step = low + (high - low) / 2
-        least = fewest.copy() if step == 0.0 else np.maximum(fewest, work / step)
-        gpus, root = _share_out(work, warms, least, most, num_gpus)
+        _keep_within(one, step, least)
+        root = _share_out(one, least, gpus)
         # What a longer step saves of the warm-up, per second of it; without limit where there are too few GPUs.
         saved = np.inf if root == 0.0 else 0.0
-        for group in range(len(work)):
-            if root > 0.0 and least[group] > fewest[group]:
-                saved += max(0.0, (gpus[group] / root) ** 2 / work[group] - warms[group])
+        for group in range(len(gpus)):
+            if root > 0.0 and least[group] > one.fewest[group]:
+                saved += max(0.0, (gpus[group] / root) ** 2 / one.work[group] - one.warms[group])
         if saved > num_more_steps:
             low = step
         else:
             high = step
-    least = fewest.copy() if high == 0.0 else np.maximum(fewest, work / high)
-    return _share_out(work, warms, least, most, num_gpus)[0]
+        if before == (low, high):
+            break  # Every further turn would be like this one.
+    _keep_within(one, high, least)
+    _share_out(one, least, gpus)
 
 
-@njit(cache=True)
-def _share_out(work, warms, least, most, num_gpus):  # type: ignore[no-untyped-def]
-    """GPUs of the shortest warm-up, at least ``least``, and the root y; 0 if not even those are there.
+@inlined
+def _keep_within(one, step, least):  # type: ignore[no-untyped-def]
+    """The GPUs that every group needs for a step, into ``least``."""
+    for group in range(len(least)):
+        least[group] = one.fewest[group] if step == 0.0 else max(one.fewest[group], one.work[group] / step)
 
-    Infinite y: there is more of everything than groups may have.
+
+@inlined
+def _share_out(one, least, gpus):  # type: ignore[no-untyped-def]
+    """GPUs of the shortest warm-up, at least ``least``, into ``gpus``, and the root y; 0 if not even those are there.
+
+    Their sum rises with y along straight lines that meet where a group leaves its least or reaches its most: y lies
+    behind the last such place whose sum is within the GPUs. Infinite y: there is more of everything than groups may
+    have.
     """
-    weight = warms * np.sqrt(work)
-    low, high = 0.0, 0.0
-    for group in range(len(work)):
-        if weight[group] > 0.0:
-            high = max(high, most[group] / weight[group])
-    if np.sum(np.minimum(np.maximum(least, high * weight), most)) <= num_gpus:
-        return np.minimum(np.maximum(least, high * weight), most), np.inf
-    for _ in range(HALVINGS):
-        root = low + (high - low) / 2
-        if np.sum(np.minimum(np.maximum(least, root * weight), most)) <= num_gpus:
-            low = root
-        else:
-            high = root
-    return np.minimum(np.maximum(least, low * weight), most), low
+    last, high, sum_there = 0.0, 0.0, 0.0
+    for group in range(len(gpus)):
+        if one.weight[group] > 0.0:
+            high = max(high, one.most[group] / one.weight[group])
+            for gpus_there in (least[group], one.most[group]):
+                root = gpus_there / one.weight[group]
+                total = _give(one, least, root, gpus)
+                if total <= one.num_gpus and root >= last:
+                    last, sum_there = root, total
+    if last == high:
+        _give(one, least, high, gpus)
+        return np.inf
+    if last > 0.0:
+        slope = 0.0
+        for group in range(len(gpus)):
+            if (
+                one.weight[group] > 0.0
+                and least[group] / one.weight[group] <= last < one.most[group] / one.weight[group]
+            ):
+                slope += one.weight[group]
+        last += (one.num_gpus - sum_there) / slope
+    _give(one, least, last, gpus)
+    return last
 
 
-@dataclass(frozen=True, slots=True)
+@inlined
+def _give(one, least, root, gpus):  # type: ignore[no-untyped-def]
+    """The GPUs under a root, into ``gpus``, and their sum."""
+    total = 0.0
+    for group in range(len(gpus)):
+        gpus[group] = min(max(least[group], root * one.weight[group]), one.most[group])
+        total += gpus[group]
+    return total
+
+
+@dataclass(frozen=True)
 class Options:
     """What a group may be at integers, with everything else of the sub-problem fixed; arrays ``[options]``.
 
@@ -132,12 +197,28 @@ class Options:
 
     def undominated(self) -> Options:
         """Without those that another one betters or equals in ranks, fill and slowest stage."""
-        kept: list[int] = []
-        for index in np.lexsort((self.slowest_s, self.fill_s, self.ranks)).tolist():
-            worse = (self.fill_s[kept] <= self.fill_s[index]) & (self.slowest_s[kept] <= self.slowest_s[index])
-            if not worse.any():
-                kept.append(index)
-        return self.take(np.array(kept, np.int64))
+        order = np.lexsort((self.slowest_s, self.fill_s, self.ranks))
+        return self.take(order[_undominated(self.fill_s[order], self.slowest_s[order])])
+
+    @cached_property
+    def table(self) -> FloatArray:
+        """Ranks, stages, fill and slowest stage ``[4, options]``."""
+        return np.stack([self.ranks, self.pp, self.fill_s, self.slowest_s]).astype(np.float64)
+
+
+@njit(cache=True)
+def _undominated(fill_s, slowest_s):  # type: ignore[no-untyped-def]
+    """Places of the options that none before them betters or equals in both."""
+    kept = np.empty(len(fill_s), np.int64)
+    count = 0
+    for index in range(len(fill_s)):
+        for place in kept[:count]:
+            if fill_s[place] <= fill_s[index] and slowest_s[place] <= slowest_s[index]:
+                break
+        else:
+            kept[count] = index
+            count += 1
+    return kept[:count]
 
 
 type Point = tuple[tuple[int, int], ...]
@@ -150,35 +231,67 @@ def best_integers(
     """The points with the least T: one option a group, a step through all stages and the slowest stage for the rest.
 
     Args:
-        groups: options of each group.
+        groups: options of each group, at most three.
         num_ranks: ranks of all groups together, at most.
         num_steps: pipeline steps of an iteration.
         keep: points to return, at most.
         num_stages: stages of all groups together; any if None.
 
     Returns:
-        Seconds and point, best first.
+        Seconds and point, best first; of points alike those of earlier options, the first group's before the others'.
     """
     shape = tuple(len(group.dp) for group in groups)
-    if not all(shape):
+    if not prod(shape):
         return []
-    ranks, fill, slowest, stages = (np.zeros(shape) for _ in range(4))
-    for axis, group in enumerate(groups):
-        along = [1] * len(groups)
-        along[axis] = -1
-        ranks += group.ranks.reshape(along)
-        fill += group.fill_s.reshape(along)
-        stages += group.pp.reshape(along)
-        np.maximum(slowest, group.slowest_s.reshape(along), out=slowest)
-    fits = (ranks <= num_ranks) & (stages == (num_stages or stages))
-    seconds = np.where(fits, fill + (num_steps - 1) * slowest, np.inf).ravel()
-    # Sorting a few of them is faster than all; which of several alike comes first must not depend on the CPU.
+    tables = [group.table for group in groups] + [np.zeros((4, 1))] * (MOST_GROUPS - len(groups))
+    limits = float(num_ranks), num_steps - 1.0, float(num_stages or 0), keep
+    seconds, flat = _shortest(tables[0], tables[1], tables[2], *limits)
+    # Which of several alike comes first must not depend on the CPU.
     seconds = decisive(seconds)
-    found = np.flatnonzero(seconds <= np.partition(seconds, min(keep, len(seconds)) - 1)[min(keep, len(seconds)) - 1])
     result = []
-    for flat in found[np.argsort(seconds[found], kind="stable")][:keep]:
-        if np.isfinite(seconds[flat]):
-            at = np.unravel_index(flat, shape)
-            degrees = tuple((int(group.dp[i]), int(group.pp[i])) for group, i in zip(groups, at, strict=True))
-            result.append((float(seconds[flat]), degrees))
+    for index in np.argsort(seconds, kind="stable")[:keep]:
+        at = np.unravel_index(flat[index], shape)
+        degrees = tuple((int(group.dp[i]), int(group.pp[i])) for group, i in zip(groups, at, strict=True))
+        result.append((float(seconds[index]), degrees))
     return result
+
+
+@njit(cache=True)
+def _shortest(first, second, third, num_ranks, num_more_steps, num_stages, keep):  # type: ignore[no-untyped-def]
+    """Seconds of the ``keep`` best points and of all that may count as equal to them, and the points' numbers, rising.
+
+    What two groups take is a lower bound on what all three do: sums and products of numbers above 0 never fall, rounded
+    or not.
+    """
+    best = np.full(keep, np.inf)
+    seconds, numbers = [np.inf for _ in range(0)], [0 for _ in range(0)]
+    for i in range(first.shape[1]):
+        for j in range(second.shape[1]):
+            ranks = first[0, i] + second[0, j]
+            stages = first[1, i] + second[1, j]
+            fill_s = first[2, i] + second[2, j]
+            slowest_s = max(first[3, i], second[3, j])
+            limit_s = best[keep - 1] * (1.0 + DECISIVE_SLACK)
+            if ranks > num_ranks or fill_s + num_more_steps * slowest_s > limit_s:
+                continue
+            for k in range(third.shape[1]):
+                if ranks + third[0, k] > num_ranks or (num_stages > 0 and stages + third[1, k] != num_stages):
+                    continue
+                point_s = (fill_s + third[2, k]) + num_more_steps * max(slowest_s, third[3, k])
+                if point_s <= limit_s:
+                    seconds.append(point_s)
+                    numbers.append((i * second.shape[1] + j) * third.shape[1] + k)
+                    limit_s = _enter(best, point_s) * (1.0 + DECISIVE_SLACK)
+    return np.array(seconds), np.array(numbers)
+
+
+@inlined
+def _enter(best, value):  # type: ignore[no-untyped-def]
+    """Put a value into its place among rising ones, of which the last falls out; returns the new last."""
+    place = len(best) - 1
+    while place >= 0 and best[place] > value:
+        if place + 1 < len(best):
+            best[place + 1] = best[place]
+        best[place] = value
+        place -= 1
+    return best[-1]

@@ -1,10 +1,12 @@
 """Entrain (Jang and Chowdhury, arXiv:2605.27918): one static layout, then deferral of excess LLM work.
 
-Algorithms 1 and 2 (``planner``), Algorithm 3 (``assigner``), split backward and eager forward (``scheduler``).
+Algorithms 1 and 2 (``planner``), Algorithm 3 (``assigner``), split backward and eager forward (``scheduler``);
+deferral alone, for other systems (``deferring``).
 """
 
 from .assigner import EntrainAssigner
+from .deferring import DeferringAssigner
 from .planner import EntrainPlanner
 from .scheduler import EntrainScheduler
 
-__all__ = ["EntrainAssigner", "EntrainPlanner", "EntrainScheduler"]
+__all__ = ["DeferringAssigner", "EntrainAssigner", "EntrainPlanner", "EntrainScheduler"]

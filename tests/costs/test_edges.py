@@ -132,7 +132,7 @@ def test_a_held_lane_starts_later_and_waits_for_transfers() -> None:
 
 def test_the_truth_holds_lanes_for_links_and_latency_if_transfers_block() -> None:
     cluster, program = tiny_cluster(), chain(2)
-    edges = edges_of(program, cluster)
+    edges = edges_of(program, cluster, Framework())
     prices = CostTruth(MODEL, cluster, Framework(p2p="blocking")).price(program)
     assert prices.transfers is None
     assert prices.delay_s.tolist() == (edges.link_s + edges.fixed_s).tolist()

@@ -376,7 +376,7 @@ def test_overlapped_transfers_of_the_truth_queue_and_take_latency_besides() -> N
     assignment = same_microbatches(MODEL, shapes, zero, zero, zero, encoder_replica=as_ints([0, 1]))
     program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
     truth = CostTruth(MODEL, cluster, Framework(overlap_param_gather=False, p2p="overlapped"))
-    prices, edges = truth.price(program), edges_of(program, cluster)
+    prices, edges = truth.price(program), edges_of(program, cluster, truth.framework)
     travels = program.dep_bytes > 0
     assert prices.transfers is not None
     assert not prices.hold_s.any()

@@ -82,7 +82,13 @@ def test_every_claim_is_complete_and_cites_its_paper() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"unit": "s"}, "unit=s: must be one of x, %"),
+        ({"unit": "s"}, "unit=s: must be one of x, %, GB, stages"),
+        ({"fair": VALUES["fair"] | {"measure": {"metric": "time"}}}, "measure.metric=time: must be one of"),
+        ({"fair": VALUES["fair"] | {"measure": {"by": "x"}}}, "measure: key=by: must be one of"),
+        ({"unit": "GB"}, "published.to=.*: must be empty for GB"),
+        ({"judged_by": "eye"}, "judged_by=eye: must be one of gain, level, limit"),
+        ({"judged_by": "level", "value": None}, "judged_by=level: must be gain for an order and for a change"),
+        ({"judged_by": "level", "unit": "%"}, "judged_by=level: must be gain for an order and for a change"),
         ({"value": 1.0}, "value=1.0: must be a gain"),
         ({"value": None, "unit": "%"}, "unit=%: must be x for an order"),
         ({"verdict": "reproduced"}, "key=verdict: must be one of"),
@@ -215,6 +221,75 @@ def test_the_verdict_is_the_share_of_the_papers_gain(
 ) -> None:
     ratio = measured_value if unit == "x" else 1 + measured_value / 100
     assert verdict(claim_with(value=value, unit=unit), cases([ratio])) == expected
+
+
+@pytest.mark.parametrize(
+    ("judged_by", "value", "ratio", "expected"),
+    [
+        # A paper's 0.97 says that nothing was gained: a great loss does not confirm it, nor does a gain.
+        ("level", 0.97, 1.2, "reproduced"),
+        ("level", 0.97, 0.78, "reproduced"),
+        ("level", 0.97, 1.25, "partly"),
+        ("level", 0.97, 0.5, "partly"),
+        ("level", 0.97, 1.95, "not reproduced"),
+        ("level", 0.97, 0.4, "not reproduced"),
+        ("gain", 0.97, 0.4, "reproduced"),
+        ("level", 1.0, 1.0, "reproduced"),
+        ("level", [2.0, 4.0], 3.0, "reproduced"),
+        ("level", [2.0, 4.0], 4.9, "reproduced"),
+        ("level", [2.0, 4.0], 1.5, "partly"),
+        ("limit", 2.0, 0.1, "reproduced"),
+        ("limit", 2.0, 2.0, "reproduced"),
+        ("limit", 2.0, 2.4, "partly"),
+        ("limit", 2.0, 2.6, "not reproduced"),
+    ],
+)
+def test_a_level_is_judged_by_its_distance(
+    judged_by: str, value: float | list[float], ratio: float, expected: str
+) -> None:
+    assert verdict(claim_with(value=value, judged_by=judged_by), cases([ratio])) == expected
+
+
+def test_memory_is_in_gb() -> None:
+    settings = {"published": SHARE, "fair": SHARE}
+    changes: dict[str, Any] = {"unit": "GB", "judged_by": "limit", "measure": {"metric": "peak_memory_bytes"}}
+    claim = parse_claim("some", VALUES | settings | changes | {"value": 10.0})
+    found = cases([12e9])
+    assert claim.format(claim.value) == "10.0 GB"
+    assert (combined(claim, found), verdict(claim, found)) == ("12.0 GB", "partly")
+    assert verdict(claim, cases([9e9, 11e9])) == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("counts", "text", "expected"),
+    [
+        ([4.0, 4.0], "4.0 stages (4.0 to 4.0 stages)", "reproduced"),
+        ([5.0, 5.0], "5.0 stages (5.0 to 5.0 stages)", "partly"),
+        ([3.0], "3.0 stages", "partly"),
+        ([2.0], "2.0 stages", "not reproduced"),
+        ([3.0, 4.0] * 4, "3.5 stages (3.1 to 3.9 stages)", "undecided"),
+    ],
+)
+def test_stages_are_the_same_or_not(counts: list[float], text: str, expected: str) -> None:
+    changes = {"published": SHARE, "fair": SHARE, "unit": "stages", "judged_by": "level"}
+    claim = parse_claim("some", VALUES | changes | {"value": 4.0, "measure": {"metric": "encoder_stages"}})
+    assert (combined(claim, cases(counts)), verdict(claim, cases(counts))) == (text, expected)
+
+
+def test_stages_are_those_of_the_encoders(tmp_path: Path) -> None:
+    (cell,) = Study(Results(tmp_path)).cells("model=tiny_av", "cluster=tiny", "workload=synthetic_av")
+    names = [name for name, module in cell.config.model["modules"].items() if module["role"] == "encoder"]
+    layout = "; ".join(f"{name} tp1 cp1 pp3 dp1 layers 2/2/2" for name in names) + "; llm tp1 cp1 pp5 dp1"
+    assert claims._encoder_stages(cell, layout) == 3.0
+    assert claims._encoder_stages(cell, "nan") != claims._encoder_stages(cell, "nan"), "not a number"
+
+
+def test_a_setting_may_measure_otherwise() -> None:
+    claim = claim_with(fair={"measure": {"metric": "core_time_s", "pick_of": "min"}})
+    assert (claim.measure.metric, claim.measure.pick_of) == ("iteration_time_s", "mean")
+    fair = claim.under(claim.fair)
+    assert (fair.measure.metric, fair.measure.pick_of, fair.measure.over) == ("core_time_s", "min", "mean")
+    assert claim.under(claim.published) == claim
 
 
 @pytest.mark.parametrize(

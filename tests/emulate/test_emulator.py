@@ -242,3 +242,9 @@ def test_a_gpu_that_megatron_would_take_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(UserError, match=r"harness.device=cpu: .*CUDA_VISIBLE_DEVICES"):
         bench.device_named("cpu")
+
+
+def test_what_is_only_simulated_is_refused() -> None:
+    emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.cp=2", "encoder_cp=false")
+    with pytest.raises(IncompatibleError, match="encoder_cp=false: harness=emulate splits"):
+        emulator.execute(program)

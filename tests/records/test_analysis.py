@@ -75,6 +75,17 @@ def test_equal_samples_have_one_allocation() -> None:
     assert set(table["num_draws"]) == {5}
 
 
+def test_allocations_of_wide_stages_are_in_gpus() -> None:
+    job = tiny_job(tiny_model(8, 8), request=LayoutRequest(tp=2, cp=1, pp=4, dp=1))
+    same = profile_of(job, samples((10, [400])))
+    table = allocation_shares(same, batch_sizes=[1], num_draws=5, max_batch=8)
+    share = float(encoder_shares(same, Degrees(2, 1, 4, 1), 1, 1)[0])
+    gpus = min(max(round(8 * share), 2), 6)
+    amounts = ["encoder_gpus", "llm_gpus", "encoder_stages", "llm_stages"]
+    assert table[table["share"] > 0][amounts].values.tolist() == [[gpus, 8 - gpus, gpus // 2, 4 - gpus // 2]]
+    assert table["encoder_gpus"].tolist() == [2, 3, 4, 5, 6]
+
+
 def test_allocations_of_a_batch_size_sum_to_one() -> None:
     table = allocation_shares(profile((10, [400]), (300, [])), batch_sizes=[1, 2], num_draws=30, max_batch=1)
     assert table.groupby("batch_size")["share"].sum().tolist() == pytest.approx([1, 1])

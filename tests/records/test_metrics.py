@@ -48,6 +48,22 @@ def test_forward_std_is_over_the_microbatches_of_a_replica(run: tuple[object, Ti
     assert forward_std_ms(timeline, [0]) == pytest.approx(1e3 * sum(per_replica) / 2)
 
 
+def test_sub_microbatches_count_as_the_microbatch_that_they_are_parts_of() -> None:
+    small = ["model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=4", "layout.tp=1", "layout.dp=2"]
+    tiny_parts = "strategy.assigner.efficiency=0.01"  # an image each
+    s = prepare(compose_cells([*small, "strategy=optimus", "workload=opencqa_ocr", tiny_parts])[0].config)
+    shapes = s.source.batch(0, 16, 0)
+    timeline = s.executor.execute(s.strategy.program(shapes, s.strategy.plan(s.profile), s.profile))
+    program = timeline.program
+    chunks, actions = program.chunks[0], program.forward_actions(0)
+    assert chunks.microbatch.tolist() == 2 * [*range(8)]
+    seconds = (timeline.end_s - timeline.start_s)[actions].sum(axis=1)
+    replica, forward_s = microbatch_forward(timeline, [0])
+    assert replica.tolist() == [0, 0, 1, 1]
+    # In order of arrival four images make up a microbatch.
+    assert forward_s == pytest.approx(seconds.reshape(4, 4).sum(axis=1))
+
+
 def test_throughput_flops_and_bubble_follow_from_the_timeline(run: tuple[object, Timeline]) -> None:
     s, timeline = run
     metrics = measure(timeline, s.truth, HostTime())  # type: ignore[attr-defined]

@@ -44,6 +44,8 @@ FRAMEWORKS = {
     "whole hidden states": Framework(sequence_parallel=False),
     "whole hidden states in turn": Framework(sequence_parallel=False, p2p="overlapped", tp_overlap=0.3),
     "products split": Framework(tp_overlap=0.7),
+    "encoders whole": Framework(encoder_sp=False, encoder_cp=False),
+    "two instances": Framework(encoder_optimizers=2, encoder_cp=False, p2p="overlapped"),
 }
 
 
@@ -101,6 +103,14 @@ def test_both_agree_on_small_programs_under_all_settings(strategy: str) -> None:
     case = decided(strategy, *SMALL)
     found = {name: disagreement(case, framework) for name, framework in FRAMEWORKS.items()}
     assert max(found.values()) < AGREE, found
+
+
+@pytest.mark.parametrize("name", ["default", "encoders whole", "two instances"])
+@pytest.mark.parametrize("strategy", ["megatron", "disttrain"])
+def test_both_agree_on_context_parallelism(strategy: str, name: str) -> None:
+    case = decided(strategy, *SMALL, "layout.cp=2")
+    assert {placed.cp for placed in case.program.layout.modules} == {2}
+    assert disagreement(case, FRAMEWORKS[name]) < AGREE
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

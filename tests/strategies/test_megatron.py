@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth
@@ -15,9 +17,10 @@ from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.strategy.interleaved import Interleaved
+from entrain_bench.strategy.planning import partition_layers, stage_sums
 from entrain_bench.strategy.profile import Profile
 from entrain_bench.strategy.warmup import OneForwardOneBackward
-from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner, average_layer_s
+from entrain_bench_strategies.megatron import ArrivalOrder, Costs, MegatronPlanner, average_layer_s
 from support.builders import (
     GIB,
     chain_layout,
@@ -32,6 +35,7 @@ from support.builders import (
     tiny_job,
     tiny_model,
 )
+from support.disttrain import generating
 
 MODEL = tiny_model(encoder=3, llm=4)
 ROW = (300, [1000, 200])
@@ -101,7 +105,7 @@ def test_the_average_microbatch_by_hand() -> None:
     # tokens. LLM: 2 sequences of ((10 + 225 + 75) + (20 + 75)) / 2 = 202.5, rounded to 202.
     shapes = samples((10, [900, 300]), (20, [300]))
     profile = profile_of(tiny_job(MODEL, microbatch_size=2), shapes)
-    vision, llm = average_layer_s(profile, shapes, Degrees(1, 1, 1, 1))
+    vision, llm = average_layer_s(profile, shapes, 1, 1)
     for costs, module, lengths in ((vision, MODEL.modules[0], [500] * 3), (llm, MODEL.llm, [202] * 2)):
         times = profile.measure(module, np.array(lengths), 1, 1)
         expected = [float(times[kind].total_s[0]) for kind in module.layer_kind]
@@ -110,7 +114,7 @@ def test_the_average_microbatch_by_hand() -> None:
 
 def test_an_encoder_without_items_costs_nothing() -> None:
     shapes = samples((10, []), (20, []))
-    vision, _ = average_layer_s(profile_of(tiny_job(MODEL), shapes), shapes, Degrees(1, 1, 1, 1))
+    vision, _ = average_layer_s(profile_of(tiny_job(MODEL), shapes), shapes, 1, 1)
     assert vision.tolist() == [0.0] * len(MODEL.modules[0].layers)
 
 
@@ -127,7 +131,7 @@ def splits(costs: list[float], stages: int) -> list[list[float]]:
 
 def best_stages(profile: Profile, degrees: Degrees, placement: str) -> float:
     """Least 1F1B time of average microbatches over every split and allowed placement, without recomputation."""
-    vision, llm = (c.tolist() for c in average_layer_s(profile, profile.draw(4), degrees))
+    vision, llm = (c.tolist() for c in average_layer_s(profile, profile.draw(4), degrees.tp, degrees.cp))
     count = profile.job.num_microbatches(degrees.dp)
     found = []
     if placement != "leading_stages":
@@ -157,7 +161,7 @@ def test_the_best_estimate_is_of_every_split_and_placement(
     leading = int(llm.ranks.min()) > 0
     assert placement == "auto" or leading == (placement == "leading_stages")
     degrees = Degrees(llm.tp, llm.cp, llm.pp + vision.pp * leading, llm.dp)
-    costs = [c.tolist() for c in average_layer_s(profile, profile.draw(4), degrees)]
+    costs = [c.tolist() for c in average_layer_s(profile, profile.draw(4), degrees.tp, degrees.cp)]
     times = []
     for cost, place in zip(costs, (vision, llm), strict=True):
         bounds = np.cumsum((0, *place.layers_per_stage))
@@ -168,6 +172,32 @@ def test_the_best_estimate_is_of_every_split_and_placement(
     steps = profile.step_s(layout)
     assert seconds <= best_stages(profile, degrees, placement) * (1 + 1e-9) + steps
     assert [vision.recompute, llm.recompute] == [False, False]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(3, 9))
+def test_of_every_number_of_encoder_stages_the_fastest_split_of_the_rest(seed: int, pp: int) -> None:
+    """Against every number of generator stages, each module split as ``partition_layers`` does."""
+    model = generating(encoder=2, llm=3, generator=2)
+    rng = np.random.default_rng(seed)
+    costs = [rng.integers(0, 9, len(module.layers)).astype(float) for module in model.modules]
+    found = [
+        [*map(len, layers)]
+        for layers, leading in MegatronPlanner("leading_stages")._splits(model, pp, Costs(model, tuple(costs)))
+        if leading
+    ]
+    slowest = {
+        counts: max(
+            stage_sums(cost, partition_layers(cost, stages)).max() for cost, stages in zip(costs, counts, strict=True)
+        )
+        for counts in product(*(range(1, len(cost) + 1) for cost in costs))
+        if sum(counts) == pp
+    }
+    expected = []
+    for ahead in sorted({counts[0] for counts in slowest}):
+        behind = sorted((counts for counts in slowest if counts[0] == ahead), key=lambda counts: counts[2])
+        expected.append([*min(behind, key=lambda counts: slowest[counts])])
+    assert found == expected
 
 
 @pytest.mark.parametrize("split", ["balanced", "uniform"])
@@ -189,7 +219,7 @@ def test_virtual_stages_go_round_the_ranks_and_run_interleaved(split: str) -> No
 def test_a_uniform_split_is_megatrons_and_no_better_balanced() -> None:
     profile = profile_for(ROW, tp=1, cp=1, dp=2)
     layouts = [plan_with(MegatronPlanner("first_stage", 4, 1, split), profile) for split in ("balanced", "uniform")]
-    vision, llm = (c.tolist() for c in average_layer_s(profile, profile.draw(4), Degrees(1, 1, 4, 2)))
+    vision, llm = (c.tolist() for c in average_layer_s(profile, profile.draw(4), 1, 1))
     slowest = []
     for layout in layouts:
         bounds = np.cumsum((0, *layout.modules[1].layers_per_stage))

@@ -22,12 +22,14 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.candidates import MEMORY_BATCHES, Candidate, by_estimate, check_memory, fastest_in_trials
 from entrain_bench.strategy.planning import (
     partition_layers,
+    partitions,
     place_chain,
     proportional_allocation,
     recompute_choices,
     recompute_factor,
     slowest_stages_s,
     stage_sums,
+    stages_of_gpus,
 )
 from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import GIB, as_ints, chain_layout, profile_of, samples, tiny_cluster, tiny_job, tiny_model
@@ -51,6 +53,7 @@ def test_partition_has_the_fastest_slowest_stage(costs: list[int], data: st.Data
     stages = data.draw(st.integers(1, len(costs)))
     layer_s = np.array(costs, np.float64)
     split = partition_layers(layer_s, stages)
+    assert partitions(layer_s)[stages - 1] == split
     assert sum(split) == len(costs)
     assert len(split) == stages
     assert min(split) >= 1
@@ -103,6 +106,36 @@ def test_allocation_is_the_nearest_in_least_squares(data: st.DataObject) -> None
 )
 def test_allocations_by_hand(total: int, shares: list[float], expected: tuple[int, ...]) -> None:
     assert proportional_allocation(total, np.array(shares)) == expected
+
+
+@pytest.mark.parametrize(
+    ("shares", "least", "expected"), [([1.0, 99.0], 2, (2, 14)), ([0.575, 0.425], 2, (9, 7)), ([0.9, 0.1], 4, (12, 4))]
+)
+def test_every_module_has_at_least_so_much(shares: list[float], least: int, expected: tuple[int, ...]) -> None:
+    assert proportional_allocation(16, np.array(shares), least=least) == expected
+
+
+def test_less_than_the_least_of_all_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^layout: 7 GPUs cannot be split among 2 modules that take 4 to \[7, 7\]$"):
+        proportional_allocation(7, np.ones(2), least=4, what="GPUs")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "width", "stages"),
+    [
+        # arXiv:2605.27918, appendix A.
+        ((9, 7), 2, (4, 4)),
+        ((7, 9), 2, (3, 5)),
+        ((10, 6), 2, (5, 3)),
+        ((2, 14), 2, (1, 7)),
+        ((13, 3), 2, (6, 2)),
+        ((7, 9), 1, (7, 9)),
+        ((7, 9), 4, (1, 3)),
+        ((16,), 2, (8,)),
+    ],
+)
+def test_gpus_become_stages_in_favour_of_the_llm(gpus: tuple[int, ...], width: int, stages: tuple[int, ...]) -> None:
+    assert stages_of_gpus(gpus, width) == stages
 
 
 def test_modules_without_any_work_share_evenly_and_quietly() -> None:

@@ -64,6 +64,7 @@ def actions(strategies: Sequence[str], workloads: Sequence[str] = TRACES[1:3]) -
                     "replica": replica,
                     "microbatch": microbatch // 2 if stage < 2 else microbatch,
                     "part": microbatch % 2 if stage < 2 else 0,
+                    "parent": microbatch // 2 if stage < 2 else microbatch,
                     "pass": "backward" if backward else "forward",
                     "start_s": start,
                     "end_s": start + 0.5 + 0.1 * replica,
@@ -74,7 +75,7 @@ def actions(strategies: Sequence[str], workloads: Sequence[str] = TRACES[1:3]) -
     frame = pd.DataFrame(rows)
     step = frame[(frame["microbatch"] == 0) & (frame["part"] == 0) & frame["pass"].eq("forward")]
     last: dict[str, Any] = {"pass": "optimizer", "start_s": 13.0, "end_s": 14.0}
-    return pd.concat([frame, step.assign(replica=-1, microbatch=-1, part=-1, **last)], ignore_index=True)
+    return pd.concat([frame, step.assign(replica=-1, microbatch=-1, part=-1, parent=-1, **last)], ignore_index=True)
 
 
 def views(traces: Sequence[str]) -> Runs:
@@ -98,11 +99,16 @@ def tokens(traces: Sequence[str]) -> pd.DataFrame:
 
 
 def allocated(traces: Sequence[str]) -> pd.DataFrame:
-    rows = itertools.product(MODELS, traces, [1, 4, 16], range(1, 8))
-    frame = pd.DataFrame(rows, columns=["model", "workload", "batch_size", "encoder_stages"])
-    share = np.where(frame["encoder_stages"] == 5, 0.9, np.where(frame["encoder_stages"] == 4, 0.1, 0.0))
+    rows = itertools.product(MODELS, traces, [1, 4, 16], range(2, 15))
+    frame = pd.DataFrame(rows, columns=["model", "workload", "batch_size", "encoder_gpus"])
+    gpus = frame["encoder_gpus"]
     return frame.assign(
-        llm_stages=8 - frame["encoder_stages"], share=share, num_draws=59, stable_batch=[0, 64] * (len(frame) // 2)
+        llm_gpus=16 - gpus,
+        encoder_stages=gpus // 2,
+        llm_stages=8 - gpus // 2,
+        share=np.where(gpus == 9, 0.9, np.where(gpus == 8, 0.1, 0.0)),
+        num_draws=59,
+        stable_batch=[0, 64] * (len(frame) // 2),
     )
 
 

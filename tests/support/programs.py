@@ -50,6 +50,9 @@ frameworks = st.builds(
     align_param_gather=st.booleans(),
     p2p=st.sampled_from(P2P),
     sequence_parallel=st.booleans(),
+    encoder_sp=st.booleans(),
+    encoder_cp=st.booleans(),
+    encoder_optimizers=st.sampled_from([1, 2, 4]),
     tp_overlap=st.sampled_from([0.0, 0.5, 1.0]),
 )
 

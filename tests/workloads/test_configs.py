@@ -26,7 +26,7 @@ def workload(name: str, *overrides: str) -> Any:
 
 
 def test_the_documented_workloads_exist() -> None:
-    traces = "chartqa chartqa_qa coco librispeech mathvision nextqa opencqa_ocr sroie trace"
+    traces = "chartqa chartqa_qa coco librispeech mathvision nextqa opencqa_ocr sroie synthchartnet_like trace"
     dflop = "dflop_mixed dflop_multi dflop_single dflop_uniform dflop_video"
     other = "synthetic synthetic_av images_packed laion_packed packed_text uniform uniform_mix"
     assert set(NAMES) == {*traces.split(), *dflop.split(), *other.split()}
@@ -81,6 +81,12 @@ def test_uniform_mix_fills_the_share_with_images(tokens: int, share: float, imag
     assert np.all(shapes.item_encoder_tokens == 1024)
 
 
+def test_uniform_mix_has_the_encoder_tokens_that_are_asked_for() -> None:
+    shapes = workload("uniform_mix", "workload.encoder_tokens_per_llm_token=0.25").source(RULES).batch(0, 10, 0)
+    assert np.all(shapes.item_encoder_tokens == 64)
+    assert np.all(shapes.item_llm_tokens == 256)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -88,6 +94,11 @@ def test_uniform_mix_fills_the_share_with_images(tokens: int, share: float, imag
         ("vision_share=1.0", r"vision_share=1\.0: must be in \[0, 1\)"),
         ("sequence_tokens=0", "sequence_tokens=0: must be at least 1"),
         ("image_tokens=0", "image_tokens=0: must be at least 1"),
+        ("encoder_tokens_per_llm_token=0", r"encoder_tokens_per_llm_token=0: must be null or above 0, at most \d+"),
+        (
+            "encoder_tokens_per_llm_token=1e9",
+            r"encoder_tokens_per_llm_token=1000000000\.0: must be null or above 0, at most 4",
+        ),
     ],
 )
 def test_uniform_mix_names_what_is_wrong(wrong: str, message: str) -> None:

@@ -61,7 +61,8 @@ class ProfiledTimes:
         if not profile.finished:
             raise UserError(f"{where}: is not finished; entrain-bench profile with the same options goes on with it")
         sequences = profile.subject.sequence_parallel
-        if sequences != framework.sequence_parallel and any(point.tp > 1 for point in profile.stages):
+        same = all(framework.of(module).sequence_parallel == sequences for module in model.modules)
+        if not same and any(point.tp > 1 for point in profile.stages):
             raise UserError(
                 f"{where}: is of sequence_parallel={str(sequences).lower()}; profile the device anew, or run so as well"
             )
@@ -98,11 +99,11 @@ class ProfiledTimes:
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int) -> list[PassTimes]:
         """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``."""
-        found = []
+        found, roofline, cp = [], self.roofline.of(module), self.roofline.framework.sequence_parts(module, cp)
         for layer in module.kinds:
             curves, carried = self._curves(module, layer, tp), self._carried(module, layer, loads, tp, cp)
             ahead, back = (curves.layer[name].at(*carried) for name in (FORWARD, BACKWARD))
-            comm, comm_back = self.roofline.comm_s(layer, loads.tokens, tp, cp, (ahead, back))
+            comm, comm_back = roofline.comm_s(layer, loads.tokens, tp, cp, (ahead, back))
             found.append(PassTimes(ahead, comm, back, comm_back))
         return found
 
@@ -110,6 +111,7 @@ class ProfiledTimes:
         self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool | FloatArray
     ) -> PassTimes:
         """Times of each chunk on each stage ``[chunks, stages]``; see ``LayerTimes``."""
+        cp = self.roofline.framework.sequence_parts(module, cp)
         carried = {layer.kind: self._carried(module, layer, loads, tp, cp) for layer in module.kinds}
         return self._stages(module, loads, counts, tp, cp, recompute, lambda kind, curve: curve.at(*carried[kind]))
 
@@ -120,6 +122,7 @@ class ProfiledTimes:
 
         Every term of a curve is at least its lowest rate times what it is of; communication is least in one pack.
         """
+        cp = self.roofline.framework.sequence_parts(module, cp)
         carried = {layer.kind: _of_kind(layer, loads) for layer in module.kinds}
 
         def least(kind: str, curve: Curve) -> FloatArray:
@@ -156,7 +159,8 @@ class ProfiledTimes:
         recompute: bool | FloatArray,
         seconds: Callable[[str, Curve], FloatArray],
     ) -> PassTimes:
-        """Times of stages, of the seconds that chunks take by the curve of a kind."""
+        """Times of stages, of the seconds that chunks take by the curve of a kind; ``cp`` ranks split sequences."""
+        roofline = self.roofline.of(module)
         totals = np.zeros((4, len(loads.tokens), len(counts)))
         blocks = [index for index, layer in enumerate(module.kinds) if layer.attention]
         remade = remade_layers(module, counts, recompute)
@@ -168,7 +172,7 @@ class ProfiledTimes:
                 if not number[..., index].any():
                     continue
                 back_s = seconds(layer.kind, curves.layer[REMADE if again else BACKWARD])
-                comm, comm_back = self.roofline.comm_s(layer, loads.tokens, tp, cp, (ahead_s, back_s))
+                comm, comm_back = roofline.comm_s(layer, loads.tokens, tp, cp, (ahead_s, back_s))
                 for total, each in zip(totals, (ahead_s, comm, back_s, comm_back + again * comm), strict=True):
                     total += each[:, None] * number[..., index]
             if index == blocks[0]:

@@ -190,9 +190,9 @@ class _RankMessages:
         """
         program = self.program
         module = int(program.module[action])
-        tokens = int(program.model.modules[module].lengths(program.shapes, self._members(action)).sum())
-        placed = program.layout.modules[module]
-        return -(-tokens // (placed.cp * (placed.tp if self.framework.splits_tokens(placed.tp) else 1)))
+        spec, placed = program.model.modules[module], program.layout.modules[module]
+        tokens = int(spec.lengths(program.shapes, self._members(action)).sum())
+        return -(-tokens // (placed.cp * (placed.tp if self.framework.splits_tokens(spec, placed.tp) else 1)))
 
     def _members(self, action: int) -> IntArray:
         chunks, chunk = self.program.chunks[int(self.program.module[action])], int(self.program.chunk[action])

@@ -42,7 +42,8 @@ def build_runtime(
     Raises:
         IncompatibleError: for a layout that only the simulator runs.
     """
-    for given in layout.modules:
+    for module, given in zip(job.model.modules, layout.modules, strict=True):
+        job.framework.check_executable(module, given.cp, "train")
         if given.offload:
             raise IncompatibleError(
                 f"layout.{given.module}.offload: harness=train keeps weights on the device; harness=simulate prices it"
@@ -51,7 +52,8 @@ def build_runtime(
     places = places_of(layout, rank)
     tied = {index for index, module in enumerate(model.modules) if module.config.tied_embeddings}
     maker = maker or GroupMaker(control, settings.timeout_s, device)
-    groups = make_groups(layout, places, tied, maker, sequence_parallel=job.framework.sequence_parallel)
+    split = [job.framework.of(module).sequence_parallel for module in model.modules]
+    groups = make_groups(layout, places, tied, maker, sequence_parallel=split)
     dtype: torch.dtype = getattr(torch, settings.dtype)
     adam = OptimizerSettings(
         settings.learning_rate,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -77,7 +77,7 @@ def make_groups(
     tied_modules: set[int],
     maker: GroupMaker,
     *,
-    sequence_parallel: bool = False,
+    sequence_parallel: Sequence[bool],
 ) -> Groups:
     """Create all groups of a layout; collective over all ranks.
 
@@ -86,7 +86,7 @@ def make_groups(
         places: what this rank holds.
         tied_modules: modules whose first and last stage share an embedding.
         maker: of the groups.
-        sequence_parallel: whether tensor parallel ranks hold different tokens between products.
+        sequence_parallel: whether tensor parallel ranks hold different tokens between products, for every module.
     """
     for other in range(maker.control.size()):
         maker.make((other,))
@@ -100,7 +100,10 @@ def make_groups(
         module = layout.modules[place.module]
         tp, cp, dp_cp = _members(module, place)
         stages[place.module, place.stage] = StageGroups(
-            maker.known[tp], maker.known[cp], maker.of_stage[place.module, place.stage, dp_cp], sequence_parallel
+            maker.known[tp],
+            maker.known[cp],
+            maker.of_stage[place.module, place.stage, dp_cp],
+            sequence_parallel[place.module],
         )
         if place.module in tied_modules and place.stage in (0, module.pp - 1):
             pair = _tied_pair(module, place.replica, place.position)

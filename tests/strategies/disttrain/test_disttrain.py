@@ -64,15 +64,19 @@ def test_inter_reordering_permutes_microbatches_and_nothing_else(seed: int, intr
     assert all(len(members) == 2 for members in sets[0])
 
 
-@pytest.mark.parametrize("intra", ["microbatch", "global_batch"])
-def test_intra_reordering_evens_the_encoder_work_out(intra: str) -> None:
+@pytest.mark.parametrize(("intra", "carry"), [("global_batch", False), ("microbatch", True), ("microbatch", False)])
+def test_intra_reordering_evens_the_encoder_work_out(intra: str, carry: bool) -> None:
+    """Over the batch; without carrying loads over, over each microbatch of all ranks."""
     shapes = random_samples(np.random.default_rng(3), 64, longest=4000)
     layout, profile = disjoint(4, 4, 8), profile_of(tiny_job(MODEL, global_batch=64), shapes)
+    encoder, _ = profile.estimate_samples(shapes, 1, 1)
+    alone = intra == "microbatch" and not carry
     spread = []
-    for scope in ("none", intra):
-        replica = DistTrainAssigner(scope).assign(shapes, layout, profile).modules[-1].replica
-        encoder, _ = profile.estimate_samples(shapes, 1, 1)
-        spread.append(np.ptp(np.bincount(replica, weights=encoder)))
+    for assigner in (DistTrainAssigner("none", inter=False), DistTrainAssigner(intra, inter=False, carry=carry)):
+        labels = assigner.assign(shapes, layout, profile).modules[-1]
+        row = labels.microbatch if alone else np.zeros(64, np.int64)
+        work = np.bincount(4 * row + labels.replica, weights=encoder, minlength=4 * (row.max() + 1)).reshape(-1, 4)
+        spread.append(float(np.ptp(work, axis=1).mean()))
     assert spread[1] < 0.5 * spread[0]
 
 
@@ -85,6 +89,14 @@ def test_more_encoder_replicas_than_the_llms_are_balanced_one_by_one() -> None:
         work = np.bincount(labels.replica, weights=profile.estimate_units(MODEL.modules[0], shapes, 1, 1), minlength=4)
         spread.append(np.ptp(work))
     assert spread[1] < 0.2 * spread[0]
+
+
+def test_loads_are_carried_over_only_if_asked() -> None:
+    # Two ranks, a sample each: 5 and 3, then 4 and 2. Alone the heavier goes to rank 0 each time, to 9 and 5; with what
+    # they have, 5 and 3, rank 1 takes the 4, to 7 and 7.
+    work_s = np.array([5.0, 3.0, 4.0, 2.0])
+    assert DistTrainAssigner("microbatch").groups(work_s, 2, 2).tolist() == [0, 1, 0, 1]
+    assert DistTrainAssigner("microbatch", carry=True).groups(work_s, 2, 2).tolist() == [0, 1, 1, 0]
 
 
 def test_microbatches_of_one_column_stay_in_their_column() -> None:
@@ -129,6 +141,8 @@ def test_stage_shares_add_up_and_count_recomputation() -> None:
 def test_unknown_scope_is_refused() -> None:
     with pytest.raises(UserError, match=r"strategy\.assigner\.intra=globl_batch: unknown"):
         DistTrainAssigner("globl_batch")
+    with pytest.raises(UserError, match=r"strategy\.assigner\.carry=True: must be false with intra=global_batch"):
+        DistTrainAssigner(carry=True)
 
 
 # Different DP of encoder and LLM

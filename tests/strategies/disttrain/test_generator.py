@@ -27,13 +27,12 @@ from entrain_bench.strategy.planning import Island, place_islands
 from entrain_bench.strategy.schedules import chain_program, stages_behind
 from entrain_bench.strategy.warmup import OneForwardOneBackward
 from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainPlanner, DistTrainScheduler
-from entrain_bench_strategies.disttrain.planner import Orchestration, SubProblem
+from entrain_bench_strategies.disttrain.space import Orchestration, SubProblem
 from entrain_bench_strategies.entrain import EntrainAssigner, EntrainPlanner, EntrainScheduler
 from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner
 from entrain_bench_workloads.packed import PackedWorkload
 from support.builders import (
     TOKENS,
-    encoder_config,
     find,
     llm_config,
     no_delay,
@@ -44,16 +43,11 @@ from support.builders import (
     tiny_cluster,
     tiny_job,
 )
+from support.disttrain import generating
 
 SD1 = UNetConfig(4, (320, 640, 1280, 1280), (0, 1, 2), 2, 768, 77)
 MEGATRON = Strategy("megatron", MegatronPlanner(), ArrivalOrder(), OneForwardOneBackward())
 DISTTRAIN = Strategy("disttrain", DistTrainPlanner(), DistTrainAssigner(), DistTrainScheduler())
-
-
-def generating(encoder: int = 2, llm: int = 2, generator: int = 2, **changes: Any) -> ModelSpec:
-    config = encoder_config(generator, role="generator", item_tokens=64) | changes
-    modules = {"image_out": config, "vision": encoder_config(encoder), "llm": llm_config(llm)}
-    return ModelSpec.from_config({"name": "handmade", "modules": modules, "tokens": TOKENS})
 
 
 MODEL = generating()
@@ -176,9 +170,9 @@ def test_encoder_and_generator_both_fill_the_pipeline() -> None:
     # One step of a microbatch of two samples: the LLM keeps one of 8 GPUs, the others are shared as the roots of works.
     profile = profile_of(tiny_job(MODEL, tiny_cluster(), global_batch=2), samples((500, [400])))
     space = Orchestration(profile, profile.draw(1))
-    encoder_s, llm_s, generator_s = (2 * space.module_s(module, 1) for module in range(3))
+    encoder_s, llm_s, generator_s = (2 * space.unit_s(group, 1) for group in range(3))
     expected = llm_s + (np.sqrt(encoder_s) + np.sqrt(generator_s)) ** 2 / 7
-    assert space.solve(SubProblem(1, (1, 1, 1), (False,) * 3)) == pytest.approx(expected, rel=1e-12)
+    assert space.solve([SubProblem(1, (1, 1, 1), (False,) * 3)])[0] == pytest.approx(expected, rel=1e-12)
 
 
 def test_megatron_puts_generators_on_the_last_stages() -> None:

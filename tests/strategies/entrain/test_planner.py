@@ -15,7 +15,7 @@ from entrain_bench.errors import OutOfMemoryError, UserError
 from entrain_bench.program.layout import check_layout
 from entrain_bench.specs.job import PLANNING_SHARE, Degrees, LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
-from entrain_bench.strategy.planning import allocate_stages, partition_layers, place_chain
+from entrain_bench.strategy.planning import allocate_gpus, allocate_stages, partition_layers, place_chain
 from entrain_bench.strategy.profile import Profile
 from entrain_bench_strategies.entrain.assigner import EntrainAssigner
 from entrain_bench_strategies.entrain.planner import EntrainPlanner, _estimate
@@ -111,6 +111,35 @@ def test_allocation_is_proportional_to_the_estimated_work(seed: int, pp: int) ->
     most = [len(module.layers) for module in MODEL.modules]
     nearest = min(range(max(1, pp - most[1]), min(most[0], pp - 1) + 1), key=lambda count: abs(count - due))
     assert abs(stages[0] - due) == pytest.approx(abs(nearest - due))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([(2, 1), (2, 2), (1, 2), (4, 1)]))
+def test_gpus_are_rounded_and_then_floored_to_stages(seed: int, width: tuple[int, int]) -> None:
+    tp, cp = width
+    shapes = random_samples(np.random.default_rng(seed), 5, longest=8000)
+    profile = profile_of(tiny_job(MODEL), shapes)
+    encoder, llm = (float(part.sum()) for part in profile.estimate_samples(shapes, tp, cp))
+    gpus = allocate_gpus(profile, shapes, Degrees(tp, cp, 4, 1))
+    due = 4 * tp * cp * encoder / (encoder + llm)
+    nearest = min(range(tp * cp, 3 * tp * cp + 1), key=lambda count: abs(count - due))
+    assert abs(gpus[0] - due) == pytest.approx(abs(nearest - due))
+    stages = gpus[0] // (tp * cp)
+    assert allocate_stages(profile, shapes, Degrees(tp, cp, 4, 1)) == (stages, 4 - stages)
+
+
+def test_algorithm_1_compares_gpus_where_stages_agree() -> None:
+    # Samples whose encoder shares round to two counts of GPUs of one stage count: 6 and 7 of 16 are both 3 of 8 stages.
+    degrees = Degrees(tp=2, cp=1, pp=8, dp=1)
+    by_gpus: dict[int, tuple[int, list[int]]] = {}
+    for text in range(64, 16000, 64):
+        row = (text, [4000])
+        gpus, _ = allocate_gpus(profile_for(row), samples(row), degrees)
+        by_gpus.setdefault(gpus, row)
+    profile = profile_for(by_gpus[6], by_gpus[7])
+    assert {allocate_stages(profile, profile.draw(1), degrees) for _ in range(20)} == {(3, 5)}
+    assert EntrainPlanner(max_samples=1).stable_samples(profile_for(by_gpus[6]), degrees) == 1
+    assert EntrainPlanner().stable_samples(profile, degrees) > 1
 
 
 # Algorithm 2

@@ -111,6 +111,16 @@ class Job:
         tokens = self.sample_tokens if role == "llm" else self.item_tokens
         return [tokens[unit] for unit in chunk.units]
 
+    def splits_states(self, module: int) -> bool:
+        """Whether tensor-parallel ranks split a module's hidden states by tokens."""
+        encoders = self.framework["encoder_sp"] or self.configs[module]["role"] != "encoder"
+        return bool(self.framework["sequence_parallel"] and encoders)
+
+    def sequence_parts(self, module: int) -> int:
+        """Parts that a module's sequences are cut into by context parallelism."""
+        whole = self.configs[module]["role"] == "encoder" and not self.framework["encoder_cp"]
+        return 1 if whole else self.placed[module].cp
+
     def stage_layers(self, module: int, stage: int) -> range:
         """Layers of a stage."""
         split = self.placed[module].layers_per_stage
@@ -123,7 +133,8 @@ class Job:
             kinds: dict[str, LayerTimes] = {}
             for layer in self.layers[module]:
                 if layer.kind not in kinds:
-                    times = self.machine.layer_times(layer, lengths, placed.tp, placed.cp)
+                    machine = Machine(self.cluster, {**self.framework, "sequence_parallel": self.splits_states(module)})
+                    times = machine.layer_times(layer, lengths, placed.tp, self.sequence_parts(module))
                     if placed.recompute and layer.is_block and layer.gradients:
                         again, comm = times.forward + times.backward, times.forward_comm + times.backward_comm
                         times = LayerTimes(times.forward, times.forward_comm, again, comm)

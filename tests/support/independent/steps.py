@@ -24,11 +24,17 @@ class Stage:
     layer_parameters: list[float]
     buckets: list[float]
     ring: list[int]
+    instances: int
 
     @property
     def copies(self) -> int:
         """How many ranks hold the same."""
         return len(self.ring)
+
+    @property
+    def sharing(self) -> int:
+        """How many of them an instance of the distributed optimizer has."""
+        return self.copies // self.instances
 
 
 def stages_of(job: Job) -> list[Stage]:
@@ -45,7 +51,9 @@ def stages_of(job: Job) -> list[Stage]:
                 left -= buckets[-1]
             ranks = sorted(set(placed.ranks[:, stage].ravel().tolist()))
             ring = [rank for block in placed.ranks[:, stage].tolist() for rank in block[:: placed.tp]]
-            stages.append(Stage(module, stage, _lanes(job, ranks), held, buckets, ring))
+            asked = job.framework["encoder_optimizers"] if job.configs[module]["role"] == "encoder" else 1
+            instances = max(n for n in range(1, asked + 1) if asked % n == 0 and copies % n == 0)
+            stages.append(Stage(module, stage, _lanes(job, ranks), held, buckets, ring, instances))
     return stages
 
 
@@ -58,15 +66,18 @@ def sync_s(job: Job, stage: Stage, parameters: float) -> float:
     """Reduction of the gradients of some parameters over all copies."""
     if stage.copies == 1:
         return 0.0
-    once = job.machine.ring_s(FP32 * parameters, stage.ring)
-    return once if job.framework["distributed_optimizer"] else 2 * once
+    if not job.framework["distributed_optimizer"]:
+        return 2 * job.machine.ring_s(FP32 * parameters, stage.ring)
+    inside, across = stage.ring[: stage.sharing], stage.ring[:: stage.sharing]
+    shard = parameters / stage.sharing
+    return job.machine.ring_s(FP32 * parameters, inside) + 2 * job.machine.ring_s(FP32 * shard, across)
 
 
 def gather_s(job: Job, stage: Stage, parameters: float) -> float:
     """Gather of some sharded weights."""
     if stage.copies == 1 or not job.framework["distributed_optimizer"]:
         return 0.0
-    return job.machine.ring_s(BF16 * parameters, stage.ring)
+    return job.machine.ring_s(BF16 * parameters, stage.ring[: stage.sharing])
 
 
 def first_passes(job: Job, stage: Stage, backward: bool) -> list[Action]:
@@ -149,7 +160,7 @@ def place_steps(job: Job, end: dict[Action, float], hold_s: dict[Action, float])
     optimizer = []
     for stage in stages:
         begin = max(ready, *(free[lane] for lane in stage.lanes))
-        shards = stage.copies if job.framework["distributed_optimizer"] else 1
+        shards = stage.sharing if job.framework["distributed_optimizer"] else 1
         # Read: gradient, weight, both moments in fp32. Written: weight, both moments, the bf16 weight.
         done = begin + job.machine.elementwise_s((4 * FP32 + 3 * FP32 + BF16) * sum(stage.layer_parameters) / shards)
         if not job.framework["overlap_param_gather"]:

@@ -85,8 +85,10 @@ def traffic_of(job: Job) -> Traffic:
 
 def _parts(job: Job, target: Action, source: Action) -> int:
     """Pieces that a tensor travels in: one a rank of the narrower side, if its ranks hold different tokens."""
-    if target.module == source.module and not job.framework["sequence_parallel"]:
-        return job.placed[target.module].cp
+    if target.module == source.module:
+        return job.sequence_parts(target.module) * (
+            job.placed[target.module].tp if job.splits_states(target.module) else 1
+        )
     return min(len(job.ranks(target)), len(job.ranks(source)))
 
 

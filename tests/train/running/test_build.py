@@ -31,3 +31,22 @@ def _offloaded(_: int, config: str) -> None:
         0,
         dist.group.WORLD,
     )
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("encoder_cp=false", "harness=train splits the sequences of vision over its cp=2"),
+        ("encoder_optimizers=2", "harness=train has 1; harness=simulate prices more"),
+    ],
+)
+def test_what_is_only_simulated_is_refused(setting: str, message: str) -> None:
+    config = configuration("model=tiny", "strategy=megatron", "layout.tp=1", "layout.cp=2", setting)
+    with pytest.raises(RankError, match=f"{setting}: {message}"):
+        run_ranks(_built, 1, config)
+
+
+def _built(_: int, config: str) -> None:
+    setting = prepare(config_from_json(config))
+    layout = setting.strategy.plan(setting.profile)
+    build_runtime(setting.job, layout, setting.executor, CPU, 0, dist.group.WORLD)

@@ -25,6 +25,7 @@ DEGREES = {
 # The framework's settings other than its defaults, and with the distributed optimizer.
 SETTINGS = {
     "tp2_whole_tokens": (*DEGREES["tp2"], "sequence_parallel=false"),
+    "tp2_encoder_whole_tokens": (*DEGREES["tp2"], "encoder_sp=false"),
     "nothing_overlaps": (*DEGREES["pp2_dp2"], "overlap_grad_reduce=false", "p2p=overlapped"),
     "gathered_late": (*DEGREES["sharded_optimizer"], "overlap_param_gather=false"),
     "sharded_pipeline": (*DEGREES["pp2_dp2"], "distributed_optimizer=true"),
@@ -46,6 +47,7 @@ QUICK = {
         ("dip", "virtual_closed"),
         ("hetero_colocated", "sharded_optimizer"),
         ("entrain", "tp2_whole_tokens"),
+        ("megatron", "tp2_encoder_whole_tokens"),
         ("entrain", "nothing_overlaps"),
         ("megatron", "sharded_pipeline"),
     ],

@@ -1,0 +1,71 @@
+"""Deferral alone, on the microbatches of another system: what that part of Entrain gives others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from entrain_bench.arrays import IntArray
+from entrain_bench.errors import IncompatibleError, require
+from entrain_bench.hosttime import each_replica_alone
+from entrain_bench.program.assignment import Assignment, same_microbatches
+from entrain_bench.program.layout import Layout
+from entrain_bench.program.timeline import Timeline
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.interface import Assigner, Drafter, Observer
+from entrain_bench.strategy.profile import Profile
+
+from .deferral import defer_pairwise
+
+
+@dataclass(frozen=True, slots=True)
+class DeferringAssigner:
+    """Steps d to f of Algorithm 3 on microbatches that another assigner made; pairs take the place of its order.
+
+    Attributes:
+        base: makes the microbatches.
+        num_bins: resolution of the subset-sum program: the heaviest microbatch of a replica spans this many bins.
+    """
+
+    base: Assigner
+    num_bins: int = 512
+
+    def __post_init__(self) -> None:
+        require(self.num_bins >= 2, "strategy.assigner.num_bins", self.num_bins, "at least 2")
+
+    def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
+        """Replica, encoder microbatch and LLM microbatch of every sample.
+
+        Raises:
+            IncompatibleError: if items of a sample are not in its own microbatch.
+        """
+        model, placed = profile.job.model, layout.modules[-1]
+        made = self.base.assign(shapes, layout, profile)
+        llm = made.modules[model.llm_index]
+        for module, labels in zip(model.modules, made.modules, strict=True):
+            owner = module.owners(shapes, module.units(shapes))
+            together = (labels.replica == llm.replica[owner]) & (labels.microbatch == llm.microbatch[owner])
+            if not together.all():
+                sample = shapes.name_of(owner[np.flatnonzero(~together)[0]])
+                raise IncompatibleError(
+                    f"strategy.assigner.base={type(self.base).__name__}: puts {module.name} items of sample {sample} "
+                    "in another microbatch than the sample, so that its LLM work cannot be deferred from there"
+                )
+        _, llm_s = profile.estimate_samples(shapes, placed.tp, placed.cp)
+        encoder, deferred = np.empty(len(shapes), np.int64), np.empty(len(shapes), np.int64)
+        with each_replica_alone(placed.dp):
+            for replica in range(placed.dp):
+                mine: IntArray = np.flatnonzero(llm.replica == replica)
+                places, own = np.unique(llm.microbatch[mine], return_inverse=True)
+                if len(places):
+                    encoder[mine], deferred[mine] = defer_pairwise(own, llm_s[mine], len(places), self.num_bins)
+        return same_microbatches(model, shapes, llm.replica, encoder, deferred)
+
+    def draft(self) -> DeferringAssigner:
+        """With a quick base, if it has one."""
+        return replace(self, base=self.base.draft()) if isinstance(self.base, Drafter) else self
+
+    def observe(self, timeline: Timeline, profile: Profile) -> DeferringAssigner:
+        """With what the base learns, if it does."""
+        return replace(self, base=self.base.observe(timeline, profile)) if isinstance(self.base, Observer) else self
