@@ -30,7 +30,7 @@ TEXTS = {path.relative_to(TREE).as_posix(): path.read_text() for path in sorted(
 NODES = {name: [*nodes(yaml.safe_load(text))] for name, text in TEXTS.items() if "_target_" in text}
 # What tells the choices of one class apart is meant to differ from its default.
 TRACES = ("chartqa", "chartqa_qa", "coco", "librispeech", "mathvision", "nextqa", "opencqa_ocr", "sroie")
-SYNTHETIC = ("dflop_multi", "dflop_single", "dflop_uniform", "dflop_video", "synthetic", "synthetic_av", "uniform")
+SYNTHETIC = ("synthetic", "synthetic_av", "uniform")
 MEANT = {
     # A trace of the user's takes the name of its file; ours have names of their own.
     **{f"workload/{name}.yaml": {"name"} for name in TRACES},
@@ -38,6 +38,10 @@ MEANT = {
     **{f"workload/{name}.yaml": {"modalities"} for name in SYNTHETIC},
     # The stand-in for SynthChartNet is another trace with smaller images.
     "workload/synthchartnet_like.yaml": {"name", "max_image_tokens"},
+    # The same of pixels, which are images or video.
+    "workload/dflop_multi.yaml": {"images"},
+    "workload/dflop_single.yaml": {"images"},
+    "workload/dflop_video.yaml": {"video"},
     "workload/synthetic.yaml": {"modalities", "rank_correlation"},
     "workload/synthetic_av.yaml": {"modalities", "rank_correlation"},
 }

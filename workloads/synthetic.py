@@ -10,18 +10,15 @@ from scipy import special
 
 from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, sum_rows, take_rows
 from entrain_bench.errors import UserError, require
-from entrain_bench.specs.items import Items, concatenate, shapes_of
+from entrain_bench.specs.items import Items, shapes_of
 from entrain_bench.specs.parse import parse
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.stream import stable_rng, stream_blocks
 from entrain_bench.specs.tokens import TokenRules
 
+from .blocks import BLOCK_SAMPLES, BlockSource
 from .copula import RankCorrelation, draw_latents, latent_root, match_ranks
 from .marginals import Marginal, parse_marginal
 
-# Sizes are matched to latent ranks within a block; pooled over blocks that costs a correlation 2 / BLOCK_SAMPLES of
-# its value. A block is also the unit of random access.
-BLOCK_SAMPLES = 4096
 _MAX_SIZE = 2**31 - 1
 _MAX_BLOCK_ITEMS = 50_000_000
 TEXT = "text"
@@ -99,70 +96,24 @@ class SyntheticWorkload:
         return SyntheticSource(self.name, parse_marginal(self.text, "workload.text"), modalities, root)
 
 
-@dataclass(slots=True)
-class _Drawn:
-    """The block a generator draws from, and how many samples it has drawn in all."""
-
-    by: np.random.Generator | None = None
-    block: SampleShapes | None = None
-    num_samples: int = 0
-
-
 @dataclass(frozen=True, slots=True)
-class SyntheticSource:
+class SyntheticSource(BlockSource):
     """Generator of a synthetic workload's samples.
 
     Attributes:
-        name: of the workload.
         text: text tokens per sample.
         modalities: how each modality's items are drawn.
         root: square root of the latent correlation, text first ``[1 + modalities, 1 + modalities]``.
     """
 
-    name: str
     text: Marginal
     modalities: Mapping[str, _Modality]
     root: FloatArray
-    _blocks: dict[tuple[int, int], SampleShapes] = field(default_factory=dict, repr=False, compare=False)
-    _drawn: _Drawn = field(default_factory=_Drawn, repr=False, compare=False)
 
-    def batch(self, iteration: int, num_samples: int, seed: int) -> SampleShapes:
-        """Samples ``iteration * num_samples`` and following of the stream that belongs to the seed."""
-        blocks = stream_blocks(iteration, num_samples, seed, BLOCK_SAMPLES)
-        return concatenate([self._block(seed, block).take(np.arange(lo, hi)) for block, lo, hi in blocks])
-
-    def draw(self, num_samples: int, rng: np.random.Generator) -> SampleShapes:
-        """Independent samples, numbered in the order in which this generator drew them.
-
-        A block is generated at a time; what a call leaves of it goes to the generator's next call.
-        """
-        require(num_samples >= 1, "num_samples", num_samples, "at least 1")
-        drawn = self._drawn
-        if drawn.by is not rng:
-            drawn.by, drawn.num_samples = rng, 0
-        first, last = drawn.num_samples, drawn.num_samples + num_samples
-        parts = []
-        while first < last:
-            start = first - first % BLOCK_SAMPLES
-            if first == start:
-                drawn.block = self._generate(rng, start)
-            end = min(last, start + BLOCK_SAMPLES)
-            assert drawn.block is not None, "the first sample of a block generates it"
-            parts.append(drawn.block.take(np.arange(first - start, end - start)))
-            first = end
-        drawn.num_samples = last
-        return concatenate(parts)
-
-    def _block(self, seed: int, block: int) -> SampleShapes:
-        if (seed, block) not in self._blocks:
-            while len(self._blocks) > 1:  # the stream moves on: the last two are enough
-                del self._blocks[next(iter(self._blocks))]
-            self._blocks[seed, block] = self._generate(stable_rng(self.name, seed, block), block * BLOCK_SAMPLES)
-        return self._blocks[seed, block]
-
-    def _generate(self, rng: np.random.Generator, first_id: int) -> SampleShapes:
+    def generate(self, rng: np.random.Generator, first_id: int) -> SampleShapes:
+        """A block of samples, numbered from ``first_id``."""
         latents = draw_latents(self.root, BLOCK_SAMPLES, rng)
-        text = _sizes(self.text, np.asarray(special.ndtr(latents[:, 0])), 1, "workload.text")
+        text = drawn_sizes(self.text, np.asarray(special.ndtr(latents[:, 0])), 1, "workload.text")
         items = {
             name: _draw_items(modality, latents[:, 1 + index], rng)
             for index, (name, modality) in enumerate(self.modalities.items())
@@ -191,12 +142,13 @@ def _parse_modality(config: object, where: str, rate: float | None) -> _Modality
 def _draw_items(modality: _Modality, latent: FloatArray, rng: np.random.Generator) -> Items:
     samples, where = len(latent), modality.where
     present = rng.random(samples) < modality.probability
-    counts = present * _sizes(modality.items_per_sample, rng.random(samples), 0, f"{where}.items_per_sample")
+    counts = present * drawn_sizes(modality.items_per_sample, rng.random(samples), 0, f"{where}.items_per_sample")
     total = int(counts.sum())
     allowed = f"at most {_MAX_BLOCK_ITEMS // samples} on average"
     require(total <= _MAX_BLOCK_ITEMS, f"{where}.items_per_sample", f"{total // samples} (drawn)", allowed)
-    llm = _sizes(modality.llm_tokens, rng.random(total), 1, f"{where}.llm_tokens")
+    llm = drawn_sizes(modality.llm_tokens, rng.random(total), 1, f"{where}.llm_tokens")
     offsets = offsets_from_counts(counts)
+    # Within a block: pooled over blocks that costs a correlation 2 / BLOCK_SAMPLES of its value.
     bundle = match_ranks(sum_rows(offsets, llm.astype(np.float64)).astype(np.int64), latent)
     new_offsets, positions = take_rows(offsets, bundle)
     llm = llm[positions]
@@ -207,7 +159,8 @@ def _draw_items(modality: _Modality, latent: FloatArray, rng: np.random.Generato
     )
 
 
-def _sizes(marginal: Marginal, u: FloatArray, least: int, where: str) -> IntArray:
+def drawn_sizes(marginal: Marginal, u: FloatArray, least: int, where: str) -> IntArray:
+    """Whole sizes of at least ``least`` at probabilities ``u`` in [0, 1) ``[draws]``."""
     sizes = np.maximum(least, marginal.rounded(u))
     largest = sizes.max(initial=0)
     require(bool(largest <= _MAX_SIZE), where, f"{largest:g} (drawn)", f"at most {_MAX_SIZE}; set max")

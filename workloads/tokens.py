@@ -8,6 +8,8 @@ from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.specs.items import Items
 from entrain_bench.specs.tokens import TokenRules
 
+from .tiles import tiled_frames, tiled_images
+
 # Beyond this ratio of its sides Qwen2.5-VL's image processor refuses an image.
 MAX_ASPECT_RATIO = 200.0
 # Traces hold seconds as float32; a thousandth of a token absorbs that error before rounding up or down.
@@ -50,7 +52,12 @@ def image_tokens(
 def image_items(
     counts: IntArray, widths: FloatArray, heights: FloatArray, rules: TokenRules, max_image_tokens: int
 ) -> Items:
-    """Images as items: ``counts`` per sample ``[samples]``, sides in pixels ``[images]``."""
+    """Images as items: ``counts`` per sample ``[samples]``, sides in pixels ``[images]``.
+
+    A model that cuts images into tiles has its own rule (``tiled_images``).
+    """
+    if rules.tiles is not None:
+        return tiled_images(counts, widths, heights, rules.tiles)
     llm = image_tokens(widths, heights, rules, rules.min_image_tokens, max_image_tokens)
     return Items(counts, llm * rules.merge_patches**2, llm)
 
@@ -75,7 +82,11 @@ def video_items(
         rules: the model's token rules.
         min_frame_tokens: smallest frame, in LLM tokens.
         max_frame_tokens: largest frame, in LLM tokens.
+
+    A model that cuts images into tiles takes every frame as one tile (``tiled_frames``).
     """
+    if rules.tiles is not None:
+        return tiled_frames(seconds, rules.video_frames_per_s, rules.tiles)
     frames = np.round(np.nan_to_num(seconds) * rules.video_frames_per_s, _TOKEN_DECIMALS)
     present = ~np.isnan(seconds)
     groups = np.where(present, np.maximum(1, frames // rules.temporal_patch_frames), 0).astype(np.int64)

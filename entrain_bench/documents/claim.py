@@ -24,6 +24,8 @@ BARE = ("GB", "stages")
 ENCODER_STAGES = "encoder_stages"
 GAIN, LEVEL, LIMIT = JUDGED_BY = ("gain", "level", "limit")
 PICKS = ("mean", "max", "min")
+# Numbers that papers state and that are products of two columns: seconds a GPU idles in an iteration.
+PRODUCTS = {"idle_time_s": ("bubble_ratio", "iteration_time_s")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Measure:
     or least on average; the two sides are compared seed by seed; cases are then combined.
 
     Attributes:
-        metric: a column of the table of runs.
+        metric: a column of the table of runs, or one of ``PRODUCTS``.
         pick_of, pick_to: which configuration of a side counts (mean, max, min).
         over: how workloads and models are combined (mean, max, min).
     """
@@ -63,7 +65,8 @@ class Setting:
         common: overrides of all runs.
         of: overrides of the runs in the numerator.
         to: overrides of the runs they are compared with; empty to take the metric itself.
-        at, against: overrides of two situations; the result is the ratio under ``at`` over the ratio under ``against``.
+        at, against: overrides of two situations; the result is the ratio under ``at`` over the ratio under ``against``,
+            or the metric itself under both where ``to`` is empty.
         measure: what it measures otherwise than the claim, such as the whole iteration.
     """
 
@@ -186,8 +189,8 @@ class Claim:
 
     @property
     def is_relative(self) -> bool:
-        """Whether two sides are compared; otherwise the metric itself is the number."""
-        return bool(self.published.to)
+        """Whether two sides or two situations are compared; otherwise the metric itself is the number."""
+        return bool(self.published.to or self.published.against)
 
     def gain(self, value: float) -> float:
         """What of a value is the gain: a ratio's distance from 1, anything else itself."""
@@ -223,7 +226,8 @@ def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
     require(judged_by in JUDGED_BY, "judged_by", judged_by, f"one of {', '.join(JUDGED_BY)}")
     level = judged_by == GAIN or (value is not None and (unit != "%" or not relative))
     require(level, "judged_by", judged_by, "gain for an order and for a change")
-    require(unit != "x" or relative, "published.to", [], "given for a ratio")
+    compared = relative or bool(settings[PUBLISHED].against)
+    require(unit != "x" or compared, "published.to", [], "given for a ratio, or at and against")
     ratio = value is None or any(setting.against for setting in settings.values())
     require(unit == "x" or not ratio, "unit", unit, "x for an order and for two situations")
     for key in SETTINGS:
@@ -251,7 +255,7 @@ def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
 def _measure(values: Mapping[str, Any]) -> Measure:
     _check_keys("measure: ", values, {each.name for each in fields(Measure)}, {"metric"})
     measure = Measure(**values)
-    known = (*METRICS, ENCODER_STAGES)
+    known = (*METRICS, *PRODUCTS, ENCODER_STAGES)
     require(measure.metric in known, "measure.metric", measure.metric, f"one of {', '.join(known)}")
     for key in ("pick_of", "pick_to", "over"):
         require(getattr(measure, key) in PICKS, f"measure.{key}", getattr(measure, key), f"one of {', '.join(PICKS)}")

@@ -14,11 +14,12 @@ from entrain_bench.study import SweepOverrides
 
 KEYS = ("title", "common", "corner", "rows", "columns", "show")
 GIB = "peak_memory_gib"
-MICROBATCHES = "num_microbatches"
+# Of a replica; and samples of an average one.
+MICROBATCHES, SAMPLES = "num_microbatches", "samples_per_microbatch"
 # Texts: degrees of every module; modules whose activations are recomputed.
 DEGREES, RECOMPUTED = "degrees", "recomputed"
 # A page shows what is the same for all, so no wall times.
-NUMBERS = (*(name for name in METRICS if name not in MEASURED), GIB, MICROBATCHES)
+NUMBERS = (*(name for name in METRICS if name not in MEASURED), GIB, MICROBATCHES, SAMPLES)
 FIELDS = (*NUMBERS, DEGREES, RECOMPUTED)
 
 

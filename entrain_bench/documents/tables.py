@@ -13,7 +13,17 @@ import pandas as pd
 from entrain_bench.config.tree import config_tree
 from entrain_bench.documents.definition import load_definition
 from entrain_bench.documents.markdown import markdown_table
-from entrain_bench.documents.table import DEGREES, GIB, MICROBATCHES, RECOMPUTED, Spread, Table, fields_of, parse_table
+from entrain_bench.documents.table import (
+    DEGREES,
+    GIB,
+    MICROBATCHES,
+    RECOMPUTED,
+    SAMPLES,
+    Spread,
+    Table,
+    fields_of,
+    parse_table,
+)
 from entrain_bench.errors import UserError, require, unknown_choice
 from entrain_bench.files import write_atomically
 from entrain_bench.records.cells import Cell
@@ -96,8 +106,13 @@ def _value(name: str, runs: pd.DataFrame, cells: Sequence[Cell], results: Result
     if name == RECOMPUTED:
         modules = Counter(runs["layout"].str.findall(RECOMPUTING).explode().dropna())
         return ", ".join(_at_seeds(each, modules[each], len(runs)) for each in sorted(modules)) or "none"
-    if name == MICROBATCHES:
-        return spread(microbatches(pd.concat([run_actions([cell], results) for cell in cells])))
+    if name in (MICROBATCHES, SAMPLES):
+        counts = [microbatches(run_actions([cell], results)) for cell in cells]
+        if name == MICROBATCHES:
+            return spread(pd.concat(counts))
+        return spread(
+            pd.Series([cell.config.global_batch / count.sum() for cell, count in zip(cells, counts, strict=True)])
+        )
     return spread(runs["peak_memory_bytes"] / 2**30 if name == GIB else runs[name])
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from entrain_bench.documents.claim import GAIN, LIMIT, SCALES, Claim
+from entrain_bench.documents.claim import GAIN, LIMIT, PRODUCTS, SCALES, Claim
 from entrain_bench.errors import UserError
 from entrain_bench.records.statistics import Interval, mean_interval, ratio_interval
 
@@ -143,6 +143,9 @@ def _compared(claim: Claim, tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 def _case_values(table: pd.DataFrame, metric: str, pick: str) -> pd.DataFrame:
     """The metric of every workload and model at every seed, of the configuration that counts."""
+    if metric in PRODUCTS:
+        one, other = PRODUCTS[metric]
+        table = table.assign(**{metric: table[one] * table[other]})
     values = table.pivot_table(metric, [*CASE, "configuration"], "seed", sort=False)
     cases = {case: _over(group, pick) for case, group in values.groupby(level=CASE, sort=False)}
     return pd.DataFrame(cases.values(), pd.MultiIndex.from_tuples(cases, names=CASE))

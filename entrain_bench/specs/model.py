@@ -14,13 +14,15 @@ from entrain_bench.specs.layer import BF16_BYTES, Layer
 from entrain_bench.specs.module_layers import ModuleConfig, Role, build_layers, gemms_of
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
+from entrain_bench.specs.tokens import MAX_TOKENS, TileRules, TokenRules
 from entrain_bench.specs.unet import parse_unet, unet_layers
 
 # Layers of a module: planners compare every pair of them.
 MAX_LAYERS = 1000
 # Sizes of a layer, of which two are multiplied for its parameters.
 MAX_SIZE = 2**24
+# Tiles on a side of a grid: every grid is tried on every image.
+MAX_GRID = 32
 # A backward takes twice the forward's model FLOPs.
 TRAINING_FLOPS = 3.0
 
@@ -275,12 +277,23 @@ def _token_rules(values: Any, llm: ModuleSpec) -> TokenRules:
     where = "model.tokens"
     if "context_tokens" in check_mapping(values, where):
         raise UserError(f"{where}.context_tokens: must be given as model.modules.{llm.name}.context_tokens")
-    tokens = parse(TokenRules, {**values, "context_tokens": llm.config.context_tokens}, where)
-    for rule in fields(tokens):
-        value = getattr(tokens, rule.name)
-        fits = 1 / MAX_TOKENS <= value <= MAX_TOKENS
-        require(fits, f"{where}.{rule.name}", value, f"positive, from {1 / MAX_TOKENS:.2g} to {MAX_TOKENS}")
-    return tokens
+    flat = {key: value for key, value in values.items() if key != "tiles"}
+    tokens = parse(TokenRules, {**flat, "context_tokens": llm.config.context_tokens}, where)
+    _require_positive(tokens, where)
+    if values.get("tiles") is None:
+        return tokens
+    tiles = parse(TileRules, values["tiles"], f"{where}.tiles")
+    _require_positive(tiles, f"{where}.tiles")
+    require(tiles.max_grid <= MAX_GRID, f"{where}.tiles.max_grid", tiles.max_grid, f"at most {MAX_GRID}")
+    return replace(tokens, tiles=tiles)
+
+
+def _require_positive(rules: TokenRules | TileRules, where: str) -> None:
+    for rule in fields(rules):
+        value = getattr(rules, rule.name)
+        if value is not None:
+            fits = 1 / MAX_TOKENS <= value <= MAX_TOKENS
+            require(fits, f"{where}.{rule.name}", value, f"positive, from {1 / MAX_TOKENS:.2g} to {MAX_TOKENS}")
 
 
 def _build_module(name: str, config: ModuleConfig) -> ModuleSpec:

@@ -7,6 +7,27 @@ MAX_TOKENS = 2**30
 
 
 @dataclass(frozen=True, slots=True)
+class TileRules:
+    """Images cut into tiles of one size, as by LLaVA-OneVision's and InternVL's preprocessing ("anyres").
+
+    Attributes:
+        pixels: side of a tile.
+        encoder_side: patches on a side of a tile, in the encoder.
+        llm_side: tokens on a side of a tile, after the projector.
+        max_grid: tiles on a side of the largest grid; a thumbnail is a further tile of every image that is cut.
+        max_llm_tiles: larger images are scaled down to the LLM tokens of so many tiles; their tiles are all encoded.
+        max_frames: frames of a video at most.
+    """
+
+    pixels: int
+    encoder_side: int
+    llm_side: int
+    max_grid: int
+    max_llm_tiles: int
+    max_frames: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokenRules:
     """Token rules of one model.
 
@@ -33,3 +54,4 @@ class TokenRules:
     audio_segment_s: float
     text_chars_per_token: float
     context_tokens: int | None = None
+    tiles: TileRules | None = None

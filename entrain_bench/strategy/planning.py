@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice, pairwise, product
 
 import numpy as np
@@ -114,13 +115,14 @@ def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
     num_layers = len(layer_s)
     if num_stages > num_layers:
         raise UserError(f"layout: {num_layers} layers cannot fill {num_stages} stages")
-    return _stages_of([cut for _, cut in islice(_partitions(layer_s), num_stages)])
+    known = _partitions_of(np.asarray(layer_s, np.float64).tobytes())
+    return _stages_of(known.extended(num_stages))
 
 
 def partitions(layer_s: FloatArray) -> list[tuple[int, ...]]:
-    """What ``partition_layers`` returns for 1, 2, ... stages, as many as there are layers, in the time of the last."""
-    cuts = [cut for _, cut in _partitions(layer_s)]
-    return [_stages_of(cuts[: stages + 1]) for stages in range(len(cuts))]
+    """What ``partition_layers`` returns for 1, 2, ... stages, as many as there are layers."""
+    cuts = _partitions_of(np.asarray(layer_s, np.float64).tobytes()).extended(len(layer_s))
+    return [_stages_of(cuts[:stages]) for stages in range(1, len(cuts) + 1)]
 
 
 def _stages_of(cuts: Sequence[IntArray]) -> tuple[int, ...]:
@@ -148,6 +150,25 @@ def spread_blocks(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
 def slowest_stages_s(layer_s: FloatArray) -> FloatArray:
     """Slowest stage of the best partition into 1, 2, ... stages, as many as there are layers ``[layers]``."""
     return np.array([best[-1] for best, _ in _partitions(layer_s)])
+
+
+@dataclass(slots=True)
+class _Partitions:
+    """Cuts of the best partitions of some layers into 1, 2, ... stages, as many as were asked for so far."""
+
+    rest: Iterator[tuple[FloatArray, IntArray]]
+    cuts: list[IntArray] = field(default_factory=list)
+
+    def extended(self, num_stages: int) -> list[IntArray]:
+        """Those of which the partition into ``num_stages`` is made."""
+        self.cuts += [cut for _, cut in islice(self.rest, max(0, num_stages - len(self.cuts)))]
+        return self.cuts[:num_stages]
+
+
+# Planners split the same layers into every number of stages, over and over.
+@lru_cache(maxsize=64)
+def _partitions_of(layer_s: bytes) -> _Partitions:
+    return _Partitions(_partitions(np.frombuffer(layer_s, np.float64)))
 
 
 def _partitions(layer_s: FloatArray) -> Iterator[tuple[FloatArray, IntArray]]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, rows_of
-from entrain_bench.errors import require
+from entrain_bench.arrays import FloatArray, IntArray, rows_of
+from entrain_bench.errors import require, unknown_choice
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -22,6 +22,8 @@ from .correction import Corrector, Observation, shape_classes
 from .filling import deal
 from .profiling import encoder_cost, llm_cost, mean_tokens
 
+SPLITS = ("stay", "even")
+
 
 @dataclass(frozen=True, slots=True)
 class DflopAssigner:
@@ -34,12 +36,20 @@ class DflopAssigner:
         solver_samples: the largest global batch that goes to the solver; larger ones keep what LPT with exchange finds
             (131,072 samples of coco take 5.1 s with the solver and 0.46 s without; x86-64, 2026-11).
         correction: the adaptive correction and what it has learnt; None: off.
+        balanced: whether buckets are balanced; otherwise they are of as many samples each, in order of arrival.
+        shuffle: buckets run in an order drawn by this seed; None: as they were filled, about by falling size where a
+            bucket holds few samples. The paper states none.
+        split: how the items of L_dp buckets go to the encoder's replicas. ``stay``: with their bucket if E_dp = L_dp,
+            else by LPT. ``even``: in order, as many to each, as in the public code.
     """
 
     solver_work_per_sample: float = 2e-4
     solver_seconds: float | None = None
     solver_samples: int = 8192
     correction: Corrector | None = field(default_factory=Corrector)
+    balanced: bool = True
+    shuffle: int | None = None
+    split: str = "stay"
 
     def __post_init__(self) -> None:
         where = "strategy.assigner"
@@ -47,12 +57,14 @@ class DflopAssigner:
         require(work >= 0, f"{where}.solver_work_per_sample", work, "at least 0 (0: no solver)")
         require(limit is None or limit > 0, f"{where}.solver_seconds", limit, "null or above 0")
         require(self.solver_samples >= 0, f"{where}.solver_samples", self.solver_samples, "at least 0")
+        require(self.shuffle is None or self.shuffle >= 0, f"{where}.shuffle", self.shuffle, "null or at least 0")
+        if self.split not in SPLITS:
+            raise unknown_choice(f"{where}.split", self.split, SPLITS)
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Bucket b is microbatch b // L_dp of LLM replica b mod L_dp.
 
-        Encoder microbatch i holds the items of the L_dp buckets with that index. With one DP for both modules they stay
-        in their bucket's replica; otherwise they are dealt over the encoder's replicas by LPT.
+        Encoder microbatch i holds the items of the L_dp buckets with that index, dealt over its replicas by ``split``.
         """
         model, llm = profile.job.model, layout.modules[-1]
         num_buckets = layout.num_microbatches * llm.dp
@@ -71,13 +83,20 @@ class DflopAssigner:
                 cost[:, 1] += seconds
         work = self.solver_work_per_sample * len(shapes) if len(shapes) <= self.solver_samples else 0.0
         limits = SolverLimits(work, self.solver_seconds)
-        bucket = balance(cost, num_buckets, limits)
+        if self.balanced:
+            bucket = balance(cost, num_buckets, limits)
+        else:
+            bucket = np.arange(len(shapes)) * num_buckets // len(shapes)
+        if self.shuffle is not None:
+            bucket = np.random.default_rng(self.shuffle).permutation(num_buckets)[bucket]
         replica, microbatch = bucket % llm.dp, bucket // llm.dp
         labels = []
         for module, placed, seconds in zip(model.encoders, layout.modules[:-1], item_s, strict=True):
             owner = shapes.item_sample[module.units(shapes)]
             mine = replica[owner]
-            if placed.dp != llm.dp:
+            if self.split == "even":
+                mine = split_evenly(microbatch[owner], mine, layout.num_microbatches, placed.dp)
+            elif placed.dp != llm.dp:
                 by_falling = np.argsort(-seconds, kind="stable")
                 mine = deal(by_falling, microbatch[owner], seconds, layout.num_microbatches, placed.dp)
             labels.append(ModuleAssignment(mine, microbatch[owner]))
@@ -95,6 +114,27 @@ class DflopAssigner:
         seconds = timeline.end_s - timeline.start_s
         seen = [_observation(program, index, seconds, profile) for index in range(len(program.chunks))]
         return replace(self, correction=self.correction.learn(seen))
+
+
+def split_evenly(group: IntArray, replica: IntArray, num_groups: int, parts: int) -> IntArray:
+    """Part of each item: every group in order of replica and index, cut into parts of as many items each.
+
+    The first parts hold one more where the number does not divide.
+
+    Args:
+        group: microbatch of each item ``[items]``.
+        replica: LLM replica of each item ``[items]``.
+        num_groups: microbatches.
+        parts: encoder replicas.
+    """
+    order = np.lexsort((replica, group))
+    sizes = np.bincount(group, minlength=num_groups)
+    place = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    base, more = np.divmod(np.repeat(sizes, sizes), parts)
+    longer = more * (base + 1)
+    part = np.empty(len(group), np.int64)
+    part[order] = np.where(place < longer, place // (base + 1), more + (place - longer) // np.maximum(base, 1))
+    return part
 
 
 def unit_s(

@@ -19,25 +19,23 @@ from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import partition_layers, recompute_choices, recompute_factor, slowest_stages_s
 from entrain_bench.strategy.profile import Profile
 
+from . import released
 from .profiling import DataShapes, data_shapes, encoder_cost, layer_s, llm_cost
 from .space import Plan, enumerate_degrees, pipeline_s, place_plan
 
 # Estimates evaluated at once, to bound memory.
 BLOCK = 1 << 21
 MICROBATCHES = ("paper", "released")
-# A plan may be this much slower than the accepted one if it has fewer microbatches (BDAI-Research/DFLOP, 60e86d8).
-RELEASED_SLACK = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """What Algorithm 1 computes for plans and microbatch numbers i = 1, 2, ..., without recomputation ``[plans, i]``.
+    """What Algorithm 1 computes for plans and numbers of microbatches, without recomputation ``[plans, numbers]``.
 
     Attributes:
         encoder_s, llm_s: E_dur and L_dur.
-        encoder_act, llm_act: bytes a microbatch keeps on a rank ``[2, plans, i]``; second row with recomputation.
+        encoder_act, llm_act: bytes a microbatch keeps on a rank ``[2, plans, numbers]``; second row with recomputation.
         encoder_state, llm_state: bytes of weights, gradients and optimizer states of a rank ``[plans, 1]``.
-        within_data: whether a microbatch is no larger than the largest profiled sample, in items and LLM tokens.
     """
 
     encoder_s: FloatArray
@@ -46,7 +44,6 @@ class Estimates:
     llm_act: FloatArray
     encoder_state: FloatArray
     llm_state: FloatArray
-    within_data: BoolArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +53,8 @@ class DflopPlanner:
     Attributes:
         profile_samples: samples the data profiler averages.
         microbatches: ``paper``: a plan's N_mb is that of least T, and the plan of least T is taken. ``released``: the
-            least N_mb whose mean microbatch is no larger than the largest profiled sample, and the released code's
-            acceptance rule.
+            walk of the public code (``released``), which recomputes every layer unless ``layout.recompute`` says else.
+        num_microbatches: N_mb of an LLM replica; None: as ``microbatches`` says.
         whole_layers: whether a stage's duration counts that it holds whole layers; the paper's divides by PP.
         single_rank_communicator: whether everything between encoder and LLM passes through one rank, as in the paper.
         num_trials: best plans that fit memory and run a profiled batch on trial; the paper's optimizer runs none (1).
@@ -68,12 +65,17 @@ class DflopPlanner:
     whole_layers: bool = True
     single_rank_communicator: bool = True
     num_trials: int = 1
+    num_microbatches: int | None = None
 
     def __post_init__(self) -> None:
+        given, where = self.num_microbatches, "strategy.planner.num_microbatches"
+        require(given is None or given >= 1, where, given, "null or at least 1")
         require(self.num_trials >= 1, "strategy.planner.num_trials", self.num_trials, "at least 1")
         require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
         if self.microbatches not in MICROBATCHES:
             raise unknown_choice("strategy.planner.microbatches", self.microbatches, MICROBATCHES)
+        free = given is None or self.microbatches == "paper"
+        require(free, where, given, "null with strategy.planner.microbatches=released, whose walk chooses it")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The plan with the least T whose programs fit memory."""
@@ -94,27 +96,71 @@ class DflopPlanner:
         """Plans in order of preference, with the recomputation of encoder and LLM.
 
         ``paper``: every split, factorization and recomputation choice with the N_mb of least T, and with its largest
-        N_mb as a resort if real batches do not fit; by T. ``released``: see ``released_order``. Ties go to less
-        recomputation, then to the order of enumeration.
+        N_mb as a resort if real batches do not fit; by T. Ties go to less recomputation, then to the order of
+        enumeration. ``released``: the plan that the walk accepted last, those it replaced, then all others by T.
         """
+        if self.microbatches == "released":
+            yield from self._walk(profile, shapes)
+            return
         degrees, recompute = enumerate_degrees(profile.job), self.recompute(profile)
         found: list[tuple[IntArray, ...]] = []
-        for rows, i, totals, within in self.totals(profile, shapes, degrees):
+        for rows, i, totals in self.totals(profile, shapes, degrees):
             for choice, total in enumerate(totals):
-                usable = np.isfinite(total) & (within | (self.microbatches == "paper"))
+                usable = np.isfinite(total)
                 last = usable.shape[1] - 1 - usable[:, ::-1].argmax(axis=1)
-                first = total.argmin(axis=1) if self.microbatches == "paper" else usable.argmax(axis=1)
-                picks = np.unique(np.stack([np.tile(np.arange(len(rows)), 2), np.concatenate([first, last])]), axis=1)
+                picks = np.stack([np.tile(np.arange(len(rows)), 2), np.concatenate([total.argmin(axis=1), last])])
+                picks = np.unique(picks, axis=1)
                 row, pick = picks[:, usable[tuple(picks)]]
-                preferred = pick == first[row]
-                found.append((rows[row], i[pick], total[row, pick], np.full(len(row), choice), preferred))
-        row, count, seconds, choices, preferred = (np.concatenate(column) for column in zip(*found, strict=True))
-        released = self.microbatches == "released"
-        for index in (
-            released_order(row, choices, seconds, count, preferred) if released else np.lexsort((row, choices, seconds))
-        ):
+                found.append((rows[row], i[pick], total[row, pick], np.full(len(row), choice)))
+        row, count, seconds, choices = (np.concatenate(column) for column in zip(*found, strict=True))
+        for index in np.lexsort((row, choices, seconds)):
             theta = (*degrees[row[index]].tolist(), int(count[index]))
             yield float(seconds[index]), Plan(*theta), recompute[choices[index]]
+
+    def _walk(self, profile: Profile, shapes: DataShapes) -> Iterator[tuple[float, Plan, tuple[bool, ...]]]:
+        """The public code's preference (``released``)."""
+        degrees = enumerate_degrees(profile.job, any_dp=True)
+        degrees = degrees[released.walking_order(degrees)]
+        count = released.microbatches(profile.job, shapes, degrees)
+        again = (True, True) if profile.job.request.recompute is None else self.recompute(profile)[0]
+        seconds, fits = np.zeros(len(degrees)), np.zeros(len(degrees), np.bool_)
+        for rows, _, estimates in self.estimates(profile, shapes, degrees, count):
+            encoder_pp, llm_pp = degrees[rows, 1], degrees[rows, 4]
+            encoder_s, llm_s = estimates.encoder_s[:, 0], estimates.llm_s[:, 0]
+            factors = [recompute_factor(each) for each in again]
+            seconds[rows] = decisive(
+                pipeline_s(count[rows], encoder_pp, llm_pp, encoder_s * factors[0], llm_s * factors[1])
+            )
+            fits[rows] = self._largest_fit(profile, shapes, degrees[rows], estimates, again)
+        accepted = released.accepted_plans(seconds, count, fits)
+        others = np.argsort(seconds, kind="stable")
+        for index in (*accepted[::-1], *others[fits[others] & ~np.isin(others, accepted)].tolist()):
+            theta = (*degrees[index].tolist(), int(count[index]))
+            yield float(seconds[index]), Plan(*theta), again
+
+    @staticmethod
+    def _largest_fit(
+        profile: Profile, shapes: DataShapes, degrees: IntArray, estimates: Estimates, again: tuple[bool, ...]
+    ) -> BoolArray:
+        """Whether the largest samples fit memory by the public code's reckoning, on the largest stages ``[plans]``.
+
+        An encoder replica holds its share of L_dp samples with most items, an LLM replica the longest sample.
+        """
+        *encoders, llm = profile.job.model.modules
+        encoder_tp, encoder_pp, encoder_dp, llm_tp, llm_pp, llm_dp = degrees.T
+        encoder_act = np.zeros(len(degrees))
+        for module, most, tokens in zip(encoders, shapes.most_items, shapes.item_tokens, strict=True):
+            largest = most * tokens * llm_dp / encoder_dp
+            encoder_act += activation_bytes(module, largest, encoder_tp * encoder_pp)[int(again[0])]
+        llm_act = activation_bytes(llm, shapes.most_sequence_tokens, llm_tp * llm_pp)[int(again[1])]
+        encoder_need = estimates.encoder_state[:, 0] + (encoder_pp + llm_pp) * encoder_act
+        llm_need = estimates.llm_state[:, 0] + llm_pp * llm_act
+        # Of so many layers the largest stage holds more than the mean one.
+        most_layers = max((len(module.layers) for module in encoders), default=1)
+        encoder_need *= -(-most_layers // encoder_pp) * encoder_pp / most_layers
+        llm_need *= -(-len(llm.layers) // llm_pp) * llm_pp / len(llm.layers)
+        limit = profile.job.cluster.device.memory_bytes / released.BUFFER
+        return np.asarray((encoder_need <= limit) & (llm_need <= limit))
 
     def recompute(self, profile: Profile) -> list[tuple[bool, ...]]:
         """Choices of recomputation of encoder and LLM."""
@@ -122,16 +168,16 @@ class DflopPlanner:
 
     def totals(
         self, profile: Profile, shapes: DataShapes, degrees: IntArray
-    ) -> Iterator[tuple[IntArray, IntArray, FloatArray, BoolArray]]:
+    ) -> Iterator[tuple[IntArray, IntArray, FloatArray]]:
         """Rows of ``degrees``, numbers of microbatches, and T ``[recomputations, plans, i]``, infinite if over memory.
 
-        ``state_E + (E_pp + L_pp) act_E`` and ``state_L + L_pp act_L`` must stay within the planning budget. Last comes
-        whether the mean microbatch is no larger than the largest profiled sample ``[plans, i]``.
+        ``state_E + (E_pp + L_pp) act_E`` and ``state_L + L_pp act_L`` must stay within the planning budget.
         """
-        limit, choices = profile.job.planning_budget_bytes, self.recompute(profile)
-        for rows, i, estimates in self.estimates(profile, shapes, degrees):
+        limit, choices, given = profile.job.planning_budget_bytes, self.recompute(profile), self.num_microbatches
+        counts = None if given is None else np.full(len(degrees), given)
+        for rows, i, estimates in self.estimates(profile, shapes, degrees, counts):
             _, encoder_pp, _, _, llm_pp, llm_dp = (column[:, None] for column in degrees[rows].T)
-            totals = np.empty((len(choices), len(rows), len(i)))
+            totals = np.empty((len(choices), len(rows), i.shape[1]))
             for total, (encoder, llm) in zip(totals, choices, strict=True):
                 encoder_need = estimates.encoder_state + (encoder_pp + llm_pp) * estimates.encoder_act[int(encoder)]
                 llm_need = estimates.llm_state + llm_pp * estimates.llm_act[int(llm)]
@@ -139,12 +185,15 @@ class DflopPlanner:
                 encoder_s = estimates.encoder_s * recompute_factor(encoder)
                 llm_s = estimates.llm_s * recompute_factor(llm)
                 total[:] = np.where(fits, decisive(pipeline_s(i, encoder_pp, llm_pp, encoder_s, llm_s)), np.inf)
-            yield rows, i, totals, estimates.within_data
+            yield rows, i[0], totals
 
     def estimates(
-        self, profile: Profile, shapes: DataShapes, degrees: IntArray
+        self, profile: Profile, shapes: DataShapes, degrees: IntArray, counts: IntArray | None = None
     ) -> Iterator[tuple[IntArray, IntArray, Estimates]]:
-        """Rows of ``degrees``, microbatch numbers and estimates, in blocks with one TP a module."""
+        """Rows of ``degrees``, numbers of microbatches and estimates, in blocks with one TP a module.
+
+        The numbers are 1, 2, ... for all rows ``[1, numbers]``, or the given one of each row ``[plans, 1]``.
+        """
         job = profile.job
         batch = job.global_batch
 
@@ -165,22 +214,21 @@ class DflopPlanner:
                 for module, mean in zip(job.model.modules, means, strict=True)
             ]
             same = np.flatnonzero((degrees[:, 0] == encoder_tp) & (degrees[:, 3] == llm_tp))
-            for rows in np.array_split(same, -(-len(same) * batch // BLOCK)):
+            for rows in np.array_split(same, -(-len(same) * (batch if counts is None else 1) // BLOCK)):
                 _, encoder_pp, encoder_dp, _, llm_pp, llm_dp = (column[:, None] for column in degrees[rows].T)
-                i = np.arange(1, batch // int(llm_dp.min()) + 1)
-                encoder_s = np.zeros((len(rows), len(i)))
-                encoder_act = np.zeros((2, len(rows), len(i)))
+                most = batch // int(llm_dp.min())
+                i = np.arange(1, most + 1)[None] if counts is None else counts[rows][:, None]
+                encoder_s = np.zeros((len(rows), i.shape[1]))
+                encoder_act = np.zeros((2, len(rows), i.shape[1]))
                 encoder_state = np.zeros((len(rows), 1))
                 sequences = batch / (i * llm_dp)
                 packed = shapes.sequence_tokens * sequences
-                within = packed <= shapes.most_sequence_tokens
-                for table, module, items, tokens, most, factor in zip(
-                    tables, encoders, shapes.items, shapes.item_tokens, shapes.most_items, uneven[:-1], strict=True
+                for table, module, items, tokens, factor in zip(
+                    tables, encoders, shapes.items, shapes.item_tokens, uneven[:-1], strict=True
                 ):
                     b = items * batch / (i * encoder_dp)
                     # A replica that works at all works on a whole item.
                     whole = np.maximum(b, 1.0) if items else b
-                    within &= b <= most
                     flops = float(module.forward_flops(np.array([tokens]))[0])
                     encoder_s += table.seconds(flops * whole, whole, encoder_pp) * factor[encoder_pp - 1]
                     encoder_act += activation_bytes(module, whole * tokens, encoder_tp * encoder_pp)
@@ -197,7 +245,6 @@ class DflopPlanner:
                         activation_bytes(llm, packed, llm_tp * llm_pp),
                         encoder_state,
                         state_bytes(llm, llm_dp, llm_tp * llm_pp),
-                        within,
                     ),
                 )
 
@@ -225,35 +272,7 @@ class DflopPlanner:
         return Candidate(seconds, layout)
 
 
-def released_order(
-    row: IntArray, choices: IntArray, seconds: FloatArray, count: IntArray, preferred: BoolArray
-) -> IntArray:
-    """Order of preference under the released code's rule (BDAI-Research/DFLOP, 60e86d8), which depends on the order.
-
-    Plans are seen one after the other, each with the least recomputation that fits; one is accepted if its T is below
-    1.1 times the accepted plan's and it has fewer microbatches. The last accepted plan comes first, then those it
-    replaced, then all others by T.
-
-    Args:
-        row: place in the enumeration of the degrees ``[plans]``, as all others.
-        choices: recomputation, less first.
-        seconds: T.
-        count: N_mb.
-        preferred: whether N_mb is the plan's own and not a resort.
-    """
-    candidates = np.flatnonzero(preferred)
-    candidates = candidates[np.lexsort((choices[candidates], row[candidates]))]
-    candidates = candidates[np.unique(row[candidates], return_index=True)[1]]
-    accepted: list[int] = []
-    for index in candidates.tolist():
-        best = accepted[-1] if accepted else None
-        if best is None or (seconds[index] < RELEASED_SLACK * seconds[best] and count[index] < count[best]):
-            accepted.append(index)
-    others = np.lexsort((row, choices, seconds))
-    return np.concatenate([np.array(accepted[::-1], np.int64), others[~np.isin(others, accepted)]])
-
-
-def activation_bytes(module: ModuleSpec, tokens: FloatArray, shards: IntArray) -> FloatArray:
+def activation_bytes(module: ModuleSpec, tokens: FloatArray | int, shards: IntArray) -> FloatArray:
     """What a microbatch keeps on a rank if layers spread evenly, without and with recomputation ``[2, ...]``."""
     kept = sum(layer.activation_bytes_per_token for layer in module.layers)
     inputs = sum(layer.input_bytes_per_token for layer in module.layers)

@@ -38,11 +38,11 @@ def pipeline_s(
     return np.asarray((num_microbatches + encoder_pp + llm_pp - 1) * np.maximum(encoder_s, llm_s))
 
 
-def enumerate_degrees(job: Job) -> IntArray:
+def enumerate_degrees(job: Job, any_dp: bool = False) -> IntArray:
     """Every (E_tp, E_pp, E_dp, L_tp, L_pp, L_dp) that uses all GPUs and meets the request ``[plans, 6]``.
 
-    ``layout.tp`` and ``layout.dp`` are the LLM's, ``layout.pp`` counts the stages of both. L_dp divides the global
-    batch, E_dp does not exceed it.
+    ``layout.tp`` and ``layout.dp`` are the LLM's, ``layout.pp`` counts the stages of both. Neither DP exceeds the
+    global batch; L_dp divides it unless ``any_dp``.
 
     Raises:
         UserError: if there is none; says why.
@@ -63,7 +63,8 @@ def enumerate_degrees(job: Job) -> IntArray:
     encoder = _degrees(ranks, tps, min(len(m.layers) for m in job.model.encoders), np.arange(1, batch + 1))
     tps = [asked.tp] if asked.tp else _tensor_degrees(job, [job.model.llm])
     dps = np.arange(1, batch + 1)
-    llm = _degrees(ranks, tps, len(job.model.llm.layers), np.array([asked.dp]) if asked.dp else dps[batch % dps == 0])
+    dps = np.array([asked.dp]) if asked.dp else dps if any_dp else dps[batch % dps == 0]
+    llm = _degrees(ranks, tps, len(job.model.llm.layers), dps)
     rest = ranks - llm.prod(axis=1)
     order = np.argsort(encoder.prod(axis=1), kind="stable")
     sizes = encoder.prod(axis=1)[order]

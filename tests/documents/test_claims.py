@@ -149,6 +149,25 @@ def test_seeds_are_paired_configurations_picked_and_cases_combined() -> None:
         measured(mean, [[of, to.assign(iteration_time_s=-1.0)]])
 
 
+def test_idle_time_is_the_idle_share_of_the_iteration() -> None:
+    idle = claim_with(value=-80, unit="%", measure={"metric": "idle_time_s"})
+    of, to = (runs(("w", "a", seconds)).assign(bubble_ratio=share) for seconds, share in ((10.0, 0.1), (20.0, 0.4)))
+    # 1 s against 8 s.
+    found = measured(idle, [[of, to]])
+    assert found.loc[("w", "m")].tolist() == [0.125]
+    assert verdict(idle, found) == "reproduced"
+
+
+def test_a_metric_is_compared_in_two_situations_without_a_second_side() -> None:
+    sides = [{key: side[key] for key in ("setting", "common", "of")} for side in (VALUES["published"], VALUES["fair"])]
+    situations = {"at": ["model=m"], "against": ["model=n"]}
+    two = parse_claim("some", VALUES | {"published": sides[0] | situations, "fair": sides[1] | situations})
+    assert [len(pair) for pair in two.published.pairs] == [1, 1]
+    found = measured(two, [[runs(("w", "a", 10.0))], [runs(("w", "a", 4.0)).assign(model="n")]])
+    assert combined(two, found) == "2.50x"
+    assert verdict(two, found) == "reproduced"
+
+
 def test_two_settings_are_compared_by_the_ratio_of_their_ratios() -> None:
     two = claim_with(value=None, published={"at": ["seed=0"], "against": ["seed=1"]})
     assert two.published.pairs == [

@@ -156,6 +156,9 @@ def test_microbatches_are_counted_in_every_replica_of_every_seed(tmp_path: Path)
     more = [("llm", "forward", 0, microbatch) for microbatch in range(4)]
     write_runs(study, table.sweep("one", ""), {"timeline": timeline(*llm, *others)}, {"timeline": timeline(*more)})
     assert table_markdown(table, study).splitlines()[-1] == "| one | 2 (1 to 4) |"
+    # 512 samples in three microbatches, then in four.
+    table = table_with(rows={"one": []}, columns={"": []}, show="{samples_per_microbatch.most:.2f}")
+    assert table_markdown(table, study).splitlines()[-1] == "| one | 170.67 |"
     with pytest.raises(UserError, match="show=num_microbatches: must be left out"):
         microbatches(pd.DataFrame(columns=["strategy"]))
 

@@ -30,8 +30,7 @@ def test_every_model_composes_and_parses(name: str) -> None:
         projected = encoder.layers[-1].gemms[-1]
         assert projected.n == spec.llm.config.hidden_size
         merge = spec.tokens.audio_merge_frames if "audio" in encoder.config.modalities else spec.tokens.merge_patches**2
-        # LLaVA-OneVision hands on every token of a tile; its workloads state their tokens.
-        assert projected.rows_per_token == (1 if name.startswith("llavaov") else 1 / merge)
+        assert projected.rows_per_token == 1 / merge
     for module in spec.modules:
         assert module.config.source
         assert module.config.unet or len(module.layers) == module.config.num_layers + 2
@@ -54,6 +53,8 @@ def test_every_module_is_used(path: Path) -> None:
         ("qwen25vl_llama3_8b", "llm", 8_030_261_248),
         ("whisper_qwen25_7b", "llm", 7_615_616_512),
         ("llavaov_qwen25_32b", "llm", 32_763_876_352),
+        ("llavaov_qwen25_72b", "llm", 72_706_203_648),
+        ("llavaov_llama3_70b", "llm", 70_553_706_496),
         ("vit1b_llm14b", "llm", 14_770_033_664),
         ("vit3b_llm32b", "llm", 32_763_876_352),
         ("vit1b_llm70b", "llm", 70_553_706_496),
@@ -99,12 +100,34 @@ def test_audio_parameters_match_the_checkpoint() -> None:
 
 
 def test_siglip_parameters_match_the_checkpoint() -> None:
-    spec = model("llavaov_qwen25_7b").module("vision")
+    spec = model("llavaov_400m_llama3_8b").module("vision")
     # siglip-so400m-patch14-384's vision tower has 428,225,600; without a layer, positions, final norm and pooling head
     # (probe, attention, norm, MLP), with LLaVA-OneVision's projector.
     attention, mlp = 4 * (1152 * 1152 + 1152), 2 * 1152 * 4304 + 4304 + 1152
     left_out = (attention + mlp + 4 * 1152) + 729 * 1152 + 2 * 1152 + (1152 + attention + 2 * 1152 + mlp)
-    assert spec.parameters == 428_225_600 - left_out + 1152 * 3584 + 3584 + 3584 * 3584 + 3584
+    assert spec.parameters == 428_225_600 - left_out + 1152 * 4096 + 4096 + 4096 * 4096 + 4096
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "width", "inner"),
+    [("llavaov_1b_llama3_8b", 27, 1728, 6912), ("llavaov_llama3_8b", 40, 2304, 8608)],
+)
+def test_dflops_encoders_by_hand(name: str, layers: int, width: int, inner: int) -> None:
+    encoder = model(name).module("vision")
+    block = 4 * (width * width + width) + 2 * width * inner + inner + width + 4 * width
+    projector = width * 4096 + 4096 + 4096 * 4096 + 4096
+    assert encoder.parameters == 588 * width + width + layers * block + projector
+    assert encoder.config.num_heads * encoder.config.head_dim == width
+
+
+def test_dflops_encoder_does_the_stated_share_of_the_work() -> None:
+    # 10 tiles and 3,700 LLM tokens a sample: 0.64 with "6b", 0.11 with so400m; arXiv:2603.25120, Figure 8 runs to 0.8.
+    ratio = {}
+    for name in ("llavaov_llama3_8b", "llavaov_400m_llama3_8b"):
+        vision, llm = model(name).modules
+        ratio[name] = float(10 * vision.forward_flops(np.array([729]))[0] / llm.forward_flops(np.array([3700]))[0])
+    assert ratio["llavaov_llama3_8b"] == pytest.approx(0.64, abs=0.01)
+    assert ratio["llavaov_400m_llama3_8b"] == pytest.approx(0.11, abs=0.01)
 
 
 # Hand-worked layers

@@ -12,11 +12,13 @@ from omegaconf import OmegaConf
 from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.tree import config_tree
 from entrain_bench.errors import UserError
-from entrain_bench.specs.tokens import TokenRules
+from entrain_bench.specs.tokens import TileRules, TokenRules
 
 EXPERIMENTS = config_tree()
 NAMES = sorted(path.stem for path in (EXPERIMENTS / "workload").glob("*.yaml"))
 RULES = TokenRules(14, 2, 4, 2, 2.0, 50.0, 2, 30.0, 4.0)
+# LLaVA-OneVision's, with Llama 3's context.
+TILED = TokenRules(14, 1, 16, 1, 1.0, 50.0, 2, 30.0, 4.0, 8192, TileRules(384, 27, 27, 6, 9, 32))
 
 
 def workload(name: str, *overrides: str) -> Any:
@@ -27,7 +29,7 @@ def workload(name: str, *overrides: str) -> Any:
 
 def test_the_documented_workloads_exist() -> None:
     traces = "chartqa chartqa_qa coco librispeech mathvision nextqa opencqa_ocr sroie synthchartnet_like trace"
-    dflop = "dflop_mixed dflop_multi dflop_single dflop_uniform dflop_video"
+    dflop = "dflop_mixed dflop_multi dflop_single dflop_video"
     other = "synthetic synthetic_av images_packed laion_packed packed_text uniform uniform_mix"
     assert set(NAMES) == {*traces.split(), *dflop.split(), *other.split()}
 
@@ -120,19 +122,20 @@ def test_synthetic_av_has_text_only_samples() -> None:
 
 
 def test_dflops_mixture_has_its_proportions_and_its_components_tokens() -> None:
-    source = workload("dflop_mixed").source(RULES)
+    source = workload("dflop_mixed").source(TILED)
     shapes = source.batch(0, 8192, 0)
     assert shapes.modalities == ("image", "video")
     assert np.all(shapes.item_encoder_tokens == 729)
-    assert np.array_equal(shapes.item_llm_tokens, np.where(shapes.item_modality == 0, 729, 196))
+    assert np.all(shapes.item_llm_tokens[shapes.item_modality == 1] == 14 * 15)
     video = np.zeros(len(shapes), np.bool_)
     video[shapes.item_sample[shapes.item_modality == 1]] = True
     assert video.mean() == pytest.approx(60 / 185, abs=0.02)
     # A sample comes whole from one component: no sample has both modalities, and none is without items.
     assert not np.any(video[shapes.item_sample[shapes.item_modality == 0]])
     assert np.diff(shapes.item_offsets).min() >= 2
+    assert np.diff(shapes.item_offsets).max() == 37
     assert shapes.llm_tokens.max() <= 8192
-    components = [workload(f"dflop_{name}").source(RULES).batch(0, 8192, 0) for name in ("multi", "single")]
+    components = [workload(f"dflop_{name}").source(TILED).batch(0, 8192, 0) for name in ("multi", "single")]
     still = shapes.take(np.flatnonzero(~video))
     means = [np.diff(one.item_offsets).mean() for one in components]
     assert np.diff(still.item_offsets).mean() == pytest.approx((60 * means[0] + 65 * means[1]) / 125, rel=0.03)

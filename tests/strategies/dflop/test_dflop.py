@@ -20,8 +20,7 @@ from entrain_bench.strategy.planning import partition_layers, stage_sums
 from entrain_bench.strategy.profile import Profile
 from entrain_bench.strategy.warmup import OneForwardOneBackward
 from entrain_bench_strategies.dflop import DflopAssigner, DflopPlanner
-from entrain_bench_strategies.dflop.assigner import unit_s
-from entrain_bench_strategies.dflop.planner import released_order
+from entrain_bench_strategies.dflop.assigner import split_evenly, unit_s
 from entrain_bench_strategies.dflop.profiling import (
     BOTH_PASSES,
     DataShapes,
@@ -63,8 +62,8 @@ def profile_for(shapes: SampleShapes = SAMPLES, ranks: int = 8, batch: int = 16,
 
 def test_a_table_interpolates_and_extrapolates_linearly_within_limits() -> None:
     table = ThroughputTable(np.array([1.0, 2.0, 4.0]), np.array([10.0, 14.0, 16.0]))
-    np.testing.assert_allclose(table.at(np.array([1.5, 3.0, 0.5, 5.0])), [12, 15, 8, 17])
-    assert float(table.at(1e9)) == 32
+    np.testing.assert_allclose(table.at(np.array([1.5, 3.0, 0.5, 5.0])), [12, 15, 8, 16])
+    assert float(ThroughputTable(np.array([1.0, 2.0]), np.array([9.0, 8.0])).at(2.5)) == 7.5
     assert float(ThroughputTable(np.array([1.0, 2.0]), np.array([1.0, 9.0])).at(0.5)) == 0.5
 
 
@@ -182,37 +181,6 @@ def test_the_ranking_rises_with_time() -> None:
     assert {recompute for _, _, recompute in ranked} == set(product((False, True), repeat=2))
 
 
-def test_the_released_rule_takes_the_least_microbatches_within_the_data_and_accepts_in_order() -> None:
-    profile = profile_for(batch=64)
-    shapes = data_shapes(profile, SAMPLES)
-    assert shapes.most_items == (2,)
-    assert shapes.most_sequence_tokens == 900 + 400
-    ranked = list(DflopPlanner(microbatches="released").rank(profile, shapes))
-    seconds_of = {plan: seconds for seconds, plan, recompute in ranked if not any(recompute)}
-    accepted: list[tuple[float, Plan]] = []
-    for theta in enumerate_degrees(profile.job).tolist():
-        for i in range(1, 64 // theta[5] + 1):
-            items = shapes.items[0] * 64 / (i * theta[2])
-            if items <= 2 and shapes.sequence_tokens * 64 / (i * theta[5]) <= 1300:
-                break
-        else:
-            continue
-        plan = Plan(*theta, i)
-        best = accepted[-1] if accepted else (np.inf, Plan(*theta, 10**6))
-        if seconds_of[plan] < 1.1 * best[0] and i < best[1].num_microbatches:
-            accepted.append((seconds_of[plan], plan))
-    assert len(accepted) > 1
-    assert [plan for _, plan, _ in ranked[: len(accepted)]] == [plan for _, plan in reversed(accepted)]
-
-
-def test_acceptance_drifts_with_the_order() -> None:
-    # 10.9 is within 1.1 x 10, 11.9 within 1.1 x 10.9; 9 is fastest but has more microbatches.
-    seconds, count = np.array([10.0, 10.9, 9.0, 11.9]), np.array([8, 6, 7, 4])
-    same, own = np.zeros(4, np.int64), np.ones(4, np.bool_)
-    assert released_order(np.arange(4), same, seconds, count, own).tolist() == [3, 1, 0, 2]
-    assert released_order(np.arange(4)[::-1], same, seconds, count, own).tolist() == [3, 2, 0, 1]
-
-
 def test_a_plan_over_memory_by_the_papers_constraint_is_dropped() -> None:
     shapes = DataShapes((1.0,), (2000,), 1000, (1,), 1000)
     job = tiny_job(MODEL, tiny_cluster(1, 8), budget_bytes=8e6)
@@ -221,7 +189,7 @@ def test_a_plan_over_memory_by_the_papers_constraint_is_dropped() -> None:
     planner = DflopPlanner()
     dropped = kept = 0
     blocks = zip(planner.totals(profile, shapes, degrees), planner.estimates(profile, shapes, degrees), strict=True)
-    for (rows, i, totals, _), (same, _, estimates) in blocks:
+    for (rows, i, totals), (same, _, estimates) in blocks:
         np.testing.assert_array_equal(rows, same)
         llm_pp = degrees[rows, 4][:, None]
         depth = degrees[rows, 1][:, None] + llm_pp
@@ -235,6 +203,26 @@ def test_a_plan_over_memory_by_the_papers_constraint_is_dropped() -> None:
     assert kept > 0
     with pytest.raises(OutOfMemoryError):
         dflop().plan(profile_of(tiny_job(MODEL, budget_bytes=1e4), SAMPLES))
+
+
+@pytest.mark.parametrize("number", [1, 3, 8])
+def test_a_given_number_of_microbatches_is_planned_for(number: int) -> None:
+    profile = profile_for(batch=16)
+    shapes = data_shapes(profile, SAMPLES)
+    ranked = [*DflopPlanner(num_microbatches=number).rank(profile, shapes)]
+    assert {plan.num_microbatches for _, plan, _ in ranked} == {number}
+    # Every replica has so many samples at least, and T is that of the free search for the same plan and number.
+    assert max(plan.llm_dp for _, plan, _ in ranked) * number <= 16
+    degrees = enumerate_degrees(profile.job)
+    free = {}
+    for rows, i, totals in DflopPlanner().totals(profile, shapes, degrees):
+        for row, seconds in zip(rows, totals[0][:, i == number][:, 0], strict=True):
+            free[*degrees[row].tolist()] = seconds
+    for seconds, plan, recompute in ranked:
+        if not any(recompute):
+            theta = plan.encoder_tp, plan.encoder_pp, plan.encoder_dp, plan.llm_tp, plan.llm_pp, plan.llm_dp
+            assert seconds == free[theta]
+    assert dflop(num_microbatches=number).plan(profile).num_microbatches == number
 
 
 def test_layers_are_split_for_the_mean_microbatch() -> None:
@@ -282,6 +270,16 @@ def test_what_dflop_cannot_do_is_said() -> None:
         DflopPlanner(profile_samples=0)
     with pytest.raises(UserError, match=r"strategy\.planner\.microbatches"):
         DflopPlanner(microbatches="theirs")
+    with pytest.raises(UserError, match=r"strategy\.planner\.num_microbatches=0"):
+        DflopPlanner(num_microbatches=0)
+    with pytest.raises(
+        UserError, match=r"num_microbatches=4: must be null with strategy\.planner\.microbatches=released"
+    ):
+        DflopPlanner(num_microbatches=4, microbatches="released")
+    with pytest.raises(UserError, match=r"strategy\.assigner\.shuffle=-1"):
+        DflopAssigner(shuffle=-1)
+    with pytest.raises(UserError, match=r"strategy\.assigner\.split"):
+        DflopAssigner(split="odd")
     with pytest.raises(UserError, match=r"strategy\.assigner\.solver_seconds"):
         DflopAssigner(solver_seconds=0)
     with pytest.raises(UserError, match=r"strategy\.assigner\.solver_work_per_sample"):
@@ -331,6 +329,46 @@ def test_balanced_buckets_beat_arrival_order() -> None:
     load = np.bincount(number, weights=seconds)
     arrival = np.bincount(np.arange(64) // 4, weights=seconds)
     assert load.std() < 0.25 * arrival.std()
+
+
+def test_a_shuffle_runs_the_same_buckets_in_another_order() -> None:
+    shapes = random_samples(np.random.default_rng(4), 64)
+    profile, layout = profile_of(tiny_job(MODEL, global_batch=64), shapes), layout_of(2, 2, 8)
+
+    def buckets(shuffle: int | None) -> list[list[int]]:
+        llm = DflopAssigner(shuffle=shuffle).assign(shapes, layout, profile).modules[1]
+        return [np.flatnonzero((llm.microbatch * 2 + llm.replica) == one).tolist() for one in range(16)]
+
+    filled, first, again, other = buckets(None), buckets(1), buckets(1), buckets(2)
+    assert sorted(filled) == sorted(first) == sorted(other)
+    assert first == again
+    assert filled != first != other
+
+
+def test_unbalanced_buckets_follow_the_order_of_arrival() -> None:
+    shapes = random_samples(np.random.default_rng(4), 10)
+    layout = layout_of(2, 2, 2)
+    llm = DflopAssigner(balanced=False).assign(shapes, layout, profile_of(tiny_job(MODEL), shapes)).modules[1]
+    # Ten samples in four buckets: 3, 2, 3 and 2.
+    assert (llm.microbatch * 2 + llm.replica).tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 3, 3]
+
+
+def test_items_are_split_evenly_by_hand() -> None:
+    # Microbatch 0 has five items in order of replica 0, 0, 1, 1, 2: three parts of 2, 2 and 1. Microbatch 1 has one.
+    group, replica = np.array([0, 1, 0, 0, 0, 0]), np.array([1, 0, 0, 2, 0, 1])
+    assert split_evenly(group, replica, 2, 3).tolist() == [1, 0, 0, 2, 0, 1]
+
+
+@pytest.mark.parametrize(("encoder_dp", "llm_dp"), [(2, 2), (3, 2), (1, 4)])
+def test_an_even_split_gives_every_replica_as_many_items(encoder_dp: int, llm_dp: int) -> None:
+    shapes = random_samples(np.random.default_rng(1), 48)
+    layout = layout_of(encoder_dp, llm_dp)
+    profile = profile_of(tiny_job(MODEL, tiny_cluster(2, 8), global_batch=48), shapes)
+    encoder, llm = DflopAssigner(split="even").assign(shapes, layout, profile).modules
+    assert encoder.microbatch.tolist() == llm.microbatch[shapes.item_sample].tolist()
+    counts = np.zeros((4, encoder_dp), np.int64)
+    np.add.at(counts, (encoder.microbatch, encoder.replica), 1)
+    assert np.ptp(counts, axis=1).max() <= 1
 
 
 def test_belief_error_and_recomputation_change_the_estimates() -> None:

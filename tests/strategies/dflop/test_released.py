@@ -1,0 +1,166 @@
+"""The public code's walk, against one written independently as the code's own loops read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, inf
+
+import numpy as np
+import pytest
+
+from entrain_bench.specs.job import LayoutRequest
+from entrain_bench.specs.layer import BF16_BYTES
+from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.strategy.interface import Strategy
+from entrain_bench.strategy.profile import Profile
+from entrain_bench.strategy.warmup import OneForwardOneBackward
+from entrain_bench_strategies.dflop import DflopAssigner, DflopPlanner
+from entrain_bench_strategies.dflop.profiling import BOTH_PASSES, DataShapes, data_shapes, encoder_cost, llm_cost
+from entrain_bench_strategies.dflop.released import accepted_plans, microbatches, walking_order
+from entrain_bench_strategies.dflop.space import Plan, enumerate_degrees
+from support.builders import profile_of, samples, tiny_cluster, tiny_job, tiny_model
+
+MODEL = tiny_model(encoder=4, llm=4)
+SAMPLES = samples((100, [800]), (300, [400, 200]), (50, []), (900, [1600, 1600, 1600]))
+TPS = (1, 2, 4)
+
+
+def profile_for(budget: float, ranks: int, batch: int, request: LayoutRequest) -> Profile:
+    cluster = tiny_cluster(1, ranks)
+    device = replace(cluster.device, memory_bytes=int(budget))
+    job = tiny_job(MODEL, replace(cluster, device=device), global_batch=batch, request=request)
+    return profile_of(job, SAMPLES)
+
+
+def memory(
+    profile: Profile, module: ModuleSpec, tp: int, pp: int, dp: int, tokens: float, in_flight: int, again: bool
+) -> float:
+    """Bytes of a rank of the largest stage, with the buffer."""
+    layers = ceil(len(module.layers) / pp) / len(module.layers)
+    state = module.learning_parameters / tp * float(profile.memory.parameter_bytes(np.array([dp]))[0])
+    state += module.frozen_parameters / tp * BF16_BYTES
+    kept = sum(one.input_bytes_per_token if again else one.activation_bytes_per_token for one in module.layers) / tp
+    # States are sharded over ranks, and so shrink with the stage's share of the layers.
+    return 1.25 * layers * (state + in_flight * kept * tokens)
+
+
+def walk(profile: Profile, shapes: DataShapes, again: bool) -> tuple[list[Plan], list[float]]:
+    """The accepted plans in the order of their acceptance, and their T."""
+    job = profile.job
+    gpus, batch, limit = job.cluster.num_ranks, job.global_batch, job.cluster.device.memory_bytes
+    encoder, llm = MODEL.modules
+    items, tokens = shapes.items[0], shapes.item_tokens[0]
+    flops = float(encoder.forward_flops(np.array([tokens]))[0])
+    best_s, best_m, plans, times = inf, inf, list[Plan](), list[float]()
+    tps = [tp for tp in TPS if gpus % tp == 0]
+    for v_gpus in range(1, gpus):
+        for v_tp in tps:
+            for v_pp in range(1, len(encoder.layers) + 1):
+                if v_gpus % (v_tp * v_pp):
+                    continue
+                v_dp = v_gpus // (v_tp * v_pp)
+                for l_tp in tps:
+                    for l_pp in range(1, len(llm.layers) + 1):
+                        if (gpus - v_gpus) % (l_tp * l_pp):
+                            continue
+                        l_dp = (gpus - v_gpus) // (l_tp * l_pp)
+                        if v_dp > batch or l_dp > batch:
+                            continue
+                        largest = shapes.most_items[0] * tokens * l_dp / v_dp
+                        if memory(profile, encoder, v_tp, v_pp, v_dp, largest, v_pp + l_pp, again) > limit:
+                            continue
+                        if memory(profile, llm, l_tp, l_pp, l_dp, shapes.most_sequence_tokens, l_pp, again) > limit:
+                            continue
+                        for m in range(1, batch // l_dp + 1):
+                            l_mbs, v_mbs = batch / (m * l_dp), batch / (m * v_dp)
+                            if l_mbs < 1 or v_mbs < 1:
+                                continue
+                            few = items * v_mbs <= shapes.most_items[0]
+                            if few and shapes.sequence_tokens * l_mbs <= shapes.most_sequence_tokens:
+                                break
+                        l_mbs, b = batch / (m * l_dp), max(1.0, items * batch / (m * v_dp))
+                        v_cost = encoder_cost(profile, encoder, tokens, v_tp)
+                        v_s = BOTH_PASSES * flops * b / (float(v_cost.table.at(b)) * v_tp * v_pp)
+                        one = np.array([shapes.sequence_tokens])
+                        packed = shapes.sequence_tokens * l_mbs
+                        l_s = l_mbs * float(llm_cost(profile, llm, l_tp).seconds(one, packed, l_pp)[0])
+                        total = (m + v_pp + l_pp - 1) * max(v_s, l_s) * (4 / 3 if again else 1)
+                        if total < 1.1 * best_s and m < best_m:
+                            best_s, best_m = total, m
+                            plans.append(Plan(v_tp, v_pp, v_dp, l_tp, l_pp, l_dp, m))
+                            times.append(total)
+    return plans, times
+
+
+@pytest.mark.parametrize("budget", [1e12, 2e7, 1e7])
+@pytest.mark.parametrize(("ranks", "batch"), [(8, 64), (6, 50), (8, 5)])
+@pytest.mark.parametrize("asked", [None, ()])
+def test_the_walk_accepts_what_the_loops_accept(
+    budget: float, ranks: int, batch: int, asked: tuple[str, ...] | None
+) -> None:
+    profile = profile_for(budget, ranks, batch, LayoutRequest(recompute=asked))
+    shapes = data_shapes(profile, SAMPLES)
+    plans, times = walk(profile, shapes, again=asked is None)
+    planner = DflopPlanner(microbatches="released", whole_layers=False)
+    ranked = list(planner.rank(profile, shapes))
+    assert [plan for _, plan, _ in ranked[: len(plans)]] == plans[::-1]
+    np.testing.assert_allclose([seconds for seconds, _, _ in ranked[: len(plans)]], times[::-1])
+    assert {again for _, _, again in ranked} == ({(asked is None,) * 2} if ranked else set())
+    rest = [seconds for seconds, _, _ in ranked[len(plans) :]]
+    assert rest == sorted(rest)
+    if budget > 1e9:
+        assert plans
+        # A given memory drops some plans, and changes nothing about the others.
+        assert len(ranked) == len(enumerate_degrees(profile.job, any_dp=True))
+
+
+def test_memory_drops_plans() -> None:
+    counts = [
+        len([*DflopPlanner(microbatches="released").rank(profile, data_shapes(profile, SAMPLES))])
+        for profile in (profile_for(budget, 8, 64, LayoutRequest()) for budget in (1e12, 2e7, 1e7, 5e6))
+    ]
+    assert counts[0] > counts[1] > counts[2] > counts[3] == 0
+
+
+def test_an_llm_dp_that_does_not_divide_the_batch_is_walked_and_runs() -> None:
+    profile = profile_for(1e12, 8, 50, LayoutRequest(dp=5, tp=1))
+    assert 5 in enumerate_degrees(profile.job, any_dp=True)[:, 5]
+    free = profile_for(1e12, 8, 50, LayoutRequest())
+    assert {3, 7} <= {*enumerate_degrees(free.job, any_dp=True)[:, 5].tolist()}
+    assert not {3, 7} & {*enumerate_degrees(free.job)[:, 5].tolist()}
+    planner = DflopPlanner(microbatches="released", profile_samples=64)
+    layout = Strategy("dflop", planner, DflopAssigner(), OneForwardOneBackward()).plan(free)
+    assert layout.num_ranks == 8
+
+
+def test_microbatches_by_hand() -> None:
+    # 2 items and 100 tokens a sample on average, at most 8 items and 300 tokens; 60 samples.
+    shapes = DataShapes((2.0,), (10,), 100, (8,), 300)
+    job = tiny_job(MODEL, tiny_cluster(2, 8), global_batch=60)
+    degrees = np.array(
+        [
+            # At most 4 samples an encoder replica, 60 / (4 x 1) = 15; at most 3 an LLM replica, 60 / (3 x 2) = 10.
+            [1, 1, 1, 1, 1, 2],
+            [1, 1, 4, 1, 1, 2],
+            # 10 microbatches would leave 8 encoder replicas 60 / 80 samples: all that two LLM replicas can have.
+            [1, 1, 8, 1, 1, 2],
+            # 60 / (3 x 7) = 2.9.
+            [1, 1, 7, 1, 1, 7],
+        ]
+    )
+    assert microbatches(job, shapes, degrees).tolist() == [15, 10, 30, 3]
+
+
+def test_acceptance_drifts_with_the_order() -> None:
+    # 10.9 is within 1.1 x 10, 11.9 within 1.1 x 10.9; 9 is fastest but has more microbatches.
+    seconds, count, fits = np.array([10.0, 10.9, 9.0, 11.9]), np.array([8, 6, 7, 4]), np.ones(4, np.bool_)
+    assert accepted_plans(seconds, count, fits) == [0, 1, 3]
+    assert accepted_plans(seconds[::-1], count[::-1], fits) == [0]
+    assert accepted_plans(seconds, count, np.array([False, True, True, True])) == [1, 3]
+
+
+def test_the_encoder_is_walked_first() -> None:
+    degrees = np.array(
+        [[1, 1, 2, 1, 1, 6], [2, 1, 1, 1, 1, 6], [1, 1, 1, 1, 1, 7], [1, 1, 1, 1, 7, 1], [1, 2, 1, 2, 1, 3]]
+    )
+    assert walking_order(degrees).tolist() == [2, 3, 0, 4, 1]

@@ -1,0 +1,95 @@
+"""Images and frames cut into tiles of one size ("anyres"): pure functions of a model's ``TileRules``.
+
+The rules are those of LLaVA-OneVision's preprocessing (arXiv:2408.03326, section 3) as DFLOP's public code runs it
+(BDAI-Research/DFLOP, 60e86d8): the thumbnail is encoded, but its features do not reach the LLM.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.specs.items import Items
+from entrain_bench.specs.tokens import TileRules
+
+# An image whose unpadded grid has up to this square of the limit keeps its resolution.
+SLACK = 1.1
+
+
+def best_grids(widths: IntArray, heights: IntArray, rules: TileRules) -> tuple[IntArray, IntArray]:
+    """Columns and rows of the grid that keeps most pixels of each image, then wastes fewest ``[images]`` each.
+
+    Of equal grids the one with fewer columns, then fewer rows, is taken.
+
+    Args:
+        widths: in pixels ``[images]``.
+        heights: in pixels ``[images]``.
+        rules: of the tiles.
+    """
+    most, least = np.full(len(widths), -1), np.zeros(len(widths), np.int64)
+    columns, rows = np.ones(len(widths), np.int64), np.ones(len(widths), np.int64)
+    for column in range(1, rules.max_grid + 1):
+        for row in range(1, rules.max_grid + 1):
+            width, height = column * rules.pixels, row * rules.pixels
+            by_width = width * heights <= height * widths
+            fitted = np.where(by_width, width * (heights * width // widths), height * (widths * height // heights))
+            kept = np.minimum(fitted, widths * heights)
+            wasted = width * height - kept
+            better = (kept > most) | ((kept == most) & (wasted < least))
+            most, least = np.where(better, kept, most), np.where(better, wasted, least)
+            columns, rows = np.where(better, column, columns), np.where(better, row, rows)
+    return columns, rows
+
+
+def grid_tokens(widths: IntArray, heights: IntArray, columns: IntArray, rows: IntArray, rules: TileRules) -> IntArray:
+    """LLM tokens of images on their grids: padding cut off, scaled down to the limit, a newline after each line."""
+    side = rules.llm_side
+    across, down = columns * side, rows * side
+    wide = widths * down > heights * across
+    down = down - np.where(wide, 2 * ((down - heights * across // widths) // 2), 0)
+    across = across - np.where(wide, 0, 2 * ((across - widths * down // heights) // 2))
+    times = np.sqrt(across * down / (rules.max_llm_tiles * side**2))
+    shrunk = times > SLACK
+    down = np.where(shrunk, np.floor(down / times), down).astype(np.int64)
+    across = np.where(shrunk, np.floor(across / times), across).astype(np.int64)
+    return np.asarray(np.maximum(1, down) * (np.maximum(1, across) + 1))
+
+
+def tiled_images(counts: IntArray, widths: FloatArray, heights: FloatArray, rules: TileRules) -> Items:
+    """Images as tiles: the only image of a sample on its grid and as a thumbnail, one of several padded to one tile.
+
+    An image's LLM tokens are spread evenly over its tiles.
+
+    Args:
+        counts: images of each sample ``[samples]``.
+        widths: in pixels ``[images]``.
+        heights: in pixels ``[images]``.
+        rules: of the tiles.
+    """
+    wide, high = (np.maximum(1, np.rint(sides)).astype(np.int64) for sides in (widths, heights))
+    alone = np.repeat(counts == 1, counts)
+    tiles, tokens = np.ones(len(wide), np.int64), np.full(len(wide), rules.llm_side**2 + 1)
+    columns, rows = best_grids(wide[alone], high[alone], rules)
+    tiles[alone] = columns * rows + 1
+    tokens[alone] = grid_tokens(wide[alone], high[alone], columns, rows, rules)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    of_sample = np.bincount(owner, weights=tiles, minlength=len(counts)).astype(np.int64)
+    place = np.arange(int(tiles.sum())) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+    share, rest = np.divmod(np.repeat(tokens, tiles), np.repeat(tiles, tiles))
+    return Items(
+        of_sample, np.full(len(place), rules.encoder_side**2), np.maximum(1, share + (place < rest)).astype(np.int64)
+    )
+
+
+def tiled_frames(seconds: FloatArray, frames_per_s: float, rules: TileRules) -> Items:
+    """Videos as frames of one tile, pooled by 2 x 2 for the LLM, with a newline after each line.
+
+    Args:
+        seconds: length of each sample's video ``[samples]``, NaN for none.
+        frames_per_s: frames sampled from a second; longer videos are sampled evenly ``max_frames`` times.
+        rules: of the tiles.
+    """
+    frames = np.ceil(np.round(np.nan_to_num(seconds) * frames_per_s, 3)).astype(np.int64)
+    counts = np.where(np.isnan(seconds), 0, np.clip(frames, 1, rules.max_frames))
+    total, side = int(counts.sum()), -(-rules.llm_side // 2)
+    return Items(counts, np.full(total, rules.encoder_side**2), np.full(total, side * (side + 1)))
