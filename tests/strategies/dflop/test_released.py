@@ -133,6 +133,16 @@ def test_an_llm_dp_that_does_not_divide_the_batch_is_walked_and_runs() -> None:
     assert layout.num_ranks == 8
 
 
+def test_several_encoders_share_the_encoders_ranks() -> None:
+    model = tiny_model(encoder=2, llm=2, audio=1)
+    profile = profile_of(tiny_job(model, tiny_cluster(1, 8), global_batch=32), SAMPLES)
+    planner = DflopPlanner(microbatches="released", profile_samples=64)
+    layout = Strategy("dflop", planner, DflopAssigner(), OneForwardOneBackward()).plan(profile)
+    np.testing.assert_array_equal(layout.modules[0].ranks, layout.modules[1].ranks)
+    assert layout.num_ranks == 8
+    assert all(placed.recompute for placed in layout.modules)
+
+
 def test_microbatches_by_hand() -> None:
     # 2 items and 100 tokens a sample on average, at most 8 items and 300 tokens; 60 samples.
     shapes = DataShapes((2.0,), (10,), 100, (8,), 300)
