@@ -49,33 +49,46 @@ def read_text(csv: str) -> pd.DataFrame:
 def drifts(before: pd.DataFrame, after: pd.DataFrame) -> list[Drift]:
     """Everything that differs between two tables of runs.
 
+    A setting that only one of them knows had in all runs of the other the value that most runs of the one have, for
+    settings are added with what was before as their default.
+
     Args:
         before: a table of ``read_text`` with the columns of ``table.csv``.
         after: another.
 
     Raises:
-        UserError: for tables with other columns, and for a run that a table has twice.
+        UserError: for a run that a table has twice.
     """
-    if [*before.columns] != [*after.columns]:
-        names = sorted({*before.columns} ^ {*after.columns})
-        raise UserError(f"table.csv: columns differ ({', '.join(names) or 'in order'})")
+    columns = [*dict.fromkeys((*before.columns, *after.columns))]
+    found = [
+        Drift(f"column {name}", "", *("yes" if name in table.columns else "" for table in (before, after)))
+        for name in columns
+        if len(before) and len(after) and not (name in before.columns and name in after.columns)
+    ]
+    before, after = _completed(before, after), _completed(after, before)
     identity = [name for name in before.columns if name not in (*OUTCOME, *MEASURED, *MADE_BY)]
     for table in (before, after):
         if twice := table[table.duplicated(identity)][[*NAMING]].to_numpy().tolist():
             raise UserError(f"table.csv: has a run twice ({' '.join(twice[0])})")
     old, new = (_by_identity(table, identity) for table in (before, after))
     naming = _telling_apart(pd.concat([before, after])[identity].drop_duplicates())
-    found = []
     for run in dict.fromkeys((*old, *new)):
         one, other = old.get(run), new.get(run)
         row = dict(zip(identity, run, strict=True))
         name = " ".join(row[column] if column in NAMING else f"{column}={row[column]}" for column in naming)
         if one is None or other is None:
-            found.append(Drift(name, "", str(one is not None), "yes" if other is not None else ""))
+            found.append(Drift(name, "", *("" if each is None else "yes" for each in (one, other))))
         else:
-            moved = [column for column in one if column in OUTCOME and one[column] != other[column]]
+            known = [column for column in one if column in OUTCOME and column in other]
+            moved = [column for column in known if one[column] != other[column]]
             found += [Drift(name, column, one[column], other[column]) for column in moved]
     return found
+
+
+def _completed(table: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    """The table with the settings that only the other knows."""
+    settings = [name for name in other.columns if name not in (*table.columns, *OUTCOME, *MEASURED, *MADE_BY)]
+    return table.assign(**{name: other[name].value_counts().index[0] for name in settings if len(other)})
 
 
 def _by_identity(table: pd.DataFrame, identity: Sequence[str]) -> dict[tuple[str, ...], dict[str, str]]:

@@ -16,7 +16,7 @@ from entrain_bench.records.cost_source import cost_source
 from entrain_bench.records.notices import notices
 from entrain_bench.records.records import LABELS, METRICS, Record, Results, parameters_text, table_csv
 from entrain_bench.specs.framework import Framework
-from entrain_bench.tracking.sweep import Point, Sweep, describe_sweep
+from entrain_bench.tracking.sweep import Point, Sweep, describe_sweep, shortened
 from entrain_bench.tracking.words import summary_markdown
 
 KEY_TAG, DIGEST_TAG, CONFIGURATION_TAG = (f"entrain_bench.{name}" for name in ("key", "digest", "configuration"))
@@ -130,7 +130,10 @@ def entries_of(
             for variant, record in sweep.side_by_side().items()
             if results.timeline_path(record.key).exists()
         }
-        drawn = {f"ranks/{clean(variant)}.png": partial(pictures.ranks, one) for variant, one in side_by_side.items()}
+        drawn = {
+            f"ranks/{clean(shortened(variant))}.png": partial(pictures.ranks, one)
+            for variant, one in side_by_side.items()
+        }
         drawn["iteration_time.png"] = partial(pictures.standings, sweep)
     parent = _parent(sweep, name, files, drawn)
     return [parent, *(_entry_of(point, point.name, sweep.baseline, results) for point in points)]

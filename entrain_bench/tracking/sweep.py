@@ -123,9 +123,14 @@ def sweep_name(overrides: Sequence[str]) -> str:
     """What a sweep is called: its figure if it is just that, else its overrides; ``defaults`` without any."""
     texts = [text for text in overrides if not text.lstrip("+").startswith(ASIDE)]
     name = texts[0].removeprefix("figure=") if len(texts) == 1 else " ".join(texts)
-    if len(name) > MAX_NAME:
-        return f"{name[:MAX_NAME]}... {hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    return name or "defaults"
+    return shortened(name) or "defaults"
+
+
+def shortened(name: str) -> str:
+    """A name that is not too long for a page or a file, and is another one for another name."""
+    if len(name) <= MAX_NAME:
+        return name
+    return f"{name[:MAX_NAME]}... {hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def describe_sweep(records: Sequence[Record]) -> str:

@@ -39,8 +39,19 @@ def test_runs_that_are_gone_and_new_are_told_apart_by_what_differs() -> None:
 def test_tables_that_cannot_be_compared() -> None:
     with pytest.raises(UserError, match="has a run twice"):
         drifts(table({}, {}), table({}))
-    with pytest.raises(UserError, match=r"columns differ \(mfu\)"):
-        drifts(table({}), table({}).drop(columns="mfu"))
+
+
+def test_a_setting_that_was_not_known_had_its_default() -> None:
+    after = table({"new": "false"}, {"new": "false", "seed": "1"}, {"new": "true"})
+    found = [str(drift) for drift in drifts(table({}, {"seed": "1", "iteration_time_s": "3.0"}), after)]
+    assert found == [
+        "column new: new",
+        "a w m c 1 new=false: iteration_time_s 3.0 -> 1.5 (-5.0e-01)",
+        "a w m c 0 new=true: new",
+    ]
+    assert [str(drift) for drift in drifts(table({}), table({}).drop(columns="mfu"))] == ["column mfu: gone"]
+    # A folder without a reference.
+    assert [str(drift) for drift in drifts(table({})[:0], table({}))] == ["a w m c 0: new"]
 
 
 def test_the_reference_is_in_the_order_and_form_that_tables_are_written_in() -> None:

@@ -7,7 +7,7 @@ import pytest
 from entrain_bench.commands.outputs import drawn_from, outputs, sweep_of
 from entrain_bench.records.records import Record, Results
 from entrain_bench.tracking.entries import clean
-from entrain_bench.tracking.sweep import Sweep, describe_sweep, sweep_name
+from entrain_bench.tracking.sweep import Sweep, describe_sweep, shortened, sweep_name
 from entrain_bench.tracking.words import summary_markdown
 from support.records import record
 
@@ -125,3 +125,11 @@ def test_outputs_of_one_sweep_share_its_experiment_and_their_figures(tmp_path: A
             (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / path).touch()
     assert {file.stem for file in drawn_from(made[:3], results)} == {"iteration_time", "throughput"}
+
+
+def test_names_for_files_stay_short_and_apart() -> None:
+    long = "assigner_" * 60
+    names = [shortened(f"{long}{end}") for end in "ab"]
+    assert max(map(len, names)) < 200
+    assert names[0] != names[1]
+    assert shortened("entrain") == "entrain"
