@@ -65,13 +65,9 @@ def segments(layout: Layout, shapes: SampleShapes, assignment: Assignment) -> Se
     return segments_of(program_of(layout, shapes, assignment), assignment, profile)
 
 
-def ends_of(found: Segments, place: IntArray) -> FloatArray:
-    """End of every set if its groups, as many in all, have these places in its order ``[sets]``."""
-    group, set_of = place[found.group], found.lane_set[found.lane]
-    order = np.lexsort((found.rank, group))
-    priority = np.empty(len(order))
-    priority[order] = np.arange(len(order))
-    actions = Actions(
+def actions_of(found: Segments, priority: FloatArray, group: IntArray) -> Actions:
+    """What the interleaver is given of segments, with these priorities and groups."""
+    return Actions(
         found.lane,
         found.is_backward,
         found.duration_s,
@@ -82,6 +78,15 @@ def ends_of(found: Segments, place: IntArray) -> FloatArray:
         found.user_offsets,
         found.user_actions,
     )
+
+
+def ends_of(found: Segments, place: IntArray) -> FloatArray:
+    """End of every set if its groups, as many in all, have these places in its order ``[sets]``."""
+    group, set_of = place[found.group], found.lane_set[found.lane]
+    order = np.lexsort((found.rank, group))
+    priority = np.empty(len(order))
+    priority[order] = np.arange(len(order))
+    actions = actions_of(found, priority, group)
     _, end, _ = in_order(actions, found.lane_set, found.room_bytes)
     return np.array([end[set_of == one].max() for one in range(len(found.num_groups))])
 
@@ -100,15 +105,5 @@ def makespan_of(found: Segments, order: IntArray) -> float:
     groups = list(dict.fromkeys((order // found.per_group).tolist()))
     group = np.array([groups.index(one) for one in range(len(groups))])[found.group]
     priority = place[found.element] * float(len(found.rank)) + found.rank
-    actions = Actions(
-        found.lane,
-        found.is_backward,
-        found.duration_s,
-        priority,
-        group,
-        found.size_bytes,
-        found.num_waits,
-        found.user_offsets,
-        found.user_actions,
-    )
+    actions = actions_of(found, priority, group)
     return float(in_order(actions, found.lane_set, found.room_bytes)[1].max())

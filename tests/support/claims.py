@@ -1,0 +1,58 @@
+"""A claim by hand, and the tables that its runs would make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from entrain_bench.documents.claim import Claim, parse_claim
+
+TINY = (
+    "model=tiny",
+    "cluster=tiny",
+    "global_batch=16",
+    "microbatch_size=2",
+    "layout.tp=1",
+    "layout.dp=2",
+    "iterations=1",
+)
+VALUES: dict[str, Any] = {
+    "claim": "One is faster\nthan the other",
+    "paper": "2605.27918",
+    "where": "Table 3",
+    "value": 2.0,
+    "unit": "x",
+    "paper_setting": "theirs",
+    "measure": {"metric": "iteration_time_s"},
+    "published": {
+        "setting": "as theirs",
+        "common": [*TINY, "workload=chartqa", "seed=0,1"],
+        "of": ["strategy=megatron_rigid"],
+        "to": ["strategy=entrain"],
+    },
+    "fair": {
+        "setting": "as it should be",
+        "common": [*TINY, "workload=chartqa", "seed=0,1"],
+        "of": ["strategy=megatron"],
+        "to": ["strategy=entrain"],
+    },
+    "why": "because",
+}
+SHARE = {key: VALUES["fair"][key] for key in ("setting", "common", "of")}
+
+
+def claim_with(published: Any = None, fair: Any = None, **changes: Any) -> Claim:
+    settings = {"published": VALUES["published"] | (published or {}), "fair": VALUES["fair"] | (fair or {})}
+    return parse_claim("some", VALUES | settings | changes)
+
+
+def runs(*rows: tuple[str, str, float]) -> pd.DataFrame:
+    """Runs of a workload and a configuration, seed after seed."""
+    table = pd.DataFrame(rows, columns=["workload", "configuration", "iteration_time_s"])
+    return table.assign(model="m", seed=table.groupby(["workload", "configuration"]).cumcount(), status="ok")
+
+
+def cases(*rows: list[float]) -> pd.DataFrame:
+    """A case a row, a seed a column."""
+    return pd.DataFrame([*rows])
