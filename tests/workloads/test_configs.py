@@ -28,7 +28,7 @@ def workload(name: str, *overrides: str) -> Any:
 
 
 def test_the_documented_workloads_exist() -> None:
-    traces = "chartqa chartqa_qa coco librispeech mathvision nextqa opencqa_ocr sroie synthchartnet_like trace"
+    traces = "chartqa chartqa_qa coco librispeech llava_150k_like mathvision nextqa opencqa_ocr sroie synthchartnet_like trace"
     dflop = "dflop_mixed dflop_multi dflop_single dflop_video"
     other = "synthetic synthetic_av images_packed laion_packed packed_text uniform uniform_mix"
     assert set(NAMES) == {*traces.split(), *dflop.split(), *other.split()}
