@@ -130,7 +130,9 @@ class TraceWorkload:
             self.max_video_frame_tokens,
         )
         audio = audio_items(columns.audio_seconds, rules)
-        return shapes_of(self._text(columns, rules), {"image": images, "video": frames, "audio": audio}, columns.sample_ids)
+        return shapes_of(
+            self._text(columns, rules), {"image": images, "video": frames, "audio": audio}, columns.sample_ids
+        )
 
     def _text(self, columns: TraceColumns, rules: TokenRules) -> IntArray:
         """Text tokens of every row ``[rows]``."""

@@ -196,7 +196,11 @@ def test_image_cap_is_a_parameter(tmp_path: Path) -> None:
 
 
 def test_texts_may_be_drawn_for_the_same_images() -> None:
-    text = {"kind": "mixture", "weights": [1, 3], "components": [100, {"kind": "lognormal", "median": 30, "sigma": 0.1}]}
+    text = {
+        "kind": "mixture",
+        "weights": [1, 3],
+        "components": [100, {"kind": "lognormal", "median": 30, "sigma": 0.1}],
+    }
     coco = "coco_captions_val2017_by_image.parquet"
     plain, drawn = (TraceWorkload(path=coco, text=each).source(RULES).shapes for each in (None, text))
     assert np.array_equal(plain.item_llm_tokens, drawn.item_llm_tokens)
