@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from entrain_bench.config.compose import swept_keys
 from entrain_bench.errors import UserError
-from entrain_bench.figures._rows import UNLABELLED, Sweeps, params_of, rows_of
+from entrain_bench.figures._rows import UNLABELLED, Sweeps, params_of, rows_of, shown_in
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import labels_of
 
@@ -47,7 +47,7 @@ def own_sweeps(figure: str, experiment: str, overrides: Sequence[str]) -> Sweeps
     for label, row in (rows or {UNLABELLED: ()}).items():
         # What a row says goes before what the figure sweeps.
         own = swept_keys(row)
-        sweeps[label] = (*(text for key, text in merged.items() if key not in own), *row)
+        sweeps[label] = (*shown_in(experiment), *(text for key, text in merged.items() if key not in own), *row)
     return sweeps
 
 
