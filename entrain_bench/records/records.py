@@ -290,7 +290,7 @@ def table_csv(records: Sequence[Record]) -> str:
     """Records as the text of ``table.csv``; every number is the shortest text that stands for it alone."""
     table = pd.DataFrame([record.row() for record in records])
     if len(table):
-        place = table.columns.get_loc("workload_parameters") + 1
+        place = table.columns.tolist().index("workload_parameters") + 1
         table.insert(place, VARIANT, [variant_text(record.config) for record in records])
     # Whole numbers, also beside those that are left to the planner.
     whole = (*DEGREES, "microbatch_size")
