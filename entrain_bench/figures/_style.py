@@ -91,7 +91,14 @@ def strategy_colours(orders: Mapping[str, int | None]) -> dict[str, Colour]:
     places = {name: -1 - place for place, name in enumerate(unknown)} | {
         name: order for name, order in orders.items() if order is not None
     }
-    return {name: STRATEGY_COLOURS[places[name] % len(STRATEGY_COLOURS)] for name in orders}
+    return {name: _strategy_colour(places[name]) for name in orders}
+
+
+def _strategy_colour(place: int) -> Colour:
+    """Of ten colours; the second ten are lighter, the third darker."""
+    colour = STRATEGY_COLOURS[place % len(STRATEGY_COLOURS)]
+    shade = place // len(STRATEGY_COLOURS) % 3 if place >= 0 else 0
+    return (colour, lighter(colour), darker(colour))[shade]
 
 
 def marker_of(names: Iterable[str]) -> dict[str, str]:
@@ -102,6 +109,12 @@ def marker_of(names: Iterable[str]) -> dict[str, str]:
 def lighter(colour: Colour, share: float = 0.55) -> Colour:
     """The colour mixed with white."""
     red, green, blue = (1.0 - (1.0 - part) * (1.0 - share) for part in colour)
+    return red, green, blue
+
+
+def darker(colour: Colour, share: float = 0.6) -> Colour:
+    """The colour mixed with black."""
+    red, green, blue = (part * share for part in colour)
     return red, green, blue
 
 
