@@ -61,9 +61,7 @@ class DynaPipeAssigner:
             place[own] = np.arange(len(own))
         microbatch = np.empty(len(samples), np.int64)
         microbatch[samples] = rows_of(np.append(starts, len(samples)))
-        return same_microbatches(
-            profile.job.model, shapes, replica[microbatch], place[microbatch], place[microbatch]
-        )
+        return same_microbatches(profile.job.model, shapes, replica[microbatch], place[microbatch], place[microbatch])
 
     def _sorted(self, shapes: SampleShapes, profile: Profile, costs: Costs) -> IntArray:
         """The samples, the longest first; of equal ones the earlier first."""

@@ -100,9 +100,7 @@ def believed_costs(profile: Profile, shapes: SampleShapes, layout: Layout) -> Co
         working[place] = np.maximum(working[place], needs[:, None] * tokens)
         states[place] = lane_states[layout.blocks[index].first_lane()[0]]
     available = np.maximum(profile.job.planning_budget_bytes - states, 0.0)
-    return Costs(
-        np.array(seconds), np.array(fixed), np.array(present), forward, backward, kept, working, available
-    )
+    return Costs(np.array(seconds), np.array(fixed), np.array(present), forward, backward, kept, working, available)
 
 
 def unit_costs(

@@ -17,10 +17,10 @@ from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.strategy.interleaved import Interleaved
-from entrain_bench.strategy.planning import partition_layers, stage_sums
+from entrain_bench.strategy.planning import average_layer_s, partition_layers, stage_sums
 from entrain_bench.strategy.profile import Profile
 from entrain_bench.strategy.warmup import OneForwardOneBackward
-from entrain_bench_strategies.megatron import ArrivalOrder, Costs, MegatronPlanner, average_layer_s
+from entrain_bench_strategies.megatron import ArrivalOrder, Costs, MegatronPlanner
 from support.builders import (
     GIB,
     chain_layout,
