@@ -35,17 +35,17 @@ def largest_differencing(weight: IntArray | FloatArray, num_parts: int, equal_co
         UserError: for less than one part.
     """
     require(num_parts >= 1, "parts", num_parts, "at least 1")
-    weight = np.asarray(weight)
-    if not len(weight):
+    given = np.asarray(weight)
+    if not len(given):
         return np.zeros(0, np.int64)
-    if not np.issubdtype(weight.dtype, np.integer):
-        heaviest = float(weight.max())
-        weight = np.rint(weight * (RESOLUTION / heaviest)) if heaviest > 0 else np.zeros(len(weight))
+    if not np.issubdtype(given.dtype, np.integer):
+        heaviest = float(given.max())
+        given = np.rint(given * (RESOLUTION / heaviest)) if heaviest > 0 else np.zeros(len(given))
     group = num_parts if equal_count else 1
     # Where the number does not divide, items without weight fill the lightest partition.
-    padded = np.concatenate((weight.astype(np.int64), np.zeros(-len(weight) % group, np.int64)))
+    padded = np.concatenate((given.astype(np.int64), np.zeros(-len(given) % group, np.int64)))
     order = np.argsort(-padded, kind="stable")
-    return np.asarray(_merge(padded, order, num_parts, group)[: len(weight)])
+    return np.asarray(_merge(padded, order, num_parts, group)[: len(given)])
 
 
 @njit(cache=True)
@@ -60,14 +60,12 @@ def _merge(weight, order, num_parts, group):  # type: ignore[no-untyped-def]
     following, last, total = np.full(count, -1), np.arange(count), weight.copy()
     kept = [order[first : first + group] for first in range(0, count, group)]
     # The largest difference first, then the largest part, then the first partition.
-    queue = [(np.int64(0), np.int64(0), np.int64(0)) for _ in range(0)]
-    for number in range(len(kept)):
-        queue.append((-_difference(kept[number], total, num_parts), -total[kept[number][0]], number))
+    queue = [(-_difference(parts, total, num_parts), -total[parts[0]], number) for number, parts in enumerate(kept)]
     heapify(queue)
     while len(queue) > 1:
-        _, _, number = heappop(queue)
-        _, _, other = heappop(queue)
-        one, two = kept[number], kept[other]
+        _, _, mine = heappop(queue)
+        _, _, theirs = heappop(queue)
+        one, two = kept[mine], kept[theirs]
         size = min(num_parts, len(one) + len(two))
         joined = np.empty(size, np.int64)
         joined[: len(one)] = one
@@ -79,14 +77,14 @@ def _merge(weight, order, num_parts, group):  # type: ignore[no-untyped-def]
                 # Empty parts are all alike: those behind the kept ones are taken in turn.
                 joined[len(one) + len(two) - 1 - place if len(one) + len(two) <= num_parts else target] = first
                 continue
-            mine = one[target]
-            total[mine] += total[first]
-            following[last[mine]] = first
-            last[mine] = last[first]
+            same = one[target]
+            total[same] += total[first]
+            following[last[same]] = first
+            last[same] = last[first]
         by_sum = np.argsort(-total[joined], kind="mergesort")
-        kept[number] = joined[by_sum]
-        kept[other] = joined[:0]
-        heappush(queue, (-_difference(kept[number], total, num_parts), -total[kept[number][0]], number))
+        kept[mine] = joined[by_sum]
+        kept[theirs] = joined[:0]
+        heappush(queue, (-_difference(kept[mine], total, num_parts), -total[kept[mine][0]], mine))
     part = np.empty(count, np.int64)
     final = kept[queue[0][2]]
     for place in range(len(final)):

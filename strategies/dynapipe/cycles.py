@@ -36,7 +36,8 @@ def cyclic_order(microbatches, forward_s, backward_s, kept_bytes, room_bytes, mo
 
     Args:
         microbatches: in the order in which they enter ``[places]``.
-        forward_s, backward_s: believed seconds ``[microbatches, stages]``.
+        forward_s: believed seconds of each forward ``[microbatches, stages]``.
+        backward_s: likewise of each backward.
         kept_bytes: what a microbatch keeps from forward to backward ``[microbatches, stages]``.
         room_bytes: what a stage may keep; one microbatch is always allowed ``[stages]``.
         most_in_flight: microbatches between forward and backward ``[stages]``.

@@ -17,7 +17,7 @@ from entrain_bench.arrays import FloatArray, IntArray
 
 from .costs import Costs
 
-# The sum of all costs, in the units of the dynamic program: of a factor 2^63 between them, for sums of sums.
+# The sum of all costs in the units of the dynamic program, far below what 64 bits hold.
 RESOLUTION = 1 << 44
 
 
@@ -142,8 +142,8 @@ def earliest_starts(held, room, most):  # type: ignore[no-untyped-def]
 def cuts_within(cost, fixed, present, earliest, limit):  # type: ignore[no-untyped-def]
     """First sample of each range of the cuts with the least sum of costs, none above ``limit`` ``[ranges]``.
 
-    ``f(n) = min over i of f(i) + t(i, n)``, over the i that memory and limit allow; of equal sums the longest last range
-    wins. A sample alone is always allowed.
+    ``f(n) = min over i of f(i) + t(i, n)``, over the i that memory and limit allow; of equal sums the longest last
+    range wins. A sample alone is always allowed.
     """
     stages, count = cost.shape[0], cost.shape[1] - 1
     best, start = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)

@@ -17,12 +17,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
 from entrain_bench.strategy.recomputation import Recomputation
-from entrain_bench.strategy.schedules import (
-    backward_microbatch,
-    chain_program,
-    microbatches_per_replica,
-    stages_behind,
-)
+from entrain_bench.strategy.schedules import backward_microbatch, chain_program, microbatches_per_replica, stages_behind
 
 from .costs import believed_costs, unit_costs
 from .cycles import Order, cyclic_order
@@ -122,7 +117,7 @@ class Pipelines:
     @property
     def num_stages(self) -> int:
         """Stages of the chain."""
-        return self.forward_s.shape[2]
+        return int(self.forward_s.shape[2])
 
     @property
     def one_each(self) -> IntArray:
@@ -205,9 +200,9 @@ def entries(seconds: FloatArray, classes: int) -> Iterator[IntArray]:
 
 
 def time_classes(seconds: FloatArray, classes: int) -> IntArray:
-    """Class of each microbatch by its time, rising: Lloyd's k-means in one dimension, from quantiles ``[microbatches]``.
+    """Class of each microbatch by its time, rising, by Lloyd's k-means from quantiles ``[microbatches]``.
 
-    The public code's k-means starts at random.
+    The public code's starts at random, and has the times of the first and the last stage for features.
     """
     count = min(classes, len(np.unique(decisive(seconds))))
     ranked = decisive(np.sort(seconds, kind="stable"))

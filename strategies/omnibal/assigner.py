@@ -19,7 +19,8 @@ class OmniBalAssigner:
 
     Attributes:
         max_vision_tokens: Q_v in encoder tokens; None: found with Q_t.
-        max_text_tokens: Q_t in LLM tokens; None: the least caps whose groups have ``microbatch_size`` samples on average.
+        max_text_tokens: Q_t in LLM tokens; None: the least caps whose groups have ``microbatch_size`` samples on
+            average.
         threshold: share of a cap at which a group is full; the public code has 3968 of 4096 tokens.
         rounds: T of the iterative sampling and filtering; 1: groups are filled in one random order.
         seed: of its shuffles.

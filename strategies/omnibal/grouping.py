@@ -31,7 +31,8 @@ def filtered_groups(vision: IntArray, text: IntArray, caps: Caps, threshold: flo
     groups stay. A sample beyond a cap is a group by itself; the public code drops it.
 
     Args:
-        vision, text: tokens of each sample ``[samples]``.
+        vision: encoder tokens of each sample ``[samples]``.
+        text: its LLM tokens ``[samples]``.
         caps: most tokens of a group.
         threshold: share of a cap at which a group is full.
         rounds: T, at least 1.
@@ -75,7 +76,7 @@ def fill(vision, text, most_vision, most_text):  # type: ignore[no-untyped-def]
 
 
 def caps_for(vision: IntArray, text: IntArray, microbatch_size: int, threshold: float, rounds: int, seed: int) -> Caps:
-    """The least caps, in the proportion of the batch's tokens, whose groups have ``microbatch_size`` samples on average.
+    """The least caps, in the proportion of the batch's tokens, whose groups have so many samples on average.
 
     As the public code chooses them: from the mean lengths, both changed by steps until groups have that many samples.
     """
