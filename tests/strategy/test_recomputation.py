@@ -20,7 +20,14 @@ from entrain_bench.specs.job import PLANNING_SHARE, LayoutRequest
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.strategy.interface import Strategy
 from entrain_bench.strategy.planning import recompute_choices
-from entrain_bench.strategy.recomputation import Lane, greedy, keep_what_fits, optimal, recompute_all
+from entrain_bench.strategy.recomputation import (
+    Lane,
+    greedy,
+    keep_what_fits,
+    optimal,
+    recompute_all,
+    recompute_by_stage,
+)
 from entrain_bench.strategy.schedules import chain_program, stages_behind
 from entrain_bench.strategy.warmup import OneForwardOneBackward
 from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner
