@@ -51,7 +51,6 @@ QUICK = {
         ("entrain", "nothing_overlaps"),
         ("megatron", "sharded_pipeline"),
         ("dynapipe", "pp2_dp2"),
-        ("token_budget", "pp2_dp2"),
     ],
     "two_encoders": [("entrain", "pp2_dp2"), ("dflop", "free")],
 }
