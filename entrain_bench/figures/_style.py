@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
@@ -153,9 +152,17 @@ def split(figure: Figure, widths: Sequence[float] = (1.0,), heights: Sequence[fl
 
 def legend_above(figure: Figure, handles: Sequence[Artist], columns: int | None = None) -> None:
     """One legend for the figure, above all panels, in as many rows as its width asks for."""
-    needed_in = sum(ENTRY_IN + LETTER_IN * len(str(handle.get_label())) for handle in handles)
-    rows = math.ceil(needed_in / figure.get_figwidth())
-    figure.legend(handles=list(handles), loc="outside upper center", ncols=columns or -(-len(handles) // rows))
+    columns = columns or _fitting_columns([str(handle.get_label()) for handle in handles], figure.get_figwidth())
+    figure.legend(handles=list(handles), loc="outside upper center", ncols=columns)
+
+
+def _fitting_columns(labels: Sequence[str], width_in: float) -> int:
+    """Columns of a legend in as few rows as a width allows; entries run down its columns."""
+    for rows in range(1, len(labels) + 1):
+        columns = [labels[first : first + rows] for first in range(0, len(labels), rows)]
+        if sum(ENTRY_IN + LETTER_IN * max(map(len, column)) for column in columns) <= width_in:
+            return len(columns)
+    return 1
 
 
 def strategy_handles(colours: dict[str, Colour], labels: dict[str, str]) -> list[Artist]:
