@@ -50,6 +50,7 @@ QUICK = {
         ("megatron", "tp2_encoder_whole_tokens"),
         ("entrain", "nothing_overlaps"),
         ("megatron", "sharded_pipeline"),
+        ("dynapipe", "pp2_dp2"),
     ],
     "two_encoders": [("entrain", "pp2_dp2"), ("dflop", "free")],
 }
