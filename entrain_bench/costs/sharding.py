@@ -174,9 +174,7 @@ def collective_passes(program: Program) -> IntArray:
     return group
 
 
-def _passes_of(
-    program: Program, index: int, layer_times: LayerTimes, cluster: ClusterSpec
-) -> tuple[_Passes, ...]:
+def _passes_of(program: Program, index: int, layer_times: LayerTimes, cluster: ClusterSpec) -> tuple[_Passes, ...]:
     """The forwards and the backwards of a module; of the latter the layers that have one."""
     module, placed, chunks = program.model.modules[index], program.layout.modules[index], program.chunks[index]
     traffic, kind = layer_traffic(module, placed, cluster), module.layer_kind
