@@ -1,21 +1,20 @@
 """Fully sharded data parallelism (FSDP, ZeRO-3): every rank runs the whole model on samples of its own.
 
 What practitioners switch on in PyTorch-native stacks (torch 2.13, ``torch.distributed.fsdp.fully_shard``). There are no
-stages, so nothing is split but batch and weights. Replicas are tied by the collectives that gather weights: a micro-step
-takes as long as its slowest replica.
+stages, so nothing is split but batch and weights. The collectives that gather weights tie replicas to each other: a
+micro-step takes as long as its slowest replica.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import ClassVar
 
 import numpy as np
 
 from entrain_bench.arrays import FloatArray
-from entrain_bench.errors import IncompatibleError, require
+from entrain_bench.errors import IncompatibleError, UserError, require
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.model import ModuleSpec
@@ -77,12 +76,25 @@ def sharded_degrees(job: Job) -> list[Degrees]:
     """
     asked = job.request
     job.check_request()
-    free = replace(job, request=replace(asked, pp=1, dp=None))
-    found = [degrees for degrees in free.degrees() if degrees.dp % (asked.dp or 1) == 0]
+    free = replace(job, request=replace(asked, pp=1, dp=None), microbatch_size=1)
+    found = [
+        degrees
+        for degrees in free.degrees()
+        if degrees.dp % (asked.dp or 1) == 0
+        and (job.global_batch // degrees.dp) % samples_at_once(job, degrees.dp) == 0
+    ]
     if not found:
-        # The job's own message names what was asked for.
-        return [*replace(job, request=replace(asked, pp=1)).degrees()]
+        raise UserError(
+            f"layout.dp={asked.dp} microbatch_size={job.microbatch_size}: with sharded weights DP is what TP and CP "
+            f"leave of the {job.cluster.num_ranks} ranks; it must be a multiple of layout.dp, and microbatch_size must "
+            f"divide a replica's part of global_batch={job.global_batch}"
+        )
     return found
+
+
+def samples_at_once(job: Job, dp: int) -> int:
+    """Samples of a replica's microbatch: all that it has, where those are fewer than the job's."""
+    return min(job.microbatch_size, job.global_batch // dp)
 
 
 def _candidates(profile: Profile, samples: SampleShapes, *, chosen_later: bool) -> Iterator[Candidate]:
@@ -91,19 +103,21 @@ def _candidates(profile: Profile, samples: SampleShapes, *, chosen_later: bool) 
     whole = [(len(module.layers),) for module in job.model.modules]
     for degrees in sharded_degrees(job):
         for recompute in recompute_choices(job, chosen_later=chosen_later):
-            chain = place_chain(job, degrees, whole, recompute, leading=False)
+            own = job.with_microbatch_size(samples_at_once(job, degrees.dp))
+            chain = place_chain(own, degrees, whole, recompute, leading=False)
             modules = tuple(replace(placed, sharded=True) for placed in chain.modules)
             layout = replace(chain, modules=modules)
             each_s = sum(
-                micro_step_s(profile, module, placed, samples)
+                micro_step_s(profile.for_job(own), module, placed, samples)
                 for module, placed in zip(job.model.modules, modules, strict=True)
             )
             yield Candidate(layout.num_microbatches * each_s + profile.step_s(layout), layout)
 
 
 def micro_step_s(profile: Profile, module: ModuleSpec, placed: ModuleLayout, samples: SampleShapes) -> float:
-    """Forward and backward of a module on a microbatch of average samples: of each layer the longer of computation and
-    collectives.
+    """Forward and backward of a module on a microbatch of average samples.
+
+    A layer takes the longer of its computation and its collectives.
     """
     units = module.units(samples)
     if not len(units):

@@ -1,7 +1,7 @@
 """VeOmni's balance of encoders (ByteDance-Seed/VeOmni, pull request 425): items change ranks within a micro-step.
 
-The ranks of a data-parallel group tell each other the lengths of the items that they have in a micro-step, deal them out
-anew, encode, and send the results back to where the samples are. The LLM's samples stay where they arrived.
+The ranks of a data-parallel group tell each other the lengths of the items that they have in a micro-step, deal them
+out anew, encode, and send the results back to where the samples are. The LLM's samples stay where they arrived.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Fully sharded weights (FSDP, ZeRO-3): what gathering them layer by layer adds to passes, and what it needs in memory.
 
 Every rank holds a part of every layer. A layer's weights are gathered before its forward and before its backward, and
-its gradients are reduce-scattered after it. One layer is gathered ahead: its gather, and the scatter of the gradients of
-the layer before, run beside a layer's computation (torch 2.13, ``torch.distributed.fsdp.fully_shard``: all-gathers of
-forward are issued from a stream of their own, those of backward when the layer before begins, one reduce-scatter is in
-flight; ``_fsdp_param_group.py``). So a layer takes the longer of its computation and the communication beside it. Layers
-follow each other through all modules of a micro-step, forward and backward; at its two ends nothing hides the gather of
-the first layer and the scatter of the last, since the root waits for both.
+its gradients are reduce-scattered after it. One layer is gathered ahead: its gather, and the scatter of the gradients
+of the layer before, run beside a layer's computation (torch 2.13, ``torch.distributed.fsdp.fully_shard``: all-gathers
+of forward are issued from a stream of their own, those of backward when the layer before begins, one reduce-scatter is
+in flight; ``_fsdp_param_group.py``). So a layer takes the longer of its computation and the communication beside it.
+Layers follow each other through all modules of a micro-step, forward and backward; at its two ends nothing hides the
+gather of the first layer and the scatter of the last, since the root waits for both.
 
 The collectives need all replicas, so a pass begins on all of them together (``collective_passes``).
 """

@@ -43,7 +43,7 @@ def describe_deadlock(
             holders = [holder for holder in holders if next_action(holder) != needed]
         if not missing.size and not holders and together is not None and together[action] >= 0:
             # One that begins together with it, and has another before it.
-            heads = {next_action(one) for one in np.flatnonzero(position < np.diff(program.lane_offsets))}
+            heads = {next_action(one) for one in np.flatnonzero(position < np.diff(program.lane_offsets)).tolist()}
             others = [peer for peer in np.flatnonzero(together == together[action]).tolist() if peer not in heads]
             needed = others[0] if others else action
             holders = lane_of_entry[program.lane_actions == needed].tolist()

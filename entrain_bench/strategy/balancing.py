@@ -51,7 +51,8 @@ def _deal(order, cost, row, num_bins):  # type: ignore[no-untyped-def]
 def arrival_places(num_samples: int, microbatch_size: int, dp: int) -> tuple[IntArray, IntArray]:
     """Replica and microbatch of each sample in order of arrival ``[samples]``.
 
-    Consecutive samples fill a microbatch; microbatches go round the replicas, as with Megatron's data sampler.
+    Consecutive samples fill a microbatch; microbatches go round the replicas, as with Megatron's data sampler. Where
+    samples do not fill one of every replica, microbatches are smaller.
     """
-    microbatch = np.arange(num_samples) // microbatch_size
+    microbatch = np.arange(num_samples) // max(1, min(microbatch_size, -(-num_samples // dp)))
     return microbatch % dp, microbatch // dp

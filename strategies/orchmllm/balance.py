@@ -25,8 +25,8 @@ def unit_costs(module: ModuleSpec, tokens: IntArray, cost: str) -> FloatArray:
 def balanced_batches(cost: FloatArray, row: IntArray, num_batches: int, *, padded: bool) -> IntArray:
     """Batch of each unit among those of its row ``[units]``.
 
-    Packed batches cost the sum of their units: LPT. In a padded batch every unit costs what the longest does: the row is
-    sorted and cut into consecutive batches, whose dearest is as cheap as cuts can make it (bisection over its cost).
+    Packed batches cost the sum of their units: LPT. In a padded batch every unit costs what the longest does: the row
+    is sorted and cut into consecutive batches, whose dearest is as cheap as cuts can make it (bisection over its cost).
 
     Args:
         cost: of each unit alone, rising with its length ``[units]``.

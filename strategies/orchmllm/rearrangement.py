@@ -1,8 +1,8 @@
 """Node-wise rearrangement (arXiv:2503.23830): which replica takes which batch, so that little leaves its node.
 
 Balance does not depend on which replica a batch is on. What moves between nodes does: an integer program gives every
-replica one batch so that fewest tokens change nodes, and of those choices the one in which fewest change replicas. It is
-an assignment problem, whose linear relaxation has integral corners, so it is solved exactly, in integers.
+replica one batch so that fewest tokens change nodes, and of those choices the one in which fewest change replicas. It
+is an assignment problem, whose linear relaxation has integral corners, so it is solved exactly, in integers.
 """
 
 from __future__ import annotations
