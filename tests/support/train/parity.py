@@ -12,6 +12,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from entrain_bench.config.schema import RunConfig
@@ -133,7 +134,8 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
     layout, _ = plan(setting, planning)
     runtime = build_runtime(setting.job, layout, setting.executor, CPU, 0, control)
     runtime.stages = {
-        key: RecordingStage(t.stage, t.buffers, t.optimizer, t.groups) for key, t in runtime.stages.items()
+        key: RecordingStage(t.stage, t.buffers, t.optimizer, t.groups) if isinstance(t, TrainedStage) else t
+        for key, t in runtime.stages.items()
     }
     # A distributed optimizer leaves each rank a shard of the summed gradients only; weights tell of the rest.
     whole = not setting.job.framework.distributed_optimizer
@@ -156,7 +158,7 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
     for trained in runtime.stages.values():
         trained.gather_weights()
         for named in named_parameters(trained.stage):
-            value = named.parameter.detach()
+            value = whole_tensor(named.parameter.detach())
             worst["weight"] = max(worst["weight"], excess(value, named, wanted[f"weight {named.key}"]))
     return worst
 
@@ -172,6 +174,11 @@ def planted(fault: str) -> Iterator[None]:
         elif fault == "dropped_sample":
             stack.enter_context(patch.object(SampleData, "llm_pack", drop_sample))
         yield
+
+
+def whole_tensor(value: torch.Tensor) -> torch.Tensor:
+    """A parameter or gradient put together where FSDP has sharded it; collective."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def excess(value, named, full) -> float:
