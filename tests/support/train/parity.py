@@ -33,6 +33,7 @@ from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.data import SampleData
 from entrain_bench.train.running.feed import WorkFeed
 from entrain_bench.train.running.loop import plan
+from entrain_bench.train.running.sharded import ShardedStage
 from entrain_bench.train.running.step import TrainedStage
 from entrain_bench_strategies.dip.partitioner import DipPlanner, colocate
 from support.train.faults import drop_sample, reverse_rows
@@ -99,6 +100,16 @@ class RecordingStage(TrainedStage):
             self.kept[named.key] = named, named.parameter.main_grad.clone()
 
 
+class RecordingShards(ShardedStage):
+    """The same for a sharded stage, whose gradients are put together."""
+
+    def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
+        super().sync_gradients(tied, first_copy)
+        for named in named_parameters(self.stage):
+            if named.parameter.requires_grad:
+                RecordingStage.kept[named.key] = named, whole_tensor(named.parameter.grad).clone()
+
+
 @dataclass(frozen=True, slots=True)
 class VirtualPlanner(DipPlanner):
     """Two stages of every module on every rank, of the first degrees that meet the request."""
@@ -134,11 +145,13 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
     layout, _ = plan(setting, planning)
     runtime = build_runtime(setting.job, layout, setting.executor, CPU, 0, control)
     runtime.stages = {
-        key: RecordingStage(t.stage, t.buffers, t.optimizer, t.groups) if isinstance(t, TrainedStage) else t
+        key: RecordingStage(t.stage, t.buffers, t.optimizer, t.groups)
+        if isinstance(t, TrainedStage)
+        else RecordingShards(t.stage, t.optimizer, t.groups)
         for key, t in runtime.stages.items()
     }
     # A distributed optimizer leaves each rank a shard of the summed gradients only; weights tell of the rest.
-    whole = not setting.job.framework.distributed_optimizer
+    whole = not setting.job.framework.distributed_optimizer or layout.modules[0].sharded
     with np.load(reference) as arrays:
         wanted = dict(arrays)
     worst = {"gradient": 0.0, "weight": 0.0, "loss": 0.0, "norm": 0.0}
