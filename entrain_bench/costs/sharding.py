@@ -101,7 +101,7 @@ def layer_traffic(module: ModuleSpec, placed: ModuleLayout, cluster: ClusterSpec
 
 
 @dataclass(frozen=True, slots=True)
-class _Passes:
+class Passes:
     """Passes of one kind of a module, their layers in the order in which they run ``[passes, layers]``.
 
     Attributes:
@@ -132,7 +132,7 @@ def exposed_s(program: Program, layer_times: LayerTimes, cluster: ClusterSpec, f
         passes
         for index, placed in enumerate(program.layout.modules)
         if placed.sharded
-        for passes in _passes_of(program, index, layer_times, cluster)
+        for passes in passes_of(program, index, layer_times, cluster)
     ]
     if not sets:
         return added
@@ -174,7 +174,7 @@ def collective_passes(program: Program) -> IntArray:
     return group
 
 
-def _passes_of(program: Program, index: int, layer_times: LayerTimes, cluster: ClusterSpec) -> tuple[_Passes, ...]:
+def passes_of(program: Program, index: int, layer_times: LayerTimes, cluster: ClusterSpec) -> tuple[Passes, ...]:
     """The forwards and the backwards of a module; of the latter the layers that have one."""
     module, placed, chunks = program.model.modules[index], program.layout.modules[index], program.chunks[index]
     traffic, kind = layer_traffic(module, placed, cluster), module.layer_kind
@@ -184,11 +184,11 @@ def _passes_of(program: Program, index: int, layer_times: LayerTimes, cluster: C
     backward_s = np.stack([each.backward_s + each.backward_comm_s for each in times], axis=1)[:, kind]
     backward_s = backward_s + forward_s * _remade(program, index)
     runs = np.array([layer.backward_share > 0 for layer in module.layers])[::-1]
-    forwards = _Passes(program.forward_actions(index)[:, 0], forward_s, traffic.gather_s, np.zeros(len(kind)))
+    forwards = Passes(program.forward_actions(index)[:, 0], forward_s, traffic.gather_s, np.zeros(len(kind)))
     if not runs.any():
         return (forwards,)
     again_s, scatter_s = traffic.again_s[::-1][runs], traffic.scatter_s[::-1][runs]
-    backwards = _Passes(program.backward_actions(index)[:, 0], backward_s[:, ::-1][:, runs], again_s, scatter_s)
+    backwards = Passes(program.backward_actions(index)[:, 0], backward_s[:, ::-1][:, runs], again_s, scatter_s)
     return forwards, backwards
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from entrain_bench.arrays import IntArray
+from entrain_bench.costs.sharding import collective_passes, passes_of
 from entrain_bench.errors import IncompatibleError, UserError
-from entrain_bench.experiment import prepare
+from entrain_bench.experiment import Feed, prepare
 from entrain_bench.run import compose_cells
 from entrain_bench.specs.job import Job
 from entrain_bench.strategy.interface import Strategy
@@ -81,6 +82,21 @@ def test_every_module_is_sharded_on_all_ranks_in_one_stage() -> None:
     assert isinstance(strategy.planner, FsdpPlanner)
     layout = strategy.plan(profile)
     assert all(module.sharded and module.pp == 1 and module.ranks.size == 4 for module in layout.modules)
+
+
+def test_ties_layer_by_layer_would_add_little_to_ties_pass_by_pass() -> None:
+    made = prepare(compose_cells(["strategy=orchmllm", "workload=chartqa", "strategy.planner.num_trials=1"])[0].config)
+    layout = made.strategy.plan(made.profile)
+    program, _ = Feed(made, layout, 0).program(Feed(made, layout, 0).batch(0))
+    group, by_layer, by_pass = collective_passes(program), 0.0, 0.0
+    for index in range(len(layout.modules)):
+        for passes in passes_of(program, index, made.truth.layer_times, made.truth.cluster):
+            beside = np.append(passes.ready_s[1:], 0.0) + np.append(0.0, passes.left_s[:-1])
+            seconds, mine = np.maximum(passes.compute_s, beside), group[passes.actions]
+            for each in np.unique(mine):
+                by_layer += seconds[mine == each].max(axis=0).sum()
+                by_pass += seconds[mine == each].sum(axis=1).max()
+    assert by_pass <= by_layer < 1.02 * by_pass
 
 
 def spread(values: IntArray, replica: IntArray, row: IntArray) -> float:
