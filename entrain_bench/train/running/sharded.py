@@ -7,6 +7,7 @@ adds nothing to any gradient.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -137,6 +138,8 @@ def shard_stage(stage: Stage, groups: StageGroups, settings: OptimizerSettings) 
     }
     half = next(stage.parameters()).dtype is torch.bfloat16
     stage.float()
+    # Outputs of stages and heads are views that nobody changes in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     mesh = DeviceMesh.from_group(groups.dp_cp, next(stage.parameters()).device.type)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32)
     alone = [layer for name, layer in stage.layers.items() if stage.tied_embedding() is None or name != "0"]
