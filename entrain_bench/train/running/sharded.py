@@ -66,7 +66,7 @@ class ShardedStage:
         output = self.forward(leaf, pack)
         yield
         if output.requires_grad:
-            output.backward(torch.zeros_like(output))
+            torch.autograd.backward([output], [torch.zeros_like(output)])
         yield
 
     def gather_weights(self) -> None:
