@@ -21,6 +21,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.balancing import arrival_places
 from entrain_bench.strategy.candidates import Candidate, Draft, fastest_in_trials, rising_candidates
 from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import (
@@ -276,5 +277,5 @@ class ArrivalOrder:
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch from the position in the batch alone."""
         job, dp = profile.job, layout.modules[profile.job.model.llm_index].dp
-        microbatch = np.arange(len(shapes)) // job.microbatch_size
-        return same_microbatches(job.model, shapes, microbatch % dp, microbatch // dp, microbatch // dp)
+        replica, microbatch = arrival_places(len(shapes), job.microbatch_size, dp)
+        return same_microbatches(job.model, shapes, replica, microbatch, microbatch)
