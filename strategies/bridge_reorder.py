@@ -31,12 +31,14 @@ class PatchBalance:
     Attributes:
         encoder_weight: cost of an encoder token (a patch).
         llm_weight: cost of an LLM token.
+        carry: whether a group's load in the steps before counts; the original balances each step by itself.
     """
 
     handles_generators: ClassVar[bool] = True
 
     encoder_weight: float = 1.0
     llm_weight: float = 0.0
+    carry: bool = False
 
     def __post_init__(self) -> None:
         for name in ("encoder_weight", "llm_weight"):
@@ -62,10 +64,12 @@ class PatchBalance:
                 "multiple of the modules' dp"
             )
         cost = self.costs(shapes, model)
-        group = np.empty(len(shapes), np.int64)
+        group, load = np.empty(len(shapes), np.int64), np.zeros(num_groups)
         for first in range(0, len(shapes), step):
             part = slice(first, first + step)
-            group[part] = balanced_groups(cost[part], num_groups, fewest_first=False)
+            group[part] = balanced_groups(cost[part], num_groups, load, fewest_first=False)
+            if self.carry:
+                load += np.bincount(group[part], weights=cost[part], minlength=num_groups)
         microbatch = np.arange(len(shapes)) // step
         modules = []
         for module, placed in zip(model.modules, layout.modules, strict=True):

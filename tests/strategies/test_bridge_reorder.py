@@ -37,6 +37,14 @@ def test_llm_tokens_count_if_they_have_a_weight() -> None:
     assert by_text == [0, 1, 0, 1]  # 901 -> 0, 801 -> 1, 7 -> 1, which is then full, 7 -> 0
 
 
+def test_the_first_group_has_the_largest_sample_of_every_step_unless_loads_are_carried() -> None:
+    shapes = samples((5, [40]), (5, [900]), (5, [800]), (5, [40]))
+    profile = profile_of(tiny_job(MODEL, global_batch=4, microbatch_size=1), shapes)
+    layout = chain_layout(MODEL, 1, 1, 2, dp=2)
+    assert PatchBalance().assign(shapes, layout, profile).modules[-1].replica.tolist() == [1, 0, 0, 1]
+    assert PatchBalance(carry=True).assign(shapes, layout, profile).modules[-1].replica.tolist() == [1, 0, 1, 0]
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([(2, 4), (4, 2), (2, 3), (1, 4), (2, 2)]))
 def test_modules_of_any_dp_hold_neighbouring_groups_of_the_same_samples(seed: int, dps: tuple[int, int]) -> None:

@@ -186,6 +186,7 @@ def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
         "sensitivity": lambda: splits(traces[:4]),
         "context_length": lambda: contexts(strategies[:3]),
         "robustness": lambda: changes(strategies, traces[:2]),
+        "out_of_the_box": lambda: changes(strategies, traces[:5], ["PP 1, DP 32", "PP 4, DP 8", "PP 8, DP 4"]),
     }
     return made[name]()
 
