@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
@@ -116,7 +117,7 @@ def _draw_panel(
                 if fits:
                     panel.text(x, y, str(row["status"]), ha="center", va="center", color=FAINT)
                 continue
-            colour = colours.to_rgba([row["speedup"]])[0]
+            colour = tuple(colours.to_rgba(np.array([row["speedup"]]))[0])
             panel.add_patch(Rectangle(corner, 1, 1, facecolor=colour, edgecolor="white", linewidth=0.8))
             clear = row["num_ok"] > 1 and not row["speedup_low"] < 1 < row["speedup_high"]
             lacking = "*" if row["num_ok"] < row["num_runs"] else ""
