@@ -12,7 +12,7 @@ from entrain_bench.costs.profiled.curve import Curve
 from entrain_bench.costs.profiled.fitting import fit_factors
 from entrain_bench.costs.profiled.layers import MEDIAN, LayerCurves, curves_of, num_segments, score_elements
 from entrain_bench.costs.profiled.points import DeviceProfile
-from entrain_bench.costs.roofline import Loads, PassTimes, Roofline, remade_layers
+from entrain_bench.costs.roofline import Loads, PassTimes, Roofline, busiest_area, packed, remade_layers
 from entrain_bench.errors import UserError
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import Framework
@@ -95,7 +95,7 @@ class ProfiledTimes:
         if offsets is None:
             return Loads(np.asarray(lengths, np.float64), areas, segments)
         sums = ({kind: sum_rows(offsets, each) for kind, each in values.items()} for values in (areas, segments))
-        return Loads(sum_rows(offsets, lengths), *sums)
+        return packed(Loads(sum_rows(offsets, lengths), *sums), lengths, offsets, self.roofline.framework)
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int) -> list[PassTimes]:
         """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``."""
@@ -201,6 +201,8 @@ class ProfiledTimes:
             UserError: for a chunk outside what was measured, unless that is allowed.
         """
         tokens, scores, segments = _of_kind(layer, loads)
+        if layer.attention:
+            scores = busiest_area(layer, loads, cp)
         tokens, scores, segments = np.ceil(tokens / cp), scores / cp, segments / cp
         if not self.extrapolate:
             curves = self._curves(module, layer, tp)
