@@ -2,8 +2,8 @@
 
 No figure of a paper; arXiv:2605.27918 and the others ablate their own parts only. Cells of
 ``experiments/figure/ablation.yaml``: parts by the names of their YAMLs. A panel a scheduler and trace, a row a planner,
-a column an assigner; the number is the speed-up over the first of each together, seed by seed, pale where its 95 %
-interval includes 1. Hatched combinations do not fit together, as the parts themselves say.
+a column an assigner; the number is the speed-up over the first of each together, seed by seed, in italics where its
+95 % interval includes 1. Hatched combinations do not fit together, as the parts themselves say.
 """
 
 from __future__ import annotations
@@ -66,15 +66,14 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
             panel.set_title(f"{models[model]}, {traces[trace]}" if len(models) > 1 else traces[trace])
         if place % len(jobs) == len(jobs) - 1:
             panel.yaxis.set_label_position("right")
-            panel.set_ylabel(scheduler, rotation=270, va="bottom")
+            panel.set_ylabel(f"scheduler\n{scheduler}", rotation=270, va="bottom")
     figure.supylabel("planner", fontsize="medium")
     figure.supxlabel("assigner", fontsize="medium")
     legend_above(
         figure,
         [
             Patch(facecolor="white", edgecolor="#b0b0b0", hatch="////", label="parts do not fit together"),
-            Patch(facecolor="none", label="number: speed-up over the first of each; pale: interval includes 1"),
-            Patch(facecolor="none", label="right: scheduler"),
+            Patch(facecolor="none", label="number: speed-up over the first of each; italics: interval includes 1"),
         ],
     )
     return figure, table
@@ -122,7 +121,7 @@ def _draw_panel(
             clear = row["num_ok"] > 1 and not row["speedup_low"] < 1 < row["speedup_high"]
             lacking = "*" if row["num_ok"] < row["num_runs"] else ""
             text = f"{row['speedup']:.2f}{lacking}"
-            panel.text(x, y, text, ha="center", va="center", color=INK if clear else FAINT)
+            panel.text(x, y, text, ha="center", va="center", color=INK, style="normal" if clear else "italic")
     panel.set_xticks(range(len(assigners)), assigners, rotation=90)
     panel.set_yticks(range(len(planners)), planners)
     panel.set_xlim(-0.5, len(assigners) - 0.5)
