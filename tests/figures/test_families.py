@@ -1,4 +1,4 @@
-"""The main figure with many strategies: a bar for the baseline and for the fastest of every family, marks for the rest."""
+"""The main figure with many strategies: bars of the baseline and of every family's fastest, marks for the others."""
 
 from __future__ import annotations
 
