@@ -94,8 +94,8 @@ class ProfiledTimes:
                 segments[layer.kind] = num_segments(layer.attention, lengths)
         if offsets is None:
             return Loads(np.asarray(lengths, np.float64), areas, segments)
-        sums = ({kind: sum_rows(offsets, each) for kind, each in values.items()} for values in (areas, segments))
-        return packed(Loads(sum_rows(offsets, lengths), *sums), lengths, offsets, self.roofline.framework)
+        area, count = ({kind: sum_rows(offsets, each) for kind, each in values.items()} for values in (areas, segments))
+        return packed(Loads(sum_rows(offsets, lengths), area, count), lengths, offsets, self.roofline.framework)
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int) -> list[PassTimes]:
         """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``."""
