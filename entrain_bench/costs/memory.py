@@ -283,6 +283,6 @@ def _rank_sets(program: Program) -> IntArray:
     layout = program.layout
     numbers = np.zeros(len(program.kind), np.int64)
     for index, (placed, blocks) in enumerate(zip(layout.modules, layout.blocks, strict=True)):
-        for actions in (program.forward_actions(index), program.backward_actions(index)):
+        for actions in (program.forward_actions(index), program.backward_actions(index), program.weight_actions(index)):
             numbers[actions] = blocks.rank_set[program.replica[actions] * placed.pp + program.stage[actions]]
     return numbers
