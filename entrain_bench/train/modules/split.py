@@ -1,8 +1,8 @@
 """Backwards in two passes: gradients of inputs first, those of weights later (B and W of arXiv:2401.10241, section 2).
 
 A product leaves its input and the gradient of its output to the second pass, the embedding of tokens the gradient of
-its rows. Gradients of norms and of biases are sums over tokens that backward has at hand: they are computed in the first
-pass and wait for the second, so that all gradients of a stage arrive there.
+its rows. Gradients of norms and of biases are sums over tokens that backward has at hand: they are computed in the
+first pass and wait for the second, so that all gradients of a stage arrive there.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
     gather_from_sequence_parallel_region,
-    linear_with_frozen_weight,
 )
+from megatron.core.tensor_parallel.layers import linear_with_frozen_weight
 from megatron.core.utils import prepare_input_tensors_for_wgrad_compute
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -82,7 +82,9 @@ class Splitter:
         found = torch.autograd.grad([output], [*ahead, *parameters], [gradient], allow_unused=True)
         self._left = None
         known = zip(parameters, found[len(ahead) :], strict=True)
-        small = {p: [(get_gradient_edge(p), partial(_itself, own))] for p, own in known if own is not None}
+        small: dict[Parameter, list[Part]] = {
+            p: [(get_gradient_edge(p), partial(_itself, own))] for p, own in known if own is not None
+        }
         assert small.keys().isdisjoint(left)
         # Small ones first: a bucket of gradients is sent off as soon as it has all of its own.
         return (found[0] if ahead else None), WeightPass(small | left)
@@ -126,7 +128,8 @@ class _Later(torch.autograd.Function):
     def forward(ctx: Any, value: Tensor, _: Parameter, put: Callable[..., None], *kept: Tensor) -> Tensor:
         ctx.put, ctx.num_kept = put, len(kept)
         ctx.save_for_backward(*kept)
-        return value
+        # Not the value itself: what autograd takes for a view may not be changed in place, as the loss changes logits.
+        return value.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
