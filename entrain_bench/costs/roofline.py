@@ -54,17 +54,30 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """Times of a forward and a backward, communication inside them apart; arrays of one shape, seconds."""
+    """Times of a chunk's passes, communication inside them apart; arrays of one shape, seconds.
+
+    Attributes:
+        weight_s: of the weight pass, where the backward is split; nothing communicates in it. None: the backward makes
+            the weights' gradients.
+    """
 
     forward_s: FloatArray
     forward_comm_s: FloatArray
     backward_s: FloatArray
     backward_comm_s: FloatArray
+    weight_s: FloatArray | None = None
+
+    @property
+    def columns(self) -> tuple[FloatArray, ...]:
+        """The times in the order in which they are given, without a weight pass where there is none."""
+        whole = self.forward_s, self.forward_comm_s, self.backward_s, self.backward_comm_s
+        return whole if self.weight_s is None else (*whole, self.weight_s)
 
     @property
     def total_s(self) -> FloatArray:
-        """Everything: both passes with their communication."""
-        return self.forward_s + self.forward_comm_s + self.backward_s + self.backward_comm_s
+        """Everything: all passes with their communication."""
+        whole = self.forward_s + self.forward_comm_s + self.backward_s + self.backward_comm_s
+        return whole if self.weight_s is None else whole + self.weight_s
 
 
 def _pad(sizes: ArrayLike, tile: int) -> FloatArray:
@@ -154,8 +167,13 @@ class Roofline:
         backward = flops * (ATTENTION_BACKWARD / (rate * device.attention_backward_efficiency))
         return np.maximum(forward, device.kernel_launch_s), np.maximum(backward, device.kernel_launch_s)
 
-    def layer_s(self, layer: Layer, loads: Loads, tp: int, cp: int) -> PassTimes:
-        """Times of one layer for each chunk ``[chunks]``."""
+    def layer_s(self, layer: Layer, loads: Loads, tp: int, cp: int, split: bool = False) -> PassTimes:
+        """Times of one layer for each chunk ``[chunks]``.
+
+        Of a split backward the weight pass has one product for each product of the forward, of as many FLOPs; all else
+        stays: attention, norms, the embedding's gradient, which needs no product, and communication. The latter hides
+        less, without a product for weights beside it.
+        """
         tokens = loads.tokens
         if not layer.tensor_parallel:
             # Whole sequences on every rank: rows are shared as under context parallelism, and nothing is gathered.
@@ -171,8 +189,13 @@ class Roofline:
         if not layer.backward_share:
             backward = np.zeros_like(tokens)
         columns = [each for each, product in zip(gemms, layer.gemms, strict=True) if not product.row_parallel]
-        comm, comm_backward = self.comm_s(layer, tokens, tp, cp, (forward, backward), columns)
-        return PassTimes(forward, comm, backward, comm_backward)
+        if not split:
+            comm, comm_backward = self.comm_s(layer, tokens, tp, cp, (forward, backward), columns)
+            return PassTimes(forward, comm, backward, comm_backward)
+        weight = gemm if layer.learns else np.zeros_like(gemm)
+        backward = backward - weight
+        comm, comm_backward = self.comm_s(layer, tokens, tp, cp, (forward, backward), columns, split)
+        return PassTimes(forward, comm, backward, comm_backward, weight)
 
     def comm_s(
         self,
@@ -182,6 +205,7 @@ class Roofline:
         cp: int,
         compute_s: tuple[FloatArray, FloatArray],
         columns_s: Sequence[FloatArray] = (),
+        split: bool = False,
     ) -> tuple[FloatArray, FloatArray]:
         """Exposed communication inside one layer's forward and backward for each chunk ``[chunks]``.
 
@@ -192,10 +216,11 @@ class Roofline:
             cp: context-parallel degree.
             compute_s: its forward and backward without communication.
             columns_s: forwards of its column-parallel products, under which communication hides; none if unknown.
+            split: whether weights' gradients are made in a pass of their own.
         """
         comm = comm_backward = np.zeros_like(tokens)
         if tp > 1 and layer.num_gathers + layer.num_scatters:
-            ahead, back, hidden = self._tensor_parallel_s(layer, tokens, tp, cp, columns_s[: layer.num_gathers])
+            ahead, back, hidden = self._tensor_parallel_s(layer, tokens, tp, cp, columns_s[: layer.num_gathers], split)
             comm = self._exposed_s(ahead, np.zeros_like(ahead), compute_s[0])
             comm_backward = self._exposed_s(back, hidden, compute_s[1])
         if layer.attention and cp > 1 and layer.tensor_parallel:
@@ -207,10 +232,10 @@ class Roofline:
             comm, comm_backward = comm + gather, comm_backward + 2 * gather
         return comm, comm_backward if layer.backward_share else np.zeros_like(tokens)
 
-    def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int) -> list[PassTimes]:
+    def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
         """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``."""
         own, parts = self.of(module), self.framework.sequence_parts(module, cp)
-        return [own.layer_s(layer, loads, tp, parts) for layer in module.kinds]
+        return [own.layer_s(layer, loads, tp, parts, split) for layer in module.kinds]
 
     def of(self, module: ModuleSpec) -> Roofline:
         """Itself under the settings that a module has."""
@@ -227,7 +252,7 @@ class Roofline:
         return np.maximum((a_rank / (cp * bandwidth)) * tokens, launches)
 
     def _tensor_parallel_s(
-        self, layer: Layer, tokens: FloatArray, tp: int, cp: int, columns: Sequence[FloatArray]
+        self, layer: Layer, tokens: FloatArray, tp: int, cp: int, columns: Sequence[FloatArray], split: bool
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Tensor-parallel communication of a layer: of forward, of backward, and what of the latter products hide.
 
@@ -235,7 +260,8 @@ class Roofline:
         row-parallel ones; backward does the reverse, and gathers the former inputs once more. Without, the sums are
         all-reduced in forward, the gradients of the inputs in backward. megatron-core overlaps an input's gather with
         the product that makes the input's gradient, and what happens to that gradient with the product that makes the
-        weight's (``LinearWithGradAccumulationAndAsyncCommunication`` of 0.19); all else is exposed.
+        weight's (``LinearWithGradAccumulationAndAsyncCommunication`` of 0.19); all else is exposed. Where weights'
+        gradients wait for a pass of their own, the latter product is not there.
 
         Args:
             layer: the layer.
@@ -243,6 +269,7 @@ class Roofline:
             tp: tensor-parallel degree, at least 2.
             cp: context-parallel degree.
             columns: forward times of the products whose inputs are gathered ``[products][chunks]``.
+            split: whether weights' gradients are made in a pass of their own.
         """
         tier = self.cluster.group_tier(np.arange(tp))
         one = all_gather_s((BF16_BYTES * layer.hidden_size / cp) * tokens, tp, tier)
@@ -256,9 +283,9 @@ class Roofline:
                 np.zeros_like(one),
             )
         if not self.framework.sequence_parallel:
-            hidden = sum_in_order([np.minimum(2 * one, product) for product in columns], tokens)
+            hidden = sum_in_order([np.minimum(2 * one, product) for product in columns if not split], tokens)
             return 2 * layer.num_scatters * one, 2 * layer.num_gathers * one, hidden
-        hidden = sum_in_order([2 * np.minimum(one, product) for product in columns], tokens)
+        hidden = sum_in_order([(1 if split else 2) * np.minimum(one, product) for product in columns], tokens)
         forward = (layer.num_gathers + layer.num_scatters) * one
         return forward, forward + layer.num_gathers * one, hidden
 
@@ -270,7 +297,14 @@ class Roofline:
         return np.maximum((1.0 - self.framework.tp_overlap) * (comm - hidden), comm - compute)
 
     def stages_s(
-        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool | FloatArray
+        self,
+        module: ModuleSpec,
+        loads: Loads,
+        counts: FloatArray,
+        tp: int,
+        cp: int,
+        recompute: bool | FloatArray,
+        split: bool = False,
     ) -> PassTimes:
         """Times of each chunk on each stage ``[chunks, stages]``.
 
@@ -282,12 +316,14 @@ class Roofline:
             cp: context-parallel degree.
             recompute: whether backward runs the forward of each layer that recomputation covers once more; or of how
                 many layers of each kind it does ``[chunks, stages, kinds]``.
+            split: whether weights' gradients are made in a pass of their own.
         """
-        totals = np.zeros((4, len(loads.tokens), len(counts)))
+        totals = np.zeros((4 + split, len(loads.tokens), len(counts)))
         again = remade_layers(module, counts, recompute)
-        for index, (layer, times) in enumerate(zip(module.kinds, self.layers_s(module, loads, tp, cp), strict=True)):
-            columns = (times.forward_s, times.forward_comm_s, times.backward_s, times.backward_comm_s)
-            for total, column in zip(totals, columns, strict=True):
+        for index, (layer, times) in enumerate(
+            zip(module.kinds, self.layers_s(module, loads, tp, cp, split), strict=True)
+        ):
+            for total, column in zip(totals, times.columns, strict=True):
                 total += column[:, None] * counts[:, index]
             if layer.backward_share and again[..., index].any():
                 totals[2] += times.forward_s[:, None] * again[..., index]

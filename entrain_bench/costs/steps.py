@@ -29,7 +29,8 @@ class Steps:
         sync_s: how long the gradients of a stage occupy the links.
         optimizer_s: optimizer step.
         gather_s: gather of the weights right after it; 0 if it goes on beside the first forwards.
-        last_backwards: the last backward of each replica on the stage, one array a stage.
+        last_backwards: the last pass of each replica on the stage that makes gradients of its weights, one array a
+            stage.
         lag_s: from the end of each of them to the end of the synchronisation, links free.
         tied: pairs of stages that hold one embedding, and the seconds that reducing it between them takes after both
             are synchronised.
@@ -88,7 +89,7 @@ class Ends:
     Attributes:
         traffic: what of its weights travels then.
         firsts: first forward of every replica ``[replicas]``.
-        lasts: last backward of every replica ``[replicas]``.
+        lasts: last backward, or weight pass, of every replica ``[replicas]``.
         forward_s: time of each layer in the former, communication included ``[replicas, layers]``.
         backward_s: likewise in the latter.
     """
@@ -177,11 +178,16 @@ class StepCosts:
         chunks = np.unique(program.chunk[np.concatenate([*firsts, *lasts])]).astype(np.int64)
         offsets, entries = take_rows(rows.offsets, chunks)
         loads = self.layer_times.loads(module, module.lengths(program.shapes, rows.members[entries]), offsets)
-        kinds = self.layer_times.layers_s(module, loads, placed.tp, placed.cp)
+        split = program.splits_backward(index)
+        kinds = self.layer_times.layers_s(module, loads, placed.tp, placed.cp, split)
         # [chunks, kinds]
         forward_s = np.stack([times.forward_s + times.forward_comm_s for times in kinds], axis=1)
-        backward_s = np.stack([times.backward_s + times.backward_comm_s for times in kinds], axis=1)
-        again_s = forward_s * [kind.recomputed and kind.backward_share > 0 for kind in module.kinds]
+        backward_s = np.stack(
+            [times.backward_s + times.backward_comm_s if times.weight_s is None else times.weight_s for times in kinds],
+            axis=1,
+        )
+        # What is recomputed is there for the weight pass.
+        again_s = forward_s * [kind.recomputed and kind.backward_share > 0 and not split for kind in module.kinds]
         if placed.recompute:
             backward_s = backward_s + again_s
         layers = np.split(module.layer_kind, np.cumsum(placed.layers_per_stage[:-1]))
@@ -278,8 +284,9 @@ class StepCosts:
 
 
 def last_of_stages(program: Program, index: int) -> list[IntArray]:
-    """The last backward of every replica on each stage of a module, one array a stage."""
-    return _extreme(program, index, Pass.BACKWARD, slice(None))
+    """The last backward, or weight pass, of every replica on each stage of a module, one array a stage."""
+    kind = Pass.WEIGHT if program.splits_backward(index) else Pass.BACKWARD
+    return _extreme(program, index, kind, slice(None))
 
 
 def first_of_stages(program: Program, index: int) -> list[IntArray]:

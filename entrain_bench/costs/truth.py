@@ -82,11 +82,11 @@ class CostTruth:
         """Memory sizes under the same settings."""
         return Memory(self.model, self.framework)
 
-    def unit_times(self, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray) -> PassTimes:
-        """Times of sequences that each form a chunk alone ``[sequences, stages]``."""
+    def unit_times(self, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray, split: bool = False) -> PassTimes:
+        """Times of sequences that each form a chunk alone ``[sequences, stages]``; see ``chunk_times``."""
         counts = module.kind_counts(placed.layers_per_stage)
         loads = self.layer_times.loads(module, lengths)
-        return self.layer_times.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
+        return self.layer_times.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute, split)
 
     def chunk_times(
         self,
@@ -95,17 +95,19 @@ class CostTruth:
         shapes: SampleShapes,
         chunks: Chunks,
         remade: IntArray | None = None,
+        split: bool = False,
     ) -> PassTimes:
         """Times of packed chunks ``[chunks, stages]``, of which each recomputes ``remade`` layers of a stage.
 
-        By default all layers that recomputation covers, or none, as the layout says.
+        By default all layers that recomputation covers, or none, as the layout says. With ``split`` a pass of its own
+        makes the weights' gradients.
         """
         counts = module.kind_counts(placed.layers_per_stage)
         loads = self.layer_times.loads(module, module.lengths(shapes, chunks.members), chunks.offsets)
         recompute: bool | FloatArray = placed.recompute
         if remade is not None and not recompute:
             recompute = remade_kinds(module, placed.layers_per_stage, remade)
-        return self.layer_times.stages_s(module, loads, counts, placed.tp, placed.cp, recompute)
+        return self.layer_times.stages_s(module, loads, counts, placed.tp, placed.cp, recompute, split)
 
     def charge(self, program: Program) -> Prices:
         """What one execution of a program costs: its price, but for the noise."""
@@ -123,11 +125,14 @@ class CostTruth:
         layout = program.layout
         for index, (module, placed) in enumerate(zip(self.model.modules, layout.modules, strict=True)):
             remade = program.remade[index] if program.remade else None
-            times = self.chunk_times(module, placed, program.shapes, program.chunks[index], remade)
+            split = program.splits_backward(index)
+            times = self.chunk_times(module, placed, program.shapes, program.chunks[index], remade, split)
             first, size = int(program.first_action[index]), times.forward_s.size
             forward, backward = slice(first, first + size), slice(first + size, first + 2 * size)
             comm[forward], comm[backward] = times.forward_comm_s.ravel(), times.backward_comm_s.ravel()
             duration[forward], duration[backward] = times.forward_s.ravel(), times.backward_s.ravel()
+            if times.weight_s is not None:
+                duration[first + 2 * size : first + 3 * size] = times.weight_s.ravel()
         comm += self.memory.offload_bytes(program) / self.cluster.device.host_bandwidth_bytes_per_s
         hold, delay, transfers = self._transfers(program)
         costs = self.step_costs

@@ -105,6 +105,12 @@ def lighter(colour: Colour, share: float = 0.55) -> Colour:
     return red, green, blue
 
 
+def darker(colour: Colour, share: float = 0.65) -> Colour:
+    """The colour mixed with black."""
+    red, green, blue = (part * share for part in colour)
+    return red, green, blue
+
+
 def panels(rows: int, columns: int, width_in: float, height_in: float, **options: Any) -> tuple[Figure, list[Axes]]:
     """A figure with a grid of panels, row by row; panels are placed so that no text overlaps."""
     figure = Figure(figsize=(width_in, height_in), layout="constrained")

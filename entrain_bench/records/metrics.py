@@ -68,7 +68,8 @@ def measure(timeline: Timeline, truth: CostTruth, host_time: HostTime | None = N
     passes = program.is_pass
     flops = truth.model.training_flops(program.shapes)
     flops_per_s = flops / seconds / cluster.num_ranks
-    bound_s = lower_bound_s(truth, program.layout, program.shapes)
+    split = any(program.splits_backward(index) for index in range(len(program.chunks)))
+    bound_s = lower_bound_s(truth, program.layout, program.shapes, split)
     busy_s = rank_seconds(timeline, timeline.end_s - timeline.start_s)
     exposed_s = rank_seconds(timeline, timeline.comm_s + timeline.transfer_wait_s)
     return {

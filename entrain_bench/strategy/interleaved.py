@@ -97,8 +97,24 @@ class Turns:
 def chain_of_turns(model: ModelSpec, layout: Layout) -> Turns | None:
     """The interleaved pipeline that a layout is; None if it is none.
 
-    Place i of the chain is on rank i modulo their number. Encoders begin at the first place; the LLM on the place where
-    the longest encoder ends, if its first stage is there, otherwise on the next one; generators are on the last.
+    Place i of the chain (``chain_of_places``) is on rank i modulo their number.
+    """
+    found = chain_of_places(model, layout)
+    if found is None:
+        return None
+    of_place, places = found
+    count, num_ranks = len(of_place), len(np.unique(of_place))
+    goes_round = num_ranks > 1 and count > num_ranks and count % num_ranks == 0
+    if not goes_round or not np.array_equal(of_place, of_place[np.arange(count) % num_ranks]):
+        return None
+    return Turns(num_ranks, count // num_ranks, places)
+
+
+def chain_of_places(model: ModelSpec, layout: Layout) -> tuple[IntArray, tuple[IntArray, ...]] | None:
+    """Lowest rank of each place of the chain of all stages in replica 0 ``[places]``, and each module's places.
+
+    Encoders begin at the first place; the LLM on the place where the longest encoder ends, if its first stage is there,
+    otherwise on the next one; generators are on the last. None if modules contradict each other.
     """
     llm = model.llm_index
     blocks = [placed.ranks[0].min(axis=1) for placed in layout.modules]
@@ -109,16 +125,12 @@ def chain_of_turns(model: ModelSpec, layout: Layout) -> Turns | None:
     count = first[llm] + len(blocks[llm])
     places = [start + np.arange(len(own)) for start, own in zip(first, blocks, strict=False)]
     places += [np.array([count - 1] if len(own) == 1 else []) for own in blocks[llm + 1 :]]
-    num_ranks = len(np.unique(np.concatenate(blocks)))
     of_place = np.full(count, -1)
     for own, found in zip(blocks, places, strict=True):
         if len(own) != len(found) or np.any((of_place[found] >= 0) & (of_place[found] != own)):
             return None
         of_place[found] = own
-    goes_round = num_ranks > 1 and count > num_ranks and count % num_ranks == 0
-    if not goes_round or not np.array_equal(of_place, of_place[np.arange(count) % num_ranks]):
-        return None
-    return Turns(num_ranks, count // num_ranks, tuple(places))
+    return of_place, tuple(places)
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,6 +200,8 @@ def place_chain(
     recompute: Sequence[bool],
     leading: bool,
     virtual_stages: int = 1,
+    virtual_order: str = "loop",
+    split_backward: bool = False,
 ) -> Layout:
     """A homogeneous replica: LLM stages in a chain; encoders before them and generators behind, or on the outer ones.
 
@@ -212,18 +214,32 @@ def place_chain(
         layers: layers of each stage, for every module of the model.
         recompute: modules that recompute their activations.
         leading: whether encoders have leading stages of their own, and generators trailing ones.
-        virtual_stages: stages that each rank of the pipeline holds in turn; ``degrees.pp`` counts the ranks.
+        virtual_stages: stages that each rank of the pipeline holds; ``degrees.pp`` counts the ranks.
+        virtual_order: how they follow each other over the ranks (``rank_of_places``).
+        split_backward: see ``Layout``.
     """
     width = degrees.tp * degrees.cp
     ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
     modules = []
-    firsts = chain_starts(job.model, degrees.pp * virtual_stages, layers, leading)
+    rank_of_place = rank_of_places(degrees.pp, virtual_stages, virtual_order)
+    firsts = chain_starts(job.model, len(rank_of_place), layers, leading)
     for module, first, split, again in zip(job.model.modules, firsts, layers, recompute, strict=True):
-        held = np.ascontiguousarray(ranks[:, (first + np.arange(len(split))) % degrees.pp])
+        held = np.ascontiguousarray(ranks[:, rank_of_place[first : first + len(split)]])
         modules.append(ModuleLayout(module.name, degrees.tp, degrees.cp, split, held, again))
-    layout = Layout(tuple(modules), job.num_microbatches(degrees.dp))
+    layout = Layout(tuple(modules), job.num_microbatches(degrees.dp), split_backward=split_backward)
     check_layout(layout, job.model, job.cluster)
     return layout
+
+
+def rank_of_places(num_ranks: int, virtual_stages: int, virtual_order: str = "loop") -> IntArray:
+    """Rank (block) of each place in a chain of virtual stages ``[num_ranks * virtual_stages]``.
+
+    They go round the ranks, ``loop`` (arXiv:2104.04473, section 2.2), or down and back up, ``v`` (arXiv:2401.10241,
+    section 6).
+    """
+    turn, rank = np.divmod(np.arange(num_ranks * virtual_stages), num_ranks)
+    upwards = virtual_order == "v"
+    return np.where(upwards & (turn % 2 == 1), num_ranks - 1 - rank, rank)
 
 
 def chain_starts(model: ModelSpec, pp: int, layers: Sequence[tuple[int, ...]], leading: bool) -> list[int]:

@@ -194,7 +194,8 @@ def _bounding(lane: Lane) -> BoolArray:
 
 def _lanes(program: Program, forward_s: Sequence[FloatArray], profile: Profile) -> tuple[list[Lane], list[IntArray]]:
     """What every lane may buy, and module, chunk and stage of each of its intervals ``[3, intervals]``."""
-    num_forwards = np.diff(program.first_action)[program.module] // 2
+    sizes_of = np.array([program.forward_actions(index).size for index in range(len(program.chunks))])
+    num_forwards = sizes_of[program.module]
     spare = profile.job.planning_budget_bytes - profile.memory.over_program(program)[0]
     whole = np.maximum(np.floor(spare / BYTES_UNIT), 0.0).astype(np.int64)
     sizes, gains = _per_action(program, forward_s, profile)

@@ -12,7 +12,7 @@ from entrain_bench.errors import IncompatibleError
 from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment, Chunks, check_assignment, group_chunks
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
 
@@ -120,6 +120,7 @@ def chain_program(
     assignment: Assignment,
     warmup: Sequence[IntArray],
     split_backward: bool = False,
+    weight_delay: Sequence[IntArray] | None = None,
 ) -> Program:
     """1F1B over a chain of encoder, LLM and generator stages, whose modules may differ in DP.
 
@@ -133,17 +134,28 @@ def chain_program(
         assignment: labels; an LLM microbatch must not come before the encoder microbatches it needs.
         warmup: forwards before the first backward, for every module ``[stages]``.
         split_backward: whether samples deferred to a later LLM microbatch form chunks of their own.
+        weight_delay: microbatches by which weight passes come after their backwards, for every module ``[stages]``;
+            None: backwards are whole. Modules that learn nothing have no weight passes.
     """
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward)
     freed = backward_microbatch(model, shapes, assignment, chunks)
     places = microbatches_per_replica(layout, chunks, freed)
     slots = []
-    for rows, last, ahead, per_replica in zip(chunks, freed, warmup, places, strict=True):
+    for index, (rows, last, ahead, per_replica) in enumerate(zip(chunks, freed, warmup, places, strict=True)):
         count = per_replica[rows.replica][:, None]
         forward, _ = one_f_one_b(rows.microbatch[:, None], count, ahead)
         _, backward = one_f_one_b(last[:, None], count, ahead)
-        slots.append(Slots(forward, backward))
+        weight = None
+        if weight_delay is not None and learns(model.modules[index]):
+            # A backward's slot, also of microbatches that are not there: those come after all that are.
+            _, weight = one_f_one_b(last[:, None] + weight_delay[index], count, ahead)
+        slots.append(Slots(forward, backward, weight))
     return build_program(model, layout, shapes, chunks, slots)
+
+
+def learns(module: ModuleSpec) -> bool:
+    """Whether a module has weight gradients, so that its backward can be split."""
+    return any(layer.learns for layer in module.kinds)
 
 
 def three_phase_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
