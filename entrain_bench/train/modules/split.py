@@ -17,7 +17,6 @@ import torch.distributed as dist
 from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
-    gather_from_sequence_parallel_region,
 )
 from megatron.core.tensor_parallel.layers import linear_with_frozen_weight
 from megatron.core.utils import prepare_input_tensors_for_wgrad_compute
@@ -160,13 +159,21 @@ class RowProduct(_Product, RowParallelLinear):  # type: ignore[misc]
 
 
 def _part_of_product(weight: Parameter, gathered: dist.ProcessGroup | None, gradient: Tensor, rows: Tensor) -> Part:
-    return get_gradient_edge(weight), partial(_gradient_of_product, gathered, gradient, rows)
+    every, arrival = (rows, None) if gathered is None else _gather(rows, gathered)
+    return get_gradient_edge(weight), partial(_gradient_of_product, gradient, every, arrival)
 
 
-def _gradient_of_product(gathered: dist.ProcessGroup | None, gradient: Tensor, rows: Tensor) -> Tensor:
-    every = rows if gathered is None else gather_from_sequence_parallel_region(rows, group=gathered)
-    own, every = prepare_input_tensors_for_wgrad_compute(gradient, every)
-    found: Tensor = own.t().matmul(every)
+def _gather(rows: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, dist.Work]:
+    """All ranks' rows, on their way while the gradient of the input is computed: nothing is sent in the second pass."""
+    every = rows.new_empty(group.size() * len(rows), *rows.shape[1:])
+    return every, dist.all_gather_single(every, rows.contiguous(), group=group, async_op=True)
+
+
+def _gradient_of_product(gradient: Tensor, rows: Tensor, arrival: dist.Work | None) -> Tensor:
+    if arrival is not None:
+        arrival.wait()
+    own, rows = prepare_input_tensors_for_wgrad_compute(gradient, rows)
+    found: Tensor = own.t().matmul(rows)
     return found
 
 

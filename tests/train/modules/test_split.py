@@ -15,12 +15,17 @@ from entrain_bench.train.modules import Pack, Stage, StageGroups
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.platform import prepare_platform
 from support.train.allocations import allocated, num_bytes
-from support.train.kept import LENGTHS, wide_model
+from support.train.kept import LENGTHS, input_of, wide_model
 from support.train.modules import batch_of, differences, run_module, small_model, stage_of
 
 MODEL = small_model()
 WIDE = wide_model()
 SHAPE = (sum(LENGTHS), 256)
+LAYERS = [
+    (module.name, layer)
+    for module in WIDE.modules
+    for layer in sorted({module.layer_kind.tolist().index(kind) for kind in module.layer_kind.tolist()})
+]
 WAITING = 4 * sum(LENGTHS) * sum(gemm.k + gemm.n for gemm in WIDE.llm.layers[1].gemms)
 
 
@@ -106,15 +111,24 @@ def test_what_is_frozen_hands_gradients_on_and_leaves_nothing(alone: StageGroups
     assert not left.left
 
 
+@pytest.mark.parametrize(("name", "layer"), LAYERS)
 @pytest.mark.parametrize("recompute", [False, True])
-def test_what_waits_is_what_products_need(alone: StageGroups, recompute: bool) -> None:
-    """Between the passes a block keeps the inputs of its products and the gradients of their outputs."""
-    stage = stage_of(WIDE, WIDE.llm, alone, range(1, 2), recompute=recompute)
-    _, left = first_pass(stage, torch.randn(SHAPE, requires_grad=True), Pack(LENGTHS, splits_backward=True))
+def test_what_waits_is_what_is_predicted(alone: StageGroups, name: str, layer: int, recompute: bool) -> None:
+    """Between the passes a layer keeps the inputs of its products and the gradients of their outputs.
+
+    The embedding of tokens, whose gradient the simulator counts to the first pass, keeps those of its rows.
+    """
+    module = WIDE.module(name)
+    stage = stage_of(WIDE, module, alone, range(layer, layer + 1), recompute=recompute)
+    hidden, pack = input_of(module, layer, alone, torch.float32)
+    _, left = first_pass(stage, hidden, split_pack(pack))
     parts = [gradient for parts in left.left.values() for _, gradient in parts]
     waiting = [tensor for gradient in parts for tensor in gradient.args if isinstance(tensor, Tensor)]  # type: ignore[attr-defined]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in waiting}
-    assert sum(storages.values()) == WAITING + sum(num_bytes(p) for p in stage.parameters() if p.dim() == 1)
+    small = sum(num_bytes(p) for p in stage.parameters() if p.dim() == 1)
+    predicted = sum(LENGTHS) * module.layers[layer].weight_pass_bytes(1, 4)
+    rows = 0 if layer or module.is_encoder else sum(LENGTHS) * module.config.hidden_size * 4
+    assert sum(storages.values()) - small == pytest.approx(predicted + rows, rel=0.01)
 
 
 def test_nothing_else_is_kept_between_the_passes_and_nothing_after_them(alone: StageGroups) -> None:
