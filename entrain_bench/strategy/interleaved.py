@@ -110,17 +110,19 @@ def chain_of_turns(model: ModelSpec, layout: Layout) -> Turns | None:
     return Turns(num_ranks, count // num_ranks, places)
 
 
-def chain_of_places(model: ModelSpec, layout: Layout) -> tuple[IntArray, tuple[IntArray, ...]] | None:
+def chain_of_places(
+    model: ModelSpec, layout: Layout, apart: bool = False
+) -> tuple[IntArray, tuple[IntArray, ...]] | None:
     """Lowest rank of each place of the chain of all stages in replica 0 ``[places]``, and each module's places.
 
     Encoders begin at the first place; the LLM on the place where the longest encoder ends, if its first stage is there,
-    otherwise on the next one; generators are on the last. None if modules contradict each other.
+    otherwise, or if ``apart``, on the next one; generators are on the last. None if modules contradict each other.
     """
     llm = model.llm_index
     blocks = [placed.ranks[0].min(axis=1) for placed in layout.modules]
     ahead = max((placed.pp for placed in layout.modules[:llm]), default=0)
     longest = next((own for own in blocks[:llm] if len(own) == ahead), blocks[llm])
-    shared = bool(ahead) and longest[-1] == blocks[llm][0]
+    shared = bool(ahead) and not apart and longest[-1] == blocks[llm][0]
     first = [0] * llm + [ahead - shared]
     count = first[llm] + len(blocks[llm])
     places = [start + np.arange(len(own)) for start, own in zip(first, blocks, strict=False)]

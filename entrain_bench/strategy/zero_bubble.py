@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,7 +17,7 @@ from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.interleaved import chain_of_places
 from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.recomputation import Recomputation
+from entrain_bench.strategy.recomputation import Recomputation, recompute_all
 from entrain_bench.strategy.schedules import (
     backward_microbatch,
     chain_chunks,
@@ -28,15 +29,12 @@ from entrain_bench.strategy.schedules import (
 
 
 @dataclass(frozen=True, slots=True)
-class ZeroBubbleH1(Recomputation):
-    """ZB-H1: 1F1B's forwards and backwards, and weight passes that come later the later the stage (section 2.3).
-
-    A stage runs the weight pass of a microbatch after the backward of the one that comes as many later as there are
-    stages before it in the chain; those without such a backward run at the end. So every stage of an even pipeline
-    holds as many microbatches as 1F1B's first, and the bubble shrinks from (p - 1)(F + B + W) to (p - 1)(F + B - W).
+class ZeroBubble(Recomputation):
+    """What both schedules have in common.
 
     Attributes:
-        max_weight_delay: microbatches by which a weight pass comes after its backward at most; None: as above.
+        max_weight_delay: microbatches by which a weight pass comes after its backward at most; None: as many as the
+            schedule says, as far as memory allows.
     """
 
     handles_generators: ClassVar[bool] = True
@@ -48,6 +46,47 @@ class ZeroBubbleH1(Recomputation):
         most = self.max_weight_delay
         require(most is None or most >= 0, "strategy.scheduler.max_weight_delay", most, "null or at least 0")
 
+    def delayed(self, make: Callable[[int], Program], longest: int, profile: Profile) -> Program:
+        """The program with the longest delay of weight passes that fits memory, or none at all if none does.
+
+        A backward leaves its weight pass about as much as it frees, and recomputation saves nothing of that.
+
+        Args:
+            make: the program whose weight passes come so many microbatches after their backwards at most.
+            longest: the longest delay of the schedule.
+            profile: for memory.
+        """
+        if self.max_weight_delay is not None:
+            return self.within_memory(make(min(self.max_weight_delay, longest)), profile)
+        recomputes = self.chooses_recomputation and profile.job.request.recompute is None
+
+        def fits(program: Program) -> bool:
+            frugal = recompute_all(program) if recomputes else program
+            return bool(profile.memory.peak_bytes(frugal).max() <= profile.job.planning_budget_bytes)
+
+        program, least = make(longest), 0
+        if longest and not fits(program):
+            # Bisection: `least` fits, or is 0; `longest` does not fit.
+            program = make(0)
+            while longest - least > 1:
+                middle = (least + longest) // 2
+                shorter = make(middle)
+                if fits(shorter):
+                    program, least = shorter, middle
+                else:
+                    longest = middle
+        return self.within_memory(program, profile)
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroBubbleH1(ZeroBubble):
+    """ZB-H1: 1F1B's forwards and backwards, and weight passes that come later the later the stage (section 2.3).
+
+    A stage runs the weight pass of a microbatch after the backward of the one that comes as many later as there are
+    stages before it in the chain; those without such a backward run at the end. So every stage of an even pipeline
+    holds as many microbatches as 1F1B's first, and the bubble shrinks from (p - 1)(F + B + W) to (p - 1)(F + B - W).
+    """
+
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program.
 
@@ -57,17 +96,17 @@ class ZeroBubbleH1(Recomputation):
         model = profile.job.model
         behind = stages_behind(layout, model.llm_index)
         last = max(int(stages.max()) for stages in behind)
-        most = last if self.max_weight_delay is None else self.max_weight_delay
-        delay = [np.minimum(last - stages, most) for stages in behind]
-        program = chain_program(model, shapes, layout, assignment, behind, weight_delay=delay)
-        return self.within_memory(program, profile)
+
+        def make(most: int) -> Program:
+            delay = [np.minimum(last - stages, most) for stages in behind]
+            return chain_program(model, shapes, layout, assignment, behind, weight_delay=delay)
+
+        return self.delayed(make, last, profile)
 
 
 @dataclass(frozen=True, slots=True)
-class ZeroBubbleV(Recomputation):
+class ZeroBubbleV(ZeroBubble):
     """ZB-V: two stages a rank, down the ranks and back up, without a bubble if F = B = W (section 6)."""
-
-    handles_generators: ClassVar[bool] = True
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program.
@@ -75,7 +114,16 @@ class ZeroBubbleV(Recomputation):
         Raises:
             IncompatibleError: if the stages do not go down the ranks and back.
         """
-        return self.within_memory(zb_v_program(profile.job.model, shapes, layout, assignment), profile)
+        valley = valley_of(profile.job.model, layout)
+        if valley is None:
+            raise IncompatibleError(
+                "schedule: ZB-V needs two stages a rank, down the ranks and back up (strategy.planner.virtual_order=v)"
+            )
+
+        def make(most: int) -> Program:
+            return _valley_program(profile.job.model, shapes, layout, assignment, valley, most)
+
+        return self.delayed(make, valley.num_ranks - 1, profile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,34 +141,36 @@ class Valley:
 
 def valley_of(model: ModelSpec, layout: Layout) -> Valley | None:
     """The V that a layout is; None if it is none."""
-    found = chain_of_places(model, layout)
-    if found is None:
-        return None
-    of_place, places = found
-    num_ranks = len(np.unique(of_place))
-    is_valley = num_ranks > 1 and len(of_place) == 2 * num_ranks and np.array_equal(of_place, of_place[::-1])
-    return Valley(num_ranks, places) if is_valley else None
+    # Where encoders end on the lowest rank the LLM may begin on its other place.
+    for found in (chain_of_places(model, layout, apart) for apart in (False, True)):
+        if found is not None:
+            of_place, places = found
+            num_ranks = len(np.unique(of_place))
+            if num_ranks > 1 and len(of_place) == 2 * num_ranks and np.array_equal(of_place, of_place[::-1]):
+                return Valley(num_ranks, places)
+    return None
 
 
-def zb_v_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
-    """ZB-V over a chain of stages: of the encoders, then the LLM's, then the generators'.
-
-    Raises:
-        IncompatibleError: if the stages do not go down the ranks and back (``valley_of``).
-    """
-    valley = valley_of(model, layout)
-    if valley is None:
-        raise IncompatibleError(
-            "schedule: ZB-V needs two stages a rank, down the ranks and back up (strategy.planner.virtual_order=v)"
-        )
+def _valley_program(
+    model: ModelSpec,
+    shapes: SampleShapes,
+    layout: Layout,
+    assignment: Assignment,
+    valley: Valley,
+    max_weight_delay: int,
+) -> Program:
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
     freed = backward_microbatch(model, shapes, assignment, chunks)
     counts = microbatches_per_replica(layout, chunks, freed)
     slots = []
     for module, rows, last, per_replica, own in zip(model.modules, chunks, freed, counts, valley.places, strict=True):
-        times = zb_v_slots(rows.microbatch, last, per_replica[rows.replica], valley.num_ranks)
-        forward, backward, weight = (time[:, own] for time in times)
-        slots.append(Slots(forward, backward, weight if learns(module) else None))
+        count, ranks = per_replica[rows.replica], valley.num_ranks
+        forward, backward, weight = zb_v_slots(rows.microbatch, last, count, ranks)
+        if max_weight_delay < ranks - 1:
+            # In the slot of a later backward of the same stage, unless it comes before that anyway.
+            _, later, _ = zb_v_slots(rows.microbatch, last + max_weight_delay, count, ranks)
+            weight = np.minimum(weight, later)
+        slots.append(Slots(forward[:, own], backward[:, own], weight[:, own] if learns(module) else None))
     return build_program(model, layout, shapes, chunks, slots)
 
 
