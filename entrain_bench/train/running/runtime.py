@@ -47,7 +47,17 @@ class Graph:
     leaf: Tensor | None
     output: GradientEdge | None
     shape: torch.Size
-    splits: bool = False
+    splits: bool
+
+    @staticmethod
+    def of(leaf: Tensor | None, output: Tensor, pack: Pack) -> Graph:
+        """What the forward of a pack leaves that made an output of an input."""
+        return Graph(
+            leaf if leaf is not None and leaf.requires_grad else None,
+            get_gradient_edge(output) if output.requires_grad else None,
+            output.shape,
+            pack.splits_backward,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +217,7 @@ class _Iteration:
         if self._is_loss(step):
             output = output / self.work.num_loss_tokens
             self.losses.append(ChunkLoss(step.action, output.detach()))
-        wants_gradient = leaf is not None and leaf.requires_grad
-        self.graphs[_key(step)] = Graph(
-            leaf if wants_gradient else None,
-            get_gradient_edge(output) if output.requires_grad else None,
-            output.shape,
-            inputs.pack.splits_backward,
-        )
+        self.graphs[_key(step)] = Graph.of(leaf, output, inputs.pack)
         return None if self._is_loss(step) else output.detach()
 
     def _backward(self, step: Step, received: Mapping[tuple[int, int], Tensor]) -> Tensor | None:
