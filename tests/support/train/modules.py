@@ -109,7 +109,9 @@ def run_module(
         inputs.append(outputs[-1].detach().requires_grad_())
         outputs.append(stage(inputs[-1], pack))
     output = outputs[-1]
-    gradient = normal(np.random.default_rng(6), *output.shape).to(device) if module.is_encoder else torch.ones(())
+    gradient = torch.ones_like(output)
+    if module.is_encoder:
+        gradient = normal(np.random.default_rng(6), *output.shape).to(device)
     left = []
     for stage, received, sent in zip(reversed(stages), reversed(inputs), reversed(outputs[1:]), strict=True):
         if splits_backward:
