@@ -36,10 +36,10 @@ VIRTUAL = {
     "interleaved": ("strategy.planner.virtual_stages=2", *DEGREES["pp2_dp2"]),
     "virtual_closed": ("strategy.planner._target_=support.train.parity.VirtualPlanner", "layout.tp=1", "layout.dp=4"),
 }
-# Schedules whose backwards are split.
+# Schedules of virtual stages and of split backwards.
 PP4 = ("layout.tp=1", "layout.pp=4", "layout.dp=1")
 V = ("strategy.planner.virtual_stages=2", "strategy.planner.virtual_order=v")
-ZERO_BUBBLE = {
+SCHEDULES = {
     "zb_h1_pp4": ("strategy/scheduler=zb_h1", *PP4),
     "zb_h1_pp2_dp2": ("strategy/scheduler=zb_h1", *DEGREES["pp2_dp2"]),
     "zb_h1_pp2_tp2": ("strategy/scheduler=zb_h1", "layout.tp=2", "layout.pp=2", "layout.dp=1"),
@@ -50,7 +50,7 @@ ZERO_BUBBLE = {
     "zb_v_recomputed": ("strategy/scheduler=zb_v", *V, *PP4, "layout.recompute=[vision,llm]"),
     "interleaved_pp4": ("strategy.planner.virtual_stages=2", *PP4),
 }
-LAYOUTS = DEGREES | VIRTUAL | SETTINGS | ZERO_BUBBLE
+LAYOUTS = DEGREES | VIRTUAL | SETTINGS | SCHEDULES
 MODELS = {"one_encoder": ("model=tiny",), "two_encoders": ("model=tiny_av", AUDIO)}
 # Strategy, layout and change of what is in every run of the tests; the rest is for make test-slow.
 Case = tuple[str, str, str]
@@ -153,8 +153,8 @@ def test_what_does_not_learn_stays_as_it_is(frozen: str, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_split_schedule_trains_like_one_process(model: str, reference: Path) -> None:
-    cases = [*(("megatron", name, "") for name in ZERO_BUBBLE), ("dip", "virtual_closed", SPLIT)]
+def test_every_schedule_trains_like_one_process(model: str, reference: Path) -> None:
+    cases = [*(("megatron", name, "") for name in SCHEDULES), ("dip", "virtual_closed", SPLIT)]
     assert check(run_cases(cases, MODELS[model], reference)) == len(cases)
 
 
