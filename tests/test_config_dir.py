@@ -14,6 +14,7 @@ from entrain_bench.cli import run_command
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.tree import choices
 from entrain_bench.documents.claims import load_claims
+from entrain_bench.errors import UserError
 from entrain_bench.run import compose_cells
 
 CODE = '''
@@ -127,12 +128,20 @@ def test_a_run_may_be_made_of_their_choices_alone(
     assert capsys.readouterr().out.count("executed") == 2
 
 
-@pytest.mark.parametrize("sweep", ["strategy=glob(*)", "figure=theirs"])
-def test_a_sweep_over_all_strategies_takes_theirs_too(folder: Path, sweep: str) -> None:
+@pytest.mark.parametrize(("sweep", "left_out"), [("strategy=glob(*)", False), ("figure=theirs", True)])
+def test_a_sweep_over_all_strategies_takes_theirs_too(folder: Path, sweep: str, left_out: bool) -> None:
     cells = Composer(str(folder)).sweep([sweep]).cells
-    found = [text.partition("=")[2] for cell in cells for text in cell if text.startswith("strategy=")]
-    assert sorted(found) == sorted([*choices("strategy"), "theirs"])
-    assert len(compose_cells([sweep], str(folder), multirun=True)) == len(found)
+    found = {text.partition("=")[2] for cell in cells for text in cell if text.startswith("strategy=")}
+    assert {"theirs", "megatron", "entrain"} < found <= {*choices("strategy"), "theirs"}
+    assert ("megatron_rigid" not in found) is left_out
+    assert len(compose_cells([sweep], str(folder), multirun=True)) == len(found) == len(cells)
+
+
+def test_a_word_of_theirs_that_means_nothing_is_named(folder: Path) -> None:
+    yaml = folder / "strategy" / "theirs.yaml"
+    yaml.write_text(f"{yaml.read_text()}in_figures: some\n")
+    with pytest.raises(UserError, match=r"theirs: in_figures=some: .*choices: all, main, none"):
+        Composer(str(folder)).sweep(["figure=theirs"])
 
 
 def test_a_sweep_without_the_folder_does_not(folder: Path) -> None:

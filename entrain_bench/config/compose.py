@@ -16,6 +16,7 @@ import hydra
 import yaml
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
@@ -33,7 +34,7 @@ from entrain_bench.config.schema import (
     register_schema,
 )
 from entrain_bench.config.tree import config_tree
-from entrain_bench.errors import UserError
+from entrain_bench.errors import UserError, unknown_choice
 from entrain_bench.specs.framework import Framework
 from entrain_bench.store import Store
 
@@ -57,6 +58,9 @@ SWEEP_KEYS = frozenset({"hydra", "figure"})
 # What joblib's launcher and Ray's call the number of their processes.
 NUM_PROCESSES = ("n_jobs", "num_cpus")
 SWEEPING = re.compile(r"(figure|hydra)\b")
+# Which strategies ``glob(*)`` finds for a figure: those whose YAML says one of these of ``in_figures``.
+SHOWN = "figure.strategies"
+IN_FIGURES = ("all", "main", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +170,35 @@ class Composer:
     def _expand(self, overrides: Sequence[str]) -> dict[str, Any]:
         # The loader knows the choices of a group, which glob(*) asks for; of the user's folder it has to be told.
         loader = GlobalHydra.instance().config_loader()
-        loader.get_group_options = partial(  # type: ignore[method-assign]
-            loader.get_group_options, overrides=self._search
-        )
+        all_options = partial(loader.get_group_options, overrides=self._search)
+        loader.get_group_options = all_options  # type: ignore[method-assign]
         parser = OverridesParser.create(loader)
         parsed = parser.parse_overrides(list(overrides))
         # Only these say how something is swept.
         fixed = [one for one in parsed if not one.is_sweep_override() and SWEEPING.match(one.key_or_group)]
         base = self._sweeper(tuple(str(one.input_line) for one in fixed))
-        batches = BasicSweeper.split_arguments(parser.parse_overrides([*base["swept"], *overrides]), None)
+        shown = base["shown"]
+
+        def options(group_name: str, results_filter: Any = ObjectType.CONFIG, **more: Any) -> list[str]:
+            found = all_options(group_name, results_filter, **more)
+            return [name for name in found if group_name != "strategy" or self._in_figures(name) in shown]
+
+        loader.get_group_options = options  # type: ignore[method-assign,assignment]
+        kept = [text for text, one in zip(overrides, parsed, strict=True) if one.key_or_group != SHOWN]
+        batches = BasicSweeper.split_arguments(parser.parse_overrides([*base["swept"], *kept]), None)
         return {**base, "cells": [list(cell) for batch in batches for cell in batch]}
+
+    def _in_figures(self, strategy: str) -> str:
+        """What a strategy's YAML says of the figures that compare all strategies.
+
+        Raises:
+            UserError: for a word that means nothing.
+        """
+        file = next(file for folder in self._folders if (file := folder / "strategy" / f"{strategy}.yaml").is_file())
+        word = str((yaml.safe_load(file.read_text()) or {}).get("in_figures", IN_FIGURES[0]))
+        if word not in IN_FIGURES:
+            raise unknown_choice(f"{strategy}: in_figures", word, IN_FIGURES)
+        return word
 
     def _sweeper(self, overrides: tuple[str, ...]) -> dict[str, Any]:
         """The sweep that a figure states, and its launcher."""
@@ -184,7 +207,10 @@ class Composer:
         if found is None:
             composed = hydra.compose(CONFIG_NAME, overrides=[*self._search, *overrides], return_hydra_config=True)
             launcher, params = composed.hydra.launcher, composed.hydra.sweeper.params or {}
+            # A sweep that is no figure's finds them all.
+            usual = IN_FIGURES[:1] if any(text.startswith("figure=") for text in overrides) else IN_FIGURES
             found = {
+                "shown": [*(OmegaConf.select(composed, SHOWN) or usual)],
                 "swept": [f"{key}={value}" for key, value in params.items()],
                 "launcher": str(launcher["_target_"]),
                 "num_processes": _num_processes(launcher),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ import pandas as pd
 
 from entrain_bench.documents.markdown import markdown_table
 from entrain_bench.files import write_atomically
-from entrain_bench.records.labels import names
+from entrain_bench.records.labels import FAMILIES, families, names
 from entrain_bench.records.tables import compared, interval_over_seeds, over_seeds, run_table, without_result
 from entrain_bench.study import Output, Study
 
@@ -67,8 +67,21 @@ def results_document(name: str, study: Study) -> tuple[str, str]:
 
 
 def results_markdown(data: pd.DataFrame) -> str:
-    """A row a model and workload, a column a strategy; below it what runs have no result."""
-    labels = {column: names(data, column) for column in CASE}
+    """A table for each family of strategies beside the first strategy; below them what runs have no result."""
+    first, *others = families(data).items()
+    groups = [family for family in FAMILIES if any(theirs == family for _, theirs in others)]
+    cells = _cells(data)
+    tables = []
+    for family in groups or [first[1]]:
+        heading = f"### {FAMILIES[family]}\n\n" if len(groups) > 1 else ""
+        members = [first[0], *(name for name, theirs in others if theirs == family)]
+        tables.append(heading + _table(data, cells, members))
+    notes = "".join(f"- {sentence}\n" for sentence in without_result(data))
+    return "\n".join([*tables, *filter(None, [notes])])
+
+
+def _cells(data: pd.DataFrame) -> dict[tuple[str, str, str], str]:
+    """What is written for every model, workload and strategy."""
     gaps = over_seeds(data, CASE, gap=("gap_to_lower_bound", "mean"))
     times = interval_over_seeds(data, CASE, "iteration_time_s").merge(gaps[[*CASE, "gap"]], on=CASE)
     comparisons = compared(data, CASE[:2])
@@ -76,15 +89,20 @@ def results_markdown(data: pd.DataFrame) -> str:
     for row in times.to_dict("records"):
         model, workload, strategy = (str(row[name]) for name in CASE)
         cells[model, workload, strategy] = _cell(row, strategy in comparisons[model, workload].best)
+    return cells
+
+
+def _table(data: pd.DataFrame, cells: Mapping[tuple[str, str, str], str], strategies: Sequence[str]) -> str:
+    """A row a model and workload, a column a strategy."""
+    labels = {column: names(data, column) for column in CASE}
     rows = [
         [f"{labels['model'][model]} {labels['workload'][workload]}"]
-        + [cells.get((model, workload, strategy), "") for strategy in labels["strategy"]]
+        + [cells.get((model, workload, strategy), "") for strategy in strategies]
         for model in labels["model"]
         for workload in labels["workload"]
     ]
-    heading = ["model, workload", *labels["strategy"].values()]
-    notes = "".join(f"\n- {sentence}" for sentence in without_result(data))
-    return markdown_table(heading, rows, right=heading[1:]) + (f"{notes}\n" if notes else "")
+    heading = ["model, workload", *(labels["strategy"][name] for name in strategies)]
+    return markdown_table(heading, rows, right=heading[1:])
 
 
 def _cell(row: Mapping[Hashable, Any], bold: bool) -> str:

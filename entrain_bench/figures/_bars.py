@@ -84,7 +84,7 @@ def mark_failed(panel: Axes, position: float, row: Mapping[Hashable, Any]) -> No
             rotation=90,
             ha="center",
             va="bottom",
-            bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5},
+            bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5, "alpha": 0.7},
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from entrain_bench.config.compose import swept_keys
 from entrain_bench.errors import UserError
-from entrain_bench.figures._rows import UNLABELLED, Sweeps, params_of, rows_of
+from entrain_bench.figures._rows import UNLABELLED, Sweeps, params_of, rows_of, shown_in
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import labels_of
 
@@ -43,7 +43,12 @@ def own_sweeps(figure: str, experiment: str, overrides: Sequence[str]) -> Sweeps
     texts = dict(zip(given, overrides, strict=True))
     kept = {key: text for key, text in params.items() if not any(_inside(key, other) for other in given)}
     merged = {key: f"{key}={value}" for key, value in kept.items()} | texts
-    return {label: (*merged.values(), *row) for label, row in (rows or {UNLABELLED: ()}).items()}
+    sweeps = {}
+    for label, row in (rows or {UNLABELLED: ()}).items():
+        # What a row says goes before what the figure sweeps.
+        own = swept_keys(row)
+        sweeps[label] = (*shown_in(experiment), *(text for key, text in merged.items() if key not in own), *row)
+    return sweeps
 
 
 def file_name(figure: str, cells: Sequence[Cell], overrides: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from entrain_bench.config.compose import IN_FIGURES, SHOWN
 from entrain_bench.config.tree import config_tree
 from entrain_bench.errors import require
 from entrain_bench.records.cells import Cell
@@ -22,13 +23,18 @@ def params_of(experiment: str) -> dict[str, str]:
     return {str(key): str(value) for key, value in _yaml(experiment)["hydra"]["sweeper"]["params"].items()}
 
 
+def shown_in(experiment: str) -> SweepOverrides:
+    """The override that has ``glob(*)`` find the strategies that it finds for a figure."""
+    return (f"+{SHOWN}=[{','.join(_figure(experiment).get('strategies', IN_FIGURES[:1]))}]",)
+
+
 def rows_of(experiment: str) -> dict[str, SweepOverrides]:
     """Overrides of every row of ``experiments/figure/<experiment>.yaml`` by its label; empty if it has none.
 
     Raises:
         UserError: for a row that is not a list of overrides.
     """
-    rows = _yaml(experiment).get("figure", {}).get("rows", {})
+    rows = _figure(experiment).get("rows", {})
     for label, overrides in rows.items():
         listed = isinstance(overrides, list) and all(isinstance(text, str) for text in overrides)
         require(listed, f"figure.rows.{label}", overrides, "a list of overrides")
@@ -45,6 +51,11 @@ def cells_of(sweeps: Sweeps, study: Study) -> Sequence[Cell] | Mapping[str, Sequ
     """The cells of a figure, by the labels of its rows if it has any."""
     cells = {label: study.cells(*sweep) for label, sweep in sweeps.items()}
     return cells.get(UNLABELLED, cells)
+
+
+def _figure(experiment: str) -> dict[str, Any]:
+    values: dict[str, Any] = _yaml(experiment).get("figure", {})
+    return values
 
 
 def _yaml(experiment: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
@@ -91,7 +90,14 @@ def strategy_colours(orders: Mapping[str, int | None]) -> dict[str, Colour]:
     places = {name: -1 - place for place, name in enumerate(unknown)} | {
         name: order for name, order in orders.items() if order is not None
     }
-    return {name: STRATEGY_COLOURS[places[name] % len(STRATEGY_COLOURS)] for name in orders}
+    return {name: _strategy_colour(places[name]) for name in orders}
+
+
+def _strategy_colour(place: int) -> Colour:
+    """Of ten colours; the second ten are lighter, the third darker."""
+    colour = STRATEGY_COLOURS[place % len(STRATEGY_COLOURS)]
+    shade = place // len(STRATEGY_COLOURS) % 3 if place >= 0 else 0
+    return (colour, lighter(colour), darker(colour))[shade]
 
 
 def marker_of(names: Iterable[str]) -> dict[str, str]:
@@ -105,7 +111,7 @@ def lighter(colour: Colour, share: float = 0.55) -> Colour:
     return red, green, blue
 
 
-def darker(colour: Colour, share: float = 0.65) -> Colour:
+def darker(colour: Colour, share: float = 0.6) -> Colour:
     """The colour mixed with black."""
     red, green, blue = (part * share for part in colour)
     return red, green, blue
@@ -146,9 +152,17 @@ def split(figure: Figure, widths: Sequence[float] = (1.0,), heights: Sequence[fl
 
 def legend_above(figure: Figure, handles: Sequence[Artist], columns: int | None = None) -> None:
     """One legend for the figure, above all panels, in as many rows as its width asks for."""
-    needed_in = sum(ENTRY_IN + LETTER_IN * len(str(handle.get_label())) for handle in handles)
-    rows = math.ceil(needed_in / figure.get_figwidth())
-    figure.legend(handles=list(handles), loc="outside upper center", ncols=columns or -(-len(handles) // rows))
+    columns = columns or _fitting_columns([str(handle.get_label()) for handle in handles], figure.get_figwidth())
+    figure.legend(handles=list(handles), loc="outside upper center", ncols=columns)
+
+
+def _fitting_columns(labels: Sequence[str], width_in: float) -> int:
+    """Columns of a legend in as few rows as a width allows; entries run down its columns."""
+    for rows in range(1, len(labels) + 1):
+        columns = [labels[first : first + rows] for first in range(0, len(labels), rows)]
+        if sum(ENTRY_IN + LETTER_IN * max(map(len, column)) for column in columns) <= width_in:
+            return len(columns)
+    return 1
 
 
 def strategy_handles(colours: dict[str, Colour], labels: dict[str, str]) -> list[Artist]:

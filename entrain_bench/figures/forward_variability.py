@@ -1,6 +1,6 @@
 """Forward time of the microbatches, and its standard deviation, by strategy, trace and model.
 
-Corresponds to arXiv:2605.27918, Figure 15 and Table 3; cells of ``experiments/figure/iteration_time.yaml``. A forward
+Corresponds to arXiv:2605.27918, Figure 15 and Table 3; cells of ``experiments/figure/systems.yaml``. A forward
 time is summed over the stages of the encoders or of the LLM. Boxes: all microbatches of all replicas in the first
 iteration of the first seed; whiskers from 5 to 95 %, dots beyond. Bottom: the runs' metric (per replica, averaged over
 replicas and iterations), mean over seeds with its 95 % interval.
@@ -34,7 +34,7 @@ from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 from entrain_bench.records.tables import Runs, interval_over_seeds, run_actions, run_table
 
-EXPERIMENT = "iteration_time"
+EXPERIMENT = "systems"
 RUNS = True
 SIDES = {"encoder": "Encoder", "llm": "LLM"}
 CASE = ["workload", "model", "strategy"]

@@ -2,12 +2,13 @@
 
 Corresponds to arXiv:2605.27918, Figure 11; cells of ``experiments/figure/iteration_time.yaml``. Bars are means over
 seeds, whiskers their 95 % intervals, numbers the speedup over the first strategy seed by seed, pale where its interval
-includes 1. Traces differ by more than an order of magnitude, so every trace has its own axis.
+includes 1. Of many strategies only the fastest of each family has a bar, the others a mark. Traces differ by more than
+an order of magnitude, so every trace has its own axis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -16,7 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from entrain_bench.figures._bars import Grid, draw_interval, interval_handle, mark_failed, mark_gap
+from entrain_bench.figures._bars import FILLED, Grid, draw_interval, interval_handle, mark_failed, mark_gap
+from entrain_bench.figures._families import Group, draw_groups, groups_of, other_handle
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, INK, legend_above, panels, strategy_handles
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
@@ -29,6 +31,8 @@ MAX_COLUMNS = 5
 AXIS_IN, BAR_IN = 0.4, 0.12
 # Room above the highest bar for its speedup, as a share of the axis.
 HEADROOM = 1.35
+# More strategies are drawn by families.
+MAX_BARS = 9
 CASE = ["workload", "model", "strategy"]
 # A ratio's ends, by those of its inverse.
 ENDS = (("low", "high"), ("high", "low"))
@@ -41,19 +45,21 @@ def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """A panel a trace; bars of the strategies side by side for every model."""
-    grid, table = Grid.of(data), summarise(data)
-    columns = _columns(grid)
+    grid, table, groups = Grid.of(data), summarise(data), groups_of(data)
+    many = len(grid.strategies) > MAX_BARS
+    columns = _columns(grid, len(groups) if many else len(grid.strategies))
     rows = -(-len(grid.workloads) // columns)
     figure, axes = panels(rows, columns, DOUBLE_COLUMN_IN, 0.35 + 1.6 * rows)
     for panel, workload in zip(axes, grid.workloads, strict=False):
-        _draw_panel(panel, table[table["workload"] == workload], grid)
+        _draw_panel(panel, table[table["workload"] == workload], grid, groups if many else None)
         panel.set_title(grid.workloads[workload])
     for panel in axes[len(grid.workloads) :]:
         panel.set_visible(False)
     for panel in axes[::columns]:
         panel.set_ylabel("Iteration time (s)")
     bound = Line2D([], [], color=INK, linewidth=1.4, label="lower bound of the layout")
-    legend_above(figure, [*strategy_handles(grid.colours, grid.strategies), bound, *interval_handle(table)])
+    others = [other_handle()] if many else []
+    legend_above(figure, [*strategy_handles(grid.colours, grid.strategies), *others, bound, *interval_handle(table)])
     return figure, table
 
 
@@ -73,31 +79,43 @@ def summarise(data: pd.DataFrame) -> pd.DataFrame:
     return table.join(speedup, on=CASE)
 
 
-def _columns(grid: Grid) -> int:
+def _columns(grid: Grid, num_bars: int) -> int:
     """Panels side by side that leave every bar wide enough."""
-    panel_in = AXIS_IN + len(grid.models) * BAR_IN / grid.width
-    return max(1, min(MAX_COLUMNS, len(grid.workloads), int(DOUBLE_COLUMN_IN / panel_in)))
+    panel_in = AXIS_IN + len(grid.models) * BAR_IN * num_bars / FILLED
+    most = max(1, min(MAX_COLUMNS, len(grid.workloads), int(DOUBLE_COLUMN_IN / panel_in)))
+    # As many in every row.
+    return -(-len(grid.workloads) // -(-len(grid.workloads) // most))
 
 
-def _draw_panel(panel: Axes, table: pd.DataFrame, grid: Grid) -> None:
+def _draw_panel(panel: Axes, table: pd.DataFrame, grid: Grid, groups: Sequence[Group] | None) -> None:
     cases = {(row["model"], row["strategy"]): row for row in table.to_dict("records")}
     top = float(table["iteration_time_s_high"].max())
-    for model, strategy, position in grid.places():
-        row: dict[Hashable, Any] = cases.get((model, strategy), {"num_ok": 0, "status": "no cell"})
-        if not row["num_ok"]:
-            mark_gap(panel, position, grid.width, row["status"])
-            continue
-        panel.bar(position, row["iteration_time_s"], 0.9 * grid.width, color=grid.colours[strategy], zorder=2)
+
+    def draw_bar(panel: Axes, row: Mapping[Hashable, Any], position: float, width: float) -> None:
+        strategy = str(row["strategy"])
+        panel.bar(position, row["iteration_time_s"], 0.9 * width, color=grid.colours[strategy], zorder=2)
         draw_interval(panel, position, row, "iteration_time_s")
-        half = 0.45 * grid.width
+        half = 0.45 * width
         panel.hlines(row["lower_bound_s"], position - half, position + half, color=INK, linewidth=1.4, zorder=3)
-        upright: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "bottom"}
         if strategy != next(iter(grid.strategies)) and not pd.isna(row["speedup"]):
-            speedup = f"{row['speedup']:.2f}\N{MULTIPLICATION SIGN}"
             equal = row["speedup_low"] < 1 < row["speedup_high"]
-            above = row["iteration_time_s_high"] + 0.03 * top
-            panel.text(position, above, speedup, **upright, color=FAINT if equal else INK)
+            text = f"{row['speedup']:.2f}\N{MULTIPLICATION SIGN}"
+            _write_above(panel, position, row["iteration_time_s_high"] + 0.03 * top, text, FAINT if equal else INK)
         mark_failed(panel, position, row)
+
+    if groups:
+        draw_groups(panel, cases, grid, groups, draw_bar)
+    else:
+        for model, strategy, position in grid.places():
+            row: dict[Hashable, Any] = cases.get((model, strategy), {"num_ok": 0, "status": "no cell"})
+            if row["num_ok"]:
+                draw_bar(panel, row, position, grid.width)
+            else:
+                mark_gap(panel, position, grid.width, row["status"])
     panel.set_ylim(0, HEADROOM * top if top > 0 else 1)
     panel.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     grid.label_models(panel)
+
+
+def _write_above(panel: Axes, position: float, height: float, text: str, colour: str) -> None:
+    panel.text(position, height, text, rotation=90, ha="center", va="bottom", color=colour, zorder=4)

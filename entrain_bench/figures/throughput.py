@@ -1,7 +1,7 @@
 """Throughput by strategy, trace and model: samples per second, and model TFLOP/s of a GPU.
 
 Corresponds to the comparisons of arXiv:2603.25120 (TFLOPS/GPU) and arXiv:2408.04275 (throughput), on the cells of
-``experiments/figure/iteration_time.yaml``. Bars are means over seeds, whiskers their
+``experiments/figure/systems.yaml``. Bars are means over seeds, whiskers their
 95 % intervals.
 """
 
@@ -19,7 +19,7 @@ from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 from entrain_bench.records.tables import interval_over_seeds, run_table
 
-EXPERIMENT = "iteration_time"
+EXPERIMENT = "systems"
 RUNS = True
 METRICS = {"samples_per_s": "Samples/s", "tflops_per_gpu": "TFLOP/s of a GPU"}
 CASE = ["workload", "model", "strategy"]

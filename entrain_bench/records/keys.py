@@ -15,7 +15,7 @@ from entrain_bench.records.code import code_version, planning_version
 from entrain_bench.specs.workload import Workload
 
 # Keys that say nothing about the result.
-COSMETIC_KEYS = frozenset({"label", "display_order", "source", "sources"})
+COSMETIC_KEYS = frozenset({"label", "display_order", "family", "in_figures", "source", "sources"})
 # What is decided after planning.
 BEYOND_PLANS = frozenset({"iterations", "harness"})
 

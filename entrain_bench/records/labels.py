@@ -9,27 +9,34 @@ from typing import Any
 import pandas as pd
 
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.errors import require
+from entrain_bench.errors import require, unknown_choice
 
 # The column that holds what a strategy's YAML states as ``display_order``.
 ORDER = "strategy_order"
+# The column that holds what it states as ``family``, and what families are called; others are the user's own.
+FAMILY = "strategy_family"
+FAMILIES = {"published": "Published systems", "out_of_the_box": "Out of the box", "ours": "Ours", "": "Yours"}
 
 # Shorter words are taken for abbreviations.
 ABBREVIATION_LETTERS = 3
 
 
 def label_columns(config: RunConfig) -> dict[str, Any]:
-    """Labels that the YAMLs of a run state themselves (``label: COCO``), empty where they state none, and ``order``.
+    """Labels that the YAMLs of a run state themselves (``label: COCO``), empty where they state none, order and family.
 
     Raises:
-        UserError: for a ``display_order`` that is not a number.
+        UserError: for a ``display_order`` that is not a number, and for an unknown ``family``.
     """
     groups = {"strategy": config.strategy, "workload": config.workload, "model": config.model}
     order = config.strategy.get("display_order")
     require(
         order is None or (isinstance(order, int) and order >= 0), "strategy.display_order", order, "null or 0, 1, ..."
     )
-    return {f"{group}_label": str(values.get("label", "")) for group, values in groups.items()} | {ORDER: order}
+    family = str(config.strategy.get("family") or "")
+    if family not in FAMILIES:
+        raise unknown_choice("strategy.family", family, [*filter(None, FAMILIES)])
+    stated = {f"{group}_label": str(values.get("label", "")) for group, values in groups.items()}
+    return stated | {ORDER: order, FAMILY: family}
 
 
 def in_order(table: pd.DataFrame) -> pd.DataFrame:
@@ -41,6 +48,12 @@ def orders(table: pd.DataFrame) -> dict[str, int | None]:
     """Display order of every strategy of a table, in order of appearance; None where none is stated."""
     stated = table.drop_duplicates("strategy").set_index("strategy").get(ORDER, pd.Series(dtype=float))
     return {str(name): int(stated[name]) if pd.notna(stated.get(name)) else None for name in table["strategy"].unique()}
+
+
+def families(table: pd.DataFrame) -> dict[str, str]:
+    """Family of every strategy of a table, in order of appearance; empty where none is stated."""
+    stated = table.drop_duplicates("strategy").set_index("strategy").get(FAMILY, pd.Series(dtype=str))
+    return {str(name): str(stated.get(name, "")) for name in table["strategy"].unique()}
 
 
 def names(table: pd.DataFrame, column: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
+from numba import njit
 from ortools.sat.python import cp_model
 
 from entrain_bench.arrays import BoolArray, FloatArray, IntArray, sum_rows
@@ -136,13 +137,21 @@ def keep_what_fits(program: Program, forward_s: Sequence[FloatArray], profile: P
 
 def greedy(lane: Lane) -> IntArray:
     """Layers kept, bought one interval after another by seconds for memory and the time it is held ``[intervals]``."""
-    spare, kept = lane.spare.copy(), np.zeros(len(lane.first), np.int64)
     worth = lane.gain / (np.maximum(lane.size, 1) * (1.0 + lane.last - lane.first))
-    for index in np.argsort(-worth, kind="stable").tolist():
-        span = slice(int(lane.first[index]), int(lane.last[index]) + 1)
-        room = int(spare[span].min()) // max(int(lane.size[index]), 1)
-        kept[index] = max(0, min(int(lane.most[index]), room))
-        spare[span] -= kept[index] * lane.size[index]
+    order = np.argsort(-worth, kind="stable")
+    kept: IntArray = _bought(order, lane.first, lane.last, lane.most, lane.size, lane.spare.copy())
+    return kept
+
+
+@njit(cache=True)
+def _bought(order, first, last, most, size, spare):  # type: ignore[no-untyped-def]
+    """Layers kept if intervals are asked one after another ``[intervals]``; takes what they need from ``spare``."""
+    kept = np.zeros(len(order), np.int64)
+    for index in order:
+        room = spare[first[index] : last[index] + 1].min() // max(size[index], 1)
+        kept[index] = max(0, min(most[index], room))
+        for entry in range(first[index], last[index] + 1):
+            spare[entry] -= kept[index] * size[index]
     return kept
 
 

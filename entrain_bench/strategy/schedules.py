@@ -77,6 +77,31 @@ def _refuse_virtual_stages(layout: Layout) -> None:
             )
 
 
+def chain_of_places(
+    model: ModelSpec, layout: Layout, apart: bool = False
+) -> tuple[IntArray, tuple[IntArray, ...]] | None:
+    """Lowest rank of each place of the chain of all stages in replica 0 ``[places]``, and each module's places.
+
+    Encoders begin at the first place; the LLM on the place where the longest encoder ends, if its first stage is there,
+    otherwise, or if ``apart``, on the next one; generators are on the last. None if modules contradict each other.
+    """
+    llm = model.llm_index
+    blocks = [placed.ranks[0].min(axis=1) for placed in layout.modules]
+    ahead = max((placed.pp for placed in layout.modules[:llm]), default=0)
+    longest = next((own for own in blocks[:llm] if len(own) == ahead), blocks[llm])
+    shared = bool(ahead) and not apart and longest[-1] == blocks[llm][0]
+    first = [0] * llm + [ahead - shared]
+    count = first[llm] + len(blocks[llm])
+    places = [start + np.arange(len(own)) for start, own in zip(first, blocks, strict=False)]
+    places += [np.array([count - 1] if len(own) == 1 else []) for own in blocks[llm + 1 :]]
+    of_place = np.full(count, -1)
+    for own, found in zip(blocks, places, strict=True):
+        if len(own) != len(found) or np.any((of_place[found] >= 0) & (of_place[found] != own)):
+            return None
+        of_place[found] = own
+    return of_place, tuple(places)
+
+
 def chain_chunks(
     model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment, split_backward: bool
 ) -> list[Chunks]:

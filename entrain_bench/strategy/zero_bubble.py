@@ -15,12 +15,12 @@ from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.interleaved import chain_of_places
 from entrain_bench.strategy.profile import Profile
 from entrain_bench.strategy.recomputation import Recomputation, recompute_all
 from entrain_bench.strategy.schedules import (
     backward_microbatch,
     chain_chunks,
+    chain_of_places,
     chain_program,
     learns,
     microbatches_per_replica,

@@ -27,14 +27,16 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 # What a figure of the default job compares.
-SYSTEMS = "glob(*, exclude=megatron_rigid)"
+SYSTEMS = "glob(*)"
+# The strategies that every figure shows.
+SHOWN = "+figure.strategies=[all]"
 
 
 def test_what_is_given_takes_the_place_of_the_figures_own() -> None:
     given = ["workload=trace", "workload.path=a.parquet,b.parquet", "cluster=h100x64", "layout.dp=2"]
     assert dict(own_sweeps("bubble_ratio", "bubble_ratio", given)) == {
         "": (
-            *(f"strategy={SYSTEMS}", "workload=trace", "model=qwen25vl_llama3_1b", "layout.pp=4", "layout.dp=2"),
+            *(SHOWN, f"strategy={SYSTEMS}", "workload=trace", "model=qwen25vl_llama3_1b", "layout.pp=4", "layout.dp=2"),
             *("seed=range(8)", "workload.path=a.parquet,b.parquet", "cluster=h100x64"),
         )
     }
@@ -50,8 +52,16 @@ def test_what_is_inside_of_a_replaced_choice_goes_with_it() -> None:
 
 def test_every_row_of_a_figure_has_the_users_job() -> None:
     sweeps = own_sweeps("robustness", "robustness", ["workload=coco"])
-    common = (f"strategy={SYSTEMS}", "workload=coco", "model=qwen25vl_llama3_3b", "seed=range(8)")
+    common = (SHOWN, f"strategy={SYSTEMS}", "workload=coco", "model=qwen25vl_llama3_3b", "seed=range(8)")
     assert dict(sweeps) == {label: (*common, *row) for label, row in rows_of("robustness").items()}
+    # What a row chooses is not swept as well.
+    usual, alone = own_sweeps("memory_over_time", "memory_over_time", ["workload=coco"]).values()
+    assert [text for text in usual if text.startswith("strategy")] == ["strategy=megatron,disttrain,optimus,entrain"]
+    assert [text for text in alone if text.startswith("strategy")] == [
+        "strategy=entrain",
+        "strategy.scheduler.eager=none",
+    ]
+    assert "workload=coco" in alone
 
 
 @pytest.mark.parametrize(

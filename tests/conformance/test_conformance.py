@@ -13,7 +13,7 @@ from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.conformance.checks import require_blind, require_repeatable, require_valid, require_walls
 from entrain_bench.conformance.suite import PARTS
 from entrain_bench.errors import IncompatibleError, OutOfMemoryError
-from entrain_bench.experiment import run_experiment
+from entrain_bench.experiment import prepare, run_experiment
 from entrain_bench.records.records import METRICS
 from entrain_bench.run import compose_cells
 
@@ -22,7 +22,7 @@ WORKLOADS = [name for name in choices("workload") if name != "trace"]
 MODELS = ("tiny", "tiny_av")
 # In every run of the tests: tiny_av takes samples with and without audio, tiny a trace and what it must refuse.
 # Workloads that resemble another one, and all other pairs, with make test-slow.
-OTHERS = ("dflop_single", "dflop_video", "dflop_mixed", "chartqa_qa", "coco", "sroie", "uniform")
+OTHERS = ("dflop_single", "dflop_video", "dflop_mixed", "chartqa_qa", "coco", "llava_150k_like", "sroie", "uniform")
 WITHOUT_AUDIO = ("chartqa", "librispeech")
 # Again with wrong beliefs and over several nodes, with tiny_av: images and audio.
 THOROUGH = ("synthetic_av",)
@@ -136,6 +136,22 @@ def test_it_does_not_see_the_truth_behind_its_estimates(strategy: str, workload:
     except IncompatibleError:
         assert workload in NEEDS_AUDIO
         assert model == "tiny"
+
+
+@pytest.mark.parametrize("strategy", choices("strategy"))
+def test_a_generator_is_run_or_refused(strategy: str) -> None:
+    run = config(strategy=strategy, workload="chartqa", model="tiny", cluster="a40x16")
+    modules = run.model["modules"]
+    generator = {**modules["vision"], "role": "generator", "item_tokens": 256, "window_tokens": 0}
+    model = {**run.model, "name": "generating", "modules": {**modules, "image_out": generator}}
+    run = replace(run, model=model)
+    parts = prepare(run).strategy
+    if not all(getattr(getattr(parts, part), "handles_generators", False) for part in PARTS):
+        with pytest.raises(IncompatibleError, match=r"has a generator \(image_out\), which strategy\."):
+            require_valid(run)
+        return
+    require_valid(run)
+    require_blind(run)
 
 
 def mixes() -> list[object]:

@@ -47,6 +47,25 @@ def test_results_show_means_intervals_gaps_the_best_and_what_failed() -> None:
     ]
 
 
+def test_every_family_has_a_table_beside_the_baseline() -> None:
+    rows = [
+        *of_strategy("base", 2.0, strategy_family="out_of_the_box"),
+        *of_strategy("paper", 1.0, strategy_family="published"),
+        *of_strategy("switch", 4.0, strategy_family="out_of_the_box"),
+        *of_strategy("mine", 3.0, strategy_family=""),
+    ]
+    lines = results_markdown(pd.DataFrame(rows)).splitlines()
+    titles = ["### Published systems", "### Out of the box", "### Yours"]
+    assert [line for line in lines if line.startswith("#")] == titles
+    assert [line for line in lines if "workload" in line] == [
+        "| model, workload | Base | Paper |",
+        "| model, workload | Base | Switch |",
+        "| model, workload | Base | Mine |",
+    ]
+    # What is fastest of all is bold, not of each table.
+    assert sum("**" in line for line in lines) == 1
+
+
 def test_the_fastest_are_all_that_seeds_cannot_tell_from_the_best() -> None:
     noise = [0.0, 0.3, -0.3, 0.1, -0.1]
     data = pd.DataFrame(

@@ -14,7 +14,7 @@ import yaml
 from entrain_bench.cli import run_command
 from entrain_bench.commands import figures
 from entrain_bench.commands.outputs import ON_REQUEST
-from entrain_bench.config.tree import config_tree
+from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.figures._runner import discover, render
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FONT_PT, SINGLE_COLUMN_IN
 from entrain_bench.run import compose_cells
@@ -35,28 +35,43 @@ def test_every_figure_is_found_and_cites_what_it_corresponds_to() -> None:
         assert f"experiments/figure/{module.EXPERIMENT}.yaml" in (module.__doc__ or "")
 
 
-# All choices of a group, or all but one.
-GLOB = re.compile(r"glob\(\*(, exclude=(?P<left_out>\w+))?\)")
+# All choices of a group; of the strategies those that the figure shows.
+GLOB = re.compile(r"glob\(\*\)")
 
 
 def sweep_of(experiment: str) -> dict[str, Any]:
-    sweep: dict[str, Any] = yaml.safe_load((EXPERIMENTS / "figure" / f"{experiment}.yaml").read_text())
-    return {key: str(choices) for key, choices in sweep["hydra"]["sweeper"]["params"].items()}
+    params = content(f"figure/{experiment}")["hydra"]["sweeper"]["params"]
+    return {key: str(values) for key, values in params.items()}
+
+
+def content(name: str) -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load((EXPERIMENTS / f"{name}.yaml").read_text())
+    return values
+
+
+def shown(experiment: str) -> list[str]:
+    """The strategies that ``glob(*)`` means in a figure."""
+    wanted = content(f"figure/{experiment}").get("figure", {}).get("strategies", ["all"])
+    return [name for name in choices("strategy") if content(f"strategy/{name}").get("in_figures", "all") in wanted]
 
 
 @pytest.mark.parametrize("experiment", sorted(path.stem for path in (EXPERIMENTS / "figure").glob("*.yaml")))
 def test_every_sweep_composes(experiment: str) -> None:
     sweep = sweep_of(experiment)
     for group in ("strategy", "workload", "model", "cluster"):
-        for choice in GLOB.sub("", sweep.get(group, "")).split(","):
-            assert not choice or (EXPERIMENTS / group / f"{choice}.yaml").is_file(), choice
-    globs = {key: GLOB.fullmatch(choices) for key, choices in sweep.items()}
+        for choice in filter(None, GLOB.sub("", sweep.get(group, "")).split(",")):
+            assert choice in choices(group), choice
+    globs = {key: GLOB.fullmatch(values) for key, values in sweep.items()}
     few = [f"{key}={sweep[key].split(',')[-1]}" for key, all_of in globs.items() if not all_of and sweep[key] != SEEDS]
     few += ["seed=0"] if SEEDS in sweep.values() else []
-    left_out = [all_of["left_out"] for all_of in globs.values() if all_of]
-    count = len([*(EXPERIMENTS / "strategy").glob("*.yaml")]) if left_out else 1
-    expected = count - sum(name is not None for name in left_out)
+    expected = len(shown(experiment)) if any(globs.values()) else 1
     assert len(compose_cells([f"figure={experiment}", *few], multirun=True)) == expected
+
+
+def test_figures_leave_out_strategies_whose_yaml_says_so() -> None:
+    assert "megatron_rigid" not in {*shown("iteration_time"), *shown("misprediction")}
+    assert "megatron_rigid" in shown("free_degrees")
+    assert {*shown("misprediction")} <= {*shown("iteration_time")}
 
 
 @pytest.mark.parametrize("experiment", ["iteration_time", "schedule_gantt", "misprediction", "bubble_ratio"])

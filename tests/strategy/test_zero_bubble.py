@@ -18,7 +18,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.strategy.pipeline import PlannedPipeline
+from entrain_bench.strategy.interleaved import Interleaved
 from entrain_bench.strategy.planning import rank_of_places
 from entrain_bench.strategy.schedules import chain_program, stages_behind
 from entrain_bench.strategy.warmup import OneForwardOneBackward
@@ -268,7 +268,7 @@ def test_layouts_that_do_not_suit_are_refused() -> None:
     with pytest.raises(IncompatibleError, match="form no chain"):
         ZeroBubbleH1().schedule(shapes, colocated, assignment, profile)
     with pytest.raises(IncompatibleError, match=r"eager=all: must be none with a split backward"):
-        PlannedPipeline(eager="all").schedule(shapes, valley, assignment, profile)
+        Interleaved(eager="all").schedule(shapes, valley, assignment, profile)
 
 
 def test_the_schedule_is_the_one_that_the_layout_asks_for() -> None:
@@ -283,7 +283,7 @@ def test_the_schedule_is_the_one_that_the_layout_asks_for() -> None:
         (valley, ZeroBubbleV()),
     ]
     for layout, scheduler in expected:
-        ours, theirs = (each.schedule(shapes, layout, assignment, profile) for each in (PlannedPipeline(), scheduler))
+        ours, theirs = (each.schedule(shapes, layout, assignment, profile) for each in (Interleaved(), scheduler))
         assert np.array_equal(ours.lane_actions, theirs.lane_actions)
         assert ours.num_actions == theirs.num_actions
 
