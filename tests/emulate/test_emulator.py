@@ -144,7 +144,7 @@ def test_what_is_alike_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("schedule", ["zb_h1", pytest.param("zb_v", marks=pytest.mark.slow)])
 def test_weight_passes_are_measured_apart(schedule: str) -> None:
-    v = ["strategy.planner.virtual_stages=2", "strategy.planner.virtual_order=v"] if schedule == "zb_v" else []
+    v = ["strategy/planner=megatron_schedules", "strategy.planner.schedules=[zb_v]"] if schedule == "zb_v" else []
     given = (f"strategy/scheduler={schedule}", "layout.tp=1", "layout.dp=2", "layout.pp=2", *v)
     emulator, program = emulated("strategy=megatron", "model.modules.llm.num_layers=6", *given)
     timeline = emulator.execute(program)

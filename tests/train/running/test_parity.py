@@ -38,7 +38,7 @@ VIRTUAL = {
 }
 # Schedules of virtual stages and of split backwards.
 PP4 = ("layout.tp=1", "layout.pp=4", "layout.dp=1")
-V = ("strategy.planner.virtual_stages=2", "strategy.planner.virtual_order=v")
+V = ("strategy/planner=megatron_schedules", "strategy.planner.schedules=[zb_v]")
 SCHEDULES = {
     "zb_h1_pp4": ("strategy/scheduler=zb_h1", *PP4),
     "zb_h1_pp2_dp2": ("strategy/scheduler=zb_h1", *DEGREES["pp2_dp2"]),

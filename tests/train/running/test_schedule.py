@@ -85,7 +85,7 @@ def test_ranks_act_in_the_order_of_the_simulation(program: Program, simulated: p
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["zb_h1", "zb_v"])
 def test_ranks_run_weight_passes_in_the_order_of_the_simulation(schedule: str) -> None:
-    v = ["strategy.planner.virtual_stages=2", "strategy.planner.virtual_order=v"] if schedule == "zb_v" else []
+    v = ["strategy/planner=megatron_schedules", "strategy.planner.schedules=[zb_v]"] if schedule == "zb_v" else []
     given = ["strategy=megatron", f"strategy/scheduler={schedule}", "layout.tp=1", "layout.pp=4", "layout.dp=1", *v]
     simulator, program = made("simulate", *given)
     setting, trained = made("train", *given)
