@@ -21,9 +21,11 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.balancing import arrival_places
 from entrain_bench.strategy.candidates import Candidate, Draft, fastest_in_trials, rising_candidates
 from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import (
+    average_layer_s,
     chain_starts,
     partitions,
     place_chain,
@@ -275,20 +277,5 @@ class ArrivalOrder:
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch from the position in the batch alone."""
         job, dp = profile.job, layout.modules[profile.job.model.llm_index].dp
-        microbatch = np.arange(len(shapes)) // job.microbatch_size
-        return same_microbatches(job.model, shapes, microbatch % dp, microbatch // dp, microbatch // dp)
-
-
-def average_layer_s(profile: Profile, samples: SampleShapes, tp: int, cp: int) -> list[FloatArray]:
-    """Measured forward and backward seconds of every layer on a microbatch of average samples, one array a module."""
-    costs = []
-    for module in profile.job.model.modules:
-        units = module.units(samples)
-        each = max(1, round(float(module.lengths(samples, units).mean()))) if len(units) else 0
-        count = max(1, round(profile.job.microbatch_size * len(units) / len(samples))) if len(units) else 0
-        if not count:
-            costs.append(np.zeros(len(module.layers)))
-            continue
-        times = profile.measure(module, np.full(count, each), tp, cp)
-        costs.append(np.array([float(t.total_s[0]) for t in times])[module.layer_kind])
-    return costs
+        replica, microbatch = arrival_places(len(shapes), job.microbatch_size, dp)
+        return same_microbatches(job.model, shapes, replica, microbatch, microbatch)

@@ -44,6 +44,8 @@ MEANT = {
     "workload/dflop_multi.yaml": {"images"},
     "workload/dflop_single.yaml": {"images"},
     "workload/dflop_video.yaml": {"video"},
+    # The scheduler is everybody's, recomputation by stage is OmniBal's.
+    "strategy/scheduler/omnibal.yaml": {"memory"},
     "workload/synthetic.yaml": {"modalities", "rank_correlation"},
     "workload/synthetic_av.yaml": {"modalities", "rank_correlation"},
 }

@@ -9,6 +9,7 @@ import numpy as np
 
 from entrain_bench.arithmetic import matmul
 from entrain_bench.arrays import FloatArray, IntArray, rows_of, sum_rows
+from entrain_bench.costs.sharding import gathered_bytes
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.program.recomputation import remade_kinds
@@ -94,11 +95,17 @@ class Memory:
         return parameters
 
     def stage_state_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
-        """Weights, gradients and optimizer states on one rank of each stage ``[stages]``; of frozen layers weights."""
+        """Weights, gradients and optimizer states on one rank of each stage ``[stages]``; of frozen layers weights.
+
+        Sharded weights are fp32, for the optimizer, and cast when they are gathered.
+        """
         shards, copies = module.weight_shards(placed.tp), module.weight_copies(placed.tp, placed.dp * placed.cp)
-        sharing = copies // self.framework.optimizer_instances(module, copies)
         learning = self.learning_parameters(module, placed)
         frozen = self.stage_parameters(module, placed) - learning
+        if placed.sharded:
+            held = learning * (FP32_BYTES + FP32_BYTES + MOMENT_BYTES) + frozen * self.element_bytes
+            return np.asarray(held / (shards * copies))
+        sharing = copies // self.framework.optimizer_instances(module, copies)
         return np.asarray(learning / shards * self.parameter_bytes(sharing) + frozen / shards * self.element_bytes)
 
     def token_bytes(
@@ -262,6 +269,10 @@ class Memory:
             shares = [kind.backward_share for kind in module.kinds]
             runs = matmul(module.kind_counts(placed.layers_per_stage), shares) > 0
             working[backward] = extra * runs + handed.sent[backward] + handed.received[backward]
+            if placed.sharded:
+                whole, with_gradients = gathered_bytes(module, placed, self.element_bytes)
+                working[forward] += whole
+                working[backward] += with_gradients * runs
         return change, working
 
     def over_program(self, program: Program) -> FloatArray:

@@ -17,8 +17,9 @@ from numpy.typing import ArrayLike
 
 from entrain_bench.arrays import FloatArray, IntArray, sum_rows
 from entrain_bench.costs.links import all_gather_s
+from entrain_bench.costs.pack_split import Packs
 from entrain_bench.specs.cluster import HEAD_DIM, ClusterSpec
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import SAMPLE, Framework
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
 from entrain_bench.specs.model import ModuleSpec
 
@@ -45,11 +46,13 @@ class Loads:
         tokens: packed tokens ``[chunks]``.
         areas: score-matrix elements of each layer kind with attention, for the roofline padded ``[chunks]``.
         segments: sequences, or windows, that each such kind attends in, for those who ask ``[chunks]``.
+        packs: the sequences, where context parallelism cuts chunks as a whole; None: each sequence by itself.
     """
 
     tokens: FloatArray
     areas: Mapping[str, FloatArray]
     segments: Mapping[str, FloatArray] = field(default_factory=dict)
+    packs: Packs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,21 @@ def loads_of(module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = N
     return Loads(sum_rows(offsets, lengths), {name: sum_rows(offsets, area) for name, area in areas.items()})
 
 
+def packed(loads: Loads, lengths: IntArray, offsets: IntArray | None, framework: Framework) -> Loads:
+    """The loads with the sequences of their chunks, if context parallelism cuts them as a whole."""
+    if offsets is None or framework.cp_split == SAMPLE:
+        return loads
+    return replace(loads, packs=Packs(np.asarray(lengths), np.asarray(offsets)))
+
+
+def busiest_area(layer: Layer, loads: Loads, cp: int) -> FloatArray:
+    """Area of each chunk as if all ranks had as much as the busiest one of ``cp`` has ``[chunks]``."""
+    area = loads.areas[layer.kind]
+    if loads.packs is None or not layer.attention or not layer.tensor_parallel:
+        return area
+    return area * loads.packs.slowest_share(layer.attention, cp)
+
+
 def sum_in_order(terms: Sequence[FloatArray], like: FloatArray) -> FloatArray:
     """Sum of arrays of one shape, first to last; zeros like the given array for none."""
     total = np.zeros_like(like)
@@ -134,7 +152,7 @@ class Roofline:
 
     def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
         """As ``loads_of``."""
-        return loads_of(module, lengths, offsets)
+        return packed(loads_of(module, lengths, offsets), lengths, offsets, self.framework)
 
     def gemm_s(self, gemm: Gemm, tokens: FloatArray, tp: int, cp: int) -> FloatArray:
         """Forward time of a sharded matrix product."""
@@ -184,7 +202,7 @@ class Roofline:
         forward = gemm + elementwise
         backward = GEMM_BACKWARD * layer.backward_share * gemm + ELEMENTWISE_BACKWARD * elementwise
         if layer.attention:
-            ahead, back = self.attention_s(layer.attention, loads.areas[layer.kind], tokens, tp, cp)
+            ahead, back = self.attention_s(layer.attention, busiest_area(layer, loads, cp), tokens, tp, cp)
             forward, backward = forward + ahead, backward + back
         if not layer.backward_share:
             backward = np.zeros_like(tokens)
@@ -335,9 +353,9 @@ class Roofline:
     ) -> FloatArray:
         """Least time in which each stage is through with a chunk's sequences, however packed ``[chunks, stages]``.
 
-        Times are subadditive: packing is never slower than running apart.
+        Times are subadditive: packing is never faster than an even share of all that is packed.
         """
-        return self.stages_s(module, loads, counts, tp, cp, recompute).total_s
+        return self.stages_s(module, replace(loads, packs=None), counts, tp, cp, recompute).total_s
 
     def knows(self, module: ModuleSpec, tp: int) -> bool:
         """Whether that tensor-parallel degree splits a module; all times are known."""

@@ -111,7 +111,8 @@ class StepCosts:
 
     def optimizer_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Optimizer step of each stage ``[stages]``; a distributed optimizer steps a shard on every rank."""
-        shard = self._sharing(module, placed) if self.memory.framework.distributed_optimizer else 1
+        sharded = self.memory.framework.distributed_optimizer or placed.sharded
+        shard = self._sharing(module, placed) if sharded else 1
         return self.layer_times.optimizer_s(self._parameters(module, placed) / shard)
 
     def sync_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
@@ -142,7 +143,7 @@ class StepCosts:
         return ExposedStep(gather_s, sync_s, self.optimizer_s(module, placed))
 
     def traffic(self, module: ModuleSpec, placed: ModuleLayout) -> list[Traffic]:
-        """What travels of the weights of each stage."""
+        """What travels of the weights of each stage; of sharded weights nothing is left for the step."""
         framework, copies, sharing = self.memory.framework, self._copies(module, placed), self._sharing(module, placed)
         # Rings go through the ranks that hold the same weights of a stage, or share out its optimizer states.
         rings = placed.ranks[:, :, :: module.weight_shards(placed.tp)].swapaxes(0, 1).reshape(placed.pp, -1)
@@ -153,16 +154,18 @@ class StepCosts:
         held = self._parameters(module, placed).tolist()
         stages = zip(of_layers, held, self.cluster.ring_tiers(rings), across, strict=True)
         found = list[Traffic]()
+        # What is sharded travels within its passes (``sharding``).
+        travels = copies > 1 and not placed.sharded
         for layers, total, ring, instances in stages:
             # megatron-core splits the first stage of a pipeline only: later ones have its backwards to hide behind.
             parameters = bucket_parameters(total, copies, framework.overlap_grad_reduce and not found)
             sync_s = gather_s = np.zeros(len(parameters))
-            if copies > 1 and framework.distributed_optimizer:
+            if travels and framework.distributed_optimizer:
                 # Scattered inside an instance of the optimizer, each shard then reduced over all of them.
                 sync_s = all_gather_s(FP32_BYTES * parameters, sharing, ring)
                 sync_s = sync_s + all_reduce_s(FP32_BYTES * parameters / sharing, copies // sharing, instances)
                 gather_s = all_gather_s(BF16_BYTES * parameters, sharing, ring)
-            elif copies > 1:
+            elif travels:
                 sync_s = all_reduce_s(FP32_BYTES * parameters, copies, ring)
             found.append(Traffic(layers, parameters, sync_s, gather_s))
         return found
@@ -269,6 +272,8 @@ class StepCosts:
     def _sharing(self, module: ModuleSpec, placed: ModuleLayout) -> int:
         """Ranks that share out the optimizer states of the same weights."""
         copies = self._copies(module, placed)
+        if placed.sharded:
+            return copies
         return copies // self.memory.framework.optimizer_instances(module, copies)
 
     def _parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:

@@ -12,6 +12,7 @@ from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.noise import ActionNoise
 from entrain_bench.costs.roofline import PassTimes, Roofline
+from entrain_bench.costs.sharding import collective_passes, exposed_s
 from entrain_bench.costs.steps import StepCosts, Steps
 from entrain_bench.costs.transfers import Transfers, both, relay_between_modules, transfers_between_blocks
 from entrain_bench.costs.transform import colocated_transforms
@@ -39,6 +40,8 @@ class Prices:
             there ``[dependencies]``.
         transfers: those that queue for links, if any do.
         steps: gradient synchronisation and optimizer.
+        together: number of the group of passes that begin at the same time, -1 for those that do not ``[actions]``;
+            None if none do.
     """
 
     duration_s: FloatArray
@@ -49,6 +52,7 @@ class Prices:
     delay_s: FloatArray
     transfers: Transfers | None
     steps: Steps
+    together: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,10 @@ class CostTruth:
             if times.weight_s is not None:
                 duration[first + 2 * size : first + 3 * size] = times.weight_s.ravel()
         comm += self.memory.offload_bytes(program) / self.cluster.device.host_bandwidth_bytes_per_s
+        together = None
+        if any(placed.sharded for placed in layout.modules):
+            comm += exposed_s(program, self.layer_times, self.cluster, self.framework)
+            together = collective_passes(program)
         hold, delay, transfers = self._transfers(program)
         costs = self.step_costs
         ends = costs.ends(program)
@@ -141,7 +149,7 @@ class CostTruth:
         steps = costs.steps(program, ends)
         duration += comm
         comm[program.first_action[-1] :] = steps.comm_s
-        return Prices(duration, comm, hold, release, stall, delay, transfers, steps)
+        return Prices(duration, comm, hold, release, stall, delay, transfers, steps, together)
 
     def _transfers(self, program: Program) -> tuple[FloatArray, FloatArray, Transfers | None]:
         """How long lanes are held after each action, delays of the dependencies, and what queues for links."""

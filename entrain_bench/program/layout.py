@@ -27,6 +27,8 @@ class ModuleLayout:
             ranks that the stages before came along are those of a V (arXiv:2401.10241, section 6).
         recompute: whether backward recomputes each layer from its input.
         offload: whether weights and gradient buffers leave the device between a rank's last forward and first backward.
+        sharded: whether weights and gradients are sharded over data and context parallelism as well as optimizer
+            states, and gathered layer by layer (FSDP, ZeRO-3); one stage only.
     """
 
     module: str
@@ -36,6 +38,7 @@ class ModuleLayout:
     ranks: IntArray
     recompute: bool = False
     offload: bool = False
+    sharded: bool = False
 
     @property
     def pp(self) -> int:
@@ -177,6 +180,7 @@ class Layout:
             + (f" virtual x{m.stages_per_rank}" if m.stages_per_rank > 1 else "")
             + (" recompute" if m.recompute else "")
             + (" offload" if m.offload else "")
+            + (" sharded" if m.sharded else "")
             for m in self.modules
         }
 
@@ -198,6 +202,9 @@ def check_layout(layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> None
         total = sum(placed.layers_per_stage)
         require(total == len(module.layers), f"{where}.layers_per_stage", total, f"{len(module.layers)} layers in all")
         require(min(placed.layers_per_stage) >= 1, f"{where}.layers_per_stage", placed.layers_per_stage, "positive")
+        if placed.sharded:
+            require(placed.pp == 1, f"{where}.pp", placed.pp, "1 with sharded weights")
+            require(not placed.offload, f"{where}.offload", placed.offload, "false with sharded weights")
         shape = (placed.dp, placed.pp, placed.ranks_per_block)
         require(placed.ranks.shape == shape, f"{where}.ranks", placed.ranks.shape, f"of shape {shape}")
         held_in_turn = _goes_round(placed.ranks) or _goes_back(placed.ranks)

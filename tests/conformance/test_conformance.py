@@ -34,6 +34,7 @@ LARGE = {
     "llavaov_qwen25_7b": "a100x64",
     "llavaov_llama3_8b": "a100x64",
     "llavaov_qwen25_32b": "a100x64",
+    "internvl15_26b": "a100x64",
     "vit1b_llm7b": "h100x64",
     "vit1b_llm14b": "h100x64",
     "vit3b_llm32b": "h100x64",
@@ -58,6 +59,8 @@ LARGE = {
     "nemotron4_340b": "h100x256",
     "llama31_405b": "h100x256",
 }
+# Whose encoder has 25 heads.
+WITHOUT_TP = ("internvl15_26b",)
 # Without encoders.
 TEXT_MODELS = ("llama", "nemotron4", "gpt3")
 # Larger than others on the same cluster.
@@ -197,7 +200,7 @@ def held() -> list[object]:
 def test_every_model_runs_on_every_cluster_that_holds_it(model: str, cluster: str) -> None:
     workload = {"whisper": "librispeech", "mllm": "laion_packed"}.get(model.split("_")[0], "chartqa")
     workload, text = ("packed_text", ["workload.text=2048"]) if model.startswith(TEXT_MODELS) else (workload, [])
-    tp = 4 if model in LARGE and cluster == LARGE[model] else "null"
+    tp = 4 if model in LARGE and cluster == LARGE[model] and model not in WITHOUT_TP else "null"
     searched = [f"layout.tp={tp}", "layout.dp=null", "layout.cp=1", "strategy=megatron"]
     batch = ["global_batch=64", "microbatch_size=1"]
     run = replace(

@@ -21,11 +21,11 @@ from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.interface import Programs, Strategy
 from entrain_bench.strategy.interleaved import Interleaved
-from entrain_bench.strategy.planning import partition_layers, stage_sums
+from entrain_bench.strategy.planning import average_layer_s, partition_layers, stage_sums
 from entrain_bench.strategy.profile import Profile
 from entrain_bench.strategy.warmup import OneForwardOneBackward
 from entrain_bench.strategy.zero_bubble import valley_of
-from entrain_bench_strategies.megatron import ArrivalOrder, Costs, MegatronPlanner, average_layer_s
+from entrain_bench_strategies.megatron import ArrivalOrder, Costs, MegatronPlanner
 from support.builders import (
     GIB,
     chain_layout,

@@ -18,6 +18,8 @@ from entrain_bench.costs.roofline import (
     Loads,
     PassTimes,
     Roofline,
+    busiest_area,
+    packed,
     remade_layers,
     sum_in_order,
 )
@@ -102,8 +104,8 @@ class ProfiledTimes:
                 segments[layer.kind] = num_segments(layer.attention, lengths)
         if offsets is None:
             return Loads(np.asarray(lengths, np.float64), areas, segments)
-        sums = ({kind: sum_rows(offsets, each) for kind, each in values.items()} for values in (areas, segments))
-        return Loads(sum_rows(offsets, lengths), *sums)
+        area, count = ({kind: sum_rows(offsets, each) for kind, each in values.items()} for values in (areas, segments))
+        return packed(Loads(sum_rows(offsets, lengths), area, count), lengths, offsets, self.roofline.framework)
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
         """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``."""
@@ -226,6 +228,8 @@ class ProfiledTimes:
             UserError: for a chunk outside what was measured, unless that is allowed.
         """
         tokens, scores, segments = _of_kind(layer, loads)
+        if layer.attention:
+            scores = busiest_area(layer, loads, cp)
         tokens, scores, segments = np.ceil(tokens / cp), scores / cp, segments / cp
         if not self.extrapolate:
             curves = self._curves(module, layer, tp)
