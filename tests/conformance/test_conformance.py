@@ -24,6 +24,7 @@ MODELS = ("tiny", "tiny_av")
 # Workloads that resemble another one, and all other pairs, with make test-slow.
 OTHERS = ("dflop_single", "dflop_video", "dflop_mixed", "chartqa_qa", "coco", "llava_150k_like", "sroie", "uniform")
 WITHOUT_AUDIO = ("chartqa", "librispeech")
+FEW = ("chartqa", "synthetic_av", "nextqa")
 # Again with wrong beliefs and over several nodes, with tiny_av: images and audio.
 THOROUGH = ("synthetic_av",)
 BLIND = ("synthetic_av",)
@@ -87,16 +88,18 @@ def config(**chosen: str) -> RunConfig:
     return replace(composed(), **groups)
 
 
-def cells(quick: Callable[[str, str], bool]) -> list[object]:
+def cells(quick: Callable[[str, str, str], bool]) -> list[object]:
     """Every strategy, workload and model; those that are not quick are for make test-slow."""
     return [
-        pytest.param(*cell, marks=[] if quick(*cell[1:]) else [pytest.mark.slow], id="-".join(cell))
+        pytest.param(*cell, marks=[] if quick(*cell) else [pytest.mark.slow], id="-".join(cell))
         for cell in product(choices("strategy"), WORKLOADS, MODELS)
     ]
 
 
-def usual(workload: str, model: str) -> bool:
-    """Whether a workload is run with a model in every run of the tests."""
+def usual(strategy: str, workload: str, model: str) -> bool:
+    """Whether a workload is run with a model in every run of the tests; few with strategies that few figures show."""
+    if composed(f"strategy={strategy}").strategy.get("in_figures", "all") != "all" and workload not in FEW:
+        return False
     return workload in WITHOUT_AUDIO if model == "tiny" else workload not in OTHERS
 
 
@@ -119,7 +122,7 @@ def test_it_imports_only_what_is_open_to_strategies(strategy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "workload", "model"), cells(lambda workload, model: workload in THOROUGH and model == "tiny_av")
+    ("strategy", "workload", "model"), cells(lambda _, workload, model: workload in THOROUGH and model == "tiny_av")
 )
 def test_repeatable_on_several_nodes_and_with_wrong_beliefs(strategy: str, workload: str, model: str) -> None:
     run = config(strategy=strategy, workload=workload, model=model, cluster="a40x16")
@@ -131,7 +134,7 @@ def test_repeatable_on_several_nodes_and_with_wrong_beliefs(strategy: str, workl
 
 
 @pytest.mark.parametrize(
-    ("strategy", "workload", "model"), cells(lambda workload, model: workload in BLIND and model == "tiny_av")
+    ("strategy", "workload", "model"), cells(lambda _, workload, model: workload in BLIND and model == "tiny_av")
 )
 def test_it_does_not_see_the_truth_behind_its_estimates(strategy: str, workload: str, model: str) -> None:
     try:
