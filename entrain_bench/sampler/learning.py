@@ -125,7 +125,9 @@ def values_of(part: Any) -> Any:
         return [values_of(value) for value in part]
     if isinstance(part, np.generic | np.ndarray):
         return part.tolist()
-    raise UserError(f"strategy.assigner: holds a {type(part).__name__}: must be dataclasses of plain values to be saved")
+    raise UserError(
+        f"strategy.assigner: holds a {type(part).__name__}: must be dataclasses of plain values to be saved"
+    )
 
 
 def with_values(part: Any, values: Any, where: str) -> Any:
@@ -134,7 +136,7 @@ def with_values(part: Any, values: Any, where: str) -> Any:
     Raises:
         UserError: for values of another class.
     """
-    if is_dataclass(part):
+    if is_dataclass(part) and not isinstance(part, type):
         known = [f.name for f in fields(part) if f.init]
         fits = isinstance(values, Mapping) and sorted(values) == sorted(["is", *known])
         if not fits or values["is"] != type(part).__name__:

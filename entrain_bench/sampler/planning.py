@@ -106,8 +106,8 @@ def plan_batches(shapes: SampleShapes | str | Path, request: Request, layout: La
     assert isinstance(listed, ListedShapes)
     if listed.num_dropped:
         raise UserError(
-            f"shapes={shapes}: {listed.num_dropped} rows were dropped by workload.on_overlong, and rows would no longer "
-            "be indices of the dataset; leave them out of the trace and the dataset"
+            f"shapes={shapes}: {listed.num_dropped} rows were dropped by workload.on_overlong, so that rows are no "
+            "longer indices of the dataset; leave them out of the trace and the dataset"
         )
     job.model.check_shapes(listed.shapes)
     setting.strategy.check_generators(job.model)

@@ -97,7 +97,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         num_samples = len(self._plan.shapes)
         self.num_iterations = num_samples // global_batch
         require(self.num_iterations >= 1, "global_batch", global_batch, f"at most {num_samples}, the samples there are")
-        self._stream = {
+        self._stream: dict[str, Any] = {
             "samples": fingerprint(self._plan.shapes),
             "seed": seed,
             "shuffle": bool(shuffle),
@@ -261,7 +261,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
             num_samples = len(self._plan.shapes)
             order = np.arange(num_samples)
             if self._stream["shuffle"]:
-                order = stable_rng("sampler", int(self._stream["seed"]), epoch).permutation(num_samples)
+                order = stable_rng("sampler", self._stream["seed"], epoch).permutation(num_samples)
             self._batches = epoch, batches_of(order, self.global_batch)
         return self._batches[1]
 
