@@ -10,7 +10,7 @@ import numpy as np
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from entrain_bench.arrays import IntArray
+from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.sampler.learning import Lessons, Timings, executed, learns
@@ -162,6 +162,23 @@ class BalancedBatchSampler(Sampler[list[int]]):
         dealt = self._deal(epoch, iteration)
         samples = self._samples(epoch)[iteration]
         return [samples[list(row)].tolist() for row in dealt.of(self.rank if rank is None else rank)]
+
+    def believed_s(self, iteration: int, epoch: int | None = None) -> FloatArray:
+        """Seconds that each rank's samples of an iteration are believed to take forward, one by one ``[ranks]``.
+
+        The slowest rank over the mean is what imbalance costs a loop whose ranks hold the whole model.
+
+        Args:
+            iteration: of the epoch, from 0.
+            epoch: the present one by default.
+        """
+        epoch = self._epoch if epoch is None else epoch
+        ranks = self._deal(epoch, iteration).ranks
+        placed = self.layout.modules[self._plan.setting.job.model.llm_index]
+        batch = self._plan.shapes.take(self._samples(epoch)[iteration])
+        encoder_s, llm_s = self._plan.setting.profile.estimate_samples(batch, placed.tp, placed.cp)
+        each_s = encoder_s + llm_s
+        return np.array([sum(float(each_s[list(row)].sum()) for row in rows) for rows in ranks])
 
     @property
     def learns(self) -> bool:

@@ -60,7 +60,7 @@ class Block(nn.Module):
         """From and to ``[tokens, width]``."""
         attended = []
         for sequence in torch.split(self.qkv(self.norms[0](packed)), list(lengths)):
-            query, key, value = sequence.unflatten(1, (3, NUM_HEADS, -1)).permute(1, 2, 0, 3).unsqueeze(1)
+            query, key, value = sequence.view(len(sequence), 3, NUM_HEADS, -1).permute(1, 2, 0, 3).unsqueeze(1)
             mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
             attended.append(mixed[0].transpose(0, 1).flatten(1))
         packed = packed + self.out(torch.cat(attended))

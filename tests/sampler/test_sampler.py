@@ -25,6 +25,7 @@ from support.builders import random_samples
 
 RANKS, BATCH, MICROBATCH, SAMPLES = 4, 16, 2, 70
 ITERATIONS = SAMPLES // BATCH
+STRATEGIES = ("megatron", "disttrain")
 
 
 @cache
@@ -76,6 +77,13 @@ def test_balanced_ranks_have_more_even_work_than_in_order_of_arrival() -> None:
         return float(np.mean(np.max(loads, axis=1) / np.mean(loads, axis=1)))
 
     assert spread("entrain") - 1 < (spread("megatron") - 1) / 2
+
+
+def test_what_is_believed_of_ranks_adds_up_and_is_evened_out() -> None:
+    arrival, balanced = (np.array([sampler(name).believed_s(i) for i in range(ITERATIONS)]) for name in STRATEGIES)
+    assert arrival.shape == (ITERATIONS, RANKS)
+    assert balanced.sum(axis=1) == pytest.approx(arrival.sum(axis=1))
+    assert np.mean(balanced.max(axis=1)) < 0.95 * np.mean(arrival.max(axis=1))
 
 
 def test_an_order_belongs_to_seed_and_epoch() -> None:
