@@ -110,7 +110,7 @@ def test_an_epoch_that_was_left_begins_anew() -> None:
     assert [*one] == whole
 
 
-@pytest.mark.parametrize("taken", [0, 1, 2, 5, 7, 8])
+@pytest.mark.parametrize("taken", [1, 2, 8])
 @pytest.mark.parametrize("strategy", ["entrain", "dflop"])
 def test_a_state_goes_on_where_it_was_taken(strategy: str, taken: int) -> None:
     one = sampler(strategy)
