@@ -105,6 +105,10 @@ class Emulator:
                 "strategy.scheduler.memory: harness=emulate measures no recomputation by chunk; harness=simulate "
                 "and train know it, =module does without"
             )
+        if any(program.splits_backward(index) for index in range(len(program.model.modules))):
+            raise IncompatibleError(
+                "strategy.scheduler: harness=emulate measures no split backward; harness=simulate knows it"
+            )
         memory = Simulator(self.truth, self.memory_budget_bytes).check_memory(program)
         return timeline_of(program, self.price(program), memory)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.program import Pass, Program
+from entrain_bench.program import Program
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.specs.model import ModuleSpec
@@ -90,7 +90,7 @@ def lane_orders(program: Program, timeline: Timeline | None = None) -> list[Lane
     """The passes of every lane that has any, with the waits of a timeline of the program, or none."""
     orders = []
     for actions in np.split(program.lane_actions, program.lane_offsets[1:-1]):
-        passes = actions[program.kind[actions] <= Pass.BACKWARD]
+        passes = actions[program.is_pass[actions]]
         waits_s = np.zeros(len(passes))
         if timeline is not None and len(passes):
             before_s = np.concatenate([[0.0], timeline.end_s[passes[:-1]]])

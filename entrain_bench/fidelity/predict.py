@@ -26,7 +26,6 @@ from entrain_bench.experiment import prepare
 from entrain_bench.fidelity.cases import Case, overrides_of
 from entrain_bench.fidelity.shared import cores_of_lanes, place_on_cores
 from entrain_bench.files import write_atomically
-from entrain_bench.program import Pass
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.run import compose_cells
 from entrain_bench.simulate.place import place_program, timeline_of
@@ -146,7 +145,7 @@ def replayed_s(case: Case, links: Mapping[str, float], took_s: FloatArray) -> fl
     """
     job, program = prepare(case.config).job, case.program
     prices = CostTruth(job.model, joined_by(job.cluster, links), job.framework).price(program)
-    passes = program.kind <= Pass.BACKWARD
+    passes = program.is_pass
     start, end, _ = place_program(program, replace(prices, duration_s=np.where(passes, took_s, 0.0)))
     return float(end[passes].max() - start[passes].min())
 

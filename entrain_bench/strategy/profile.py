@@ -12,10 +12,11 @@ from entrain_bench.arithmetic import GOLDEN, fit_polynomial, log2, matmul, mix, 
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.roofline import PassTimes
+from entrain_bench.costs.sharding import LayerTraffic, layer_traffic
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import require
 from entrain_bench.program import Program
-from entrain_bench.program.layout import Layout
+from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.simulate.engine import place_actions
 from entrain_bench.simulate.place import place_program
 from entrain_bench.specs.job import MAX_SAMPLES, Job
@@ -110,6 +111,10 @@ class Profile:
             costs.exposed(module, placed) for module, placed in zip(self.job.model.modules, layout.modules, strict=True)
         ]
         return float(layout.lane_sums([each.gather_s + each.sync_s + each.optimizer_s for each in exposed]).max())
+
+    def layer_traffic(self, module: ModuleSpec, placed: ModuleLayout) -> LayerTraffic:
+        """Measured times of the collectives of each layer whose weights are sharded."""
+        return layer_traffic(module, placed, self._truth.cluster)
 
     def trial_s(self, program: Program) -> float:
         """Measured time of one iteration of a program, as a trial run of it shows."""

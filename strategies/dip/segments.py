@@ -21,8 +21,8 @@ class Segments:
     """The actions of a program, what they wait for, and the groups that the search puts in order.
 
     A *segment* is a forward or backward of a chunk through one stage on each rank (arXiv:2504.14145). Chunks that
-    depend on each other are a *group*: a microbatch with its encoders' sub-microbatches. Lanes whose actions depend on
-    each other are a *set*: a replica.
+    depend on each other are a *group*: a microbatch with the sub-microbatches of its encoders and generators. Lanes
+    whose actions depend on each other are a *set*: a replica.
 
     Attributes:
         lane, is_backward, duration_s, size_bytes: of every action ``[actions]``.
@@ -116,12 +116,12 @@ def _components(count: int, one: IntArray, other: IntArray) -> IntArray:
 
 def _consumers(draft: Program, assignment: Assignment) -> tuple[IntArray, IntArray]:
     """First and last LLM microbatch that a chunk of any module has to do with ``[all chunks]``."""
-    label = np.asarray(assignment.modules[-1].microbatch)
+    label = np.asarray(assignment.modules[draft.model.llm_index].microbatch)
     first, last = [], []
     for module, rows in zip(draft.model.modules, draft.chunks, strict=True):
         if not len(rows):
             continue
-        own = label[draft.shapes.item_sample[rows.members] if module.is_encoder else rows.members]
+        own = label[module.owners(draft.shapes, rows.members)]
         first.append(np.minimum.reduceat(own, rows.offsets[:-1]))
         last.append(np.maximum.reduceat(own, rows.offsets[:-1]))
     return np.concatenate(first), np.concatenate(last)

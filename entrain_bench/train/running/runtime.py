@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
@@ -28,7 +28,9 @@ from entrain_bench.train.modules import Pack
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.groups import Groups
 from entrain_bench.train.running.loader import Loader
+from entrain_bench.train.running.sharded import ShardedStage
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, global_norm
+from entrain_bench.train.running.turns import EmptyPass, empty_passes
 
 
 @dataclass(slots=True)
@@ -56,12 +58,14 @@ class Work:
         plan: this rank's part of it.
         num_loss_tokens: predicted tokens of the whole batch.
         inputs: of this rank's forwards, in order.
+        empty: passes that it takes part in without a chunk of its own, by the step that they come before.
     """
 
     program: Program
     plan: RankPlan
     num_loss_tokens: int
     inputs: Iterator[Inputs]
+    empty: Mapping[int, Sequence[EmptyPass]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -78,7 +82,7 @@ class Runtime:
         loader: makes inputs ahead.
     """
 
-    stages: Mapping[tuple[int, int], TrainedStage]
+    stages: Mapping[tuple[int, int], TrainedStage | ShardedStage]
     groups: Groups
     settings: OptimizerSettings
     dtype: torch.dtype
@@ -105,7 +109,8 @@ class Runtime:
             for step in plan.steps
             if step.kind is Pass.FORWARD
         ]
-        return Work(program, plan, data.num_loss_tokens, self.loader.load(makers))
+        empty = empty_passes(program, plan.steps)
+        return Work(program, plan, data.num_loss_tokens, self.loader.load(makers), empty)
 
     def run(self, work: Work, clock: Clock) -> RankResult:
         """One iteration: every action of this rank in the program's order; collective over all ranks.
@@ -126,6 +131,7 @@ class Runtime:
         for index, step in enumerate(work.plan.steps):
             try:
                 iteration.transfers.post_receives(index)
+                iteration.take_part(work.empty.get(index, ()))
                 iteration.execute(step, clock)
             except torch.OutOfMemoryError as error:
                 raise self._out_of_memory(work, index) from error
@@ -154,6 +160,7 @@ class _Iteration:
     transfers: Transfers = field(init=False)
     graphs: dict[tuple[int, int, int], Graph] = field(default_factory=dict)
     losses: list[ChunkLoss] = field(default_factory=list)
+    empty: dict[tuple[int, int, int], Iterator[None]] = field(default_factory=dict)
     _norm: float | None = None
 
     def __post_init__(self) -> None:
@@ -185,6 +192,16 @@ class _Iteration:
             if output is not None:
                 self.transfers.send(step, lambda message: cut_rows(output, message))
 
+    def take_part(self, passes: Sequence[EmptyPass]) -> None:
+        """Run passes of other replicas, whose collectives need this one."""
+        for one in passes:
+            key = one.module, one.microbatch, one.part
+            if one.kind is Pass.FORWARD:
+                stage = self.runtime.stages[one.module, 0]
+                assert isinstance(stage, ShardedStage)
+                self.empty[key] = stage.empty_pass()
+            next(self.empty[key])
+
     def norm(self) -> float:
         """Norm of all gradients, not a number if a loss is not finite; computed once, by all ranks together."""
         if self._norm is None:
@@ -195,7 +212,7 @@ class _Iteration:
 
     def _forward(self, step: Step, received: Mapping[tuple[int, int], Tensor], inputs: Inputs) -> Tensor | None:
         leaf = self._start(step, received, inputs)
-        output = self._stage(step).buffers(leaf, inputs.pack)
+        output = self._stage(step).forward(leaf, inputs.pack)
         if self._is_loss(step):
             output = output / self.work.num_loss_tokens
             self.losses.append(ChunkLoss(step.action, output.detach()))
@@ -234,7 +251,7 @@ class _Iteration:
         rows = gather_rows(step, received, lambda: torch.zeros(shape, dtype=dtype, device=device))
         return rows.requires_grad_(wants_gradient)
 
-    def _stage(self, step: Step) -> TrainedStage:
+    def _stage(self, step: Step) -> TrainedStage | ShardedStage:
         return self.runtime.stages[step.place.module, step.place.stage]
 
     def _first_copy(self, step: Step) -> Parameter | None:

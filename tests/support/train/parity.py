@@ -12,6 +12,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from entrain_bench.config.schema import RunConfig
@@ -32,6 +33,7 @@ from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.data import SampleData
 from entrain_bench.train.running.feed import WorkFeed
 from entrain_bench.train.running.loop import plan
+from entrain_bench.train.running.sharded import ShardedStage
 from entrain_bench.train.running.step import TrainedStage
 from entrain_bench_strategies.dip.partitioner import DipPlanner, colocate
 from support.train.faults import drop_sample, reverse_rows
@@ -98,6 +100,16 @@ class RecordingStage(TrainedStage):
             self.kept[named.key] = named, named.parameter.main_grad.clone()
 
 
+class RecordingShards(ShardedStage):
+    """The same for a sharded stage, whose gradients are put together."""
+
+    def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
+        super().sync_gradients(tied, first_copy)
+        for named in named_parameters(self.stage):
+            if named.parameter.requires_grad:
+                RecordingStage.kept[named.key] = named, whole_tensor(named.parameter.grad).clone()
+
+
 @dataclass(frozen=True, slots=True)
 class VirtualPlanner(DipPlanner):
     """Two stages of every module on every rank, of the first degrees that meet the request."""
@@ -133,10 +145,13 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
     layout, _ = plan(setting, planning)
     runtime = build_runtime(setting.job, layout, setting.executor, CPU, 0, control)
     runtime.stages = {
-        key: RecordingStage(t.stage, t.buffers, t.optimizer, t.groups) for key, t in runtime.stages.items()
+        key: RecordingStage(t.stage, t.buffers, t.optimizer, t.groups)
+        if isinstance(t, TrainedStage)
+        else RecordingShards(t.stage, t.optimizer, t.groups)
+        for key, t in runtime.stages.items()
     }
     # A distributed optimizer leaves each rank a shard of the summed gradients only; weights tell of the rest.
-    whole = not setting.job.framework.distributed_optimizer
+    whole = not setting.job.framework.distributed_optimizer or layout.modules[0].sharded
     with np.load(reference) as arrays:
         wanted = dict(arrays)
     worst = {"gradient": 0.0, "weight": 0.0, "loss": 0.0, "norm": 0.0}
@@ -156,7 +171,7 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
     for trained in runtime.stages.values():
         trained.gather_weights()
         for named in named_parameters(trained.stage):
-            value = named.parameter.detach()
+            value = whole_tensor(named.parameter.detach())
             worst["weight"] = max(worst["weight"], excess(value, named, wanted[f"weight {named.key}"]))
     return worst
 
@@ -172,6 +187,11 @@ def planted(fault: str) -> Iterator[None]:
         elif fault == "dropped_sample":
             stack.enter_context(patch.object(SampleData, "llm_pack", drop_sample))
         yield
+
+
+def whole_tensor(value: torch.Tensor) -> torch.Tensor:
+    """A parameter or gradient put together where FSDP has sharded it; collective."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def excess(value, named, full) -> float:

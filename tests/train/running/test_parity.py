@@ -30,6 +30,7 @@ SETTINGS = {
     "gathered_late": (*DEGREES["sharded_optimizer"], "overlap_param_gather=false"),
     "sharded_pipeline": (*DEGREES["pp2_dp2"], "distributed_optimizer=true"),
 }
+SAMPLES = {"single": ("layout.tp=1", "microbatch_size=1")}
 # Two stages of every module on each rank; with one block a replica, both copies of the tied embedding, too.
 VIRTUAL = {
     "virtual": ("strategy.planner._target_=support.train.parity.VirtualPlanner", *DEGREES["pp2_dp2"]),
@@ -50,8 +51,12 @@ QUICK = {
         ("megatron", "tp2_encoder_whole_tokens"),
         ("entrain", "nothing_overlaps"),
         ("megatron", "sharded_pipeline"),
+        ("dynapipe", "pp2_dp2"),
+        ("fsdp", "dp1"),
+        ("orchmllm", "tp2"),
     ],
-    "two_encoders": [("entrain", "pp2_dp2"), ("dflop", "free")],
+    # With a sample a microbatch some replicas have nothing to encode.
+    "two_encoders": [("entrain", "pp2_dp2"), ("dflop", "free"), ("fsdp", "single"), ("veomni", "single")],
 }
 FAULTS = ["reversed_rows", "doubled_scale", "dropped_sample"]
 
@@ -72,7 +77,7 @@ def run_cases(
     cases: list[tuple[str, str]], model: str, reference: Path, faults: list[str]
 ) -> tuple[dict[tuple[str, str], list[object]], dict[str, list[object]]]:
     """What every rank found, by case, and by fault planted into the first case."""
-    layouts = DEGREES | VIRTUAL | SETTINGS
+    layouts = DEGREES | VIRTUAL | SETTINGS | SAMPLES
     configs = [configuration(*MODELS[model], f"strategy={name}", *layouts[degrees]) for name, degrees in cases]
     given = [(config, "") for config in configs] + [(configs[0], fault) for fault in faults]
     found = [list(by_case) for by_case in zip(*run_ranks(compare, RANKS, given, reference), strict=True)]
