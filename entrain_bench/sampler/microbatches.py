@@ -13,6 +13,10 @@ from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 
+# How many microbatches ranks have.
+FIXED, EQUAL, ASSIGNED = "fixed", "equal", "assigned"
+COUNTS = (FIXED, EQUAL, ASSIGNED)
+
 
 @dataclass(frozen=True, slots=True)
 class Dealt:
@@ -41,17 +45,18 @@ class Dealt:
         return Assignment(tuple(modules))
 
 
-def deal(labels: ModuleAssignment, num_ranks: int, count: int | None) -> Dealt:
+def deal(labels: ModuleAssignment, num_ranks: int, counts: str = ASSIGNED, num_microbatches: int = 0) -> Dealt:
     """The microbatches of an assignment, samples in order of arrival.
 
     Args:
         labels: replica and microbatch of each sample of the global batch.
         num_ranks: data-parallel ranks; a rank is a replica.
-        count: microbatches of every rank: ranks with fewer split those with most samples (``split``); None leaves them
-            as they were assigned.
+        counts: how many microbatches ranks have: ``fixed``: ``num_microbatches``; ``equal``: as many as the rank with
+            most; ``assigned``: as they were assigned. Ranks with fewer split those with most samples (``split``).
+        num_microbatches: of a rank, if fixed.
 
     Raises:
-        UserError: if a rank has no sample, or has not the microbatches, or not the samples, to give it ``count``.
+        UserError: if a rank has no sample, or has more microbatches, or fewer samples, than it is to have microbatches.
     """
     order = np.lexsort((labels.microbatch, labels.replica))
     replica, place = labels.replica[order], labels.microbatch[order]
@@ -60,16 +65,17 @@ def deal(labels: ModuleAssignment, num_ranks: int, count: int | None) -> Dealt:
     of_rank: list[list[tuple[int, ...]]] = [[] for _ in range(num_ranks)]
     for rank, row in zip(replica[first].tolist(), rows, strict=True):
         of_rank[rank].append(row)
+    count = {FIXED: num_microbatches, EQUAL: max(map(len, of_rank)), ASSIGNED: 0}[counts]
     for rank, microbatches in enumerate(of_rank):
         samples = sum(map(len, microbatches))
         if not samples:
             raise UserError(f"strategy.assigner: rank {rank} has no sample of a global batch; it could not take part")
-        if count is not None and not len(microbatches) <= count <= samples:
+        if count and not len(microbatches) <= count <= samples:
             raise UserError(
-                f"equal_counts=true: rank {rank} has {samples} samples in {len(microbatches)} microbatches, which "
-                f"cannot become {count} by splitting; equal_counts=false leaves them as assigned"
+                f"counts={counts}: rank {rank} has {samples} samples in {len(microbatches)} microbatches, which cannot "
+                f"become {count} by splitting; counts={EQUAL if counts == FIXED else ASSIGNED} asks for less"
             )
-    return Dealt(tuple(tuple(split(rows, count or 0)) for rows in of_rank))
+    return Dealt(tuple(tuple(split(rows, count)) for rows in of_rank))
 
 
 def split(microbatches: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:

@@ -16,7 +16,7 @@ from entrain_bench.experiment import Setting, prepare
 from entrain_bench.program.assignment import check_assignment
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.layout_json import layout_to_json
-from entrain_bench.sampler.microbatches import Dealt, deal
+from entrain_bench.sampler.microbatches import COUNTS, Dealt, deal
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.stream import ListedShapes
@@ -37,14 +37,16 @@ class BatchPlan:
         setting: strategy, job and beliefs.
         layout: data-parallel ranks are the replicas of its LLM.
         shapes: all samples, a row for each index of the dataset.
-        count: microbatches of every rank in every iteration; None leaves their number to the assigner.
+        counts: how many microbatches ranks have (``deal``).
+        num_microbatches: microbatches of every rank in every iteration, where they are fixed.
         name: of the configuration and the layout: a hash.
     """
 
     setting: Setting
     layout: Layout
     shapes: SampleShapes
-    count: int | None
+    counts: str
+    num_microbatches: int
     name: str
 
     def deal(self, strategy: Strategy, samples: np.ndarray) -> Dealt:
@@ -57,7 +59,7 @@ class BatchPlan:
         assignment = strategy.assigner.assign(batch, self.layout, self.setting.profile.under(self.layout))
         check_assignment(assignment, job.model, self.layout, batch)
         llm = job.model.llm_index
-        return deal(assignment.modules[llm], self.layout.modules[llm].dp, self.count)
+        return deal(assignment.modules[llm], self.layout.modules[llm].dp, self.counts, self.num_microbatches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +89,22 @@ class Request:
             require(key not in OWN_KEYS, "overrides", text, f"without {key}, which is an argument or follows from one")
 
 
-def plan_batches(shapes: SampleShapes | str | Path, request: Request, layout: Layout | str, equal: bool) -> BatchPlan:
+def plan_batches(shapes: SampleShapes | str | Path, request: Request, layout: Layout | str, counts: str) -> BatchPlan:
     """Read the configuration and the samples, and lay out the model.
 
     Args:
         shapes: the samples, or a shape trace.
         request: what is asked for.
         layout: a layout, ``data_parallel`` or ``planned``.
-        equal: whether all ranks have as many microbatches in every iteration.
+        counts: how many microbatches ranks have (``deal``).
 
     Raises:
         UserError: naming what is wrong in the arguments, the configuration or the data.
     """
     if isinstance(layout, str) and layout not in (DATA_PARALLEL, PLANNED):
         raise unknown_choice("layout", layout, (DATA_PARALLEL, PLANNED))
+    if counts not in COUNTS:
+        raise unknown_choice("counts", counts, COUNTS)
     setting, content = _setting(shapes, request, layout == DATA_PARALLEL)
     listed, job = setting.source, setting.job
     assert isinstance(listed, ListedShapes)
@@ -116,9 +120,9 @@ def plan_batches(shapes: SampleShapes | str | Path, request: Request, layout: La
     check_layout(layout, job.model, job.cluster)
     dp = layout.modules[job.model.llm_index].dp
     require(dp == request.world_size, "world_size", request.world_size, f"{dp}, the replicas of the layout's LLM")
-    count = request.global_batch // (dp * request.microbatch_size) if equal else None
-    name = sha256(f"{content}\n{layout_to_json(layout)}\n{count}".encode()).hexdigest()
-    return BatchPlan(setting, layout, listed.shapes, count, name)
+    count = request.global_batch // (dp * request.microbatch_size)
+    name = sha256(f"{content}\n{layout_to_json(layout)}\n{counts}".encode()).hexdigest()
+    return BatchPlan(setting, layout, listed.shapes, counts, count, name)
 
 
 def one_stage(job: Job, world_size: int) -> Layout:

@@ -14,7 +14,7 @@ from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.sampler.learning import Lessons, Timings, executed, learns
-from entrain_bench.sampler.microbatches import Dealt, batches_of
+from entrain_bench.sampler.microbatches import FIXED, Dealt, batches_of
 from entrain_bench.sampler.planning import BatchPlan, Request, fingerprint, plan_batches
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.stream import stable_rng
@@ -39,7 +39,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         rank, world_size: data-parallel rank of this process, and how many there are.
         global_batch: samples of an iteration, over all ranks.
         num_iterations: global batches, optimizer steps, of an epoch.
-        num_microbatches: those of every rank in every iteration; None where assigners choose (``equal_counts=False``).
+        num_microbatches: those of every rank in every iteration; None unless ``counts`` is ``fixed``.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         seed: int = 0,
         shuffle: bool = True,
         layout: Layout | str = "data_parallel",
-        equal_counts: bool = True,
+        counts: str = FIXED,
         learning_lag: int = 2,
         overrides: Sequence[str] = (),
         config_dir: str | None = None,
@@ -77,8 +77,9 @@ class BalancedBatchSampler(Sampler[list[int]]):
             shuffle: whether each epoch has an order of its own; otherwise samples come as they are listed.
             layout: a layout; ``data_parallel``: each rank holds the whole model, split by ``layout.tp`` and
                 ``layout.cp`` at most (overrides; 1); ``planned``: the strategy's planner chooses.
-            equal_counts: whether every rank has ``global_batch / (world_size x microbatch_size)`` microbatches in every
-                iteration; where an assigner makes fewer, those with most samples are split.
+            counts: microbatches of an iteration: ``fixed``: ``global_batch / (world_size x microbatch_size)`` on every
+                rank; ``equal``: on every rank as many as the assigner gave the rank with most; ``assigned``: what it
+                gave each. Ranks that must have more split those with most samples.
             learning_lag: iterations until what was observed (``observe``) changes assignments.
             overrides: further configuration, ``key=value`` as on the command line.
             config_dir: a folder of yours with further choices.
@@ -91,8 +92,9 @@ class BalancedBatchSampler(Sampler[list[int]]):
             self.world_size, global_batch, microbatch_size, seed, strategy, model, cluster, (*overrides,), config_dir
         )
         require(learning_lag >= 1, "learning_lag", learning_lag, "at least 1")
-        self._plan: BatchPlan = plan_batches(shapes, request, layout, equal_counts)
-        self.layout, self.num_microbatches = self._plan.layout, self._plan.count
+        self._plan: BatchPlan = plan_batches(shapes, request, layout, counts)
+        self.layout = self._plan.layout
+        self.num_microbatches = self._plan.num_microbatches if counts == FIXED else None
         self.global_batch = global_batch
         num_samples = len(self._plan.shapes)
         self.num_iterations = num_samples // global_batch
@@ -118,7 +120,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
             TypeError: where assigners choose their number.
         """
         if self.num_microbatches is None:
-            raise TypeError("the number of microbatches is not known beforehand with equal_counts=False")
+            raise TypeError("the number of microbatches is not known beforehand unless counts=fixed")
         return self.num_iterations * self.num_microbatches
 
     def __iter__(self) -> Iterator[list[int]]:

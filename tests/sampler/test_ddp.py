@@ -30,7 +30,7 @@ def gradients(model: torch.nn.Module) -> dict[str, np.ndarray]:
     return {name: weight.grad.numpy().copy() for name, weight in model.named_parameters() if weight.grad is not None}
 
 
-def train(rank: int, strategy: str, equal_counts: bool, dropped: int) -> list[Any]:
+def train(rank: int, strategy: str, counts: str, dropped: int) -> list[Any]:
     """Gradients of every iteration, and the samples that the rank trained on."""
     sys.path.insert(0, str(FOLDER))
     from small_vlm import RandomContent, SmallVlm
@@ -46,7 +46,7 @@ def train(rank: int, strategy: str, equal_counts: bool, dropped: int) -> list[An
         cluster="hostx2",
         global_batch=BATCH,
         microbatch_size=2,
-        equal_counts=equal_counts,
+        counts=counts,
         config_dir=str(FOLDER),
     )
     assert (one.rank, one.world_size) == (rank, 2)
@@ -82,12 +82,10 @@ def error(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
     return max(float(np.abs(one[n] - other[n]).max() / max(np.abs(other[n]).max(), 1e-6)) for n in one)
 
 
-@pytest.mark.parametrize(("strategy", "equal_counts"), [("entrain", True), ("dflop", False)])
-def test_gradients_equal_those_of_one_process(
-    strategy: str, equal_counts: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("strategy", "counts"), [("entrain", "fixed"), ("token_budget", "assigned")])
+def test_gradients_equal_those_of_one_process(strategy: str, counts: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
-    first, second = run_ranks(train, 2, strategy, equal_counts, 0)
+    first, second = run_ranks(train, 2, strategy, counts, 0)
     for (mine, own), (theirs, others) in zip(first, second, strict=True):
         assert len(own) + len(others) == BATCH
         wanted = reference([*own, *others])
@@ -97,6 +95,6 @@ def test_gradients_equal_those_of_one_process(
 
 def test_a_lost_sample_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
-    (first, second) = run_ranks(train, 2, "entrain", True, 1)
+    (first, second) = run_ranks(train, 2, "entrain", "fixed", 1)
     (mine, own), (_, others) = first[0], second[0]
     assert error(mine, reference([*own, *others])) > 1e-2

@@ -39,27 +39,30 @@ def sampler(strategy: str = "entrain", rank: int = 0, data: Any = None, **more: 
     return BalancedBatchSampler(shapes() if data is None else data, strategy=strategy, rank=rank, **given)
 
 
-def epoch_of_all(**given: Any) -> list[list[list[int]]]:
-    return [[*sampler(rank=rank, **given)] for rank in range(RANKS)]
+@cache
+def arrivals() -> list[list[int]]:
+    """Samples of every iteration."""
+    one = sampler("megatron")
+    rows = [[one.microbatches(i, rank=rank) for rank in range(RANKS)] for i in range(ITERATIONS)]
+    return [sorted(index for rank in ranks for row in rank for index in row) for ranks in rows]
 
 
 @pytest.mark.parametrize("strategy", sorted(choices("strategy")))
 def test_ranks_share_every_global_batch_without_overlap(strategy: str) -> None:
-    ranks = epoch_of_all(strategy=strategy)
-    count = BATCH // RANKS // MICROBATCH
-    assert [len(rank) for rank in ranks] == [ITERATIONS * count] * RANKS
-    # Without balancing, the same samples in order of arrival.
-    arrival = epoch_of_all(strategy="megatron")
+    one = sampler(strategy, counts="assigned")
+    # What another rank takes is what this one knows of it.
+    stream = iter(sampler(strategy, RANKS - 1, counts="assigned"))
     seen = set[int]()
     for iteration in range(ITERATIONS):
-        own, theirs = (
-            sorted(i for rank in all_ranks for row in rank[iteration * count : (iteration + 1) * count] for i in row)
-            for all_ranks in (ranks, arrival)
-        )
-        assert own == theirs
-        assert len({*own}) == BATCH
-        assert not seen & {*own}
-        seen |= {*own}
+        ranks = [one.microbatches(iteration, rank=rank) for rank in range(RANKS)]
+        assert [*islice(stream, len(ranks[-1]))] == ranks[-1]
+        dealt = sorted(index for rows in ranks for row in rows for index in row)
+        # The same samples as without balancing, each once.
+        assert dealt == arrivals()[iteration]
+        assert len({*dealt}) == BATCH
+        assert not seen & {*dealt}
+        seen |= {*dealt}
+    assert next(stream, None) is None
     assert len(seen) == ITERATIONS * BATCH
 
 
@@ -181,15 +184,21 @@ def test_assigners_may_choose_the_number_of_microbatches() -> None:
     # One sample has nearly all the work: its rank has fewer microbatches than the others.
     few = random_samples(np.random.default_rng(3), BATCH, longest=8)
     heavy = SampleShapes(**{**_columns(few), "text_tokens": np.where(np.arange(BATCH) == 0, 100_000, few.text_tokens)})
-    one = sampler("dflop", data=heavy, equal_counts=False, microbatch_size=1)
+    one = sampler("dflop", data=heavy, counts="assigned", microbatch_size=1)
     counts = [len(one.microbatches(0, rank=rank)) for rank in range(RANKS)]
     assert sum(sum(map(len, one.microbatches(0, rank=rank))) for rank in range(RANKS)) == BATCH
     assert len([*one]) == counts[0]
     assert one.num_microbatches is None
     with pytest.raises(TypeError, match="not known beforehand"):
         len(one)
-    even = sampler("dflop", data=heavy, microbatch_size=1)
-    assert even.num_microbatches == 4
+
+
+def test_fixed_counts_are_the_same_everywhere() -> None:
+    one = sampler("dflop")
+    assert one.num_microbatches == BATCH // RANKS // MICROBATCH
+    dealt = [one.microbatches(i, rank=rank) for i in range(ITERATIONS) for rank in range(RANKS)]
+    assert {len(rows) for rows in dealt} == {one.num_microbatches}
+    assert len(one) == len([*one]) == ITERATIONS * one.num_microbatches
 
 
 def _columns(given: SampleShapes) -> dict[str, Any]:
@@ -239,6 +248,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"learning_lag": 0}, "learning_lag=0: must be at least 1"),
     ({"strategy": "entrian"}, r"entrian"),
     ({"model": "tinny"}, r"tinny"),
+    ({"counts": "even"}, "counts=even: unknown.*assigned, equal, fixed"),
     ({"layout": "pipelined"}, "layout=pipelined: unknown.*data_parallel, planned"),
     ({"overrides": ("seed=3",)}, "overrides=seed=3: must be without seed"),
     ({"overrides": ("layout.pp=2",)}, "layout.pp=2: must be 1 with layout=data_parallel"),
@@ -269,7 +279,7 @@ def test_other_iterations_than_there_are_are_refused() -> None:
 
 
 def test_a_loader_with_workers_runs_ahead_and_iterations_are_still_told_apart() -> None:
-    one = sampler(equal_counts=False)
+    one = sampler(counts="assigned")
     # Workers that fork from a process with threads may hang; indices need nothing of it.
     context = multiprocessing.get_context("forkserver")
     loader = DataLoader(
