@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,19 +83,29 @@ def error(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
     return max(float(np.abs(one[n] - other[n]).max() / max(np.abs(other[n]).max(), 1e-6)) for n in one)
 
 
-@pytest.mark.parametrize(("strategy", "counts"), [("entrain", "fixed"), ("token_budget", "assigned")])
-def test_gradients_equal_those_of_one_process(strategy: str, counts: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    first, second = run_ranks(train, 2, strategy, counts, 0)
-    for (mine, own), (theirs, others) in zip(first, second, strict=True):
+CASES = {"fixed": ("entrain", "fixed", 0), "assigned": ("token_budget", "assigned", 0), "lost": ("entrain", "fixed", 1)}
+
+
+def train_all(rank: int) -> dict[str, list[Any]]:
+    return {name: train(rank, *case) for name, case in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def trained() -> Iterator[list[dict[str, list[Any]]]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        yield run_ranks(train_all, 2)
+
+
+@pytest.mark.parametrize("case", ["fixed", "assigned"])
+def test_gradients_equal_those_of_one_process(case: str, trained: list[dict[str, list[Any]]]) -> None:
+    for (mine, own), (theirs, others) in zip(trained[0][case], trained[1][case], strict=True):
         assert len(own) + len(others) == BATCH
         wanted = reference([*own, *others])
         assert error(mine, wanted) < 1e-4
         assert error(theirs, wanted) < 1e-4
 
 
-def test_a_lost_sample_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    (first, second) = run_ranks(train, 2, "entrain", "fixed", 1)
-    (mine, own), (_, others) = first[0], second[0]
+def test_a_lost_sample_is_noticed(trained: list[dict[str, list[Any]]]) -> None:
+    (mine, own), (_, others) = trained[0]["lost"][0], trained[1]["lost"][0]
     assert error(mine, reference([*own, *others])) > 1e-2
