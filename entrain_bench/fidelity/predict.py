@@ -7,7 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import astuple, replace
 from multiprocessing import get_context
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -76,10 +76,7 @@ def mean_of(several: Sequence[Measured]) -> Measured:
             passes[work].append(took)
         for shape, took_s in own.optimizer_s.items():
             optimizer_s[shape].append(took_s)
-    means = {
-        work: PassSeconds(fmean(each.forward_s for each in took), fmean(each.backward_s for each in took))
-        for work, took in passes.items()
-    }
+    means = {work: PassSeconds(*map(fmean, zip(*map(astuple, took), strict=True))) for work, took in passes.items()}
     return Measured(means, {shape: fmean(took_s) for shape, took_s in optimizer_s.items()})
 
 

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from entrain_bench.arrays import IntArray
 from entrain_bench.costs.memory import Memory
-from entrain_bench.errors import OutOfMemoryError
+from entrain_bench.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.program import Pass, Program
 from entrain_bench.train.device import to_device
 from entrain_bench.train.measuring.clock import Clock
@@ -25,6 +25,7 @@ from entrain_bench.train.messages.rank_plan import Message, RankPlan, Step, plan
 from entrain_bench.train.messages.rows import cut_rows, gather_rows
 from entrain_bench.train.messages.transfers import Transfers
 from entrain_bench.train.modules import Pack
+from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.groups import Groups
 from entrain_bench.train.running.loader import Loader
@@ -42,11 +43,23 @@ class Graph:
         output: where the graph of the output begins; the output itself is gone as soon as it is sent. None where
             nothing that led to it learns.
         shape: of the output.
+        splits: whether its backward leaves the gradients of weights to a pass of their own.
     """
 
     leaf: Tensor | None
     output: GradientEdge | None
     shape: torch.Size
+    splits: bool
+
+    @staticmethod
+    def of(leaf: Tensor | None, output: Tensor, pack: Pack) -> Graph:
+        """What the forward of a pack leaves that made an output of an input."""
+        return Graph(
+            leaf if leaf is not None and leaf.requires_grad else None,
+            get_gradient_edge(output) if output.requires_grad else None,
+            output.shape,
+            pack.splits_backward,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +108,16 @@ class Runtime:
         """This rank's work for a program, whose inputs are made from now on.
 
         Works are run in the order in which they were prepared. A thread may prepare one while another runs.
+
+        Raises:
+            IncompatibleError: for a split backward of a stage whose weights are sharded.
         """
+        for (module, _), stage in self.stages.items():
+            if isinstance(stage, ShardedStage) and program.splits_backward(module):
+                raise IncompatibleError(
+                    f"strategy.scheduler: splits the backward of {program.model.modules[module].name}, whose weights "
+                    f"are sharded; harness=train runs those whole"
+                )
         plan = plan_rank(program, dist.get_rank(), self.settings.framework)
         data = SampleData(program.shapes, self.seed, self.vocab_size, pinned=self.device.type == "cuda")
         makers = [
@@ -105,6 +127,7 @@ class Runtime:
                 step.place.stage,
                 _members(program, step),
                 _num_remade(program, step),
+                splits_backward=program.splits_backward(step.place.module),
             )
             for step in plan.steps
             if step.kind is Pass.FORWARD
@@ -159,6 +182,7 @@ class _Iteration:
     work: Work
     transfers: Transfers = field(init=False)
     graphs: dict[tuple[int, int, int], Graph] = field(default_factory=dict)
+    weight_passes: dict[tuple[int, int, int], WeightPass] = field(default_factory=dict)
     losses: list[ChunkLoss] = field(default_factory=list)
     empty: dict[tuple[int, int, int], Iterator[None]] = field(default_factory=dict)
     _norm: float | None = None
@@ -184,6 +208,9 @@ class _Iteration:
                 norm = self.norm()
                 if isfinite(norm):
                     self._stage(step).step(self.runtime.settings.clip_grad, norm)
+        elif step.kind is Pass.WEIGHT:
+            with clock.action(step.action):
+                self._weights(step)
         else:
             received = {message.key: self.transfers.receive(message) for message in step.receives}
             inputs = next(self.work.inputs) if step.kind is Pass.FORWARD else None
@@ -216,16 +243,11 @@ class _Iteration:
         if self._is_loss(step):
             output = output / self.work.num_loss_tokens
             self.losses.append(ChunkLoss(step.action, output.detach()))
-        wants_gradient = leaf is not None and leaf.requires_grad
-        self.graphs[step.place.module, step.place.stage, step.chunk] = Graph(
-            leaf if wants_gradient else None,
-            get_gradient_edge(output) if output.requires_grad else None,
-            output.shape,
-        )
+        self.graphs[_key(step)] = Graph.of(leaf, output, inputs.pack)
         return None if self._is_loss(step) else output.detach()
 
     def _backward(self, step: Step, received: Mapping[tuple[int, int], Tensor]) -> Tensor | None:
-        graph = self.graphs.pop((step.place.module, step.place.stage, step.chunk))
+        graph = self.graphs.pop(_key(step))
         if graph.output is None:
             return None
         dtype, device = self.runtime.dtype, self.runtime.device
@@ -234,8 +256,19 @@ class _Iteration:
             if self._is_loss(step)
             else gather_rows(step, received, lambda: torch.zeros(graph.shape, dtype=dtype, device=device))
         )
-        self._stage(step).backward(graph.output, gradient, last=step.ends_gradients)
+        trained = self._stage(step)
+        if graph.splits:
+            given, self.weight_passes[_key(step)] = trained.stage.backward_inputs(graph.output, gradient, graph.leaf)
+            return given
+        trained.backward(graph.output, gradient, last=step.ends_gradients)
         return None if graph.leaf is None else graph.leaf.grad
+
+    def _weights(self, step: Step) -> None:
+        # A stage that learns nothing, with nothing before it that does, had no backward.
+        if left := self.weight_passes.pop(_key(step), None):
+            trained = self._stage(step)
+            assert isinstance(trained, TrainedStage)
+            trained.backward_weights(left, last=step.ends_gradients)
 
     def _start(self, step: Step, received: Mapping[tuple[int, int], Tensor], inputs: Inputs) -> Tensor | None:
         """What a forward starts from: features, received hidden states, or projected tokens from several encoders."""
@@ -275,6 +308,11 @@ class _Iteration:
         """Elements of a row: hidden states inside a module, the LLM's embeddings between modules."""
         source, target = (int(self.work.program.module[action]) for action in message.key)
         return self.work.program.model.modules[source].config.hidden_size if source == target else self._hidden_size()
+
+
+def _key(step: Step) -> tuple[int, int, int]:
+    """Identifies a chunk on a stage."""
+    return step.place.module, step.place.stage, step.chunk
 
 
 def _members(program: Program, step: Step) -> IntArray:

@@ -22,6 +22,7 @@ from torch.nn import Parameter
 
 from entrain_bench.specs.framework import Framework
 from entrain_bench.train.modules import Pack, Stage, StageGroups
+from entrain_bench.train.modules.split import WeightPass
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,11 @@ class TrainedStage:
         """Add to the stage's gradients; the last of an iteration sends them off, bucket by bucket."""
         with nullcontext() if last else self.buffers.no_sync():
             torch.autograd.backward([output], [gradient])
+
+    def backward_weights(self, left: WeightPass, *, last: bool) -> None:
+        """Add to the stage's gradients what a split backward has left; the last of an iteration sends them off."""
+        with nullcontext() if last else self.buffers.no_sync():
+            left.run()
 
     def gather_weights(self) -> None:
         """Have whole weights where an optimizer step left each rank a part; collective over replicas."""
