@@ -42,7 +42,7 @@ CASE = ["row", "model", "workload", "strategy"]
 TRACE_IN, GAP_IN, HEAD_IN = 0.11, 0.1, 0.75
 MARK = 3.6
 # What stands in the place of a mark, by the state of the runs; those that are ok have nothing to be compared with.
-WORDS = {"failed": "fails", "skipped": "does not fit", "missing": "not run", "ok": "no reference"}
+WORDS = {"failed": "fails", "skipped": "incompatible", "missing": "not run", "ok": "no reference"}
 NO_CELL = "no cell"
 # A ratio's ends, by those of its inverse.
 ENDS = (("low", "high"), ("high", "low"))

@@ -30,7 +30,7 @@ def test_runs_without_result_are_named_in_their_place(monkeypatch: pytest.Monkey
     data = pd.concat([table([*states], TRACES[:1], lambda name, _: states[name]).assign(row=row) for row in STACKS])
     figure, _ = drawn("out_of_the_box", data)
     shown = written(figure, monkeypatch)
-    assert (shown.count("fails"), shown.count("does not fit")) == (len(STACKS) * len(MODELS),) * 2
+    assert (shown.count("fails"), shown.count("incompatible")) == (len(STACKS) * len(MODELS),) * 2
 
 
 def test_a_seed_that_fails_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
