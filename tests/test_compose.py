@@ -65,6 +65,40 @@ def test_cells_that_differ_inside_of_choices_share_a_composition(
     assert len(asked) == 2
 
 
+def test_a_large_sweep_composes_choices_and_not_their_combinations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    composer = Composer()
+    choices = ["strategy=megatron,entrain", "workload=coco,chartqa", "model=tiny,tiny_av", "cluster=tiny,a40x16"]
+    cells = composer.sweep([*choices, "seed=0,1"]).cells
+    asked: list[list[str]] = []
+    original = hydra.compose
+
+    def compose(*arguments: Any, **options: Any) -> Any:
+        asked.append(options["overrides"])
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(module.hydra, "compose", compose)
+    runs = [composer.run(cell) for cell in cells]
+    # Two of each group, and what stands where nothing is chosen.
+    assert len(cells) == 32
+    assert len(asked) == 9
+    for place in (0, 13, 31):
+        assert runs[place] == hydras_own([*cells[place]])
+
+
+def test_a_choice_that_reaches_into_other_groups_is_composed_with_them(tmp_path: Path) -> None:
+    (tmp_path / "strategy").mkdir()
+    text = "# @package _global_\ndefaults: [/strategy/planner@strategy.planner: megatron]\n"
+    text += "strategy: {name: wide, assigner: {}, scheduler: {}}\nmodel: {label: Theirs}\n"
+    (tmp_path / "strategy" / "wide.yaml").write_text(text)
+    composer = Composer(str(tmp_path))
+    cells = composer.sweep(["strategy=wide", "model=tiny", "seed=range(16)"]).cells
+    run = composer.run(cells[3])
+    assert (run.strategy["name"], run.model["name"], run.model["label"], run.seed) == ("wide", "tiny", "Theirs", 3)
+
+
 def test_a_figure_that_says_something_about_runs_is_composed(tmp_path: Path) -> None:
     (tmp_path / "figure").mkdir()
     text = "# @package _global_\nhydra: {sweeper: {params: {workload: coco}}}\niterations: 2\n"

@@ -18,41 +18,29 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, first_line, in_tree, one_line_errors
+from entrain_bench.config.overrides import NESTED, group_of, is_choice, is_inside, is_plain, parse
 from entrain_bench.config.schema import (
-    ASIDE,
     GROUP_KEYS,
     ConfigSchema,
-    LayoutConfig,
     RunConfig,
-    SpeedConfig,
     plain_values,
     register_schema,
 )
 from entrain_bench.config.tree import config_tree
 from entrain_bench.errors import UserError, unknown_choice
-from entrain_bench.specs.framework import Framework
 from entrain_bench.store import Store
-
-# Mappings of plain keys.
-NESTED: Mapping[str, type[LayoutConfig | SpeedConfig]] = {"layout": LayoutConfig, "speed": SpeedConfig}
-# Keys that no choice of a group depends on: cells that differ in them alone share one composition.
-PLAIN_KEYS = frozenset(
-    {"seed", "iterations", "global_batch", "microbatch_size", "belief_error", "belief_bias", "action_noise"}
-    | {*Framework.__dataclass_fields__, "memory_fraction", *ASIDE}
-    | {f"{group}.{name}" for group, config in NESTED.items() for name in config.__dataclass_fields__}
-)
-
 
 # Characters of a file's name.
 MAX_NAME = 250
 INTERPOLATION = "${"
 # The first key that an interpolation names; nothing for what is no plain path.
 INTERPOLATED = re.compile(r"\$\{(\w*)")
+# A sweep with so many combinations of choices has fewer choices.
+MANY_COMBINATIONS = 16
 # Keys of a figure's YAML that do not change its runs, and overrides that may change how something is swept.
 SWEEP_KEYS = frozenset({"hydra", "figure"})
 # What joblib's launcher and Ray's call the number of their processes.
@@ -92,6 +80,7 @@ class Composer:
         self._search = add_config_dir(config_dir)
         self._folders = [config_tree(), *([Path(config_dir)] if config_dir else [])]
         self._store = Store("compositions", _tree_hash(config_dir))
+        self._by_group = False
 
     def run(self, overrides: Sequence[str]) -> RunConfig:
         """The run that the overrides describe.
@@ -101,8 +90,8 @@ class Composer:
         """
         with one_line_errors([*self._search, *overrides]):
             _check_overrides(overrides)
-            plain = dict(_plain(text) for text in overrides if _is_plain(_parse(text)))
-            values = self._choices(tuple(text for text in overrides if not _is_plain(_parse(text))))
+            plain = dict(_plain(text) for text in overrides if is_plain(parse(text)))
+            values = self._choices(tuple(text for text in overrides if not is_plain(parse(text))))
             for group in NESTED:
                 given = values[group].items()
                 values = values | {group: {name: plain.pop(f"{group}.{name}", value) for name, value in given}}
@@ -123,6 +112,8 @@ class Composer:
             self._store.put(key, stored)
         if not stored["cells"]:
             raise UserError(f"{' '.join(overrides)}: describes no run; a glob(...) matches no choice of a group")
+        combinations = {tuple(text for text in cell if is_choice(parse(text))) for cell in stored["cells"]}
+        self._by_group = self._by_group or len(combinations) >= MANY_COMBINATIONS
         return Sweep(tuple(map(tuple, stored["cells"])), stored["launcher"], stored["num_processes"], stored["address"])
 
     def save(self) -> None:
@@ -135,9 +126,9 @@ class Composer:
         Values inside of a choice are put in afterwards, so that cells which differ in them share one composition; what
         that cannot do is left to Hydra, which says what is wrong.
         """
-        parsed = [_parse(text) for text in overrides if not self._only_sweeps(text)]
-        inside = [override for override in parsed if _is_inside(override)]
-        chosen = [str(override.input_line) for override in parsed if not _is_inside(override)]
+        parsed = [parse(text) for text in overrides if not self._only_sweeps(text)]
+        inside = [override for override in parsed if is_inside(override)]
+        chosen = [str(override.input_line) for override in parsed if not is_inside(override)]
         if len({override.key_or_group for override in parsed}) == len(parsed):
             chosen.sort()
         try:
@@ -150,6 +141,25 @@ class Composer:
         return values
 
     def _composed(self, overrides: tuple[str, ...]) -> dict[str, Any]:
+        """What Hydra composes of overrides; in large sweeps, of those of each group by themselves.
+
+        So choices are composed once, rather than every combination of them: a group's part of a configuration does not
+        depend on other groups. Where a choice reaches into others all are composed together.
+        """
+        if not self._by_group:
+            return self._composed_together(overrides)
+        by_group: dict[str, list[str]] = {}
+        for text in overrides:
+            by_group.setdefault(group_of(text), []).append(text)
+        if len(by_group) < 2 or not by_group.keys() <= GROUP_KEYS.keys():
+            return self._composed_together(overrides)
+        plain = self._composed_together(())
+        parts = {group: self._composed_together(tuple(own)) for group, own in by_group.items()}
+        if any(part[key] != plain[key] for group, part in parts.items() for key in plain if key != group):
+            return self._composed_together(overrides)
+        return plain | {group: part[group] for group, part in parts.items()}
+
+    def _composed_together(self, overrides: tuple[str, ...]) -> dict[str, Any]:
         key = ["run", *overrides]
         values: dict[str, Any] | None = self._store.get(key)
         if values is None:
@@ -229,7 +239,7 @@ def swept_keys(overrides: Sequence[str]) -> dict[str, bool]:
     found: dict[str, bool] = {}
     for text in overrides:
         with one_line_errors([text]):
-            override = _parse(text)
+            override = parse(text)
         if override.key_or_group in found:
             raise UserError(f"{text}: {override.key_or_group} must be given once")
         found[override.key_or_group] = override.is_sweep_override()
@@ -252,12 +262,6 @@ def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
     return config
 
 
-@cache
-def _parse(text: str) -> Override:
-    (override,) = OverridesParser.create().parse_overrides([text])
-    return override
-
-
 def _check_overrides(overrides: Iterable[str]) -> None:
     """Refuse what Hydra's parser lets pass and its composition breaks over.
 
@@ -265,7 +269,7 @@ def _check_overrides(overrides: Iterable[str]) -> None:
         UserError: for an override without a key, and for choices of a group that are no names.
     """
     for text in overrides:
-        override = _parse(text)
+        override = parse(text)
         group = override.key_or_group
         if not group:
             raise UserError(f"{text}: names no key")
@@ -294,7 +298,7 @@ def _check_file(workload: Mapping[str, Any], inside: Mapping[str, Any]) -> None:
 @cache
 def _plain(text: str) -> tuple[str, Any]:
     """Key and value of a plain override, the value checked and converted by the schema."""
-    override, typed = _parse(text), _typed()
+    override, typed = parse(text), _typed()
     try:
         OmegaConf.update(typed, override.key_or_group, override.value())
     except OmegaConfBaseException as error:
@@ -310,12 +314,6 @@ def _typed() -> DictConfig:
     return typed
 
 
-def _is_plain(override: Override) -> bool:
-    """Whether an override gives a plain key one value."""
-    changes = override.type is OverrideType.CHANGE and override.package is None
-    return changes and override.key_or_group in PLAIN_KEYS and not override.is_sweep_override()
-
-
 def _resolved(values: dict[str, Any]) -> dict[str, Any]:
     """The values with what their interpolations name; cells of the same groups share that work."""
     groups = json.dumps({group: values[group] for group in GROUP_KEYS})
@@ -328,12 +326,6 @@ def _resolved(values: dict[str, Any]) -> dict[str, Any]:
 def _resolved_text(text: str) -> dict[str, Any]:
     values: dict[str, Any] = json.loads(text)
     return plain_values(OmegaConf.create(values)) if INTERPOLATION in text else values
-
-
-def _is_inside(override: Override) -> bool:
-    """Whether an override gives one plain value to something inside of a choice."""
-    changes = override.type is OverrideType.CHANGE and override.package is None and not override.is_sweep_override()
-    return changes and "." in override.key_or_group and not isinstance(override.value(), dict | list)
 
 
 def _with_value(node: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
@@ -366,7 +358,7 @@ def _keys_of(file: Path) -> frozenset[str]:
 def _tree_hash(config_dir: str | None) -> str:
     """Hash of all that compositions depend on, besides their overrides."""
     digest = hashlib.sha256(f"hydra {version('hydra-core')}, omegaconf {version('omegaconf')}".encode())
-    for module in ("compose.py", "schema.py"):
+    for module in ("compose.py", "overrides.py", "schema.py"):
         digest.update(Path(__file__).with_name(module).read_bytes())
     for folder in (config_tree(), *([Path(config_dir).resolve()] if config_dir else [])):
         digest.update(str(folder).encode() + b"\0")
