@@ -87,12 +87,17 @@ def held_after_s(program: Program, link_s: FloatArray, fixed_s: FloatArray) -> F
         link_s: how long links are busy for each dependency ``[dependencies]``; 0 for what holds nobody.
         fixed_s: what passes besides ``[dependencies]``.
     """
-    sends, receives = moved_s(program, link_s, fixed_s)
+    return held_s(program, *moved_s(program, link_s, fixed_s))
+
+
+def held_s(program: Program, sends: FloatArray, receives: FloatArray) -> FloatArray:
+    """As ``held_after_s``, from what ``moved_s`` returns."""
     following = np.append(program.lane_actions[1:], -1)
     following[program.lane_offsets[1:] - 1] = -1
     received = np.where(following >= 0, receives[following], 0.0)
-    np.maximum.at(sends, program.lane_actions, received)
-    return sends
+    held = sends.copy()
+    np.maximum.at(held, program.lane_actions, received)
+    return held
 
 
 def moved_s(program: Program, link_s: FloatArray, fixed_s: FloatArray) -> tuple[FloatArray, FloatArray]:

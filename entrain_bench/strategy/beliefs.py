@@ -112,3 +112,13 @@ def packed_durations(program: Program, profile: Profile) -> FloatArray:
             module, placed, program.shapes, program.chunks[index], profile, remade
         )
     return duration
+
+
+def packed_iteration_s(program: Program, profile: Profile) -> float:
+    """Estimated seconds of a program: its passes by ``packed_durations``, with transfers, and what follows them."""
+    duration = np.zeros(program.num_actions)
+    duration[: program.first_action[-1]] = packed_durations(program, profile)
+    end = profile.simulate(program, duration, transfers=True)[program.lane_actions]
+    gather, sync, optimizer = profile.lane_steps_s(program.layout)
+    through = np.maximum.reduceat(end, program.lane_offsets[:-1]) + sync
+    return float(gather.max() + through.max() + optimizer.max())

@@ -10,6 +10,7 @@ import numpy as np
 
 from entrain_bench.arithmetic import GOLDEN, fit_polynomial, log2, matmul, mix, sine_of_turns, uniform
 from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.costs.edges import held_s
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.costs.truth import CostTruth, Handovers
@@ -94,18 +95,22 @@ class Profile:
         """What layouts and programs need, as far as anyone can tell beforehand."""
         return self._truth.memory
 
-    def simulate(self, program: Program, duration_s: FloatArray) -> FloatArray:
-        """End of every action of a program whose actions take as long as believed; transfers are free ``[actions]``.
+    def simulate(self, program: Program, duration_s: FloatArray, transfers: bool = False) -> FloatArray:
+        """End of every action of a program whose actions take as long as believed ``[actions]``.
 
         Args:
             program: the program.
             duration_s: believed seconds of each action ``[actions]``.
+            transfers: whether what actions hand each other takes as long as ``handovers`` says; otherwise it is free.
 
         Raises:
             DeadlockError: if its order contradicts its dependencies.
         """
-        _, end, _ = place_actions(program, duration_s, np.zeros(len(program.dep_actions)))
-        return end
+        if not transfers:
+            return place_actions(program, duration_s, np.zeros(len(program.dep_actions)))[1]
+        handed = self.handovers(program)
+        hold_s = held_s(program, handed.send_s, handed.receive_s)
+        return place_actions(program, duration_s, handed.delay_s, hold_s=hold_s)[1]
 
     def step_s(self, layout: Layout) -> float:
         """Measured time of what overlap cannot hide of the step and of the weights' gather, on the slowest ranks.

@@ -198,7 +198,7 @@ def _copies(encoder: ModuleLayout, llm: ModuleLayout) -> int:
     """Copies of an encoder that one LLM replica's items are shared out among; 1 if it serves several replicas."""
     if encoder.dp % llm.dp and llm.dp % encoder.dp:
         raise IncompatibleError(
-            f"strategy.assigner: {encoder.module} has dp={encoder.dp}, {llm.module} has dp={llm.dp}; Braid's needs one to "
+            f"strategy.assigner: {encoder.module} has dp={encoder.dp}, {llm.module} has dp={llm.dp}; one must "
             "be a multiple of the other"
         )
     return max(1, encoder.dp // llm.dp)

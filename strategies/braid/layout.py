@@ -8,14 +8,13 @@ from itertools import product
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.arrays import FloatArray
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job, divisors
-from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
 
-from .work import chunk_layers_s, shares_of, split_chain, stage_work, unit_layers_s
+from .work import chunk_layers_s, shares_of, split_chain, unit_layers_s
 
 # Alternations between splitting the LLM around the encoders and the encoders around the LLM.
 JOINT_ROUNDS = 4
@@ -102,15 +101,18 @@ def split_layers(profile: Profile, samples: SampleShapes, shape: Shape, chunk_to
     """
     job, degrees = profile.job, shape.degrees
     model, lanes = job.model, degrees.pp
-    llm_s = iteration_s(
-        profile,
-        samples,
-        model.llm_index,
-        degrees.tp,
-        degrees.cp,
-        shape.recompute[-1],
-        shape.num_microbatches * degrees.dp,
-    ) / degrees.dp
+    llm_s = (
+        iteration_s(
+            profile,
+            samples,
+            model.llm_index,
+            degrees.tp,
+            degrees.cp,
+            shape.recompute[-1],
+            shape.num_microbatches * degrees.dp,
+        )
+        / degrees.dp
+    )
     encoders_s = []
     for index, module in enumerate(model.encoders):
         tokens = module.lengths(samples, module.units(samples)).sum() * (job.global_batch / len(samples))
@@ -121,14 +123,19 @@ def split_layers(profile: Profile, samples: SampleShapes, shape: Shape, chunk_to
     head = np.zeros(lanes)
     if shape.ring:
         head[0], llm_s = llm_s[-1], llm_s[:-1]
+    # An LLM of fewer layers leaves the last blocks to the encoders.
+    num_llm = min(lanes, len(llm_s))
     encoder_lane_s = np.zeros(lanes)
     for _ in range(JOINT_ROUNDS if shape.joint and run > 1 else 1):
-        llm_layers = split_chain(llm_s, head + encoder_lane_s)
-        llm_lane_s = head + _sums(llm_s, llm_layers)
+        llm_layers = split_chain(llm_s, (head + encoder_lane_s)[:num_llm])
+        llm_lane_s = head.copy()
+        llm_lane_s[:num_llm] += _sums(llm_s, llm_layers)
         layers, encoder_lane_s = [], np.zeros(lanes)
         for own_s in encoders_s:
             # All segments have the same stages.
-            others = (llm_lane_s + encoder_lane_s).reshape(shape.segments, run).max(axis=0) if shape.joint else np.zeros(run)
+            others = (
+                (llm_lane_s + encoder_lane_s).reshape(shape.segments, run).max(axis=0) if shape.joint else np.zeros(run)
+            )
             stages = split_chain(own_s / (shape.segments * shape.copies_abreast), others)
             layers.append(stages)
             encoder_lane_s = encoder_lane_s + np.tile(_sums(own_s, stages), shape.segments) / (
@@ -159,7 +166,7 @@ def place(job: Job, shape: Shape, layers: Sequence[tuple[int, ...]]) -> Layout:
         if module.is_encoder:
             held, tp, cp = copies[:, : len(split)], shape.encoder_tp, shape.encoder_cp
         else:
-            held, tp, cp = blocks[:, np.arange(len(split)) % lanes], degrees.tp, degrees.cp
+            held, tp, cp = blocks[:, np.arange(len(split)) % (len(split) - shape.ring)], degrees.tp, degrees.cp
         modules.append(ModuleLayout(module.name, tp, cp, split, np.ascontiguousarray(held), again))
     layout = Layout(tuple(modules), shape.num_microbatches)
     check_layout(layout, job.model, job.cluster)
@@ -193,7 +200,9 @@ def shapes_of(
         for (tp, cp), segments, ring, again in product(
             encoder_degrees(job, degrees, own_degrees), runs, rings, choices
         ):
-            if degrees.pp // segments > fewest or len(model.llm.layers) < degrees.pp + ring or (ring and degrees.pp < 2):
+            if degrees.pp // segments > fewest or (ring and min(degrees.pp, len(model.llm.layers) - 1) < 2):
+                continue
+            if not model.encoders and len(model.llm.layers) < degrees.pp + ring:
                 continue
             yield Shape(degrees, tp, cp, segments, ring, joint, again, job.num_microbatches(degrees.dp))
 

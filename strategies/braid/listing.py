@@ -4,9 +4,9 @@ Time advances by always placing the action that can begin first. A lane chooses 
 inputs are there, by priority; forwards and backwards alternate. If nothing is there, what comes first is next. A choice
 that several lanes must run together may leave one of them idle: that one fills the gap with something short of its own.
 
-Memory. Chunks that depend on each other form a group, and groups have one order for all lanes. A forward is let in where
-all that the groups up to its own hold and will hold fits together on each of its lanes. So the first unfinished group is
-refused nowhere: no order can deadlock, and nothing exceeds the room if every group fits by itself.
+Memory. Chunks that depend on each other form a group, and groups have one order for all lanes. A forward is let in
+where all that the groups up to its own hold and will hold fits together on each of its lanes. So the first unfinished
+group is refused nowhere: no order can deadlock, and nothing exceeds the room if every group fits by itself.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def list_schedule(actions, wish, state, place):  # type: ignore[no-untyped-def]
         place: takes each action's place in the order ``[actions]``.
 
     Returns:
-        When the last lane is through with its step, seconds; and how many forwards were let in although memory was full,
-        because nothing else was left to run: none if every group fits by itself.
+        When the last lane is through with its step, seconds; and how many forwards were let in although memory was
+        full, because nothing else was left to run: none if every group fits by itself.
     """
     _begin(actions, wish, state)
     forced = 0

@@ -10,7 +10,7 @@ from entrain_bench.arithmetic import decisive
 from entrain_bench.errors import IncompatibleError, UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.beliefs import packed_durations
+from entrain_bench.strategy.beliefs import packed_iteration_s
 from entrain_bench.strategy.candidates import Candidate, by_estimate, fastest_in_trials
 from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import recompute_choices
@@ -41,7 +41,7 @@ class BraidPlanner:
     encoder_copies: bool = True
     ring: bool = True
     joint: bool = True
-    microbatches: tuple[float, ...] = (0.5, 1, 2)
+    microbatches: tuple[float, ...] = (1, 2, 4)
     num_drafts: int = 16
     num_trials: int = 6
 
@@ -67,13 +67,14 @@ class BraidPlanner:
     ) -> Iterator[Candidate]:
         """The shapes with the least busy ranks, and the best of these with other numbers of microbatches."""
         found: list[tuple[float, Shape]] = []
-        first = sorted(self._ranked(profile, samples), key=lambda one: one[0])
+        later = bool(getattr(draft, "choose_recomputation", False))
+        first = sorted(self._ranked(profile, samples, later), key=lambda one: one[0])
         for _, shape in islice(first, self.num_drafts):
             found += self._drafted(profile, samples, shape, batch, draft)
         if not found:
             raise IncompatibleError(
-                f"strategy.planner: model={profile.job.model.name} has no layout with a layer of the LLM on every block "
-                "that fits memory"
+                f"strategy.planner: model={profile.job.model.name} has no layout that fits memory with a layer of the "
+                "LLM on every block"
             )
         found.sort(key=lambda one: decisive(one[0]))
         others = [
@@ -87,8 +88,8 @@ class BraidPlanner:
         for seconds, shape in found:
             yield Candidate(seconds, self._layout(profile, samples, shape))
 
-    def _ranked(self, profile: Profile, samples: SampleShapes) -> Iterator[tuple[float, Shape]]:
-        choices = recompute_choices(profile.job)
+    def _ranked(self, profile: Profile, samples: SampleShapes, recompute_later: bool) -> Iterator[tuple[float, Shape]]:
+        choices = recompute_choices(profile.job, chosen_later=recompute_later)
         rings = (False, True) if self.ring else (False,)
         for shape in shapes_of(profile.job, choices, rings, self.encoder_degrees, self.joint, self.encoder_copies):
             yield decisive(split_layers(profile, samples, shape, self.encoder_tokens).busiest_s), shape
@@ -115,4 +116,4 @@ class BraidPlanner:
             return []
         if profile.memory.peak_bytes(program).max() > profile.job.planning_budget_bytes:
             return []
-        return [(profile.trial_s(program), shape)]
+        return [(packed_iteration_s(program, profile), shape)]

@@ -10,7 +10,6 @@ from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, rows_of, take_rows
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
-from entrain_bench.program.layout import Layout
 from entrain_bench.strategy.beliefs import packed_durations
 from entrain_bench.strategy.groups import components, consumers_of, groups_of, ranks_in_groups, users_of
 from entrain_bench.strategy.profile import Profile
@@ -120,7 +119,9 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
                 own_group,
                 rank[is_backward[own], chunk[own]] + depth[own],
                 (draft.module[own] == draft.model.llm_index).astype(np.int64),
-                decisive(np.bincount(own_group, duration[own] * np.diff(own_lanes), first_group[one + 1] - first_group[one])),
+                decisive(
+                    np.bincount(own_group, duration[own] * np.diff(own_lanes), first_group[one + 1] - first_group[one])
+                ),
             )
         )
     return replicas
@@ -135,9 +136,3 @@ def lanes_of_actions(draft: Program) -> tuple[IntArray, IntArray]:
         offsets.append(np.diff(own))
         lanes.append(blocks.lanes[entries])
     return offsets_from_counts(np.concatenate(offsets)), np.concatenate(lanes).astype(np.int64)
-
-
-def step_seconds(profile: Profile, layout: Layout) -> float:
-    """Believed seconds of what follows all synchronisations, and precedes the first forwards."""
-    gather, _, optimizer = profile.lane_steps_s(layout)
-    return float(gather.max() + optimizer.max())

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from entrain_bench.arithmetic import decisive
 from entrain_bench.errors import require
 from entrain_bench.program import Program, Slots, build_program, reorder
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.beliefs import packed_iteration_s
 from entrain_bench.strategy.profile import Profile
+from entrain_bench.strategy.recomputation import Recomputation, recompute_all, recompute_by_chunk
 from entrain_bench.strategy.schedules import chain_chunks
 
 from .replicas import replicas_of
@@ -19,10 +22,12 @@ from .search import Rules, search
 
 # Rollouts for a program that a planner only compares or checks.
 DRAFT_ROLLOUTS = 8
+# Share of the memory that plans may use up to which an order does not count as held up by it.
+AMPLE = 0.85
 
 
 @dataclass(frozen=True, slots=True)
-class BraidScheduler:
+class BraidScheduler(Recomputation):
     """List schedules, and a search over the order of microbatches on the slowest replica.
 
     Attributes:
@@ -33,18 +38,21 @@ class BraidScheduler:
     """
 
     rollouts: int = 128
-    llm_leads: tuple[int, ...] = (4, 8, 16, 32)
+    llm_leads: tuple[int, ...] = (4, 16, 1000)
     alternate: bool = True
     fill_gaps: bool = True
+    memory: str = field(default="greedy", kw_only=True)
 
     def __post_init__(self) -> None:
+        Recomputation.__post_init__(self)
         require(self.rollouts >= 0, "strategy.scheduler.rollouts", self.rollouts, "at least 0")
         leads = [*self.llm_leads]
         require(bool(leads) and min(leads) >= 0, "strategy.scheduler.llm_leads", leads, "numbers of 0 or more")
 
     def draft(self) -> BraidScheduler:
         """A shorter search."""
-        return replace(self, rollouts=min(self.rollouts, DRAFT_ROLLOUTS))
+        memory = "greedy" if self.memory == "exact" else self.memory
+        return replace(self, rollouts=min(self.rollouts, DRAFT_ROLLOUTS), memory=memory)
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program."""
@@ -53,12 +61,27 @@ class BraidScheduler:
         empty = [np.zeros((len(rows), own.pp), np.int64) for rows, own in zip(chunks, layout.modules, strict=True)]
         # Actions and dependencies do not depend on slots.
         draft = build_program(model, layout, shapes, chunks, [Slots(each, each) for each in empty])
+        plain = self._ordered(draft, assignment, profile)
+        limit = profile.job.planning_budget_bytes
+        peak = float(profile.memory.peak_bytes(plain).max())
+        if not self.chooses_recomputation or profile.job.request.recompute is not None or peak <= AMPLE * limit:
+            return plain
+        exact = self.memory == "exact"
+        frugal = recompute_by_chunk(self._ordered(recompute_all(draft), assignment, profile), profile, exact)
+        # What is recomputed now may deserve another order, which may leave memory for more.
+        again = recompute_by_chunk(self._ordered(frugal, assignment, profile), profile, exact)
+        programs = [frugal, again, *([plain] if peak <= limit else [])]
+        seconds = decisive(np.array([packed_iteration_s(program, profile) for program in programs]))
+        return programs[int(seconds.argmin())]
+
+    def _ordered(self, draft: Program, assignment: Assignment, profile: Profile) -> Program:
+        """The program in the order that the search finds."""
         slot = np.zeros(int(draft.first_action[-1]), np.int64)
         rules = Rules(tuple(self.llm_leads), self.alternate, self.fill_gaps)
         for found in search(replicas_of(draft, assignment, profile), rules, self.rollouts):
             slot[found.replica.own] = found.place
         slots = [
             Slots(slot[draft.forward_actions(index)], slot[draft.backward_actions(index)])
-            for index in range(len(chunks))
+            for index in range(len(draft.chunks))
         ]
         return reorder(draft, slots)

@@ -16,7 +16,7 @@ from .replicas import Replica
 CLOSE = 1e-3
 # Groups that a block moves together at most, and places by which a group's backwards may come sooner or later.
 BLOCK, SHIFTS = 6, (0, -8, -3, 3, 8, 20, 60)
-# Share of the moves that put one group elsewhere, a block of groups, swap two, shift backwards; the rest changes the lead.
+# Of the moves these shares put one group elsewhere, a block, swap two, shift backwards; the rest changes the lead.
 ELSEWHERE, TOGETHER, SWAPPED, SHIFTED = 0.45, 0.6, 0.75, 0.9
 
 

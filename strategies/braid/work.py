@@ -18,7 +18,7 @@ LEVEL_STEPS = 40
 def unit_layers_s(
     profile: Profile, module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int, recompute: bool
 ) -> FloatArray:
-    """What each unit adds to forward and backward of a layer of each kind, recomputation included ``[units, kinds]``."""
+    """What each unit adds to both passes of a layer of each kind, recomputation included ``[units, kinds]``."""
     forward, backward = packed_units_s(module, shapes, tp, cp, profile)
     return np.asarray(forward + backward + forward * _remade(module, recompute))
 
