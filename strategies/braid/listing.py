@@ -3,6 +3,8 @@
 Time advances by always placing the action that can begin first. A lane chooses among the forwards and backwards whose
 inputs are there, by priority; forwards and backwards alternate. If nothing is there, what comes first is next. A choice
 that several lanes must run together may leave one of them idle: that one fills the gap with something short of its own.
+A lane that waits for the LLM would start a long encoder backward, and hold up the LLM on every lane until it ends: such
+backwards can be held until the lane has done all of the LLM.
 
 Memory. Chunks that depend on each other form a group, and groups have one order for all lanes. A forward is let in
 where all that the groups up to its own hold and will hold fits together on each of its lanes. So the first unfinished
@@ -20,6 +22,8 @@ from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts
 from entrain_bench.compiled import inlined
 
 FORWARD, BACKWARD = 0, 1
+# Where the state says whether anything is held.
+HOLDS = -1
 
 
 class Actions(NamedTuple):
@@ -28,6 +32,7 @@ class Actions(NamedTuple):
     Attributes:
         lane_offsets, lanes: lanes of each action, CSR.
         is_backward: 0 or 1 ``[actions]``.
+        of_llm: 1 for the LLM's, 0 for encoders' ``[actions]``.
         duration_s: believed seconds ``[actions]``.
         send_s: for which its lanes are held after it ``[actions]``.
         receive_s: for which they are held before it, at the same time as by what was sent last ``[actions]``.
@@ -43,6 +48,7 @@ class Actions(NamedTuple):
     lane_offsets: IntArray
     lanes: IntArray
     is_backward: IntArray
+    of_llm: IntArray
     duration_s: FloatArray
     send_s: FloatArray
     receive_s: FloatArray
@@ -62,12 +68,14 @@ class Wish(NamedTuple):
     Attributes:
         group: place of the action's group in the order of groups ``[actions]``.
         priority: lower first ``[actions]``.
+        is_held: 1 for backwards that wait until their lanes have done all of the LLM ``[actions]``.
         alternate: whether a lane takes forwards and backwards in turn; otherwise backwards first.
         fill_gaps: whether a lane fills the time until its partners are free.
     """
 
     group: IntArray
     priority: FloatArray
+    is_held: IntArray
     alternate: bool
     fill_gaps: bool
 
@@ -86,6 +94,7 @@ class State(NamedTuple):
         is_stale: whether these have to be found anew ``[lanes]``.
         need_bytes: what a group's forwards hold and will hold ``[lanes, groups]``.
         left: actions of it to come ``[lanes, groups]``.
+        llm_left: actions of the LLM to come ``[lanes]``; at the end whether anything is held, 0 or 1 ``[lanes + 1]``.
         first_open: first group of a lane with actions to come ``[lanes]``.
         first_refused: first group from there on that does not fit with those before it ``[lanes]``.
         admitted_bytes: what the groups between these two need ``[lanes]``.
@@ -104,6 +113,7 @@ class State(NamedTuple):
     is_stale: IntArray
     need_bytes: IntArray
     left: IntArray
+    llm_left: IntArray
     first_open: IntArray
     first_refused: IntArray
     admitted_bytes: IntArray
@@ -132,6 +142,7 @@ def room_for(actions: Actions, num_groups: int) -> State:
         is_stale=whole(num_lanes),
         need_bytes=whole(num_lanes, num_groups),
         left=whole(num_lanes, num_groups),
+        llm_left=whole(num_lanes + 1),
         first_open=whole(num_lanes),
         first_refused=whole(num_lanes),
         admitted_bytes=whole(num_lanes),
@@ -156,6 +167,11 @@ def list_schedule(actions, wish, state, place):  # type: ignore[no-untyped-def]
     forced = 0
     for turn in range(len(actions.duration_s)):
         lane = _soonest(actions, wish, state)
+        if lane < 0 and state.llm_left[HOLDS]:
+            # Memory is full of what held backwards would free.
+            state.llm_left[HOLDS] = 0
+            state.is_stale[:] = 1
+            lane = _soonest(actions, wish, state)
         if lane < 0:
             action = _let_in(actions, wish, state)
             forced += 1
@@ -181,6 +197,8 @@ def _begin(actions, wish, state):  # type: ignore[no-untyped-def]
     state.is_stale[:] = 1
     state.need_bytes[:] = 0
     state.left[:] = 0
+    state.llm_left[:] = 0
+    state.llm_left[HOLDS] = 1
     state.first_open[:] = 0
     state.first_refused[:] = 0
     state.admitted_bytes[:] = 0
@@ -188,6 +206,7 @@ def _begin(actions, wish, state):  # type: ignore[no-untyped-def]
         for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
             lane = actions.lanes[row]
             state.left[lane, wish.group[action]] += 1
+            state.llm_left[lane] += actions.of_llm[action]
             if actions.is_backward[action] == FORWARD:
                 state.need_bytes[lane, wish.group[action]] += actions.size_bytes[action]
         if state.missing[action] == 0:
@@ -245,8 +264,12 @@ def _begin_s(action, actions, state):  # type: ignore[no-untyped-def]
 
 @inlined
 def _may_run(action, actions, wish, state):  # type: ignore[no-untyped-def]
-    """Whether memory lets an action in on all of its lanes; backwards free some."""
+    """Whether memory lets an action in on all of its lanes; backwards free some, and run unless they are held."""
     if actions.is_backward[action] == BACKWARD:
+        if wish.is_held[action] and state.llm_left[HOLDS]:
+            for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
+                if state.llm_left[actions.lanes[row]] > 0:
+                    return False
         return True
     for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
         lane = actions.lanes[row]
@@ -351,6 +374,7 @@ def _run(action, begin_s, actions, wish, state):  # type: ignore[no-untyped-def]
         _leave(action, lane, actions, state)
         state.done_s[lane], state.last[lane] = end_s, action
         state.left[lane, group] -= 1
+        state.llm_left[lane] -= actions.of_llm[action]
         if actions.is_backward[action] == FORWARD:
             state.held_bytes[lane] += size_bytes
         else:

@@ -26,7 +26,6 @@ class Replica:
         actions: what the list scheduler knows of them.
         group: microbatch that each belongs to with all that depends on it, by arrival ``[actions]``.
         inner: place in the group and pass; forwards along the chain, backwards against it ``[actions]``.
-        of_llm: 1 for the LLM's, 0 for encoders' ``[actions]``.
         load_s: believed seconds of each group on all lanes together ``[groups]``.
     """
 
@@ -34,8 +33,13 @@ class Replica:
     actions: Actions
     group: IntArray
     inner: FloatArray
-    of_llm: IntArray
     load_s: FloatArray
+
+    @property
+    def llm_backward_s(self) -> float:
+        """Mean seconds of the LLM's backwards."""
+        actions = self.actions
+        return float(actions.duration_s[(actions.of_llm * actions.is_backward).astype(bool)].mean())
 
     @property
     def floor_s(self) -> float:
@@ -99,6 +103,7 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
             own_lanes,
             local_lane[lanes[entries]],
             is_backward[own],
+            (draft.module[own] == draft.model.llm_index).astype(np.int64),
             duration[own],
             handed.send_s[own],
             handed.receive_s[own],
@@ -118,7 +123,6 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
                 actions,
                 own_group,
                 rank[is_backward[own], chunk[own]] + depth[own],
-                (draft.module[own] == draft.model.llm_index).astype(np.int64),
                 decisive(
                     np.bincount(own_group, duration[own] * np.diff(own_lanes), first_group[one + 1] - first_group[one])
                 ),

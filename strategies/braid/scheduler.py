@@ -33,12 +33,15 @@ class BraidScheduler(Recomputation):
     Attributes:
         rollouts: schedules tried beyond the first of every replica, of all replicas together.
         llm_leads: numbers of microbatches by which the LLM's actions go before encoders', each tried; (0,): none.
+        holds: encoder backwards that take so many times as long as the LLM's mean one wait until their ranks have done
+            all of the LLM, each tried; 0: none wait.
         alternate: whether forwards and backwards that could both run take turns; otherwise backwards go first.
         fill_gaps: whether a rank fills the time until its partners in a wider action are free.
     """
 
-    rollouts: int = 128
-    llm_leads: tuple[int, ...] = (4, 16, 1000)
+    rollouts: int = 256
+    llm_leads: tuple[int, ...] = (1000, 8)
+    holds: tuple[float, ...] = (0.0, 50.0, 20.0)
     alternate: bool = True
     fill_gaps: bool = True
     memory: str = field(default="greedy", kw_only=True)
@@ -47,6 +50,8 @@ class BraidScheduler(Recomputation):
         Recomputation.__post_init__(self)
         require(self.rollouts >= 0, "strategy.scheduler.rollouts", self.rollouts, "at least 0")
         leads = [*self.llm_leads]
+        holds = [*self.holds]
+        require(bool(holds) and min(holds) >= 0, "strategy.scheduler.holds", holds, "numbers of 0 or more")
         require(bool(leads) and min(leads) >= 0, "strategy.scheduler.llm_leads", leads, "numbers of 0 or more")
 
     def draft(self) -> BraidScheduler:
@@ -77,7 +82,7 @@ class BraidScheduler(Recomputation):
     def _ordered(self, draft: Program, assignment: Assignment, profile: Profile) -> Program:
         """The program in the order that the search finds."""
         slot = np.zeros(int(draft.first_action[-1]), np.int64)
-        rules = Rules(tuple(self.llm_leads), self.alternate, self.fill_gaps)
+        rules = Rules(tuple(self.llm_leads), tuple(self.holds), self.alternate, self.fill_gaps)
         for found in search(replicas_of(draft, assignment, profile), rules, self.rollouts):
             slot[found.replica.own] = found.place
         slots = [

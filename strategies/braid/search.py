@@ -16,7 +16,7 @@ from .replicas import Replica
 CLOSE = 1e-3
 # Groups that a block moves together at most, and places by which a group's backwards may come sooner or later.
 BLOCK, SHIFTS = 6, (0, -8, -3, 3, 8, 20, 60)
-# Of the moves these shares put one group elsewhere, a block, swap two, shift backwards; the rest changes the lead.
+# Of the moves these shares put one group elsewhere, a block, swap two, shift backwards; the rest changes lead and hold.
 ELSEWHERE, TOGETHER, SWAPPED, SHIFTED = 0.45, 0.6, 0.75, 0.9
 
 
@@ -26,22 +26,25 @@ class Rules:
 
     Attributes:
         leads: numbers of groups by which the LLM's actions go before encoders'.
+        holds: encoder backwards that take so many times as long as the LLM's mean one are held; 0: none are.
         alternate: see ``Wish``.
         fill_gaps: likewise.
     """
 
     leads: tuple[int, ...]
+    holds: tuple[float, ...] = (0.0,)
     alternate: bool = True
     fill_gaps: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A point of the search: the order of a replica's groups, what shifts their backwards, and the LLM's lead."""
+    """A point of the search: order of a replica's groups, shifts of their backwards, the LLM's lead, what is held."""
 
     order: IntArray
     shift: IntArray
     lead: int
+    hold: float
 
 
 @dataclass(slots=True)
@@ -73,17 +76,20 @@ class Search:
         position = np.empty(len(choice.order), np.int64)
         position[choice.order] = np.arange(len(choice.order))
         group = position[replica.group]
-        shifted = group + replica.actions.is_backward * choice.shift[replica.group] - choice.lead * replica.of_llm
+        actions = replica.actions
+        shifted = group + actions.is_backward * choice.shift[replica.group] - choice.lead * actions.of_llm
         priority = shifted * (2.0 * len(replica.own)) + replica.inner
         place = np.empty_like(self.place)
-        wish = Wish(group, priority, self.rules.alternate, self.rules.fill_gaps)
+        is_long = (choice.hold > 0) & (actions.duration_s > choice.hold * replica.llm_backward_s)
+        is_held = (is_long & (actions.of_llm < actions.is_backward)).astype(np.int64)
+        wish = Wish(group, priority, is_held, self.rules.alternate, self.rules.fill_gaps)
         end_s, _ = list_schedule(replica.actions, wish, self.state, place)
         if decisive(end_s) <= decisive(self.end_s):
             self.best, self.end_s, self.place = choice, end_s, place
 
 
 def first_choices(replica: Replica, rules: Rules) -> list[Choice]:
-    """Orders to begin with: as dealt, and hills with the lightest groups at both ends; each with every lead."""
+    """To begin with: as dealt, and hills with the lightest groups at both ends; each with every lead and hold."""
     count = len(replica.load_s)
     still = np.zeros(count, np.int64)
     rising = np.argsort(replica.load_s, kind="stable")
@@ -91,13 +97,13 @@ def first_choices(replica: Replica, rules: Rules) -> list[Choice]:
     for share in (8, 16, 4):
         ends = max(1, count // share)
         orders.append(np.concatenate([rising[:ends], rising[2 * ends :][::-1], rising[ends : 2 * ends]]))
-    return [Choice(order, still, lead) for order in orders for lead in rules.leads]
+    return [Choice(order, still, lead, hold) for order in orders for lead in rules.leads for hold in rules.holds]
 
 
 def moved(choice: Choice, rules: Rules, rng: np.random.Generator) -> Choice:
     """A neighbour of a choice."""
     draw, count = rng.random(), len(choice.order)
-    order, shift, lead = choice.order, choice.shift, choice.lead
+    order, shift, lead, hold = choice.order, choice.shift, choice.lead, choice.hold
     if draw < TOGETHER or count < 3:
         size = 1 if draw < ELSEWHERE else int(rng.integers(2, BLOCK))
         first = int(rng.integers(count))
@@ -113,7 +119,8 @@ def moved(choice: Choice, rules: Rules, rng: np.random.Generator) -> Choice:
         shift[rng.integers(count)] = SHIFTS[int(rng.integers(len(SHIFTS)))]
     else:
         lead = rules.leads[int(rng.integers(len(rules.leads)))]
-    return Choice(order, shift, lead)
+        hold = rules.holds[int(rng.integers(len(rules.holds)))]
+    return Choice(order, shift, lead, hold)
 
 
 def search(replicas: list[Replica], rules: Rules, rollouts: int) -> list[Search]:

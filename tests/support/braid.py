@@ -20,6 +20,7 @@ def actions_of(
     sends: Sequence[float] | float = 0.0,
     receives: Sequence[float] | float = 0.0,
     tails: Sequence[float] | float = 0.0,
+    of_llm: Sequence[int] | int = 0,
 ) -> Actions:
     """Actions.
 
@@ -31,6 +32,7 @@ def actions_of(
         sends: of the actions.
         receives: of the actions.
         tails: of the lanes.
+        of_llm: whether they are the LLM's.
     """
     count, num_lanes = len(rows), 1 + max(max(lanes) for lanes, _, _ in rows)
     edges = sorted(edges)
@@ -41,6 +43,7 @@ def actions_of(
         offsets_from_counts(np.array([len(lanes) for lanes, _, _ in rows])),
         np.concatenate([np.array(lanes, np.int64) for lanes, _, _ in rows]),
         np.array([int(back) for _, back, _ in rows]),
+        np.broadcast_to(np.asarray(of_llm, np.int64), count).copy(),
         np.array([seconds for _, _, seconds in rows], np.float64),
         np.broadcast_to(np.asarray(sends, np.float64), count).copy(),
         np.broadcast_to(np.asarray(receives, np.float64), count).copy(),
@@ -56,12 +59,23 @@ def actions_of(
 
 
 def scheduled(
-    actions: Actions, group: Sequence[int], priority: Sequence[float], alternate: bool = True, fill_gaps: bool = True
+    actions: Actions,
+    group: Sequence[int],
+    priority: Sequence[float],
+    alternate: bool = True,
+    fill_gaps: bool = True,
+    held: Sequence[int] | None = None,
 ) -> tuple[IntArray, float, int]:
     """Place of every action, the end, and the number of forced forwards."""
     groups = np.array(group)
     place = np.full(len(groups), -1)
-    wish = Wish(groups, np.array(priority, np.float64), alternate, fill_gaps)
+    wish = Wish(
+        groups,
+        np.array(priority, np.float64),
+        np.array(held if held is not None else [0] * len(groups)),
+        alternate,
+        fill_gaps,
+    )
     end_s, forced = list_schedule(actions, wish, room_for(actions, 1 + int(groups.max())), place)
     return place, end_s, forced
 
