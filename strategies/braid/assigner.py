@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,9 +19,6 @@ from entrain_bench.strategy.filling import lpt_with_exchange
 from entrain_bench.strategy.profile import Profile
 
 from .work import chunk_layers_s, shares_of, stage_work, unit_layers_s
-
-# Chunks of an encoder in one microbatch, at most.
-MAX_CHUNKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +52,24 @@ class BraidAssigner:
         busy_s += _lane_seconds(
             layout, len(encoders), np.tile(_chunk_work(profile, model.llm, llm) * layout.num_microbatches, (llm.dp, 1))
         )
+        chunks = []
+        for index, module in enumerate(model.encoders):
+            units = module.units(shapes)
+            owner, tokens = module.owners(shapes, units), module.lengths(shapes, units)
+            seconds = work[index].sum(axis=1)
+            chunks.append(deal_chunks(replica[owner], microbatch[owner], seconds, tokens, self.encoder_tokens))
+        owners = [module.owners(shapes, module.units(shapes)) for module in model.encoders]
+        first, last = places_of(replica, microbatch, owners, chunks)
         labels = []
-        for index, (module, placed) in enumerate(zip(model.encoders, encoders, strict=True)):
-            owner = module.owners(shapes, module.units(shapes))
-            tokens = module.lengths(shapes, module.units(shapes))
-            chunk = deal_chunks(replica[owner], microbatch[owner], work[index].sum(axis=1), tokens, self.encoder_tokens)
-            copies = _copies(placed, llm)
+        for index, (placed, owner, chunk) in enumerate(zip(encoders, owners, chunks, strict=True)):
+            copies, place = _copies(placed, llm), first[owner] + chunk
             of_replica = replica[owner] // max(1, llm.dp // placed.dp)
             total = _sums(of_replica, work[index], placed.dp // copies)
             shares = self._shares(layout, index, busy_s, total, copies)
             busy_s += _lane_seconds(layout, index, (shares[:, :, None] * total[:, None]).reshape(placed.dp, -1))
-            copy = spread_chunks(of_replica, chunk, work[index].sum(axis=1), shares)
-            labels.append(ModuleAssignment(of_replica * copies + copy, chunk))
-        return Assignment((*labels, ModuleAssignment(replica, microbatch)))
+            copy = spread_chunks(of_replica, place, work[index].sum(axis=1), shares)
+            labels.append(ModuleAssignment(of_replica * copies + copy, place))
+        return Assignment((*labels, ModuleAssignment(replica, last)))
 
     def _samples(
         self, profile: Profile, shapes: SampleShapes, layout: Layout, work: list[FloatArray]
@@ -133,7 +136,7 @@ def two_columns(loads: FloatArray) -> FloatArray:
 def deal_chunks(
     replica: IntArray, microbatch: IntArray, cost_s: FloatArray, tokens: IntArray, chunk_tokens: int
 ) -> IntArray:
-    """Place of each item's chunk in its replica's order: in every microbatch as many chunks as tokens ask for, by LPT.
+    """Chunk of each item, counted in its microbatch: in every one as many as tokens ask for, by LPT ``[items]``.
 
     Args:
         replica: of each item ``[items]``.
@@ -147,9 +150,30 @@ def deal_chunks(
     key = replica * (1 + int(microbatch.max())) + microbatch
     _, group, size = np.unique(key, return_inverse=True, return_counts=True)
     wanted = np.rint(np.bincount(group, tokens) / chunk_tokens).astype(np.int64)
-    count = np.clip(wanted, 1, np.minimum(size, MAX_CHUNKS))
+    count = np.clip(wanted, 1, size)
     order = np.argsort(-decisive(cost_s), kind="stable")
-    return np.asarray(microbatch * MAX_CHUNKS + _deal(order, group, cost_s, count))
+    return np.asarray(_deal(order, group, cost_s, count))
+
+
+def places_of(
+    replica: IntArray, microbatch: IntArray, owners: Sequence[IntArray], chunks: Sequence[IntArray]
+) -> tuple[IntArray, IntArray]:
+    """Places of each sample's microbatch in its replica's order ``[samples]``: the first, and the last.
+
+    A microbatch has as many as an encoder has chunks of it, one at least. Encoder chunks take them in turn, the LLM the
+    last one, so that nothing comes before what it needs, whoever schedules it.
+
+    Args:
+        replica: of each sample ``[samples]``.
+        microbatch: of each sample ``[samples]``.
+        owners: sample of each item, by encoder ``[items]``.
+        chunks: chunk of each item in its microbatch, by encoder ``[items]``.
+    """
+    count = np.ones((1 + int(replica.max(initial=0)), 1 + int(microbatch.max(initial=0))), np.int64)
+    for owner, chunk in zip(owners, chunks, strict=True):
+        np.maximum.at(count, (replica[owner], microbatch[owner]), chunk + 1)
+    last = count.cumsum(axis=1)[replica, microbatch] - 1
+    return last - count[replica, microbatch] + 1, last
 
 
 @njit(cache=True)
@@ -169,7 +193,7 @@ def spread_chunks(replica: IntArray, chunk: IntArray, cost_s: FloatArray, shares
 
     Args:
         replica: whose copies share the work of each item ``[items]``.
-        chunk: place of its chunk there ``[items]``.
+        chunk: place of its chunk in their order ``[items]``.
         cost_s: of each item ``[items]``.
         shares: of the copies ``[replicas, copies]``.
     """

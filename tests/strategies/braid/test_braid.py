@@ -19,7 +19,7 @@ from entrain_bench.strategy.interface import Strategy
 from entrain_bench.strategy.profile import Profile
 from entrain_bench.strategy.schedules import chain_chunks
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
-from entrain_bench_strategies.braid.assigner import MAX_CHUNKS, deal_chunks, spread_chunks, two_columns
+from entrain_bench_strategies.braid.assigner import deal_chunks, places_of, spread_chunks, two_columns
 from entrain_bench_strategies.braid.layout import Shape, encoder_degrees, place, shapes_of, split_layers
 from entrain_bench_strategies.braid.replicas import replicas_of
 from entrain_bench_strategies.braid.search import Choice, Rules, first_choices, moved, search
@@ -117,7 +117,15 @@ def test_chunks_are_dealt_by_cost_in_every_microbatch() -> None:
     replica, microbatch = np.zeros(5, np.int64), np.array([0, 0, 0, 1, 1])
     chunk = deal_chunks(replica, microbatch, np.array([3.0, 2.0, 2.0, 1.0, 1.0]), np.array([30, 20, 20, 10, 10]), 35)
     # 70 tokens make two chunks, of 3 and of 2 + 2; 20 make one.
-    assert chunk.tolist() == [0, 1, 1, MAX_CHUNKS, MAX_CHUNKS]
+    assert chunk.tolist() == [0, 1, 1, 0, 0]
+
+
+def test_the_llm_comes_with_the_last_encoder_chunk_of_its_microbatch() -> None:
+    # Microbatch 0 of replica 0 has two chunks, so its LLM's place is 1; without items there is one place.
+    replica, microbatch = np.array([0, 0, 0, 1]), np.array([0, 0, 1, 0])
+    first, last = places_of(replica, microbatch, [np.array([0, 1, 2])], [np.array([0, 1, 0])])
+    assert first.tolist() == [0, 0, 2, 0]
+    assert last.tolist() == [1, 1, 2, 0]
 
 
 def test_a_chunk_goes_to_the_copy_furthest_below_its_share() -> None:
@@ -142,7 +150,10 @@ def test_items_are_encoded_in_the_replica_that_needs_them(rng: np.random.Generat
     items, llm = assignment.modules
     owner = shapes.item_sample[MODEL.modules[0].units(shapes)]
     assert np.array_equal(items.replica // 4, llm.replica[owner])
-    assert np.array_equal(items.microbatch // MAX_CHUNKS, llm.microbatch[owner])
+    assert np.all(items.microbatch <= llm.microbatch[owner])
+    # No two microbatches share a place.
+    pairs = {*zip(items.replica // 4, items.microbatch, llm.microbatch[owner], strict=True)}
+    assert len(pairs) == len({pair[:2] for pair in pairs})
     check_program(BraidScheduler(rollouts=4).schedule(shapes, layout, assignment, profile))
 
 
