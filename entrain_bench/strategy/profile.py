@@ -13,6 +13,7 @@ from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.costs.edges import held_s
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.roofline import PassTimes
+from entrain_bench.costs.steps import ExposedStep
 from entrain_bench.costs.truth import CostTruth, Handovers
 from entrain_bench.errors import require
 from entrain_bench.program import Program
@@ -117,18 +118,22 @@ class Profile:
 
         Modules that share ranks run theirs one after the other.
         """
-        return float(sum(self.lane_steps_s(layout)).max())
+        exposed = self._exposed_steps(layout)
+        return float(layout.lane_sums([each.gather_s + each.sync_s + each.optimizer_s for each in exposed]).max())
 
     def lane_steps_s(self, layout: Layout) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """What overlap cannot hide of the weights' gather, of synchronisation, and the optimizer's time ``[lanes]``."""
-        costs = self._truth.step_costs
-        exposed = [
-            costs.exposed(module, placed) for module, placed in zip(self.job.model.modules, layout.modules, strict=True)
-        ]
-        gather, sync, optimizer = zip(
-            *((each.gather_s, each.sync_s, each.optimizer_s) for each in exposed), strict=True
+        """The parts of ``step_s`` on every lane: gather, synchronisation, optimizer ``[lanes]``."""
+        exposed = self._exposed_steps(layout)
+        return (
+            layout.lane_sums([each.gather_s for each in exposed]),
+            layout.lane_sums([each.sync_s for each in exposed]),
+            layout.lane_sums([each.optimizer_s for each in exposed]),
         )
-        return layout.lane_sums(gather), layout.lane_sums(sync), layout.lane_sums(optimizer)
+
+    def _exposed_steps(self, layout: Layout) -> list[ExposedStep]:
+        """What no overlap hides of each module's step."""
+        costs = self._truth.step_costs
+        return [costs.exposed(module, own) for module, own in zip(self.job.model.modules, layout.modules, strict=True)]
 
     def handovers(self, program: Program) -> Handovers:
         """Measured times of what a program's actions hand each other, as a test of the links shows; none is contended.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -28,7 +28,6 @@ class Shape:
         degrees: TP, CP and DP of the LLM, and the blocks of a replica.
         encoder_tp, encoder_cp: of the encoders; their product divides that of the LLM.
         segments: runs of blocks, each with a copy of every encoder (or several side by side).
-        ring: whether the LLM's head is with its embedding, so that a tied one is one tensor.
         joint: whether the two chains are split around each other.
         recompute: modules that recompute their activations.
         num_microbatches: of an LLM replica.
@@ -38,7 +37,6 @@ class Shape:
     encoder_tp: int
     encoder_cp: int
     segments: int
-    ring: bool
     joint: bool
     recompute: tuple[bool, ...]
     num_microbatches: int
@@ -120,16 +118,13 @@ def split_layers(profile: Profile, samples: SampleShapes, shape: Shape, chunk_to
         tp, cp = shape.encoder_tp, shape.encoder_cp
         encoders_s.append(iteration_s(profile, samples, index, tp, cp, shape.recompute[index], chunks) / degrees.dp)
     run = lanes // shape.segments
-    head = np.zeros(lanes)
-    if shape.ring:
-        head[0], llm_s = llm_s[-1], llm_s[:-1]
     # An LLM of fewer layers leaves the last blocks to the encoders.
     num_llm = min(lanes, len(llm_s))
     encoder_lane_s = np.zeros(lanes)
     for _ in range(JOINT_ROUNDS if shape.joint and run > 1 else 1):
-        llm_layers = split_chain(llm_s, (head + encoder_lane_s)[:num_llm])
-        llm_lane_s = head.copy()
-        llm_lane_s[:num_llm] += _sums(llm_s, llm_layers)
+        llm_layers = split_chain(llm_s, encoder_lane_s[:num_llm])
+        llm_lane_s = np.zeros(lanes)
+        llm_lane_s[:num_llm] = _sums(llm_s, llm_layers)
         layers, encoder_lane_s = [], np.zeros(lanes)
         for own_s in encoders_s:
             # All segments have the same stages.
@@ -148,8 +143,6 @@ def split_layers(profile: Profile, samples: SampleShapes, shape: Shape, chunk_to
         shares, _ = shares_of(base[None], cost[None])
         of_run = shares[0].reshape(shape.segments, -1).sum(axis=1) / shape.copies_abreast
         busy = busy + (of_run[:, None] * cost).ravel()
-    if shape.ring:
-        llm_layers = (*llm_layers, 1)
     return Split((*layers, llm_layers), float(busy.max()))
 
 
@@ -166,27 +159,21 @@ def place(job: Job, shape: Shape, layers: Sequence[tuple[int, ...]]) -> Layout:
         if module.is_encoder:
             held, tp, cp = copies[:, : len(split)], shape.encoder_tp, shape.encoder_cp
         else:
-            held, tp, cp = blocks[:, np.arange(len(split)) % (len(split) - shape.ring)], degrees.tp, degrees.cp
+            held, tp, cp = blocks[:, : len(split)], degrees.tp, degrees.cp
         modules.append(ModuleLayout(module.name, tp, cp, split, np.ascontiguousarray(held), again))
     layout = Layout(tuple(modules), shape.num_microbatches)
     check_layout(layout, job.model, job.cluster)
     return layout
 
 
-def with_microbatches(shape: Shape, count: int) -> Shape:
-    """The shape with another number of microbatches."""
-    return replace(shape, num_microbatches=count)
-
-
 def shapes_of(
-    job: Job, choices: Sequence[tuple[bool, ...]], rings: Sequence[bool], own_degrees: bool, joint: bool, copies: bool
+    job: Job, choices: Sequence[tuple[bool, ...]], own_degrees: bool, joint: bool, copies: bool
 ) -> Iterator[Shape]:
     """Every shape of a job's degrees with the microbatches that its size asks for.
 
     Args:
         job: the job.
         choices: of recomputation.
-        rings: choices of the ring.
         own_degrees: whether encoders have TP and CP of their own.
         joint: see ``Shape``.
         copies: whether a replica may hold several copies of an encoder in a chain.
@@ -197,14 +184,12 @@ def shapes_of(
             continue
         runs = divisors(degrees.pp) if copies and model.encoders else [1]
         fewest = min((len(module.layers) for module in model.encoders), default=degrees.pp)
-        for (tp, cp), segments, ring, again in product(
-            encoder_degrees(job, degrees, own_degrees), runs, rings, choices
-        ):
-            if degrees.pp // segments > fewest or (ring and min(degrees.pp, len(model.llm.layers) - 1) < 2):
+        for (tp, cp), segments, again in product(encoder_degrees(job, degrees, own_degrees), runs, choices):
+            if degrees.pp // segments > fewest:
                 continue
-            if not model.encoders and len(model.llm.layers) < degrees.pp + ring:
+            if not model.encoders and len(model.llm.layers) < degrees.pp:
                 continue
-            yield Shape(degrees, tp, cp, segments, ring, joint, again, job.num_microbatches(degrees.dp))
+            yield Shape(degrees, tp, cp, segments, joint, again, job.num_microbatches(degrees.dp))
 
 
 def _sums(layer_s: FloatArray, layers_per_stage: Sequence[int]) -> FloatArray:

@@ -1,10 +1,10 @@
 """A list scheduler for actions that occupy one lane or several; compiled.
 
 Time advances by always placing the action that can begin first. A lane chooses among the forwards and backwards whose
-inputs are there, by priority; forwards and backwards alternate. If nothing is there, what comes first is next. A choice
-that several lanes must run together may leave one of them idle: that one fills the gap with something short of its own.
-A lane that waits for the LLM would start a long encoder backward, and hold up the LLM on every lane until it ends: such
-backwards can be held until the lane has done all of the LLM.
+inputs are there, by priority; forwards and backwards alternate. If nothing is there, what comes first is next.
+
+A lane that waits for the LLM would start a long encoder backward, and hold up the LLM on every lane until that ends.
+Such backwards can be held until their lanes have done all of the LLM.
 
 Memory. Chunks that depend on each other form a group, and groups have one order for all lanes. A forward is let in
 where all that the groups up to its own hold and will hold fits together on each of its lanes. So the first unfinished
@@ -70,14 +70,12 @@ class Wish(NamedTuple):
         priority: lower first ``[actions]``.
         is_held: 1 for backwards that wait until their lanes have done all of the LLM ``[actions]``.
         alternate: whether a lane takes forwards and backwards in turn; otherwise backwards first.
-        fill_gaps: whether a lane fills the time until its partners are free.
     """
 
     group: IntArray
     priority: FloatArray
     is_held: IntArray
     alternate: bool
-    fill_gaps: bool
 
 
 class State(NamedTuple):
@@ -85,7 +83,7 @@ class State(NamedTuple):
 
     Attributes:
         queue: ready actions of each lane and pass, the first by priority last; queue 2 l + pass is at ``first`` of it.
-        first, count: of each queue ``[queues + 1]``, ``[queues]``.
+        first, num_ready: of each queue ``[queues + 1]``, ``[queues]``.
         ready_s: when the last of an action's inputs arrives ``[actions]``.
         missing: inputs that are not placed yet ``[actions]``.
         done_s, last: end of a lane's last action, and that action, -1 for none ``[lanes]``.
@@ -102,7 +100,7 @@ class State(NamedTuple):
 
     queue: IntArray
     first: IntArray
-    count: IntArray
+    num_ready: IntArray
     ready_s: FloatArray
     missing: IntArray
     done_s: FloatArray
@@ -131,7 +129,7 @@ def room_for(actions: Actions, num_groups: int) -> State:
     return State(
         queue=whole(first[-1]),
         first=first,
-        count=whole(2 * num_lanes),
+        num_ready=whole(2 * num_lanes),
         ready_s=np.zeros(num_actions),
         missing=whole(num_actions),
         done_s=np.zeros(num_lanes),
@@ -188,7 +186,7 @@ def list_schedule(actions, wish, state, place):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True)
 def _begin(actions, wish, state):  # type: ignore[no-untyped-def]
     """The state before the first action."""
-    state.count[:] = 0
+    state.num_ready[:] = 0
     state.ready_s[:] = 0.0
     state.missing[:] = actions.num_waits
     state.done_s[:] = 0.0
@@ -222,12 +220,12 @@ def _join(action, actions, wish, state):  # type: ignore[no-untyped-def]
     for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
         lane = actions.lanes[row]
         queue = 2 * lane + actions.is_backward[action]
-        spot = state.first[queue] + state.count[queue]
+        spot = state.first[queue] + state.num_ready[queue]
         while spot > state.first[queue] and wish.priority[state.queue[spot - 1]] < wish.priority[action]:
             state.queue[spot] = state.queue[spot - 1]
             spot -= 1
         state.queue[spot] = action
-        state.count[queue] += 1
+        state.num_ready[queue] += 1
         state.is_stale[lane] = 1
 
 
@@ -235,11 +233,11 @@ def _join(action, actions, wish, state):  # type: ignore[no-untyped-def]
 def _leave(action, lane, actions, state):  # type: ignore[no-untyped-def]
     """Take an action out of a lane's queue."""
     queue = 2 * lane + actions.is_backward[action]
-    spot = state.first[queue] + state.count[queue] - 1
+    spot = state.first[queue] + state.num_ready[queue] - 1
     while state.queue[spot] != action:
         spot -= 1
-    state.count[queue] -= 1
-    while spot < state.first[queue] + state.count[queue]:
+    state.num_ready[queue] -= 1
+    while spot < state.first[queue] + state.num_ready[queue]:
         state.queue[spot] = state.queue[spot + 1]
         spot += 1
 
@@ -300,7 +298,7 @@ def _choose(lane, actions, wish, state):  # type: ignore[no-untyped-def]
     coming, coming_s = -1, np.inf
     for kind in range(2):
         queue = 2 * lane + kind
-        spot = state.first[queue] + state.count[queue] - 1
+        spot = state.first[queue] + state.num_ready[queue] - 1
         while spot >= state.first[queue]:
             action = state.queue[spot]
             if _may_run(action, actions, wish, state):
@@ -322,30 +320,8 @@ def _choose(lane, actions, wish, state):  # type: ignore[no-untyped-def]
     elif chosen < 0:
         chosen = coming
     state.choice[lane], state.begin_s[lane] = chosen, np.inf
-    if chosen < 0:
-        return
-    state.begin_s[lane] = _begin_s(chosen, actions, state)
-    several = actions.lane_offsets[chosen + 1] - actions.lane_offsets[chosen] > 1
-    if wish.fill_gaps and several and state.begin_s[lane] > _free_s(chosen, lane, actions, state):
-        _fill_gap(lane, actions, wish, state)
-
-
-@inlined
-def _fill_gap(lane, actions, wish, state):  # type: ignore[no-untyped-def]
-    """Choose something that ends before a lane's choice, which waits for other lanes or its inputs, can begin."""
-    limit_s = state.begin_s[lane]
-    for kind in (BACKWARD, FORWARD):
-        queue = 2 * lane + kind
-        spot = state.first[queue] + state.count[queue] - 1
-        while spot >= state.first[queue]:
-            action = state.queue[spot]
-            if actions.lane_offsets[action + 1] - actions.lane_offsets[action] == 1:
-                begin_s = _begin_s(action, actions, state)
-                ends_s = begin_s + actions.duration_s[action] + actions.send_s[action]
-                if ends_s <= limit_s and _may_run(action, actions, wish, state):
-                    state.choice[lane], state.begin_s[lane] = action, begin_s
-                    return
-            spot -= 1
+    if chosen >= 0:
+        state.begin_s[lane] = _begin_s(chosen, actions, state)
 
 
 @njit(cache=True, nogil=True)
@@ -354,7 +330,7 @@ def _let_in(actions, wish, state):  # type: ignore[no-untyped-def]
     chosen = -1
     for lane in range(len(actions.room_bytes)):
         queue = 2 * lane
-        for spot in range(state.first[queue], state.first[queue] + state.count[queue]):
+        for spot in range(state.first[queue], state.first[queue] + state.num_ready[queue]):
             action = state.queue[spot]
             if (
                 chosen < 0

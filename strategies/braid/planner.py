@@ -28,10 +28,9 @@ class BraidPlanner:
         encoder_tokens: tokens of an encoder chunk that the planner counts on.
         encoder_degrees: whether encoders have TP and CP of their own.
         encoder_copies: whether a replica may hold several copies of an encoder along its pipeline.
-        ring: whether the LLM's head may be with its embedding.
         joint: whether encoder and LLM are split around each other.
         microbatches: multiples of the job's number of microbatches that are considered.
-        num_drafts: shapes whose schedule of a profiled batch is believed, and as many variants of the best of them.
+        num_drafts: shapes whose schedule of a profiled batch is believed, and half as many variants of the best.
         num_trials: best by that belief that fit memory and run the batch on trial.
     """
 
@@ -39,11 +38,10 @@ class BraidPlanner:
     encoder_tokens: int = 4096
     encoder_degrees: bool = True
     encoder_copies: bool = True
-    ring: bool = True
     joint: bool = True
     microbatches: tuple[float, ...] = (1, 2, 4)
     num_drafts: int = 16
-    num_trials: int = 6
+    num_trials: int = 4
 
     def __post_init__(self) -> None:
         for name in ("profile_samples", "encoder_tokens", "num_drafts", "num_trials"):
@@ -83,15 +81,14 @@ class BraidPlanner:
             for count in self._counts(profile, shape)
             if count != shape.num_microbatches
         ]
-        for shape in others[: self.num_drafts]:
+        for shape in others[: -(-self.num_drafts // 2)]:
             found += self._drafted(profile, samples, shape, batch, draft)
         for seconds, shape in found:
             yield Candidate(seconds, self._layout(profile, samples, shape))
 
     def _ranked(self, profile: Profile, samples: SampleShapes, recompute_later: bool) -> Iterator[tuple[float, Shape]]:
         choices = recompute_choices(profile.job, chosen_later=recompute_later)
-        rings = (False, True) if self.ring else (False,)
-        for shape in shapes_of(profile.job, choices, rings, self.encoder_degrees, self.joint, self.encoder_copies):
+        for shape in shapes_of(profile.job, choices, self.encoder_degrees, self.joint, self.encoder_copies):
             yield decisive(split_layers(profile, samples, shape, self.encoder_tokens).busiest_s), shape
 
     def _counts(self, profile: Profile, shape: Shape) -> list[int]:

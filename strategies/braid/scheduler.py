@@ -36,14 +36,12 @@ class BraidScheduler(Recomputation):
         holds: encoder backwards that take so many times as long as the LLM's mean one wait until their ranks have done
             all of the LLM, each tried; 0: none wait.
         alternate: whether forwards and backwards that could both run take turns; otherwise backwards go first.
-        fill_gaps: whether a rank fills the time until its partners in a wider action are free.
     """
 
     rollouts: int = 256
     llm_leads: tuple[int, ...] = (1000, 8)
     holds: tuple[float, ...] = (0.0, 50.0, 20.0)
     alternate: bool = True
-    fill_gaps: bool = True
     memory: str = field(default="greedy", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -66,24 +64,24 @@ class BraidScheduler(Recomputation):
         empty = [np.zeros((len(rows), own.pp), np.int64) for rows, own in zip(chunks, layout.modules, strict=True)]
         # Actions and dependencies do not depend on slots.
         draft = build_program(model, layout, shapes, chunks, [Slots(each, each) for each in empty])
-        plain = self._ordered(draft, assignment, profile)
         limit = profile.job.planning_budget_bytes
-        peak = float(profile.memory.peak_bytes(plain).max())
-        if not self.chooses_recomputation or profile.job.request.recompute is not None or peak <= AMPLE * limit:
-            return plain
-        exact = self.memory == "exact"
-        frugal = recompute_by_chunk(self._ordered(recompute_all(draft), assignment, profile), profile, exact)
-        # What is recomputed now may deserve another order, which may leave memory for more.
-        again = recompute_by_chunk(self._ordered(frugal, assignment, profile), profile, exact)
-        programs = [frugal, again, *([plain] if peak <= limit else [])]
+        first = self._ordered(draft, assignment, profile, rollouts=0)
+        is_ample = float(profile.memory.peak_bytes(first).max()) <= AMPLE * limit
+        if is_ample or not self.chooses_recomputation or profile.job.request.recompute is not None:
+            return self._ordered(draft, assignment, profile, self.rollouts)
+        order = self._ordered(recompute_all(draft), assignment, profile, self.rollouts)
+        programs = [recompute_by_chunk(order, profile, self.memory == "exact")]
+        plain = self._ordered(draft, assignment, profile, self.rollouts)
+        if float(profile.memory.peak_bytes(plain).max()) <= limit:
+            programs.append(plain)
         seconds = decisive(np.array([packed_iteration_s(program, profile) for program in programs]))
         return programs[int(seconds.argmin())]
 
-    def _ordered(self, draft: Program, assignment: Assignment, profile: Profile) -> Program:
+    def _ordered(self, draft: Program, assignment: Assignment, profile: Profile, rollouts: int) -> Program:
         """The program in the order that the search finds."""
         slot = np.zeros(int(draft.first_action[-1]), np.int64)
-        rules = Rules(tuple(self.llm_leads), tuple(self.holds), self.alternate, self.fill_gaps)
-        for found in search(replicas_of(draft, assignment, profile), rules, self.rollouts):
+        rules = Rules(tuple(self.llm_leads), tuple(self.holds), self.alternate)
+        for found in search(replicas_of(draft, assignment, profile), rules, rollouts):
             slot[found.replica.own] = found.place
         slots = [
             Slots(slot[draft.forward_actions(index)], slot[draft.backward_actions(index)])

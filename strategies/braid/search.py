@@ -28,13 +28,11 @@ class Rules:
         leads: numbers of groups by which the LLM's actions go before encoders'.
         holds: encoder backwards that take so many times as long as the LLM's mean one are held; 0: none are.
         alternate: see ``Wish``.
-        fill_gaps: likewise.
     """
 
     leads: tuple[int, ...]
     holds: tuple[float, ...] = (0.0,)
     alternate: bool = True
-    fill_gaps: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ class Search:
         place = np.empty_like(self.place)
         is_long = (choice.hold > 0) & (actions.duration_s > choice.hold * replica.llm_backward_s)
         is_held = (is_long & (actions.of_llm < actions.is_backward)).astype(np.int64)
-        wish = Wish(group, priority, is_held, self.rules.alternate, self.rules.fill_gaps)
+        wish = Wish(group, priority, is_held, self.rules.alternate)
         end_s, _ = list_schedule(replica.actions, wish, self.state, place)
         if decisive(end_s) <= decisive(self.end_s):
             self.best, self.end_s, self.place = choice, end_s, place

@@ -63,19 +63,13 @@ def scheduled(
     group: Sequence[int],
     priority: Sequence[float],
     alternate: bool = True,
-    fill_gaps: bool = True,
     held: Sequence[int] | None = None,
 ) -> tuple[IntArray, float, int]:
     """Place of every action, the end, and the number of forced forwards."""
     groups = np.array(group)
     place = np.full(len(groups), -1)
-    wish = Wish(
-        groups,
-        np.array(priority, np.float64),
-        np.array(held if held is not None else [0] * len(groups)),
-        alternate,
-        fill_gaps,
-    )
+    is_held = np.zeros(len(groups), np.int64) if held is None else np.array(held)
+    wish = Wish(groups, np.array(priority, np.float64), is_held, alternate)
     end_s, forced = list_schedule(actions, wish, room_for(actions, 1 + int(groups.max())), place)
     return place, end_s, forced
 

@@ -49,7 +49,7 @@ def profile_for(model: object = MODEL, **request: int) -> Profile:
 
 
 def shape(tp: int = 2, pp: int = 2, dp: int = 2, **changes: object) -> Shape:
-    plain = Shape(Degrees(tp, 1, pp, dp), tp, 1, 1, False, True, (False, False), 8)
+    plain = Shape(Degrees(tp, 1, pp, dp), tp, 1, 1, True, (False, False), 8)
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
@@ -71,13 +71,6 @@ def test_copies_of_an_encoder_cover_the_blocks_of_their_replica() -> None:
     assert encoder.ranks.tolist() == [[[0], [2]], [[1], [3]], [[4], [6]], [[5], [7]]]
 
 
-def test_the_ring_brings_the_head_to_the_embedding() -> None:
-    llm = layout_of(profile_for(), shape(ring=True)).modules[-1]
-    assert llm.is_closed
-    assert llm.layers_per_stage[-1] == 1
-    assert llm.stages_per_rank == 2
-
-
 def test_an_llm_of_few_layers_leaves_blocks_to_the_encoders() -> None:
     profile = profile_for(tiny_model(encoder=2, llm=2))
     encoder, llm = layout_of(profile, shape(tp=1, pp=8, dp=1, encoder_tp=1, segments=8)).modules
@@ -96,7 +89,7 @@ def test_degrees_of_encoders_divide_those_of_the_llm() -> None:
     job = profile_for().job
     assert [*encoder_degrees(job, Degrees(2, 2, 1, 2), own=True)] == [(2, 2), (2, 1), (1, 1), (1, 2), (1, 4)]
     assert [*encoder_degrees(job, Degrees(2, 2, 1, 2), own=False)] == [(2, 2)]
-    found = [*shapes_of(job, [(False, False)], (False, True), True, True, True)]
+    found = [*shapes_of(job, [(False, False)], True, True, True)]
     assert len(found) == len({*found})
     for one in found:
         assert one.degrees.pp % one.segments == 0

@@ -38,18 +38,22 @@ def test_forwards_and_backwards_take_turns(alternate: bool, expected: list[int])
     assert [*np.argsort(place)] == expected
 
 
-def test_a_lane_fills_the_time_until_its_partner_is_free() -> None:
-    # Action 2 needs both lanes, and lane 1 is busy for three seconds; lane 0 has something short of its own.
-    rows: list[Row] = [((1,), F, 3.0), ((0,), F, 1.0), ((0, 1), F, 1.0), ((0,), F, 1.5), ((0,), F, 2.5)]
-    edges = [(1, 3, 0.0), (1, 4, 0.0), (1, 2, 0.0)]
-    groups, priority = [0, 0, 0, 0, 0], [0.0, 1.0, 2.0, 4.0, 3.0]
-    actions = actions_of(rows, edges)
-    filled, end_s, _ = scheduled(actions, groups, priority)
-    assert filled[3] < filled[2] < filled[4]
-    assert end_s == 6.5
-    waiting, end_s, _ = scheduled(actions, groups, priority, fill_gaps=False)
-    assert waiting[2] < waiting[3]
-    assert end_s == 8.0
+def test_long_encoder_backwards_wait_for_the_llm() -> None:
+    # The lane waits for the LLM's second action; an encoder backward of 9 s is there.
+    rows: list[Row] = [((0,), F, 1.0), ((1,), F, 3.0), ((0,), F, 1.0), ((0,), B, 9.0)]
+    actions = actions_of(rows, [(0, 3, 0.0), (1, 2, 0.0)], of_llm=[1, 1, 1, 0])
+    started, end_s, _ = scheduled(actions, [0, 1, 1, 0], [0.0, 0.0, 1.0, 9.0])
+    assert (started[3] < started[2], end_s) == (True, 11.0)
+    waiting, end_s, _ = scheduled(actions, [0, 1, 1, 0], [0.0, 0.0, 1.0, 9.0], held=[0, 0, 0, 1])
+    assert (waiting[3] < waiting[2], end_s) == (False, 13.0)
+
+
+def test_what_memory_waits_for_is_not_held() -> None:
+    # The LLM's second forward fits only once the held backward has freed its lane.
+    rows: list[Row] = [((0,), F, 1.0), ((0,), B, 1.0), ((0,), F, 1.0), ((0,), B, 1.0)]
+    actions = actions_of(rows, [(0, 1, 0.0), (2, 3, 0.0)], room=1, sizes=1, of_llm=[0, 0, 1, 1])
+    place, end_s, forced = scheduled(actions, [0, 0, 1, 1], [0.0, 0.0, 1.0, 1.0], held=[0, 1, 0, 0])
+    assert ([*place], end_s, forced) == ([0, 1, 2, 3], 4.0, 0)
 
 
 def test_transfers_hold_both_ends() -> None:
@@ -123,10 +127,14 @@ def random_actions(draw: st.DrawFn, most_groups: int) -> tuple[Actions, list[int
 
 @given(random_actions(most_groups=12), st.booleans(), st.booleans())
 def test_every_schedule_is_valid_within_memory_and_as_long_as_it_says(
-    case: tuple[Actions, list[int], list[float]], alternate: bool, fill_gaps: bool
+    case: tuple[Actions, list[int], list[float]], alternate: bool, holds: bool
 ) -> None:
     actions, groups, priority = case
-    place, end_s, forced = scheduled(actions, groups, priority, alternate, fill_gaps)
+    # All lanes have some of the LLM, the last group.
+    last = [int(group == max(groups)) for group in groups]
+    actions = actions._replace(of_llm=np.array(last))
+    held = [int(holds and back and not llm) for back, llm in zip(actions.is_backward, last, strict=True)]
+    place, end_s, forced = scheduled(actions, groups, priority, alternate, held)
     assert sorted(place) == [*range(len(place))]
     order = np.argsort(place)
     sources = np.repeat(np.arange(len(place)), np.diff(actions.user_offsets))
@@ -134,7 +142,7 @@ def test_every_schedule_is_valid_within_memory_and_as_long_as_it_says(
     assert forced == 0
     assert most_held(actions, order) <= actions.room_bytes.max()
     assert end_s == pytest.approx(timed(actions, order))
-    again, _, _ = scheduled(actions, groups, priority, alternate, fill_gaps)
+    again, _, _ = scheduled(actions, groups, priority, alternate, held)
     assert np.array_equal(place, again)
 
 
