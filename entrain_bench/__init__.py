@@ -17,17 +17,21 @@ if TYPE_CHECKING:
     from entrain_bench.program.layout import Layout
     from entrain_bench.program.timeline import Timeline
     from entrain_bench.records.metrics import measure
+    from entrain_bench.sampler import BalancedBatchSampler
     from entrain_bench.specs.items import Items, shapes_of
+    from entrain_bench.specs.shapes import SampleShapes
     from entrain_bench.specs.stream import ListedShapes
     from entrain_bench.strategy.profile import Profile
 
 _HOMES = {
     "Assignment": "program.assignment",
+    "BalancedBatchSampler": "sampler",
     "Items": "specs.items",
     "Layout": "program.layout",
     "ListedShapes": "specs.stream",
     "Profile": "strategy.profile",
     "Program": "program",
+    "SampleShapes": "specs.shapes",
     "Timeline": "program.timeline",
     "UserError": "errors",
     "compose": "config.compose",
@@ -39,11 +43,13 @@ _HOMES = {
 
 __all__ = [
     "Assignment",
+    "BalancedBatchSampler",
     "Items",
     "Layout",
     "ListedShapes",
     "Profile",
     "Program",
+    "SampleShapes",
     "Timeline",
     "UserError",
     "compose",

@@ -21,12 +21,15 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.balancing import arrival_places
 from entrain_bench.strategy.candidates import Candidate, Draft, fastest_in_trials, rising_candidates
 from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import (
+    average_layer_s,
     chain_starts,
     partitions,
     place_chain,
+    rank_of_places,
     recompute_choices,
     recompute_factor,
     spread_blocks,
@@ -39,6 +42,35 @@ type Layers = list[tuple[int, ...]]
 
 PLACEMENTS = ("auto", "first_stage", "leading_stages")
 SPLITS = ("balanced", "uniform")
+ORDERS = ("loop", "v")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What a schedule asks of a layout.
+
+    Attributes:
+        virtual_stages: stages that each rank of a pipeline holds.
+        order: how they follow each other over the ranks (``rank_of_places``).
+        split_backward: whether backwards are split.
+    """
+
+    virtual_stages: int = 1
+    order: str = "loop"
+    split_backward: bool = False
+
+    @property
+    def bubble(self) -> float:
+        """Fill and drain of an even pipeline relative to 1F1B's where F = B = W (arXiv:2401.10241, sections 2.3, 6)."""
+        return (1 / 3 if self.split_backward else 1.0) / self.virtual_stages
+
+
+SCHEDULES = {
+    "1f1b": Schedule(),
+    "interleaved": Schedule(virtual_stages=2),
+    "zb_h1": Schedule(split_backward=True),
+    "zb_v": Schedule(virtual_stages=2, order="v", split_backward=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +83,10 @@ class MegatronPlanner:
         num_trials: best estimates that fit memory and run a profiled batch on trial.
         split: LLM layers so that the slowest stage is fastest (``balanced``), or as many blocks on every stage and
             encoders on the first (``uniform``).
-        virtual_stages: LLM stages that each rank of a pipeline holds; if more than one, encoders are on the first.
+        virtual_stages: stages that each rank of a pipeline holds.
+        virtual_order: how they follow each other over the ranks: ``loop``, or ``v`` for two down the ranks and back.
+        schedules: those of ``SCHEDULES`` that are considered, each with ``num_trials``; none: the one that the options
+            above make, of whole backwards unless the scheduler splits them.
     """
 
     handles_generators: ClassVar[bool] = True
@@ -61,6 +96,8 @@ class MegatronPlanner:
     num_trials: int = 8
     split: str = "balanced"
     virtual_stages: int = 1
+    virtual_order: str = "loop"
+    schedules: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
@@ -70,38 +107,51 @@ class MegatronPlanner:
         require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
         require(self.num_trials >= 1, "strategy.planner.num_trials", self.num_trials, "at least 1")
         require(self.virtual_stages >= 1, "strategy.planner.virtual_stages", self.virtual_stages, "at least 1")
-        fits = self._is_plain or self.placement != "leading_stages"
-        allowed = "auto or first_stage with split=uniform or virtual_stages"
-        require(fits, "strategy.planner.placement", self.placement, allowed)
+        if self.virtual_order not in ORDERS:
+            raise unknown_choice("strategy.planner.virtual_order", self.virtual_order, ORDERS)
+        turns = self.virtual_order == "loop" or self.virtual_stages == 2
+        require(turns, "strategy.planner.virtual_stages", self.virtual_stages, "2 with virtual_order=v")
+        for name in self.schedules:
+            if name not in SCHEDULES:
+                raise unknown_choice("strategy.planner.schedules", name, [*SCHEDULES])
+        fits = self.split == "balanced" or self.placement != "leading_stages"
+        require(fits, "strategy.planner.placement", self.placement, "auto or first_stage with split=uniform")
 
     @property
-    def _is_plain(self) -> bool:
-        """Whether the LLM is split like any other module; otherwise encoders ride on its first stage."""
-        return self.split == "balanced" and self.virtual_stages == 1
+    def _considered(self) -> tuple[Schedule, ...]:
+        """The schedules among which trials decide."""
+        if not self.schedules:
+            return (Schedule(self.virtual_stages, self.virtual_order),)
+        return tuple(SCHEDULES[name] for name in self.schedules)
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
         samples = profile.draw(self.profile_samples)
 
-        def candidates(each: Profile) -> Iterator[Candidate]:
-            drafts = [*self._drafts(each, samples, getattr(make_program, "choose_recomputation", False))]
-            if not drafts and not self._is_plain:
-                blocks = len(profile.job.model.llm.layers) - 2
+        def candidates(schedule: Schedule, each: Profile) -> Iterator[Candidate]:
+            drafts = [*self._drafts(each, samples, schedule, getattr(make_program, "choose_recomputation", False))]
+            if not drafts and (self.split != "balanced" or schedule.virtual_stages > 1):
+                llm, turns = profile.job.model.llm, schedule.virtual_stages
                 raise UserError(
-                    f"strategy.planner.virtual_stages={self.virtual_stages} split={self.split}: the {blocks} blocks of "
-                    f"{profile.job.model.llm.name} cannot be spread over the stages of any layout that was asked for"
+                    f"strategy.planner.virtual_stages={turns} split={self.split}: the {len(llm.layers) - 2} blocks of "
+                    f"{llm.name} cannot be spread over the stages of any layout that was asked for"
                 )
             return rising_candidates(drafts)
 
-        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
+        first, *others = (partial(candidates, schedule) for schedule in self._considered)
+        return fastest_in_trials(profile, first, make_program, self.num_trials, others)
 
-    def _drafts(self, profile: Profile, samples: SampleShapes, chosen_later: bool) -> Iterator[Draft]:
-        job = profile.job
+    def _drafts(
+        self, profile: Profile, samples: SampleShapes, schedule: Schedule, chosen_later: bool
+    ) -> Iterator[Draft]:
+        job, turns = profile.job, schedule.virtual_stages
 
         def place(
             least_s: float, degrees: Degrees, layers: Layers, recompute: tuple[bool, ...], leading: bool
         ) -> Candidate:
-            layout = place_chain(job, degrees, layers, recompute, leading, self.virtual_stages)
+            layout = place_chain(
+                job, degrees, layers, recompute, leading, turns, schedule.order, schedule.split_backward
+            )
             return Candidate(least_s + profile.step_s(layout), layout)
 
         @cache
@@ -116,30 +166,34 @@ class MegatronPlanner:
         for degrees in job.degrees():
             for recompute in recompute_choices(job, chosen_later=chosen_later):
                 seconds = costs(degrees.tp, degrees.cp, recompute)
-                for layers, leading in self._splits(job.model, degrees.pp, seconds):
-                    stages = seconds.stage_s(degrees.pp * self.virtual_stages, layers, leading)
-                    # Virtual stages fill and drain as much faster as there are of them on a rank.
-                    ranks = stages.reshape(self.virtual_stages, degrees.pp).sum(axis=0)
-                    ahead, behind = 1 / self.virtual_stages, job.num_microbatches(degrees.dp)
+                for layers, leading in self._splits(job.model, degrees.pp, turns, seconds):
+                    stages = seconds.stage_s(degrees.pp * turns, layers, leading)
+                    ranks = np.bincount(rank_of_places(degrees.pp, turns, schedule.order), weights=stages)
+                    ahead, behind = schedule.bubble, job.num_microbatches(degrees.dp)
                     least_s = float(ahead * ranks.sum() + (behind - ahead) * ranks.max())
                     yield Draft(least_s, partial(place, least_s, degrees, layers, recompute, leading))
 
-    def _splits(self, model: ModelSpec, pp: int, costs: Costs) -> Iterator[tuple[Layers, bool]]:
+    def _splits(self, model: ModelSpec, pp: int, turns: int, costs: Costs) -> Iterator[tuple[Layers, bool]]:
         """Layers per stage of each module, and whether others than the LLM have stages of their own, by placement.
 
         Of the generators' stages, only the number with the fastest slowest stage for each number of the encoders'.
         """
-        alone = len(model.modules) == 1
+        if turns > 1 and pp == 1:
+            return
+        alone, places = len(model.modules) == 1, pp * turns
         if self.placement != "leading_stages" or alone:
             others = [(len(module.layers),) for module in model.modules]
-            if own := self._llm_split(costs, pp):
+            if own := self._llm_split(costs, places):
                 yield [*others[: model.llm_index], own, *others[model.llm_index + 1 :]], False
-        if alone or self.placement == "first_stage" or not self._is_plain:
+        if alone or self.placement == "first_stage" or self.split != "balanced":
+            return
+        if turns > 1 and model.generators:
+            # A chain of virtual stages ends with the LLM.
             return
         encoders_s, llm_s, generators_s = costs.slowest_s
         tail = np.arange(min(1, len(generators_s) - 1), len(generators_s))
         for ahead in range(min(1, len(encoders_s) - 1), len(encoders_s)):
-            middle = pp - ahead - tail
+            middle = places - ahead - tail
             may = (middle >= 1) & (middle < len(llm_s))
             if not may.any():
                 continue
@@ -148,11 +202,10 @@ class MegatronPlanner:
             counts = [ahead] * model.llm_index + [int(middle[best])] + [int(behind[best])] * len(model.generators)
             yield [splits[count - 1] for splits, count in zip(costs.splits, counts, strict=True)], True
 
-    def _llm_split(self, costs: Costs, pp: int) -> tuple[int, ...] | None:
-        """LLM layers of each stage of a pipeline of ``pp`` ranks; None if they cannot be split so."""
+    def _llm_split(self, costs: Costs, stages: int) -> tuple[int, ...] | None:
+        """LLM layers of each of so many stages; None if they cannot be split so."""
         num_layers = len(costs.llm_s)
-        stages = pp * self.virtual_stages
-        if stages > num_layers or (self.virtual_stages > 1 and pp == 1):
+        if stages > num_layers:
             return None
         if self.split == "balanced":
             return costs.loaded_splits[stages - 1]
@@ -224,20 +277,5 @@ class ArrivalOrder:
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch from the position in the batch alone."""
         job, dp = profile.job, layout.modules[profile.job.model.llm_index].dp
-        microbatch = np.arange(len(shapes)) // job.microbatch_size
-        return same_microbatches(job.model, shapes, microbatch % dp, microbatch // dp, microbatch // dp)
-
-
-def average_layer_s(profile: Profile, samples: SampleShapes, tp: int, cp: int) -> list[FloatArray]:
-    """Measured forward and backward seconds of every layer on a microbatch of average samples, one array a module."""
-    costs = []
-    for module in profile.job.model.modules:
-        units = module.units(samples)
-        each = max(1, round(float(module.lengths(samples, units).mean()))) if len(units) else 0
-        count = max(1, round(profile.job.microbatch_size * len(units) / len(samples))) if len(units) else 0
-        if not count:
-            costs.append(np.zeros(len(module.layers)))
-            continue
-        times = profile.measure(module, np.full(count, each), tp, cp)
-        costs.append(np.array([float(t.total_s[0]) for t in times])[module.layer_kind])
-    return costs
+        replica, microbatch = arrival_places(len(shapes), job.microbatch_size, dp)
+        return same_microbatches(job.model, shapes, replica, microbatch, microbatch)

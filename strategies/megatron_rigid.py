@@ -14,11 +14,11 @@ from typing import ClassVar
 import numpy as np
 
 from entrain_bench.errors import IncompatibleError, UserError, require, unknown_choice
-from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.strategy.candidates import Candidate, fastest_in_trials
 from entrain_bench.strategy.interface import MakeProgram
-from entrain_bench.strategy.planning import partition_layers, place_chain, spread_blocks
+from entrain_bench.strategy.planning import partition_layers, place_chain, place_cuts, spread_blocks
 from entrain_bench.strategy.profile import Profile
 
 PLACEMENTS = ("leading_stages", "first_stage", "interleaved")
@@ -123,16 +123,4 @@ def _interleaved(job: Job, degrees: Degrees, recompute: Sequence[bool], virtual_
     count = degrees.pp * virtual_stages
     if degrees.pp < 2 or count > sum(map(len, parameters)):
         return
-    bounds = np.cumsum([0, *partition_layers(np.concatenate(parameters), count)])
-    width = degrees.tp * degrees.cp
-    ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
-    modules, first = [], 0
-    for module, own, again in zip(model.modules, parameters, recompute, strict=True):
-        held = np.diff(np.clip(bounds, first, first + len(own)))
-        chunks = np.flatnonzero(held)
-        placed = np.ascontiguousarray(ranks[:, chunks % degrees.pp])
-        modules.append(ModuleLayout(module.name, degrees.tp, degrees.cp, tuple(held[chunks].tolist()), placed, again))
-        first += len(own)
-    layout = Layout(tuple(modules), job.num_microbatches(degrees.dp))
-    check_layout(layout, model, job.cluster)
-    yield layout
+    yield place_cuts(job, degrees, partition_layers(np.concatenate(parameters), count), recompute)

@@ -38,10 +38,14 @@ MEANT = {
     **{f"workload/{name}.yaml": {"modalities"} for name in SYNTHETIC},
     # The stand-in for SynthChartNet is another trace with smaller images.
     "workload/synthchartnet_like.yaml": {"name", "max_image_tokens"},
+    # The stand-in for LLaVA-150k is another trace with other texts.
+    "workload/llava_150k_like.yaml": {"name", "text"},
     # The same of pixels, which are images or video.
     "workload/dflop_multi.yaml": {"images"},
     "workload/dflop_single.yaml": {"images"},
     "workload/dflop_video.yaml": {"video"},
+    # The scheduler is everybody's, recomputation by stage is OmniBal's.
+    "strategy/scheduler/omnibal.yaml": {"memory"},
     "workload/synthetic.yaml": {"modalities", "rank_correlation"},
     "workload/synthetic_av.yaml": {"modalities", "rank_correlation"},
 }

@@ -7,18 +7,27 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
-from entrain_bench.config.tree import choices
+from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.experiment import run_experiment
 from entrain_bench.records.compare import drifts, read_text
 from entrain_bench.records.records import new_record, table_csv
 from entrain_bench.run import compose_cells
 
 REFERENCE = Path(__file__).parents[1] / "results" / "reference" / "table.csv"
-# The rigid baseline is in the tables with free degrees only.
-SYSTEMS = tuple(name for name in choices("strategy") if name != "megatron_rigid")
+
+
+def in_figures(*words: str) -> tuple[str, ...]:
+    """The strategies that are in these figures."""
+    stated = {
+        name: yaml.safe_load((config_tree() / "strategy" / f"{name}.yaml").read_text()) for name in choices("strategy")
+    }
+    return tuple(name for name, values in stated.items() if values.get("in_figures", "all") in words)
+
+
 # A search of 256 rollouts an iteration: seconds a cell.
-QUICK = tuple(name for name in SYSTEMS if name != "dip")
+QUICK = tuple(name for name in in_figures("all") if name != "dip")
 FREE = ("layout.tp=null", "layout.dp=null")
 NODES = ("cluster=h100x64", "cluster.num_nodes={}", "cluster.name={}", "microbatch_size=1", "workload=uniform_mix")
 MIXED = ("model=vit1b_llm7b", "global_batch=4", *FREE, "layout.cp=null")
@@ -30,7 +39,7 @@ def on_nodes(count: int, *overrides: str) -> tuple[str, ...]:
 
 
 CELLS = [
-    *((f"strategy={name}", "workload=coco") for name in SYSTEMS),
+    *((f"strategy={name}", "workload=coco") for name in in_figures("all", "main")),
     *((f"strategy={name}", "workload=chartqa", "model=qwen25vl_llama3_3b", "seed=1") for name in QUICK),
     *((f"strategy={name}", "workload=opencqa_ocr", *FREE) for name in (*QUICK, "megatron_rigid")),
     *((f"strategy={name}", "workload=opencqa_ocr", "layout.pp=4", "layout.dp=8", "seed=1") for name in QUICK),

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from entrain_bench.arrays import IntArray
 from entrain_bench.errors import UserError, require
 from entrain_bench.specs.items import shapes_of
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.stream import ListedShapes
+from entrain_bench.specs.stream import ListedShapes, stable_rng
 from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
 
 from .columns import TraceColumns, read_columns
+from .marginals import parse_marginal
 from .overlong import OnOverlong, fitting
+from .synthetic import drawn_sizes
 from .tokens import audio_items, image_items, text_tokens, video_items
 
 PACKAGED_TRACES = Path(__file__).parent / "traces"
@@ -35,6 +39,8 @@ class TraceWorkload:
             those of Qwen2.5-VL's video preprocessing.
         on_overlong: what is done with rows that are longer than the model's context: ``error``, ``truncate`` (text goes
             first, then items from the last; ``overlong.truncated``) or ``drop``.
+        text: distribution of text tokens per row (``marginals``) in place of the file's, at least 1: the same media
+            with other texts, drawn independently, once for all rows. None: the file's.
     """
 
     name: str = ""
@@ -43,6 +49,7 @@ class TraceWorkload:
     min_video_frame_tokens: int = 128
     max_video_frame_tokens: int = 768
     on_overlong: str = OnOverlong.ERROR
+    text: float | Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
         for key in ("max_image_tokens", "min_video_frame_tokens", "max_video_frame_tokens"):
@@ -59,6 +66,8 @@ class TraceWorkload:
             self.on_overlong,
             f"one of {[*map(str, OnOverlong)]}",
         )
+        if self.text is not None:
+            parse_marginal(self.text, "workload.text")
         if not self.name:
             object.__setattr__(self, "name", Path(self.path).stem)
 
@@ -109,7 +118,6 @@ class TraceWorkload:
             )
 
     def _shapes(self, columns: TraceColumns, rules: TokenRules) -> SampleShapes:
-        text = columns.text.astype(np.int64) if columns.text_in_tokens else text_tokens(columns.text, rules)
         images = image_items(
             columns.num_images, columns.image_widths, columns.image_heights, rules, self.max_image_tokens
         )
@@ -122,7 +130,16 @@ class TraceWorkload:
             self.max_video_frame_tokens,
         )
         audio = audio_items(columns.audio_seconds, rules)
-        return shapes_of(text, {"image": images, "video": frames, "audio": audio}, columns.sample_ids)
+        return shapes_of(
+            self._text(columns, rules), {"image": images, "video": frames, "audio": audio}, columns.sample_ids
+        )
+
+    def _text(self, columns: TraceColumns, rules: TokenRules) -> IntArray:
+        """Text tokens of every row ``[rows]``."""
+        if self.text is not None:
+            uniform = stable_rng(f"text of {self.name}").random(len(columns.text))
+            return drawn_sizes(parse_marginal(self.text, "workload.text"), uniform, 1, "workload.text")
+        return columns.text.astype(np.int64) if columns.text_in_tokens else text_tokens(columns.text, rules)
 
     def _file(self) -> Path:
         packaged = PACKAGED_TRACES / self.path

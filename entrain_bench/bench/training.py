@@ -61,8 +61,9 @@ class MegatronSchedule:
     """
 
     def __init__(self, runtime: Runtime, layout: Layout) -> None:
-        ((_, self.trained),) = runtime.stages.items()
-        self.runtime = runtime
+        ((_, trained),) = runtime.stages.items()
+        assert isinstance(trained, TrainedStage)
+        self.trained, self.runtime = trained, runtime
         groups = self.trained.groups
         config = dataclasses.replace(
             self.trained.stage.config,

@@ -64,6 +64,7 @@ class ConfigSchema:
     sequence_parallel: bool = MISSING
     encoder_sp: bool = MISSING
     encoder_cp: bool = MISSING
+    cp_split: str = MISSING
     encoder_optimizers: int = MISSING
     tp_overlap: float = MISSING
     freeze: list[str] = MISSING

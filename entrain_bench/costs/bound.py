@@ -29,8 +29,11 @@ class _Paths:
     drain_s: FloatArray
 
 
-def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes) -> float:
+def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes, split: bool = False) -> float:
     """The larger of two bounds, transfers taken as free.
+
+    With split backwards (``split``) gradients of inputs alone must pass through the stages, and gradients of weights
+    may come after them on every stage.
 
     1. Work: for every class of lanes, the time until anything can reach it (fill) or its weights are gathered, its
        share of the total work, and what must follow on the way back (drain) and at the step.
@@ -40,14 +43,15 @@ def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes) -> flo
     steps = [_ends(truth, module, placed) for module, placed in zip(truth.model.modules, layout.modules, strict=True)]
     first_gather = min(float(own.gather_s[0]) for own in steps)
     first_step = min(float(own.sync_s[0] + own.optimizer_s[0]) for own in steps)
-    forward, backward = _sample_paths(truth, layout, shapes)
+    forward, backward = _sample_paths(truth, layout, shapes, split)
     turn = np.zeros(len(shapes))
     for module, own in zip(truth.model.generators, layout.modules[truth.model.llm_index + 1 :], strict=True):
         units = module.units(shapes)
-        times = truth.unit_times(module, own, module.lengths(shapes, units))
-        np.maximum.at(turn, module.owners(shapes, units), times.total_s.sum(axis=1))
+        times = truth.unit_times(module, own, module.lengths(shapes, units), split)
+        there_and_back_s = times.total_s if times.weight_s is None else times.total_s - times.weight_s
+        np.maximum.at(turn, module.owners(shapes, units), there_and_back_s.sum(axis=1))
     critical = first_gather + float((forward[-1] + turn + backward[-1]).max()) + first_step
-    return max(critical, _work_bound(truth, layout, shapes, steps, first_step))
+    return max(critical, _work_bound(truth, layout, shapes, steps, first_step, split))
 
 
 def _ends(truth: CostTruth, module: ModuleSpec, placed: ModuleLayout) -> ExposedStep:
@@ -58,7 +62,7 @@ def _ends(truth: CostTruth, module: ModuleSpec, placed: ModuleLayout) -> Exposed
     return ExposedStep(np.zeros(placed.pp), exposed.sync_s, exposed.optimizer_s + exposed.gather_s)
 
 
-def _sample_paths(truth: CostTruth, layout: Layout, shapes: SampleShapes) -> tuple[FloatArray, FloatArray]:
+def _sample_paths(truth: CostTruth, layout: Layout, shapes: SampleShapes, split: bool) -> tuple[FloatArray, FloatArray]:
     """Seconds from a sample's first action until it leaves each LLM stage, and back ``[llm stages + 1, samples]``.
 
     Row 0 is the slowest of its items through their encoders, 0 for text alone; items may run side by side.
@@ -68,20 +72,20 @@ def _sample_paths(truth: CostTruth, layout: Layout, shapes: SampleShapes) -> tup
     forward, backward = np.zeros((placed.pp + 1, len(shapes))), np.zeros((placed.pp + 1, len(shapes)))
     for module, own in zip(truth.model.encoders, layout.modules, strict=False):
         units = module.units(shapes)
-        times = truth.unit_times(module, own, module.lengths(shapes, units))
+        times = truth.unit_times(module, own, module.lengths(shapes, units), split)
         owner = shapes.item_sample[units]
         np.maximum.at(forward[0], owner, (times.forward_s + times.forward_comm_s).sum(axis=1))
         np.maximum.at(backward[0], owner, (times.backward_s + times.backward_comm_s).sum(axis=1))
-    times = truth.unit_times(llm, placed, shapes.llm_tokens)
+    times = truth.unit_times(llm, placed, shapes.llm_tokens, split)
     forward[1:] = (times.forward_s + times.forward_comm_s).T
     backward[1:] = (times.backward_s + times.backward_comm_s).T
     return forward.cumsum(axis=0), backward.cumsum(axis=0)
 
 
-def _paths(truth: CostTruth, layout: Layout, shapes: SampleShapes) -> list[_Paths]:
+def _paths(truth: CostTruth, layout: Layout, shapes: SampleShapes, split: bool) -> list[_Paths]:
     """Fill and drain of every stage of every module; infinite where a module has no work."""
     paths = []
-    forward, backward = _sample_paths(truth, layout, shapes)
+    forward, backward = _sample_paths(truth, layout, shapes, split)
     for module, own in zip(truth.model.modules, layout.modules, strict=True):
         units = module.units(shapes)
         if not module.per_item:
@@ -90,7 +94,7 @@ def _paths(truth: CostTruth, layout: Layout, shapes: SampleShapes) -> list[_Path
         if not len(units):
             paths.append(_Paths(np.full(own.pp, np.inf), np.full(own.pp, np.inf)))
             continue
-        times = truth.unit_times(module, own, module.lengths(shapes, units))
+        times = truth.unit_times(module, own, module.lengths(shapes, units), split)
         ahead = (times.forward_s + times.forward_comm_s).cumsum(axis=1)
         back = (times.backward_s + times.backward_comm_s).cumsum(axis=1)
         # An item reaches an encoder at once, a generator through all of the LLM, and goes back the same way.
@@ -102,7 +106,12 @@ def _paths(truth: CostTruth, layout: Layout, shapes: SampleShapes) -> list[_Path
 
 
 def _work_bound(
-    truth: CostTruth, layout: Layout, shapes: SampleShapes, steps: Sequence[ExposedStep], first_step: float
+    truth: CostTruth,
+    layout: Layout,
+    shapes: SampleShapes,
+    steps: Sequence[ExposedStep],
+    first_step: float,
+    split: bool,
 ) -> float:
     """The work bound over all classes of lanes; a class is the lanes that hold the same stages."""
     first_stage = np.cumsum([0, *(m.pp for m in layout.modules)])
@@ -113,7 +122,7 @@ def _work_bound(
         work.append(share)
         heavy.append(np.zeros((len(heaviest), first_stage[-1])))
         heavy[-1][:, first : first + placed.pp] = heaviest
-    paths = _paths(truth, layout, shapes)
+    paths = _paths(truth, layout, shapes, split)
     held = np.zeros((layout.num_lanes, first_stage[-1]), bool)
     for index, blocks in enumerate(layout.blocks):
         stage = first_stage[index] + rows_of(blocks.offsets) % blocks.num_stages
@@ -136,7 +145,9 @@ def _work_bound(
             total = max(float(work_s[group].sum()), float(heavy_s[:, group].sum(axis=1).max(initial=0.0)))
             # Beside other work of the lane only the last synchronisation shows.
             synced = float(sync_s[group].min() if truth.framework.overlap_grad_reduce else sync_s[group].sum())
-            after = max(synced + float(optimizer_s[group].sum()), float(drain_s[group].min()) + first_step)
+            after = synced + float(optimizer_s[group].sum())
+            if not split:
+                after = max(after, float(drain_s[group].min()) + first_step)
             if total > 0:
                 best = max(best, float(fill_s[group].min()) + total + after)
     return best

@@ -21,12 +21,19 @@ class LayerTimes(Protocol):
         """What times depend on, of chunks of sequences of the given lengths; without offsets each is a chunk alone."""
         ...
 
-    def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int) -> list[PassTimes]:
-        """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``."""
+    def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
+        """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``; see ``stages_s``."""
         ...
 
     def stages_s(
-        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool | FloatArray
+        self,
+        module: ModuleSpec,
+        loads: Loads,
+        counts: FloatArray,
+        tp: int,
+        cp: int,
+        recompute: bool | FloatArray,
+        split: bool = False,
     ) -> PassTimes:
         """Times of each chunk on each stage ``[chunks, stages]``.
 
@@ -38,6 +45,7 @@ class LayerTimes(Protocol):
             cp: context-parallel degree.
             recompute: whether backward runs the forward of each layer that recomputation covers once more; or of how
                 many layers of each kind it does ``[chunks, stages, kinds]``.
+            split: whether weights' gradients are made in a pass of their own.
         """
         ...
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from entrain_bench.arithmetic import matmul
 from entrain_bench.arrays import FloatArray, IntArray, rows_of, sum_rows
+from entrain_bench.costs.sharding import gathered_bytes
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.program.recomputation import remade_kinds
@@ -94,11 +95,17 @@ class Memory:
         return parameters
 
     def stage_state_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
-        """Weights, gradients and optimizer states on one rank of each stage ``[stages]``; of frozen layers weights."""
+        """Weights, gradients and optimizer states on one rank of each stage ``[stages]``; of frozen layers weights.
+
+        Sharded weights are fp32, for the optimizer, and cast when they are gathered.
+        """
         shards, copies = module.weight_shards(placed.tp), module.weight_copies(placed.tp, placed.dp * placed.cp)
-        sharing = copies // self.framework.optimizer_instances(module, copies)
         learning = self.learning_parameters(module, placed)
         frozen = self.stage_parameters(module, placed) - learning
+        if placed.sharded:
+            held = learning * (FP32_BYTES + FP32_BYTES + MOMENT_BYTES) + frozen * self.element_bytes
+            return np.asarray(held / (shards * copies))
+        sharing = copies // self.framework.optimizer_instances(module, copies)
         return np.asarray(learning / shards * self.parameter_bytes(sharing) + frozen / shards * self.element_bytes)
 
     def token_bytes(
@@ -142,6 +149,13 @@ class Memory:
             kept = np.where(covered, inputs, kept)
         parts = self.framework.sequence_parts(module, placed.cp)
         return kept / parts, working / parts
+
+    def weight_token_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
+        """Bytes of a token that a weight pass needs, on one rank of each stage ``[stages]``; 0 where nothing learns."""
+        each = np.array([layer.weight_pass_bytes(placed.tp, self.element_bytes) for layer in module.kinds])
+        return matmul(
+            module.kind_counts(placed.layers_per_stage), each / self.framework.sequence_parts(module, placed.cp)
+        )
 
     def lane_state_bytes(self, layout: Layout) -> FloatArray:
         """Weights, gradients and optimizer states on a rank of each lane ``[lanes]``, all its modules together."""
@@ -229,7 +243,11 @@ class Memory:
         return held, np.maximum.reduceat(moved, starts) + self._posted_bytes(program, handed)
 
     def action_bytes(self, program: Program) -> tuple[FloatArray, FloatArray]:
-        """Bytes each action adds to a rank (forwards) or frees (backwards, negative), and needs while it runs."""
+        """Bytes each action adds to a rank (forwards) or frees (negative), and needs while it runs.
+
+        A split backward leaves what the weight pass needs, which frees it. That is more than the backward frees where
+        activations are recomputed.
+        """
         return self._action_bytes(program, self.transfers(program))
 
     def _action_bytes(self, program: Program, handed: Transfers) -> tuple[FloatArray, FloatArray]:
@@ -241,18 +259,27 @@ class Memory:
             kept, extra = (tokens[:, None] * per_token for per_token in self.token_bytes(module, placed, remade))
             forward, backward = program.forward_actions(index), program.backward_actions(index)
             change[forward], change[backward] = kept + handed.held[forward], -kept - handed.held[backward]
+            if program.splits_backward(index):
+                left = tokens[:, None] * self.weight_token_bytes(module, placed)
+                change[backward] += left
+                change[program.weight_actions(index)] = -left
             # A forward's input is kept, a backward's is the gradient of its output.
             working[forward] = extra + handed.sent[forward]
             # Nothing runs on stages without backward.
             shares = [kind.backward_share for kind in module.kinds]
             runs = matmul(module.kind_counts(placed.layers_per_stage), shares) > 0
             working[backward] = extra * runs + handed.sent[backward] + handed.received[backward]
+            if placed.sharded:
+                whole, with_gradients = gathered_bytes(module, placed, self.element_bytes)
+                working[forward] += whole
+                working[backward] += with_gradients * runs
         return change, working
 
     def over_program(self, program: Program) -> FloatArray:
         """Memory of a rank during and after each entry of ``lane_actions``, its states included ``[2, entries]``.
 
-        A forward's activations count from its start, a backward's until its end, so order decides and not time. Weights
+        A forward's activations count from its start, a backward's until its end, so order decides and not time; what a
+        split backward leaves counts while it runs if it is more than what it frees. Weights
         and gradients of an offloaded module are away between its last forward and its first backward on the rank.
         Buffers of receives that are posted ahead count as soon as they are posted.
         """
@@ -270,7 +297,8 @@ class Memory:
             away[window.last_forward + 1] += window.state_bytes
             away[window.first_backward] -= window.state_bytes
         after = running + (self.lane_state_bytes(program.layout) - before)[lane] - np.cumsum(away)[:-1] + buffers
-        during = np.where(program.kind[action] == Pass.BACKWARD, after - change[action], after) + working[action]
+        frees = np.isin(program.kind[action], (Pass.BACKWARD, Pass.WEIGHT))
+        during = np.where(frees, np.maximum(after - change[action], after), after) + working[action]
         return np.stack([during, after])
 
     def peak_bytes(self, program: Program) -> FloatArray:
@@ -283,6 +311,6 @@ def _rank_sets(program: Program) -> IntArray:
     layout = program.layout
     numbers = np.zeros(len(program.kind), np.int64)
     for index, (placed, blocks) in enumerate(zip(layout.modules, layout.blocks, strict=True)):
-        for actions in (program.forward_actions(index), program.backward_actions(index)):
+        for actions in (program.forward_actions(index), program.backward_actions(index), program.weight_actions(index)):
             numbers[actions] = blocks.rank_set[program.replica[actions] * placed.pp + program.stage[actions]]
     return numbers

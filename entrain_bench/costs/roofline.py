@@ -17,8 +17,9 @@ from numpy.typing import ArrayLike
 
 from entrain_bench.arrays import FloatArray, IntArray, sum_rows
 from entrain_bench.costs.links import all_gather_s
+from entrain_bench.costs.pack_split import Packs
 from entrain_bench.specs.cluster import HEAD_DIM, ClusterSpec
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import SAMPLE, Framework
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
 from entrain_bench.specs.model import ModuleSpec
 
@@ -45,26 +46,41 @@ class Loads:
         tokens: packed tokens ``[chunks]``.
         areas: score-matrix elements of each layer kind with attention, for the roofline padded ``[chunks]``.
         segments: sequences, or windows, that each such kind attends in, for those who ask ``[chunks]``.
+        packs: the sequences, where context parallelism cuts chunks as a whole; None: each sequence by itself.
     """
 
     tokens: FloatArray
     areas: Mapping[str, FloatArray]
     segments: Mapping[str, FloatArray] = field(default_factory=dict)
+    packs: Packs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """Times of a forward and a backward, communication inside them apart; arrays of one shape, seconds."""
+    """Times of a chunk's passes, communication inside them apart; arrays of one shape, seconds.
+
+    Attributes:
+        weight_s: of the weight pass, where the backward is split; nothing communicates in it. None: the backward makes
+            the weights' gradients.
+    """
 
     forward_s: FloatArray
     forward_comm_s: FloatArray
     backward_s: FloatArray
     backward_comm_s: FloatArray
+    weight_s: FloatArray | None = None
+
+    @property
+    def columns(self) -> tuple[FloatArray, ...]:
+        """The times in the order in which they are given, without a weight pass where there is none."""
+        whole = self.forward_s, self.forward_comm_s, self.backward_s, self.backward_comm_s
+        return whole if self.weight_s is None else (*whole, self.weight_s)
 
     @property
     def total_s(self) -> FloatArray:
-        """Everything: both passes with their communication."""
-        return self.forward_s + self.forward_comm_s + self.backward_s + self.backward_comm_s
+        """Everything: all passes with their communication."""
+        whole = self.forward_s + self.forward_comm_s + self.backward_s + self.backward_comm_s
+        return whole if self.weight_s is None else whole + self.weight_s
 
 
 def _pad(sizes: ArrayLike, tile: int) -> FloatArray:
@@ -90,6 +106,21 @@ def loads_of(module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = N
     if offsets is None:
         return Loads(np.asarray(lengths, np.float64), areas)
     return Loads(sum_rows(offsets, lengths), {name: sum_rows(offsets, area) for name, area in areas.items()})
+
+
+def packed(loads: Loads, lengths: IntArray, offsets: IntArray | None, framework: Framework) -> Loads:
+    """The loads with the sequences of their chunks, if context parallelism cuts them as a whole."""
+    if offsets is None or framework.cp_split == SAMPLE:
+        return loads
+    return replace(loads, packs=Packs(np.asarray(lengths), np.asarray(offsets)))
+
+
+def busiest_area(layer: Layer, loads: Loads, cp: int) -> FloatArray:
+    """Area of each chunk as if all ranks had as much as the busiest one of ``cp`` has ``[chunks]``."""
+    area = loads.areas[layer.kind]
+    if loads.packs is None or not layer.attention or not layer.tensor_parallel:
+        return area
+    return area * loads.packs.slowest_share(layer.attention, cp)
 
 
 def sum_in_order(terms: Sequence[FloatArray], like: FloatArray) -> FloatArray:
@@ -121,7 +152,7 @@ class Roofline:
 
     def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
         """As ``loads_of``."""
-        return loads_of(module, lengths, offsets)
+        return packed(loads_of(module, lengths, offsets), lengths, offsets, self.framework)
 
     def gemm_s(self, gemm: Gemm, tokens: FloatArray, tp: int, cp: int) -> FloatArray:
         """Forward time of a sharded matrix product."""
@@ -154,8 +185,13 @@ class Roofline:
         backward = flops * (ATTENTION_BACKWARD / (rate * device.attention_backward_efficiency))
         return np.maximum(forward, device.kernel_launch_s), np.maximum(backward, device.kernel_launch_s)
 
-    def layer_s(self, layer: Layer, loads: Loads, tp: int, cp: int) -> PassTimes:
-        """Times of one layer for each chunk ``[chunks]``."""
+    def layer_s(self, layer: Layer, loads: Loads, tp: int, cp: int, split: bool = False) -> PassTimes:
+        """Times of one layer for each chunk ``[chunks]``.
+
+        Of a split backward the weight pass has one product for each product of the forward, of as many FLOPs; all else
+        stays: attention, norms, the embedding's gradient, which needs no product, and communication. The latter hides
+        less, without a product for weights beside it.
+        """
         tokens = loads.tokens
         if not layer.tensor_parallel:
             # Whole sequences on every rank: rows are shared as under context parallelism, and nothing is gathered.
@@ -166,13 +202,18 @@ class Roofline:
         forward = gemm + elementwise
         backward = GEMM_BACKWARD * layer.backward_share * gemm + ELEMENTWISE_BACKWARD * elementwise
         if layer.attention:
-            ahead, back = self.attention_s(layer.attention, loads.areas[layer.kind], tokens, tp, cp)
+            ahead, back = self.attention_s(layer.attention, busiest_area(layer, loads, cp), tokens, tp, cp)
             forward, backward = forward + ahead, backward + back
         if not layer.backward_share:
             backward = np.zeros_like(tokens)
         columns = [each for each, product in zip(gemms, layer.gemms, strict=True) if not product.row_parallel]
-        comm, comm_backward = self.comm_s(layer, tokens, tp, cp, (forward, backward), columns)
-        return PassTimes(forward, comm, backward, comm_backward)
+        if not split:
+            comm, comm_backward = self.comm_s(layer, tokens, tp, cp, (forward, backward), columns)
+            return PassTimes(forward, comm, backward, comm_backward)
+        weight = gemm if layer.learns else np.zeros_like(gemm)
+        backward = backward - weight
+        comm, comm_backward = self.comm_s(layer, tokens, tp, cp, (forward, backward), columns, split)
+        return PassTimes(forward, comm, backward, comm_backward, weight)
 
     def comm_s(
         self,
@@ -182,6 +223,7 @@ class Roofline:
         cp: int,
         compute_s: tuple[FloatArray, FloatArray],
         columns_s: Sequence[FloatArray] = (),
+        split: bool = False,
     ) -> tuple[FloatArray, FloatArray]:
         """Exposed communication inside one layer's forward and backward for each chunk ``[chunks]``.
 
@@ -192,10 +234,11 @@ class Roofline:
             cp: context-parallel degree.
             compute_s: its forward and backward without communication.
             columns_s: forwards of its column-parallel products, under which communication hides; none if unknown.
+            split: whether weights' gradients are made in a pass of their own.
         """
         comm = comm_backward = np.zeros_like(tokens)
         if tp > 1 and layer.num_gathers + layer.num_scatters:
-            ahead, back, hidden = self._tensor_parallel_s(layer, tokens, tp, cp, columns_s[: layer.num_gathers])
+            ahead, back, hidden = self._tensor_parallel_s(layer, tokens, tp, cp, columns_s[: layer.num_gathers], split)
             comm = self._exposed_s(ahead, np.zeros_like(ahead), compute_s[0])
             comm_backward = self._exposed_s(back, hidden, compute_s[1])
         if layer.attention and cp > 1 and layer.tensor_parallel:
@@ -207,10 +250,10 @@ class Roofline:
             comm, comm_backward = comm + gather, comm_backward + 2 * gather
         return comm, comm_backward if layer.backward_share else np.zeros_like(tokens)
 
-    def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int) -> list[PassTimes]:
+    def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
         """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``."""
         own, parts = self.of(module), self.framework.sequence_parts(module, cp)
-        return [own.layer_s(layer, loads, tp, parts) for layer in module.kinds]
+        return [own.layer_s(layer, loads, tp, parts, split) for layer in module.kinds]
 
     def of(self, module: ModuleSpec) -> Roofline:
         """Itself under the settings that a module has."""
@@ -227,7 +270,7 @@ class Roofline:
         return np.maximum((a_rank / (cp * bandwidth)) * tokens, launches)
 
     def _tensor_parallel_s(
-        self, layer: Layer, tokens: FloatArray, tp: int, cp: int, columns: Sequence[FloatArray]
+        self, layer: Layer, tokens: FloatArray, tp: int, cp: int, columns: Sequence[FloatArray], split: bool
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Tensor-parallel communication of a layer: of forward, of backward, and what of the latter products hide.
 
@@ -235,7 +278,8 @@ class Roofline:
         row-parallel ones; backward does the reverse, and gathers the former inputs once more. Without, the sums are
         all-reduced in forward, the gradients of the inputs in backward. megatron-core overlaps an input's gather with
         the product that makes the input's gradient, and what happens to that gradient with the product that makes the
-        weight's (``LinearWithGradAccumulationAndAsyncCommunication`` of 0.19); all else is exposed.
+        weight's (``LinearWithGradAccumulationAndAsyncCommunication`` of 0.19); all else is exposed. Where weights'
+        gradients wait for a pass of their own, the latter product is not there.
 
         Args:
             layer: the layer.
@@ -243,6 +287,7 @@ class Roofline:
             tp: tensor-parallel degree, at least 2.
             cp: context-parallel degree.
             columns: forward times of the products whose inputs are gathered ``[products][chunks]``.
+            split: whether weights' gradients are made in a pass of their own.
         """
         tier = self.cluster.group_tier(np.arange(tp))
         one = all_gather_s((BF16_BYTES * layer.hidden_size / cp) * tokens, tp, tier)
@@ -256,9 +301,9 @@ class Roofline:
                 np.zeros_like(one),
             )
         if not self.framework.sequence_parallel:
-            hidden = sum_in_order([np.minimum(2 * one, product) for product in columns], tokens)
+            hidden = sum_in_order([np.minimum(2 * one, product) for product in columns if not split], tokens)
             return 2 * layer.num_scatters * one, 2 * layer.num_gathers * one, hidden
-        hidden = sum_in_order([2 * np.minimum(one, product) for product in columns], tokens)
+        hidden = sum_in_order([(1 if split else 2) * np.minimum(one, product) for product in columns], tokens)
         forward = (layer.num_gathers + layer.num_scatters) * one
         return forward, forward + layer.num_gathers * one, hidden
 
@@ -270,7 +315,14 @@ class Roofline:
         return np.maximum((1.0 - self.framework.tp_overlap) * (comm - hidden), comm - compute)
 
     def stages_s(
-        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool | FloatArray
+        self,
+        module: ModuleSpec,
+        loads: Loads,
+        counts: FloatArray,
+        tp: int,
+        cp: int,
+        recompute: bool | FloatArray,
+        split: bool = False,
     ) -> PassTimes:
         """Times of each chunk on each stage ``[chunks, stages]``.
 
@@ -282,12 +334,14 @@ class Roofline:
             cp: context-parallel degree.
             recompute: whether backward runs the forward of each layer that recomputation covers once more; or of how
                 many layers of each kind it does ``[chunks, stages, kinds]``.
+            split: whether weights' gradients are made in a pass of their own.
         """
-        totals = np.zeros((4, len(loads.tokens), len(counts)))
+        totals = np.zeros((4 + split, len(loads.tokens), len(counts)))
         again = remade_layers(module, counts, recompute)
-        for index, (layer, times) in enumerate(zip(module.kinds, self.layers_s(module, loads, tp, cp), strict=True)):
-            columns = (times.forward_s, times.forward_comm_s, times.backward_s, times.backward_comm_s)
-            for total, column in zip(totals, columns, strict=True):
+        for index, (layer, times) in enumerate(
+            zip(module.kinds, self.layers_s(module, loads, tp, cp, split), strict=True)
+        ):
+            for total, column in zip(totals, times.columns, strict=True):
                 total += column[:, None] * counts[:, index]
             if layer.backward_share and again[..., index].any():
                 totals[2] += times.forward_s[:, None] * again[..., index]
@@ -299,9 +353,9 @@ class Roofline:
     ) -> FloatArray:
         """Least time in which each stage is through with a chunk's sequences, however packed ``[chunks, stages]``.
 
-        Times are subadditive: packing is never slower than running apart.
+        Times are subadditive: packing is never faster than an even share of all that is packed.
         """
-        return self.stages_s(module, loads, counts, tp, cp, recompute).total_s
+        return self.stages_s(module, replace(loads, packs=None), counts, tp, cp, recompute).total_s
 
     def knows(self, module: ModuleSpec, tp: int) -> bool:
         """Whether that tensor-parallel degree splits a module; all times are known."""

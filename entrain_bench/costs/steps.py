@@ -29,7 +29,8 @@ class Steps:
         sync_s: how long the gradients of a stage occupy the links.
         optimizer_s: optimizer step.
         gather_s: gather of the weights right after it; 0 if it goes on beside the first forwards.
-        last_backwards: the last backward of each replica on the stage, one array a stage.
+        last_backwards: the last pass of each replica on the stage that makes gradients of its weights, one array a
+            stage.
         lag_s: from the end of each of them to the end of the synchronisation, links free.
         tied: pairs of stages that hold one embedding, and the seconds that reducing it between them takes after both
             are synchronised.
@@ -88,7 +89,7 @@ class Ends:
     Attributes:
         traffic: what of its weights travels then.
         firsts: first forward of every replica ``[replicas]``.
-        lasts: last backward of every replica ``[replicas]``.
+        lasts: last backward, or weight pass, of every replica ``[replicas]``.
         forward_s: time of each layer in the former, communication included ``[replicas, layers]``.
         backward_s: likewise in the latter.
     """
@@ -110,7 +111,8 @@ class StepCosts:
 
     def optimizer_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Optimizer step of each stage ``[stages]``; a distributed optimizer steps a shard on every rank."""
-        shard = self._sharing(module, placed) if self.memory.framework.distributed_optimizer else 1
+        sharded = self.memory.framework.distributed_optimizer or placed.sharded
+        shard = self._sharing(module, placed) if sharded else 1
         return self.layer_times.optimizer_s(self._parameters(module, placed) / shard)
 
     def sync_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
@@ -141,7 +143,7 @@ class StepCosts:
         return ExposedStep(gather_s, sync_s, self.optimizer_s(module, placed))
 
     def traffic(self, module: ModuleSpec, placed: ModuleLayout) -> list[Traffic]:
-        """What travels of the weights of each stage."""
+        """What travels of the weights of each stage; of sharded weights nothing is left for the step."""
         framework, copies, sharing = self.memory.framework, self._copies(module, placed), self._sharing(module, placed)
         # Rings go through the ranks that hold the same weights of a stage, or share out its optimizer states.
         rings = placed.ranks[:, :, :: module.weight_shards(placed.tp)].swapaxes(0, 1).reshape(placed.pp, -1)
@@ -152,16 +154,18 @@ class StepCosts:
         held = self._parameters(module, placed).tolist()
         stages = zip(of_layers, held, self.cluster.ring_tiers(rings), across, strict=True)
         found = list[Traffic]()
+        # What is sharded travels within its passes (``sharding``).
+        travels = copies > 1 and not placed.sharded
         for layers, total, ring, instances in stages:
             # megatron-core splits the first stage of a pipeline only: later ones have its backwards to hide behind.
             parameters = bucket_parameters(total, copies, framework.overlap_grad_reduce and not found)
             sync_s = gather_s = np.zeros(len(parameters))
-            if copies > 1 and framework.distributed_optimizer:
+            if travels and framework.distributed_optimizer:
                 # Scattered inside an instance of the optimizer, each shard then reduced over all of them.
                 sync_s = all_gather_s(FP32_BYTES * parameters, sharing, ring)
                 sync_s = sync_s + all_reduce_s(FP32_BYTES * parameters / sharing, copies // sharing, instances)
                 gather_s = all_gather_s(BF16_BYTES * parameters, sharing, ring)
-            elif copies > 1:
+            elif travels:
                 sync_s = all_reduce_s(FP32_BYTES * parameters, copies, ring)
             found.append(Traffic(layers, parameters, sync_s, gather_s))
         return found
@@ -177,11 +181,16 @@ class StepCosts:
         chunks = np.unique(program.chunk[np.concatenate([*firsts, *lasts])]).astype(np.int64)
         offsets, entries = take_rows(rows.offsets, chunks)
         loads = self.layer_times.loads(module, module.lengths(program.shapes, rows.members[entries]), offsets)
-        kinds = self.layer_times.layers_s(module, loads, placed.tp, placed.cp)
+        split = program.splits_backward(index)
+        kinds = self.layer_times.layers_s(module, loads, placed.tp, placed.cp, split)
         # [chunks, kinds]
         forward_s = np.stack([times.forward_s + times.forward_comm_s for times in kinds], axis=1)
-        backward_s = np.stack([times.backward_s + times.backward_comm_s for times in kinds], axis=1)
-        again_s = forward_s * [kind.recomputed and kind.backward_share > 0 for kind in module.kinds]
+        backward_s = np.stack(
+            [times.backward_s + times.backward_comm_s if times.weight_s is None else times.weight_s for times in kinds],
+            axis=1,
+        )
+        # What is recomputed is there for the weight pass.
+        again_s = forward_s * [kind.recomputed and kind.backward_share > 0 and not split for kind in module.kinds]
         if placed.recompute:
             backward_s = backward_s + again_s
         layers = np.split(module.layer_kind, np.cumsum(placed.layers_per_stage[:-1]))
@@ -263,6 +272,8 @@ class StepCosts:
     def _sharing(self, module: ModuleSpec, placed: ModuleLayout) -> int:
         """Ranks that share out the optimizer states of the same weights."""
         copies = self._copies(module, placed)
+        if placed.sharded:
+            return copies
         return copies // self.memory.framework.optimizer_instances(module, copies)
 
     def _parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
@@ -278,8 +289,9 @@ class StepCosts:
 
 
 def last_of_stages(program: Program, index: int) -> list[IntArray]:
-    """The last backward of every replica on each stage of a module, one array a stage."""
-    return _extreme(program, index, Pass.BACKWARD, slice(None))
+    """The last backward, or weight pass, of every replica on each stage of a module, one array a stage."""
+    kind = Pass.WEIGHT if program.splits_backward(index) else Pass.BACKWARD
+    return _extreme(program, index, kind, slice(None))
 
 
 def first_of_stages(program: Program, index: int) -> list[IntArray]:

@@ -12,6 +12,7 @@ from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.noise import ActionNoise
 from entrain_bench.costs.roofline import PassTimes, Roofline
+from entrain_bench.costs.sharding import collective_passes, exposed_s
 from entrain_bench.costs.steps import StepCosts, Steps
 from entrain_bench.costs.transfers import Transfers, both, relay_between_modules, transfers_between_blocks
 from entrain_bench.costs.transform import colocated_transforms
@@ -39,6 +40,8 @@ class Prices:
             there ``[dependencies]``.
         transfers: those that queue for links, if any do.
         steps: gradient synchronisation and optimizer.
+        together: number of the group of passes that begin at the same time, -1 for those that do not ``[actions]``;
+            None if none do.
     """
 
     duration_s: FloatArray
@@ -49,6 +52,7 @@ class Prices:
     delay_s: FloatArray
     transfers: Transfers | None
     steps: Steps
+    together: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +101,11 @@ class CostTruth:
         """Memory sizes under the same settings."""
         return Memory(self.model, self.framework)
 
-    def unit_times(self, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray) -> PassTimes:
-        """Times of sequences that each form a chunk alone ``[sequences, stages]``."""
+    def unit_times(self, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray, split: bool = False) -> PassTimes:
+        """Times of sequences that each form a chunk alone ``[sequences, stages]``; see ``chunk_times``."""
         counts = module.kind_counts(placed.layers_per_stage)
         loads = self.layer_times.loads(module, lengths)
-        return self.layer_times.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
+        return self.layer_times.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute, split)
 
     def chunk_times(
         self,
@@ -110,17 +114,19 @@ class CostTruth:
         shapes: SampleShapes,
         chunks: Chunks,
         remade: IntArray | None = None,
+        split: bool = False,
     ) -> PassTimes:
         """Times of packed chunks ``[chunks, stages]``, of which each recomputes ``remade`` layers of a stage.
 
-        By default all layers that recomputation covers, or none, as the layout says.
+        By default all layers that recomputation covers, or none, as the layout says. With ``split`` a pass of its own
+        makes the weights' gradients.
         """
         counts = module.kind_counts(placed.layers_per_stage)
         loads = self.layer_times.loads(module, module.lengths(shapes, chunks.members), chunks.offsets)
         recompute: bool | FloatArray = placed.recompute
         if remade is not None and not recompute:
             recompute = remade_kinds(module, placed.layers_per_stage, remade)
-        return self.layer_times.stages_s(module, loads, counts, placed.tp, placed.cp, recompute)
+        return self.layer_times.stages_s(module, loads, counts, placed.tp, placed.cp, recompute, split)
 
     def charge(self, program: Program) -> Prices:
         """What one execution of a program costs: its price, but for the noise."""
@@ -138,12 +144,19 @@ class CostTruth:
         layout = program.layout
         for index, (module, placed) in enumerate(zip(self.model.modules, layout.modules, strict=True)):
             remade = program.remade[index] if program.remade else None
-            times = self.chunk_times(module, placed, program.shapes, program.chunks[index], remade)
+            split = program.splits_backward(index)
+            times = self.chunk_times(module, placed, program.shapes, program.chunks[index], remade, split)
             first, size = int(program.first_action[index]), times.forward_s.size
             forward, backward = slice(first, first + size), slice(first + size, first + 2 * size)
             comm[forward], comm[backward] = times.forward_comm_s.ravel(), times.backward_comm_s.ravel()
             duration[forward], duration[backward] = times.forward_s.ravel(), times.backward_s.ravel()
+            if times.weight_s is not None:
+                duration[first + 2 * size : first + 3 * size] = times.weight_s.ravel()
         comm += self.memory.offload_bytes(program) / self.cluster.device.host_bandwidth_bytes_per_s
+        together = None
+        if any(placed.sharded for placed in layout.modules):
+            comm += exposed_s(program, self.layer_times, self.cluster, self.framework)
+            together = collective_passes(program)
         hold, delay, transfers = self._transfers(program)
         costs = self.step_costs
         ends = costs.ends(program)
@@ -151,7 +164,7 @@ class CostTruth:
         steps = costs.steps(program, ends)
         duration += comm
         comm[program.first_action[-1] :] = steps.comm_s
-        return Prices(duration, comm, hold, release, stall, delay, transfers, steps)
+        return Prices(duration, comm, hold, release, stall, delay, transfers, steps, together)
 
     def handovers(self, program: Program) -> Handovers:
         """What handing on the results of a program's actions takes, whatever the order in which they run."""

@@ -49,11 +49,11 @@ INTRODUCTION = """# Claims
 
 What the papers claim and what comes out here, generated from runs, twice: *as published*, in the paper's model, data
 shape, batch, GPUs, baseline and measure as far as it states them, and *fair*, with every baseline tuned by the same
-rules. What a paper does not state is a choice; where other choices were run, their range stands behind the number, and
-a verdict that depends on them says so. The last column names what decides: an assumption, and what comes out where it
-is otherwise. A claim is a YAML in `experiments/claim/`; its runs are in the table of runs like all others. In brackets
-stands the 95% interval over seeds, whose runs are compared seed by seed ([metrics.md](../docs/metrics.md)); where all
-samples are alike, one seed says it all.
+rules. What a paper does not state is a choice; where other choices were run, their range stands behind the number,
+with how many of them have no result, and a verdict that depends on them says so. The last column names what decides:
+an assumption, and what comes out where it is otherwise. A claim is a YAML in `experiments/claim/`; its runs are in the
+table of runs like all others. In brackets stands the 95% interval over seeds, whose runs are compared seed by seed
+([metrics.md](../docs/metrics.md)); where all samples are alike, one seed says it all.
 
 The verdict follows one rule, applied to the gain (a ratio's distance from 1, a change, or a share itself):
 *reproduced*: at least 80% of the paper's gain, or beyond; *partly*: at least a third of it; *not reproduced*: less, or
@@ -107,20 +107,21 @@ def claim_row(claim: Claim, study: Study) -> dict[str, str]:
     """Measure and judge a claim; without results the verdict is the reason."""
     published, fair = (_outcome(claim, setting, study) for setting in (claim.published, claim.fair))
     choices = {label: _outcome(claim, setting, study) for label, setting in claim.choices.items()}
+    others = [f"{label}: {one.text or 'nothing'} ({one.verdict})" for label, one in choices.items()]
     toggled = claim.toggled
     otherwise = _outcome(claim, toggled, study) if toggled else Outcome("", "")
     sweeps = dict.fromkeys(sweep for setting in claim.settings for sweep in setting.sweeps)
     return {
         **{name: str(getattr(claim, name)) for name in COLUMNS if hasattr(claim, name)},
         "paper_value": claim.format(claim.value),
-        "published_value": published.text + _range(claim, choices.values()),
+        "published_value": published.text + _range(claim, [*choices.values()]),
         "published_verdict": published.verdict + _dissent(published, choices.values()),
         "fair_value": fair.text,
         "fair_verdict": fair.verdict,
         "assumption": _assumed(claim),
         "otherwise_value": otherwise.text,
         "otherwise_verdict": otherwise.verdict,
-        "other_choices": "; ".join(f"{label}: {one.text} ({one.verdict})" for label, one in choices.items()),
+        "other_choices": "; ".join(others),
         "published_setting": claim.published.words,
         "fair_setting": claim.fair.words,
         "runs": SIDE_SEPARATOR.join(" ".join(sweep) for sweep in sweeps),
@@ -138,13 +139,16 @@ def _outcome(claim: Claim, setting: Setting, study: Study) -> Outcome:
     return Outcome(combined(claim, cases) + lacking, verdict(claim, cases), central(claim, cases))
 
 
-def _range(claim: Claim, choices: Iterable[Outcome]) -> str:
-    """The range of the numbers under other choices."""
+def _range(claim: Claim, choices: Sequence[Outcome]) -> str:
+    """The range of the numbers under other choices, and how many of these have none."""
+    if not choices:
+        return ""
     numbers = [choice.number for choice in choices if choice.number is not None]
     if not numbers:
-        return ""
+        return f"; nothing under other choices ({len(choices)} of {len(choices)} without result)"
     ends = claim.format((min(numbers), max(numbers))) if len(numbers) > 1 else claim.format(numbers[0])
-    return f"; {ends} under other choices"
+    lacking = len(choices) - len(numbers)
+    return f"; {ends} under other choices" + (f" ({lacking} of {len(choices)} without result)" if lacking else "")
 
 
 def _dissent(published: Outcome, choices: Iterable[Outcome]) -> str:

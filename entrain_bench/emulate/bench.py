@@ -13,7 +13,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from entrain_bench.arrays import FloatArray, IntArray
@@ -26,6 +25,7 @@ from entrain_bench.train.device import to_device
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.modules import StageGroups, build_stage
 from entrain_bench.train.modules.packing import shares_of
+from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.runtime import Graph
@@ -142,14 +142,18 @@ class Bench:
             for trained in stages:
                 trained.zero_grad()
             graphs: dict[tuple[int, int, int], Graph] = {}
+            left: dict[tuple[int, int, int], WeightPass | None] = {}
             for run, wait_s in zip(runs, waits_s, strict=True):
                 self._at = str(program.view(run.action))
                 if wait_s:
                     sleep(wait_s)
+                trained = held[run.key[:2]]
                 if run.inputs is not None:
-                    graphs[run.key] = self._forward(held[run.key[:2]], program, run, run.inputs, clock)
+                    graphs[run.key] = self._forward(trained, program, run, run.inputs, clock)
+                elif run.kind is Pass.BACKWARD:
+                    left[run.key] = self._backward(trained, graphs.pop(run.key), run, clock)
                 else:
-                    self._backward(held[run.key[:2]], graphs.pop(run.key), run, clock)
+                    self._weights(trained, left.pop(run.key), run, clock)
         return self._measured_s(clock, len(runs))
 
     def _forward(self, trained: TrainedStage, program: Program, run: _PassRun, inputs: Inputs, clock: Clock) -> Graph:
@@ -157,14 +161,22 @@ class Bench:
         with clock.action(run.action):
             output = trained.buffers(leaf, inputs.pack)
             output = output / run.num_loss_tokens if run.num_loss_tokens else output
-        return Graph(leaf, get_gradient_edge(output) if output.requires_grad else None, output.shape)
+        return Graph.of(leaf, output, inputs.pack)
 
-    def _backward(self, trained: TrainedStage, graph: Graph, run: _PassRun, clock: Clock) -> None:
+    def _backward(self, trained: TrainedStage, graph: Graph, run: _PassRun, clock: Clock) -> WeightPass | None:
         dtype = torch.float32 if run.num_loss_tokens else getattr(torch, self.dtype)
         gradient = torch.ones(graph.shape, dtype=dtype, device=self.device)
         with clock.action(run.action):
+            if graph.output is not None and graph.splits:
+                return trained.stage.backward_inputs(graph.output, gradient, graph.leaf)[1]
             if graph.output is not None:
                 trained.backward(graph.output, gradient, last=False)
+        return None
+
+    def _weights(self, trained: TrainedStage, left: WeightPass | None, run: _PassRun, clock: Clock) -> None:
+        with clock.action(run.action):
+            if left is not None:
+                trained.backward_weights(left, last=False)
 
     def _leaf(self, trained: TrainedStage, program: Program, inputs: Inputs) -> Tensor | None:
         """What the stage is handed: features, hidden states, or projected tokens."""
@@ -211,12 +223,14 @@ class _PassRun:
 
     Attributes:
         action: its number.
+        kind: what it does.
         key: module, stage and chunk.
         inputs: of a forward.
         num_loss_tokens: predicted tokens of the batch where the stage ends in the loss, else 0.
     """
 
     action: int
+    kind: Pass
     key: tuple[int, int, int]
     inputs: Inputs | None
     num_loss_tokens: int
@@ -228,9 +242,10 @@ def _pass_runs(program: Program, order: IntArray) -> list[_PassRun]:
         module, stage, chunk = (int(column[action]) for column in (program.module, program.stage, program.chunk))
         spec, chunks = program.model.modules[module], program.chunks[module]
         members = chunks.members[chunks.offsets[chunk] : chunks.offsets[chunk + 1]]
-        inputs = data.inputs(spec, stage, members) if program.kind[action] == Pass.FORWARD else None
+        kind, splits = Pass(int(program.kind[action])), program.splits_backward(module)
+        inputs = data.inputs(spec, stage, members, splits_backward=splits) if kind is Pass.FORWARD else None
         is_loss = not spec.is_encoder and stage == program.layout.modules[module].pp - 1
-        runs.append(_PassRun(action, (module, stage, chunk), inputs, data.num_loss_tokens if is_loss else 0))
+        runs.append(_PassRun(action, kind, (module, stage, chunk), inputs, data.num_loss_tokens if is_loss else 0))
     return runs
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -131,7 +132,7 @@ class Emulator:
                 known.update(own)
         if not missing:
             return
-        runs: dict[StageWork, tuple[list[float], list[float]]] = {}
+        runs: dict[StageWork, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         with _quiet():
             # Imported where needed: torch takes seconds, and checking settings does without.
             from entrain_bench.emulate.bench import Bench
@@ -144,18 +145,22 @@ class Emulator:
                     for order, took_s in zip(orders, seconds, strict=True):
                         own = _works_in(program, works, order)
                         for work, kind, column in zip(own, program.kind[order.actions], took_s.T, strict=True):
-                            runs.setdefault(work, ([], []))[kind].extend(column)
+                            runs[work][kind].extend(column)
         for work, took in runs.items():
-            self.measured.passes.setdefault(work, PassSeconds(*map(median, took)))
+            # In the order of their numbers: a weight pass comes last.
+            self.measured.passes.setdefault(work, PassSeconds(*(median(took[kind]) for kind in sorted(took))))
 
     def _seconds(self, program: Program, works: Sequence[Mapping[tuple[int, int], StageWork]]) -> FloatArray:
         """Measured time of every pass, 0 for steps ``[actions]``."""
         seconds = np.zeros(program.num_actions)
         for module, of_module in enumerate(works):
             forward, backward = program.forward_actions(module), program.backward_actions(module)
+            weight = program.weight_actions(module)
             for place, work in of_module.items():
                 took = self.measured.passes[work]
                 seconds[forward[place]], seconds[backward[place]] = took.forward_s, took.backward_s
+                if work.splits_backward:
+                    seconds[weight[place]] = took.weight_s
         return seconds
 
     def _steps(self, program: Program, modelled: Steps) -> Steps:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.program import Pass, Program
+from entrain_bench.program import Program
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.specs.model import ModuleSpec
@@ -39,27 +39,30 @@ class StageShape:
 
 @dataclass(frozen=True, slots=True)
 class StageWork:
-    """A forward and a backward of a stage.
+    """The passes of a chunk on a stage.
 
     Attributes:
         stage: the stage.
         lengths: tokens of each packed sequence.
         outputs: LLM tokens that each item is projected to, on the last stage of an encoder.
         num_projected: tokens that encoders hand over, on the first stage of an LLM.
+        splits_backward: whether gradients of weights have a pass of their own.
     """
 
     stage: StageShape
     lengths: tuple[int, ...]
     outputs: tuple[int, ...] = ()
     num_projected: int = 0
+    splits_backward: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PassSeconds:
-    """What a forward and a backward took."""
+    """What a forward and a backward took, and a weight pass if there is one."""
 
     forward_s: float
     backward_s: float
+    weight_s: float = 0.0
 
 
 def stage_shapes(module: ModuleSpec, placed: ModuleLayout) -> list[StageShape]:
@@ -90,7 +93,7 @@ def lane_orders(program: Program, timeline: Timeline | None = None) -> list[Lane
     """The passes of every lane that has any, with the waits of a timeline of the program, or none."""
     orders = []
     for actions in np.split(program.lane_actions, program.lane_offsets[1:-1]):
-        passes = actions[program.kind[actions] <= Pass.BACKWARD]
+        passes = actions[program.is_pass[actions]]
         waits_s = np.zeros(len(passes))
         if timeline is not None and len(passes):
             before_s = np.concatenate([[0.0], timeline.end_s[passes[:-1]]])
@@ -112,7 +115,7 @@ def works_of(program: Program) -> list[dict[tuple[int, int], StageWork]]:
 
 def _works(program: Program, index: int) -> Iterator[tuple[tuple[int, int], StageWork]]:
     module, chunks, shapes = program.model.modules[index], program.chunks[index], program.shapes
-    stages = stage_shapes(module, program.layout.modules[index])
+    stages, splits = stage_shapes(module, program.layout.modules[index]), program.splits_backward(index)
     for chunk in range(len(chunks)):
         members = chunks.members[chunks.offsets[chunk] : chunks.offsets[chunk + 1]]
         lengths = tuple(module.lengths(shapes, members).tolist())
@@ -120,4 +123,4 @@ def _works(program: Program, index: int) -> Iterator[tuple[tuple[int, int], Stag
         projected = 0 if module.is_encoder else int((shapes.llm_tokens - shapes.text_tokens)[members].sum())
         for place, stage in enumerate(stages):
             last = place == len(stages) - 1
-            yield (chunk, place), StageWork(stage, lengths, outputs if last else (), 0 if place else projected)
+            yield (chunk, place), StageWork(stage, lengths, outputs if last else (), 0 if place else projected, splits)

@@ -15,7 +15,7 @@ from scipy.stats import kendalltau
 from entrain_bench.arrays import FloatArray
 from entrain_bench.fidelity.cases import Case
 from entrain_bench.fidelity.predict import replayed_s
-from entrain_bench.program import Pass, Program
+from entrain_bench.program import Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import rank_seconds
 from entrain_bench.records.statistics import LEVEL, ratio_chance, ratio_interval
@@ -58,7 +58,7 @@ def _row(case: Case, links: dict[str, float], measured: dict[str, Any], predicte
     program = case.program
     starts, ends = np.array(measured["start_s"]), np.array(measured["end_s"])
     start, end = np.array(predicted["start_s"]), np.array(predicted["end_s"])
-    passes = program.kind <= Pass.BACKWARD
+    passes = program.is_pass
     iteration_s = ends.max(axis=1)
     cpu_s = np.median(np.array(measured["cpu_s"]), axis=0)[passes]
     error = np.array(predicted["work_s"])[passes] / cpu_s - 1.0
@@ -93,7 +93,7 @@ def _row(case: Case, links: dict[str, float], measured: dict[str, Any], predicte
 
 
 def _bubble(program: Program, start: FloatArray, end: FloatArray) -> float:
-    passes = program.kind <= Pass.BACKWARD
+    passes = program.is_pass
     nothing, lanes = np.zeros(program.num_actions), np.zeros(program.layout.num_lanes)
     timeline = Timeline(program, start, end, nothing, nothing, lanes)
     busy_s = rank_seconds(timeline, np.where(passes, end - start, 0.0))

@@ -7,7 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import astuple, replace
 from multiprocessing import get_context
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -26,7 +26,6 @@ from entrain_bench.experiment import prepare
 from entrain_bench.fidelity.cases import Case, overrides_of
 from entrain_bench.fidelity.shared import cores_of_lanes, place_on_cores
 from entrain_bench.files import write_atomically
-from entrain_bench.program import Pass
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.run import compose_cells
 from entrain_bench.simulate.place import place_program, timeline_of
@@ -77,10 +76,7 @@ def mean_of(several: Sequence[Measured]) -> Measured:
             passes[work].append(took)
         for shape, took_s in own.optimizer_s.items():
             optimizer_s[shape].append(took_s)
-    means = {
-        work: PassSeconds(fmean(each.forward_s for each in took), fmean(each.backward_s for each in took))
-        for work, took in passes.items()
-    }
+    means = {work: PassSeconds(*map(fmean, zip(*map(astuple, took), strict=True))) for work, took in passes.items()}
     return Measured(means, {shape: fmean(took_s) for shape, took_s in optimizer_s.items()})
 
 
@@ -146,7 +142,7 @@ def replayed_s(case: Case, links: Mapping[str, float], took_s: FloatArray) -> fl
     """
     job, program = prepare(case.config).job, case.program
     prices = CostTruth(job.model, joined_by(job.cluster, links), job.framework).price(program)
-    passes = program.kind <= Pass.BACKWARD
+    passes = program.is_pass
     start, end, _ = place_program(program, replace(prices, duration_s=np.where(passes, took_s, 0.0)))
     return float(end[passes].max() - start[passes].min())
 

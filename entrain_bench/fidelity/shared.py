@@ -15,7 +15,7 @@ import numpy as np
 from entrain_bench.arrays import FloatArray
 from entrain_bench.costs.truth import Prices
 from entrain_bench.errors import DeadlockError
-from entrain_bench.program import Pass, Program
+from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.simulate.steps import place_steps
@@ -58,7 +58,7 @@ def _place_passes(program: Program, prices: Prices, cores: Sequence[Sequence[int
     start, end = np.full(program.num_actions, np.nan), np.full(program.num_actions, np.nan)
     offsets, delay_s = program.lane_offsets, _delay_s(prices)
     queues = [
-        [a for a in program.lane_actions[offsets[lane] : offsets[lane + 1]] if program.kind[a] <= Pass.BACKWARD]
+        [a for a in program.lane_actions[offsets[lane] : offsets[lane + 1]] if program.chunk[a] >= 0]
         for lane in range(program.layout.num_lanes)
     ]
     position = [0] * len(queues)

@@ -43,7 +43,12 @@ def own_sweeps(figure: str, experiment: str, overrides: Sequence[str]) -> Sweeps
     texts = dict(zip(given, overrides, strict=True))
     kept = {key: text for key, text in params.items() if not any(_inside(key, other) for other in given)}
     merged = {key: f"{key}={value}" for key, value in kept.items()} | texts
-    return {label: (*shown_in(experiment), *merged.values(), *row) for label, row in (rows or {UNLABELLED: ()}).items()}
+    sweeps = {}
+    for label, row in (rows or {UNLABELLED: ()}).items():
+        # What a row says goes before what the figure sweeps.
+        own = swept_keys(row)
+        sweeps[label] = (*shown_in(experiment), *(text for key, text in merged.items() if key not in own), *row)
+    return sweeps
 
 
 def file_name(figure: str, cells: Sequence[Cell], overrides: Sequence[str]) -> str:

@@ -52,6 +52,8 @@ def rank_table(actions: pd.DataFrame) -> pd.DataFrame:
         A row a lane by ``rank``, its first: ``peak_bytes`` if the executor can tell memory, ``PARTS`` and ``IDLE`` as
         shares of the iteration's time.
     """
+    # A weight pass is the rest of a backward.
+    actions = actions.assign(**{"pass": actions["pass"].replace("weight", "backward")})
     spent = actions.assign(seconds=actions["end_s"] - actions["start_s"] - actions["comm_s"])
     table = spent.pivot_table("seconds", "rank", "pass", "sum").reindex(columns=[*COMPUTED, SYNC]).fillna(0.0)
     waits_s = (actions["comm_s"] + actions["transfer_wait_s"]).groupby(actions["rank"]).sum()

@@ -1,12 +1,13 @@
 """Memory of every pipeline rank over one iteration, by strategy, trace and model.
 
 Corresponds to arXiv:2605.27918, Figure 13; cells of ``experiments/figure/memory_over_time.yaml``. Each panel shows the
-replica with the highest peak in the first iteration; states are included.
+replica with the highest peak in the first iteration, and has that peak in GiB above; states are included. Rows of the
+YAML after the first are panels of their own: Entrain with the warm-up of 1F1B, whose peaks are nearer to the paper's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -18,22 +19,33 @@ from entrain_bench.errors import UserError
 from entrain_bench.figures._replicas import extreme_replica
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Colour, legend_above, palette, panels, show_reason
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.labels import names
+from entrain_bench.records.labels import in_order, names, spell
 from entrain_bench.records.records import Results
 from entrain_bench.records.tables import Runs, run_actions, run_table
 
 EXPERIMENT = "memory_over_time"
 RUNS = True
 CASE = ["model", "workload"]
-MAX_COLUMNS = 4
+MAX_COLUMNS = 5
 GIB = 2**30
 COLUMNS = ["lane", "holds", "time_s", "bytes"]
 HOLDS = {"encoder": "rank with encoder stages", "llm": "rank with LLM stages", "both": "rank with both"}
 
 
-def load(cells: Sequence[Cell], results: Results) -> Runs:
-    """The table of the runs and their timelines."""
-    return Runs(run_table(cells, results), run_actions(cells, results))
+def load(cells: Mapping[str, Sequence[Cell]], results: Results) -> Runs:
+    """The table of the runs and their timelines; beside strategies of rows after the first stands the row's label."""
+    first, *_ = cells
+    tables, actions = [], []
+    for label, each in cells.items():
+        table, timelines = run_table(each, results), run_actions(each, results)
+        if label != first:
+            called = [text or spell(name) for name, text in table[["strategy", "strategy_label"]].to_numpy()]
+            table["strategy_label"] = [f"{text}, {label}" for text in called]
+            for frame in (table, timelines):
+                frame["strategy"] += f", {label}"
+        tables.append(table)
+        actions.append(timelines)
+    return Runs(in_order(pd.concat(tables, ignore_index=True)), pd.concat(actions, ignore_index=True))
 
 
 def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
@@ -116,6 +128,6 @@ def _draw_lanes(panel: Axes, lanes: pd.DataFrame, colours: dict[str, Colour]) ->
     for _, rows in lanes.groupby("lane"):
         gib = rows["bytes"] / GIB
         panel.plot(rows["time_s"], gib, color=colours[rows["holds"].iloc[0]], linewidth=0.6, drawstyle="steps-post")
-    panel.set_title(f"{lanes['bytes'].max() / GIB:.1f} GiB", loc="right")
+    panel.set_title(f"{lanes['bytes'].max() / GIB:.1f}", loc="right")
     panel.set_xlim(left=0)
     panel.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))

@@ -22,6 +22,7 @@ from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
     INK,
     Colour,
+    darker,
     legend_above,
     lighter,
     palette,
@@ -41,6 +42,7 @@ LANE_IN, TITLE_IN = 0.108, 0.18
 LEGEND_ROWS = 2
 STEP = "Gradient sync and optimizer"
 STEP_COLOUR: Colour = (0.6, 0.6, 0.6)
+PASSES = {"forward": "forward", "backward": "backward", "weight": "weights"}
 MICROBATCH = ["replica", "module", "microbatch"]
 
 
@@ -101,15 +103,18 @@ def slowest_replica(actions: pd.DataFrame) -> pd.DataFrame:
 def _kinds(actions: pd.DataFrame, deferred: pd.Series[bool]) -> list[str]:
     kinds = []
     for module, kind, later in zip(actions["module"], actions["pass"], deferred, strict=True):
-        if kind in ("forward", "backward"):
-            kinds.append(f"{spell(module)} {kind}{', deferred' if later else ''}")
+        if kind in PASSES:
+            kinds.append(f"{spell(module)} {PASSES[kind]}{', deferred' if later else ''}")
         else:
             kinds.append(STEP)
     return kinds
 
 
 def colours_of(actions: pd.DataFrame) -> dict[str, Colour]:
-    """A hue for each module, and one for deferred parts; light is forward, full is backward; grey is the step."""
+    """A hue for each module, and one for deferred parts; light is forward, full is backward, dark is the weights' pass.
+
+    Grey is the step.
+    """
     modules = [spell(name) for name in actions.sort_values("side")["module"].unique()]
     hues = palette([*modules, "deferred"])
     colours = {}
@@ -117,6 +122,7 @@ def colours_of(actions: pd.DataFrame) -> dict[str, Colour]:
         for suffix, hue in (("", hues[module]), (", deferred", hues["deferred"])):
             colours[f"{module} forward{suffix}"] = lighter(hue)
             colours[f"{module} backward{suffix}"] = hue
+            colours[f"{module} weights{suffix}"] = darker(hue)
     colours[STEP] = STEP_COLOUR
     present = set(actions["kind"])
     return {kind: colour for kind, colour in colours.items() if kind in present}

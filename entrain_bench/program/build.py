@@ -22,15 +22,22 @@ class Slots:
 
     Forwards that share a slot run in the model's order of modules (encoders, LLM, generators), then by microbatch and
     part. Backwards that share a slot follow its forwards, in the reverse order of modules, then by microbatch, the part
-    that waited longest first. Two stages of a module on the same
+    that waited longest first; weight passes follow its backwards, in the same order. Two stages of a module on the same
     ranks never share a slot.
 
     Attributes:
         forward, backward: slots ``[chunks, stages]``, non-negative integers.
+        weight: likewise of weight passes; None where backwards are whole.
     """
 
     forward: IntArray
     backward: IntArray
+    weight: IntArray | None = None
+
+    @property
+    def passes(self) -> tuple[IntArray, ...]:
+        """The slots of each kind of pass there is, in the order in which actions are numbered."""
+        return (self.forward, self.backward) if self.weight is None else (self.forward, self.backward, self.weight)
 
 
 def build_program(
@@ -38,10 +45,12 @@ def build_program(
 ) -> Program:
     """Number the actions, order them on their lanes and derive what they wait for."""
     stages = [module.pp for module in layout.modules]
-    counts = [2 * len(rows) * pp for rows, pp in zip(chunks, stages, strict=True)]
+    num_passes = [len(own.passes) for own in slots]
+    counts = [kinds * len(rows) * pp for kinds, rows, pp in zip(num_passes, chunks, stages, strict=True)]
     first_action = offsets_from_counts(np.array(counts))
     num_steps = sum(stages)
-    columns = [_module_columns(index, rows, pp) for index, (rows, pp) in enumerate(zip(chunks, stages, strict=True))]
+    modules = zip(num_passes, chunks, stages, strict=True)
+    columns = [_module_columns(index, kinds, rows, pp) for index, (kinds, rows, pp) in enumerate(modules)]
     for kind in (Pass.GRAD_SYNC, Pass.OPTIMIZER):
         module = np.repeat(np.arange(len(stages)), stages)
         stage = np.concatenate([np.arange(pp) for pp in stages])
@@ -71,20 +80,20 @@ def build_program(
 
 
 def reorder(program: Program, slots: Sequence[Slots]) -> Program:
-    """The same actions in the order of other slots."""
+    """The same actions in the order of other slots; with slots for weight passes where the program has them."""
     _, offsets, actions = _lane_order(program.layout, program.chunks, slots, program.first_action)
     return replace(program, lane_offsets=offsets, lane_actions=actions)
 
 
-def _module_columns(index: int, chunks: Chunks, pp: int) -> IntArray:
-    """Labels (module, stage, replica, chunk, kind) of a module's forwards and backwards ``[5, actions]``."""
-    shape = (2, len(chunks), pp)
+def _module_columns(index: int, num_passes: int, chunks: Chunks, pp: int) -> IntArray:
+    """Labels (module, stage, replica, chunk, kind) of a module's passes ``[5, actions]``."""
+    shape = (num_passes, len(chunks), pp)
     columns = np.empty((5, *shape), np.int32)
     columns[0] = index
     columns[1] = np.arange(pp)
     columns[2] = chunks.replica[:, None]
     columns[3] = np.arange(len(chunks))[:, None]
-    columns[4] = np.array([Pass.FORWARD, Pass.BACKWARD])[:, None, None]
+    columns[4] = np.array([Pass.FORWARD, Pass.BACKWARD, Pass.WEIGHT])[:num_passes, None, None]
     return columns.reshape(5, -1)
 
 
@@ -92,9 +101,9 @@ def _lane_order(
     layout: Layout, chunks: Sequence[Chunks], slots: Sequence[Slots], first_action: IntArray
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Lanes per action, and every lane's actions in order (CSR)."""
-    num_groups = 2 * len(chunks)
+    num_groups = 3 * len(chunks)
     num_ties = max(1, *(max(len(rows), blocks.num_stages) for rows, blocks in zip(chunks, layout.blocks, strict=True)))
-    last_slot = max(int(max(s.forward.max(initial=0), s.backward.max(initial=0))) for s in slots)
+    last_slot = max(int(times.max(initial=0)) for own in slots for times in own.passes)
     lanes, keys, actions, widths = [], [], [], []
 
     def occupy(lane: IntArray, position: IntArray, key: IntArray, action: IntArray) -> None:
@@ -103,20 +112,21 @@ def _lane_order(
         actions.append(action[position])
 
     for index, (rows, slot, blocks) in enumerate(zip(chunks, slots, layout.blocks, strict=True)):
-        # Order inside one slot: forwards in the order of modules, then backwards in reverse.
+        # Order inside one slot: forwards in the order of modules, then backwards in reverse, then weight passes.
         forward_tie = np.arange(len(rows))
         backward_tie = np.empty_like(forward_tie)
         backward_tie[np.lexsort((-rows.part, rows.microbatch, rows.replica))] = forward_tie
         block = (rows.replica[:, None] * blocks.num_stages + np.arange(blocks.num_stages)).ravel()
         offsets, entries = take_rows(blocks.offsets, block)
         lane, position = blocks.lanes[entries], rows_of(offsets)
-        widths += 2 * [np.diff(offsets)]
-        for time, group, tie, first in (
-            (slot.forward, index, forward_tie, first_action[index]),
-            (slot.backward, num_groups - 1 - index, backward_tie, first_action[index] + len(block)),
-        ):
+        groups = index, 2 * len(chunks) - 1 - index, 3 * len(chunks) - 1 - index
+        ties = forward_tie, backward_tie, backward_tie
+        first = int(first_action[index])
+        for time, group, tie in zip(slot.passes, groups, ties, strict=False):
             key = (time.astype(np.int64) * num_groups + group) * num_ties + tie[:, None]
             occupy(lane, position, key.ravel(), first + np.arange(len(block)))
+            widths.append(np.diff(offsets))
+            first += len(block)
     step = int(first_action[-1])
     for kind in range(2):
         for index, blocks in enumerate(layout.blocks):
@@ -146,11 +156,11 @@ def _dependencies(
     llm = model.llm_index
     consumer = chunk_of_unit(chunks[llm], len(shapes))
     grid = [
-        first + np.arange(2 * len(rows) * placed.pp).reshape(2, len(rows), placed.pp)
-        for first, rows, placed in zip(first_action, chunks, layout.modules, strict=False)
+        np.arange(first, beyond).reshape(-1, len(rows), placed.pp) if len(rows) else np.zeros((2, 0, placed.pp), int)
+        for first, beyond, rows, placed in zip(first_action, first_action[1:], chunks, layout.modules, strict=False)
     ]
     for index, (module, rows) in enumerate(zip(model.modules, chunks, strict=True)):
-        forward, backward = grid[index]
+        forward, backward, *weight = grid[index]
         tokens = np.add.reduceat(np.append(module.lengths(shapes, rows.members), 0), rows.offsets[:-1])
         split = layout.modules[index].layers_per_stage
         hidden, gradient = (
@@ -159,6 +169,10 @@ def _dependencies(
         waits += [forward[:, 1:].ravel(), backward[:, :-1].ravel()]
         needs += [forward[:, :-1].ravel(), backward[:, 1:].ravel()]
         sizes += [hidden, gradient]
+        for own in weight:
+            waits.append(own.ravel())
+            needs.append(backward.ravel())
+            sizes.append(np.zeros(own.size, np.int64))
         if not module.is_encoder:
             # A loss of its own.
             waits.append(backward[:, -1])

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray
+from entrain_bench.arrays import BoolArray, IntArray
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
@@ -15,12 +15,17 @@ from entrain_bench.specs.shapes import SampleShapes
 
 
 class Pass(IntEnum):
-    """What an action does: a chunk's forward or backward, or a stage's step at the end of the iteration."""
+    """What an action does: a pass of a chunk, or a stage's step at the end of the iteration.
+
+    Where a module's backward is split, ``BACKWARD`` makes the gradients of a stage's inputs, ``WEIGHT`` those of its
+    weights (arXiv:2401.10241, section 2); otherwise ``BACKWARD`` makes both.
+    """
 
     FORWARD = 0
     BACKWARD = 1
     GRAD_SYNC = 2
     OPTIMIZER = 3
+    WEIGHT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +56,9 @@ class Program:
     """A program as a struct of arrays.
 
     Actions of module ``m`` with ``C`` chunks and ``S`` stages are numbered from ``first_action[m]``: all forwards,
-    chunk-major ``[C, S]``, then all backwards ``[C, S]``; after the modules' actions come one gradient synchronisation
-    and one optimizer step for each stage of each module, which occupy that stage's lanes of all replicas.
+    chunk-major ``[C, S]``, then all backwards ``[C, S]``, then, if its backward is split, all weight passes ``[C, S]``;
+    after the modules' actions come one gradient synchronisation and one optimizer step for each stage of each module,
+    which occupy that stage's lanes of all replicas.
 
     Attributes:
         model, layout, shapes: what the program runs, where, on which samples.
@@ -101,6 +107,21 @@ class Program:
         """Action numbers of a module's backwards ``[chunks, stages]``."""
         forward = self.forward_actions(module)
         return forward + forward.size
+
+    def weight_actions(self, module: int) -> IntArray:
+        """Action numbers of a module's weight passes ``[chunks, stages]``; ``[0, stages]`` if it has none."""
+        beyond_backwards = int(self.first_action[module]) + 2 * self.forward_actions(module).size
+        stages = self.layout.modules[module].pp
+        return np.arange(beyond_backwards, int(self.first_action[module + 1])).reshape(-1, stages)
+
+    def splits_backward(self, module: int) -> bool:
+        """Whether a module's backward is split into two passes."""
+        return bool(self.weight_actions(module).size)
+
+    @property
+    def is_pass(self) -> BoolArray:
+        """Whether each action is a pass of a chunk rather than a step ``[actions]``."""
+        return np.asarray(self.chunk >= 0)
 
     def view(self, action: int) -> ActionView:
         """One action as an object."""

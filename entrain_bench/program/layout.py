@@ -23,9 +23,12 @@ class ModuleLayout:
         cp: context-parallel degree.
         layers_per_stage: consecutive layers of each pipeline stage, embedding and head included ``[pp]``.
         ranks: ranks of each block, TP innermost ``[dp, pp, tp * cp]``. Stages s and s + P on the same ranks are virtual
-            stages of an interleaved pipeline over P ranks (arXiv:2104.04473, section 2.2).
+            stages of an interleaved pipeline over P ranks (arXiv:2104.04473, section 2.2); stages that go back over the
+            ranks that the stages before came along are those of a V (arXiv:2401.10241, section 6).
         recompute: whether backward recomputes each layer from its input.
         offload: whether weights and gradient buffers leave the device between a rank's last forward and first backward.
+        sharded: whether weights and gradients are sharded over data and context parallelism as well as optimizer
+            states, and gathered layer by layer (FSDP, ZeRO-3); one stage only.
     """
 
     module: str
@@ -35,6 +38,7 @@ class ModuleLayout:
     ranks: IntArray
     recompute: bool = False
     offload: bool = False
+    sharded: bool = False
 
     @property
     def pp(self) -> int:
@@ -94,6 +98,8 @@ class Layout:
 
     Attributes:
         num_microbatches: LLM microbatches of a replica that the planner counted on.
+        split_backward: whether the planner counted on backwards split into two passes, for schedulers that leave it to
+            the layout.
         single_rank_boundary: whether everything between modules passes through one rank, instead of from each source
             block to each destination block.
         lane_width: ranks of each lane ``[lanes]``.
@@ -104,6 +110,7 @@ class Layout:
     modules: tuple[ModuleLayout, ...]
     num_microbatches: int
     single_rank_boundary: bool = False
+    split_backward: bool = False
     lane_width: IntArray = field(init=False, compare=False)
     lane_first_rank: IntArray = field(init=False, compare=False)
     blocks: tuple[Blocks, ...] = field(init=False, compare=False)
@@ -173,6 +180,7 @@ class Layout:
             + (f" virtual x{m.stages_per_rank}" if m.stages_per_rank > 1 else "")
             + (" recompute" if m.recompute else "")
             + (" offload" if m.offload else "")
+            + (" sharded" if m.sharded else "")
             for m in self.modules
         }
 
@@ -194,14 +202,13 @@ def check_layout(layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> None
         total = sum(placed.layers_per_stage)
         require(total == len(module.layers), f"{where}.layers_per_stage", total, f"{len(module.layers)} layers in all")
         require(min(placed.layers_per_stage) >= 1, f"{where}.layers_per_stage", placed.layers_per_stage, "positive")
+        if placed.sharded:
+            require(placed.pp == 1, f"{where}.pp", placed.pp, "1 with sharded weights")
+            require(not placed.offload, f"{where}.offload", placed.offload, "false with sharded weights")
         shape = (placed.dp, placed.pp, placed.ranks_per_block)
         require(placed.ranks.shape == shape, f"{where}.ranks", placed.ranks.shape, f"of shape {shape}")
-        # Virtual stages go round a replica's blocks, all replicas alike.
-        num_blocks = max(1, np.unique(placed.ranks[0]).size // placed.ranks_per_block)
-        once = placed.ranks[:, :num_blocks]
-        turns = np.array_equal(placed.ranks, once[:, np.arange(placed.pp) % num_blocks])
-        distinct = turns and np.unique(once).size == once.size
-        require(distinct, f"{where}.ranks", "repeated", "distinct, or those of the stages before in turn")
+        held_in_turn = _goes_round(placed.ranks) or _goes_back(placed.ranks)
+        require(held_in_turn, f"{where}.ranks", "repeated", "distinct, or those of the stages before in turn or back")
         # Tensor and context parallelism are priced by the links of aligned blocks of consecutive ranks.
         first = placed.ranks[:, :, :1]
         aligned = np.all(placed.ranks == first + np.arange(placed.ranks_per_block)) and not np.any(first % placed.tp)
@@ -209,3 +216,24 @@ def check_layout(layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> None
         low, high = int(placed.ranks.min()), int(placed.ranks.max())
         within = low >= 0 and high < cluster.num_ranks
         require(within, f"{where}.ranks", f"{low}..{high}", f"within the {cluster.num_ranks} ranks of {cluster.name}")
+
+
+def _goes_round(ranks: IntArray) -> bool:
+    """Whether stages go round a replica's blocks, all replicas alike; ranks are ``[dp, pp, width]``."""
+    num_blocks = max(1, np.unique(ranks[0]).size // ranks.shape[2])
+    once = ranks[:, :num_blocks]
+    return np.array_equal(ranks, once[:, np.arange(ranks.shape[1]) % num_blocks]) and np.unique(once).size == once.size
+
+
+def _goes_back(ranks: IntArray) -> bool:
+    """Whether stages turn once, on the ranks of the stage before, and go back the way that they came."""
+    stages = ranks.shape[1]
+    again = np.flatnonzero(np.all(ranks[:, 1:] == ranks[:, :-1], axis=(0, 2)))
+    if len(again) != 1:
+        return False
+    turn = 1 + int(again[0])
+    back = ranks[:, turn:]
+    common = min(turn, stages - turn)
+    longer = ranks[:, :turn] if turn >= stages - turn else back
+    same = np.array_equal(back[:, :common], ranks[:, turn - common : turn][:, ::-1])
+    return same and np.unique(ranks).size == longer.size

@@ -10,12 +10,14 @@ import pandas as pd
 
 from entrain_bench.errors import UserError
 from entrain_bench.records.records import METRICS
+from entrain_bench.records.variants import VARIANT
 
 # Wall times of the machine.
 MEASURED = ("planning_time_s", "assignment_time_s", "assignment_exposed_s")
 # What a run came to; the other columns say which run it is.
 OUTCOME = ("status", "reason", "layout", *(name for name in METRICS if name not in MEASURED))
 MADE_BY = ("host", "code_version", "key")
+_BESIDE = (*OUTCOME, *MEASURED, *MADE_BY)
 # What a run is called; further columns only where these do not tell all runs apart.
 NAMING = ("strategy", "workload", "model", "cluster", "seed")
 
@@ -50,7 +52,8 @@ def drifts(before: pd.DataFrame, after: pd.DataFrame) -> list[Drift]:
     """Everything that differs between two tables of runs.
 
     A setting that only one of them knows had in all runs of the other the value that most runs of the one have, for
-    settings are added with what was before as their default.
+    settings are added with what was before as their default; ``variant``, which only names what there was, that of the
+    one's run that is otherwise the same.
 
     Args:
         before: a table of ``read_text`` with the columns of ``table.csv``.
@@ -66,7 +69,7 @@ def drifts(before: pd.DataFrame, after: pd.DataFrame) -> list[Drift]:
         if len(before) and len(after) and not (name in before.columns and name in after.columns)
     ]
     before, after = _completed(before, after), _completed(after, before)
-    identity = [name for name in before.columns if name not in (*OUTCOME, *MEASURED, *MADE_BY)]
+    identity = [name for name in before.columns if name not in _BESIDE]
     for table in (before, after):
         if twice := table[table.duplicated(identity)][[*NAMING]].to_numpy().tolist():
             raise UserError(f"table.csv: has a run twice ({' '.join(twice[0])})")
@@ -87,8 +90,15 @@ def drifts(before: pd.DataFrame, after: pd.DataFrame) -> list[Drift]:
 
 def _completed(table: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
     """The table with the settings that only the other knows."""
-    settings = [name for name in other.columns if name not in (*table.columns, *OUTCOME, *MEASURED, *MADE_BY)]
-    return table.assign(**{name: other[name].value_counts().index[0] for name in settings if len(other)})
+    settings = [name for name in other.columns if name not in (*table.columns, *_BESIDE)]
+    filled = table.assign(**{name: other[name].value_counts().index[0] for name in settings if len(other)})
+    if VARIANT not in settings or not len(other) or not len(table):
+        return filled
+    identity = [name for name in filled.columns if name in other and name not in (*_BESIDE, VARIANT)]
+    named = other.sort_values(VARIANT, kind="stable").drop_duplicates(identity).set_index(identity)[VARIANT]
+    rows = pd.MultiIndex.from_frame(filled[identity])
+    found = named.reindex(rows)
+    return filled.assign(**{VARIANT: found.fillna("").to_numpy()})
 
 
 def _by_identity(table: pd.DataFrame, identity: Sequence[str]) -> dict[tuple[str, ...], dict[str, str]]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from entrain_bench.records.comparison import TIME
 from entrain_bench.records.keys import COSMETIC_KEYS
-from entrain_bench.records.records import LABELS, Record, flatten
+from entrain_bench.records.leaves import flatten
+from entrain_bench.records.records import LABELS, Record
 
 NAMES = tuple(name for name in LABELS if name != "seed")
 # Last words of paths that say what was chosen: the class of a part, the name of a device.

@@ -10,7 +10,6 @@ from entrain_bench.arrays import FloatArray, IntArray, rows_of
 from entrain_bench.costs.bound import cluster_bound_s, lower_bound_s
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.hosttime import HostTime
-from entrain_bench.program import Pass
 from entrain_bench.program.parents import parent_microbatches
 from entrain_bench.program.timeline import Timeline
 
@@ -66,10 +65,11 @@ def measure(timeline: Timeline, truth: CostTruth, host_time: HostTime | None = N
     program, cluster, host_time = timeline.program, truth.cluster, host_time or HostTime()
     encoders = [index for index, module in enumerate(truth.model.modules) if module.is_encoder]
     seconds = timeline.iteration_time_s
-    passes = program.kind <= Pass.BACKWARD
+    passes = program.is_pass
     flops = truth.model.training_flops(program.shapes)
     flops_per_s = flops / seconds / cluster.num_ranks
-    bound_s = lower_bound_s(truth, program.layout, program.shapes)
+    split = any(program.splits_backward(index) for index in range(len(program.chunks)))
+    bound_s = lower_bound_s(truth, program.layout, program.shapes, split)
     busy_s = rank_seconds(timeline, timeline.end_s - timeline.start_s)
     exposed_s = rank_seconds(timeline, timeline.comm_s + timeline.transfer_wait_s)
     return {

@@ -21,7 +21,9 @@ from entrain_bench.hosttime import host_name
 from entrain_bench.program.table import chrome_trace
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import COSMETIC_KEYS, workload_of
+from entrain_bench.records.leaves import flatten
 from entrain_bench.records.outcome import Outcome
+from entrain_bench.records.variants import VARIANT, variant_text
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.workload import Counts
 
@@ -151,18 +153,6 @@ def _setting(value: Any) -> Any:
     if isinstance(value, Mapping):
         return " ".join(f"{name}={factor}" for name, factor in value.items() if factor != 1)
     return "+".join(value) if isinstance(value, list) else value
-
-
-def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
-    """The leaves of a configuration by their dotted paths."""
-    if isinstance(node, Mapping):
-        leaves: dict[str, Any] = {}
-        for key, value in node.items():
-            leaves |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
-        return leaves
-    if isinstance(node, list | tuple) and any(isinstance(value, Mapping) for value in node):
-        return flatten({str(index): value for index, value in enumerate(node)}, prefix)
-    return {prefix: node}
 
 
 def parameters_text(node: Mapping[str, Any]) -> str:
@@ -299,6 +289,9 @@ class Results:
 def table_csv(records: Sequence[Record]) -> str:
     """Records as the text of ``table.csv``; every number is the shortest text that stands for it alone."""
     table = pd.DataFrame([record.row() for record in records])
+    if len(table):
+        place = table.columns.tolist().index("workload_parameters") + 1
+        table.insert(place, VARIANT, [variant_text(record.config) for record in records])
     # Whole numbers, also beside those that are left to the planner.
     whole = (*DEGREES, "microbatch_size")
     return table.astype({name: "Int64" for name in whole if name in table}).to_csv(index=False, lineterminator="\n")

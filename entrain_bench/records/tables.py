@@ -11,7 +11,8 @@ import pandas as pd
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.comparison import TIME, Comparison, baseline_of, compare
 from entrain_bench.records.labels import in_order, label_columns, names, orders
-from entrain_bench.records.records import Results, flatten, labels_of
+from entrain_bench.records.leaves import flatten
+from entrain_bench.records.records import Results, labels_of
 from entrain_bench.records.statistics import mean_interval, ratio_interval
 
 # What is made of the values of several seeds: a name that pandas knows, or a function.

@@ -9,7 +9,13 @@ from entrain_bench.costs.transfers import Transfers
 from entrain_bench.program import Program
 
 
-def describe_deadlock(program: Program, transfers: Transfers | None, position: IntArray, done: BoolArray) -> str:
+def describe_deadlock(
+    program: Program,
+    transfers: Transfers | None,
+    position: IntArray,
+    done: BoolArray,
+    together: IntArray | None = None,
+) -> str:
     """Follow stuck lanes, each to a lane it waits for, until one repeats.
 
     Args:
@@ -17,6 +23,7 @@ def describe_deadlock(program: Program, transfers: Transfers | None, position: I
         transfers: those that queue for links.
         position: actions that each lane ran ``[lanes]``.
         done: whether each action ran ``[actions]``.
+        together: group of the actions that begin together, -1 for none ``[actions]``; None if there are no groups.
     """
 
     def next_action(lane: int) -> int:
@@ -34,6 +41,12 @@ def describe_deadlock(program: Program, transfers: Transfers | None, position: I
         if not missing.size:
             # Nothing but the action's other lanes: those that have not come to it.
             holders = [holder for holder in holders if next_action(holder) != needed]
+        if not missing.size and not holders and together is not None and together[action] >= 0:
+            # One that begins together with it, and has another before it.
+            heads = {next_action(one) for one in np.flatnonzero(position < np.diff(program.lane_offsets)).tolist()}
+            others = [peer for peer in np.flatnonzero(together == together[action]).tolist() if peer not in heads]
+            needed = others[0] if others else action
+            holders = lane_of_entry[program.lane_actions == needed].tolist()
         if not holders:
             return f"program: {program.view(action)} waits for {program.view(needed)}, which no lane runs"
         rank = int(program.layout.lane_first_rank[lane])

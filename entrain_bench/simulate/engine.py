@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
 from entrain_bench.compiled import inlined
 from entrain_bench.costs.transfers import Transfers
 from entrain_bench.errors import DeadlockError
@@ -24,6 +24,7 @@ def place_actions(
     hold_s: FloatArray | None = None,
     release_s: FloatArray | None = None,
     stall_s: FloatArray | None = None,
+    together: IntArray | None = None,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Earliest start and end of every action, and how long each waited for transfers alone ``[actions]``.
 
@@ -35,16 +36,25 @@ def place_actions(
         hold_s: how long an action's lanes are held after it ``[actions]``; not at all if None.
         release_s: its earliest start ``[actions]``; 0 if None.
         stall_s: how long it waits once all else is ready ``[actions]``; not at all if None.
+        together: number of the group of actions that begin when the lanes of all of them are free, -1 for those that
+            wait for no others ``[actions]``; their inputs they wait for after that. None if there are no groups.
 
     Raises:
         DeadlockError: naming the cycle of lanes that wait for each other.
     """
-    start, end, wait, position = _run_lanes(
-        _columns(program, duration_s, delay_s, transfers, hold_s, release_s, stall_s)
-    )
+    columns = _columns(program, duration_s, delay_s, hold_s, release_s, stall_s)
+    groups = None if together is None or together.max(initial=-1) < 0 else together
+    if groups is not None:
+        columns = _with_barriers(columns, program, groups)
+    start, end, wait, position = _run_lanes(columns if transfers is None else _with_transfers(columns, transfers))
     position = position[: program.layout.num_lanes]
+    if groups is not None:
+        met, position = wait[program.num_actions :], _without_barriers(columns, program, position)
+        start, end, wait = (times[: program.num_actions] for times in (start, end, wait))
+        # What lanes waited for transfers before they met counts for what they began together.
+        wait += np.where(groups >= 0, met[groups], 0.0)
     if np.any(position < np.diff(program.lane_offsets)):
-        raise DeadlockError(describe_deadlock(program, transfers, position, ~np.isnan(end)))
+        raise DeadlockError(describe_deadlock(program, transfers, position, ~np.isnan(end), groups))
     return start, end, wait
 
 
@@ -52,7 +62,7 @@ class Columns(NamedTuple):
     """What the compiled loop reads: a program, and after it a lane, an action and a row for each transfer.
 
     Attributes:
-        first_transfer: number of the program's actions; those from here on are transfers.
+        first_transfer: number of the program's actions and its barriers; those from here on are transfers.
         lane_offsets, lane_actions: actions of each lane in its order, CSR.
         num_lanes: lanes that an action occupies ``[actions]``.
         dep_offsets, dep_actions: actions that each action depends on, CSR; a transfer on the sources of all that it
@@ -132,13 +142,12 @@ def _columns(
     program: Program,
     duration_s: FloatArray,
     delay_s: FloatArray,
-    transfers: Transfers | None,
     hold_s: FloatArray | None,
     release_s: FloatArray | None,
     stall_s: FloatArray | None,
 ) -> Columns:
     dep_actions, nothing = program.dep_actions.astype(np.int32), np.zeros(program.num_actions)
-    columns = Columns(
+    return Columns(
         program.num_actions,
         program.lane_offsets.astype(np.int64),
         program.lane_actions.astype(np.int32),
@@ -155,7 +164,36 @@ def _columns(
         np.zeros(0, np.int64),
         0,
     )
-    return columns if transfers is None else _with_transfers(columns, transfers)
+
+
+def _with_barriers(columns: Columns, program: Program, together: IntArray) -> Columns:
+    """Actions of no duration before those that begin together, one for a group, on the lanes of all its members."""
+    count = int(together.max()) + 1
+    group = together[program.lane_actions]
+    before = np.flatnonzero(group >= 0)
+    barriers = program.num_actions + group[before]
+    per_lane = np.diff(program.lane_offsets) + np.bincount(
+        rows_of(program.lane_offsets)[before], minlength=program.layout.num_lanes
+    )
+    nothing = np.zeros(count)
+    return columns._replace(
+        first_transfer=program.num_actions + count,
+        lane_offsets=offsets_from_counts(per_lane),
+        lane_actions=np.insert(columns.lane_actions, before, barriers.astype(np.int32)),
+        num_lanes=np.append(columns.num_lanes, np.bincount(group[before], minlength=count).astype(np.int32)),
+        dep_offsets=np.append(columns.dep_offsets, np.full(count, columns.dep_offsets[-1])),
+        duration_s=np.append(columns.duration_s, nothing),
+        hold_s=np.append(columns.hold_s, nothing),
+        release_s=np.append(columns.release_s, nothing),
+        stall_s=np.append(columns.stall_s, nothing),
+    )
+
+
+def _without_barriers(columns: Columns, program: Program, position: IntArray) -> IntArray:
+    """Program's actions among those that each lane ran ``[lanes]``."""
+    own = np.concatenate(([0], np.cumsum(columns.lane_actions < program.num_actions)))
+    first = columns.lane_offsets[:-1]
+    return np.asarray(own[first + position] - own[first])
 
 
 def _with_transfers(columns: Columns, transfers: Transfers) -> Columns:

@@ -26,6 +26,7 @@ def place_program(program: Program, prices: Prices) -> tuple[FloatArray, FloatAr
         prices.hold_s,
         prices.release_s,
         prices.stall_s,
+        prices.together,
     )
     place_steps(program, prices.steps, prices.hold_s, *times)
     return times

@@ -11,6 +11,7 @@ from entrain_bench.errors import IncompatibleError, require, unknown_choice
 from entrain_bench.specs.model import ModuleSpec
 
 P2P = ("blocking", "overlapped")
+SAMPLE, PACK = CP_SPLITS = ("sample", "pack")
 # Actions whose receives are posted while the present one runs: megatron-core's 1F1B posts those of the next.
 RECEIVES_AHEAD = {"blocking": 1, "overlapped": 4}
 
@@ -34,6 +35,8 @@ class Framework:
         encoder_cp: whether context parallelism splits the sequences of encoders, too. If not, every rank of a
             context-parallel group encodes all of them and hands on its part of the result, as in that code; gradients,
             each of a part, add up over data and context parallelism as ever.
+        cp_split: what context parallelism cuts into pieces for its ranks: each ``sample`` (in encoders each item), so
+            that all ranks have the same work, or the whole ``pack`` that is a microbatch, so that they have not.
         encoder_optimizers: copies of each encoder's sharded optimizer states (megatron-core's
             ``num_distributed_optimizer_instances``), at most; their number must divide the ranks that hold the same
             weights, so it is the greatest common divisor.
@@ -49,6 +52,7 @@ class Framework:
     sequence_parallel: bool = True
     encoder_sp: bool = True
     encoder_cp: bool = True
+    cp_split: str = SAMPLE
     encoder_optimizers: int = 1
     tp_overlap: float = 0.0
     freeze: tuple[str, ...] = ()
@@ -56,6 +60,8 @@ class Framework:
     def __post_init__(self) -> None:
         if self.p2p not in P2P:
             raise unknown_choice("p2p", self.p2p, P2P)
+        if self.cp_split not in CP_SPLITS:
+            raise unknown_choice("cp_split", self.cp_split, CP_SPLITS)
         require(0 <= self.tp_overlap <= 1, "tp_overlap", self.tp_overlap, "in [0, 1]")
         instances = self.encoder_optimizers
         require(instances >= 1, "encoder_optimizers", instances, "at least 1")
@@ -103,6 +109,11 @@ class Framework:
             raise IncompatibleError(
                 f"encoder_cp=false: harness={harness} splits the sequences of {module.name} over its "
                 f"cp={cp}; harness=simulate prices the other way"
+            )
+        if self.cp_split == PACK and cp > 1:
+            raise IncompatibleError(
+                f"cp_split=pack: harness={harness} splits every sample of {module.name} over its cp={cp}; "
+                "harness=simulate prices the other way"
             )
         if module.is_encoder and self.encoder_optimizers > 1:
             raise IncompatibleError(

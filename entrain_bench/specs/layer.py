@@ -152,6 +152,22 @@ class Layer:
         split = self.activation_bytes_per_token - whole - replicated - fp32
         return (scale * (whole * tp + replicated * shared + split) + fp32) / tp
 
+    def weight_pass_bytes(self, tp: int, element_bytes: int = BF16_BYTES) -> float:
+        """Bytes of a token that gradients of weights are made of, on a rank of ``tp``, without context parallelism.
+
+        Of each product its input and the gradient of its output, as Transformer Engine holds them between the two
+        passes (``WeightGradStore``, NVIDIA/TransformerEngine#1653): gathered, so that nothing communicates any more.
+        Tensor parallelism divides what is split along the weight: the outputs of column-parallel products, the inputs
+        of row-parallel ones. Products that share an input count it each.
+        """
+        if not self.learns:
+            return 0.0
+        total = 0.0
+        for gemm in self.gemms:
+            inside, outside = (gemm.k / gemm.taps, gemm.n) if gemm.row_parallel else (gemm.n, gemm.k / gemm.taps)
+            total += gemm.rows_per_token * (inside / tp + outside / (1 if self.tensor_parallel else tp))
+        return total * element_bytes
+
     def held_input_bytes(self, tp: int, sequence_parallel: bool, element_bytes: int = BF16_BYTES) -> float:
         """Bytes a token's input takes on a rank of ``tp``, without context parallelism."""
         split = tp if sequence_parallel or not self.tensor_parallel else 1

@@ -44,7 +44,7 @@ def stages_s(
         Seconds, and the share of each stage ``[stages]``.
     """
     units = module.units(shapes)
-    seconds = np.zeros(shapes.num_items if module.is_encoder else len(shapes))
+    seconds = np.zeros(shapes.num_items if module.per_item else len(shapes))
     seconds[units] = profile.estimate_units(module, shapes, placed.tp, placed.cp)
     kinds = _kinds_s(module, placed, shapes, profile)
     stages = matmul(module.kind_counts(placed.layers_per_stage), kinds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, merge
-from itertools import chain, islice
+from itertools import chain, islice, product
 
 import numpy as np
 
@@ -117,6 +117,7 @@ def fastest_in_trials(
     candidates: Callable[[Profile], Iterable[Candidate]],
     make_program: MakeProgram,
     num_trials: int,
+    others: Sequence[Callable[[Profile], Iterable[Candidate]]] = (),
 ) -> Layout:
     """Of the best candidates that fit memory, the layout that runs one profiled batch fastest.
 
@@ -128,11 +129,13 @@ def fastest_in_trials(
         candidates: by rising estimate, for a profile whose job has a microbatch size.
         make_program: see ``Planner.plan``.
         num_trials: layouts tried, of all sizes together; one is the best estimate, taken without trial.
+        others: further sets of candidates whose estimates do not compare with the first's; each has as many trials.
 
     Raises:
         UserError: why there is no candidate, or none fits.
     """
-    each_size = _each_size(profile, candidates)
+    each_size = _each_size(profile, (candidates, *others))
+    num_trials = num_trials if num_trials == 1 else num_trials * (1 + len(others))
     refused: list[UserError] = []
     if num_trials == 1:
         rising = merge(*each_size, key=lambda c: decisive(c.estimated_s))
@@ -164,11 +167,11 @@ def _by_trial(
         yield from _fitting(profile, by_time, make_program, refused)
 
 
-def _each_size(profile: Profile, candidates: Callable[[Profile], Iterable[Candidate]]) -> list[Iterator[Candidate]]:
-    """The candidates of every microbatch size the job may have; raises the first size's reason if none has any."""
+def _each_size(profile: Profile, sets: Sequence[Callable[[Profile], Iterable[Candidate]]]) -> list[Iterator[Candidate]]:
+    """The candidates of every set and microbatch size the job may have; raises the first's reason if none has any."""
     found: list[Iterator[Candidate]] = []
     problem: UserError | None = None
-    for each in profile.each_microbatch_size():
+    for candidates, each in product(sets, profile.each_microbatch_size()):
         rising = iter(candidates(each))
         try:
             found += [chain([first], rising) for first in islice(rising, 1)]

@@ -27,12 +27,12 @@ def components(count: int, one: IntArray, other: IntArray) -> IntArray:
 
 def consumers_of(draft: Program, assignment: Assignment) -> tuple[IntArray, IntArray]:
     """First and last LLM microbatch that a chunk of any module has to do with ``[all chunks]``."""
-    label = np.asarray(assignment.modules[-1].microbatch)
+    label = np.asarray(assignment.modules[draft.model.llm_index].microbatch)
     first, last = [], []
     for module, rows in zip(draft.model.modules, draft.chunks, strict=True):
         if not len(rows):
             continue
-        own = label[draft.shapes.item_sample[rows.members] if module.is_encoder else rows.members]
+        own = label[module.owners(draft.shapes, rows.members)]
         first.append(np.minimum.reduceat(own, rows.offsets[:-1]))
         last.append(np.maximum.reduceat(own, rows.offsets[:-1]))
     return np.concatenate(first), np.concatenate(last)

@@ -17,10 +17,12 @@ from entrain_bench.strategy.profile import Profile
 from entrain_bench.strategy.schedules import (
     backward_microbatch,
     chain_chunks,
+    chain_of_places,
     microbatches_per_replica,
     one_f_one_b,
 )
 from entrain_bench.strategy.warmup import OneForwardOneBackward
+from entrain_bench.strategy.zero_bubble import ZeroBubbleH1, ZeroBubbleV, valley_of
 
 
 def interleaved_slots(
@@ -97,33 +99,26 @@ class Turns:
 def chain_of_turns(model: ModelSpec, layout: Layout) -> Turns | None:
     """The interleaved pipeline that a layout is; None if it is none.
 
-    Place i of the chain is on rank i modulo their number. Encoders begin at the first place; the LLM on the place where
-    the longest encoder ends, if its first stage is there, otherwise on the next one; generators are on the last.
+    Place i of the chain (``chain_of_places``) is on rank i modulo their number.
     """
-    llm = model.llm_index
-    blocks = [placed.ranks[0].min(axis=1) for placed in layout.modules]
-    ahead = max((placed.pp for placed in layout.modules[:llm]), default=0)
-    longest = next((own for own in blocks[:llm] if len(own) == ahead), blocks[llm])
-    shared = bool(ahead) and longest[-1] == blocks[llm][0]
-    first = [0] * llm + [ahead - shared]
-    count = first[llm] + len(blocks[llm])
-    places = [start + np.arange(len(own)) for start, own in zip(first, blocks, strict=False)]
-    places += [np.array([count - 1] if len(own) == 1 else []) for own in blocks[llm + 1 :]]
-    num_ranks = len(np.unique(np.concatenate(blocks)))
-    of_place = np.full(count, -1)
-    for own, found in zip(blocks, places, strict=True):
-        if len(own) != len(found) or np.any((of_place[found] >= 0) & (of_place[found] != own)):
-            return None
-        of_place[found] = own
+    found = chain_of_places(model, layout)
+    if found is None:
+        return None
+    of_place, places = found
+    count, num_ranks = len(of_place), len(np.unique(of_place))
     goes_round = num_ranks > 1 and count > num_ranks and count % num_ranks == 0
     if not goes_round or not np.array_equal(of_place, of_place[np.arange(count) % num_ranks]):
         return None
-    return Turns(num_ranks, count // num_ranks, tuple(places))
+    return Turns(num_ranks, count // num_ranks, places)
 
 
 @dataclass(frozen=True, slots=True)
 class Interleaved(OneForwardOneBackward):
-    """1F1B over the chain of all stages, interleaved where it goes round the ranks more than once."""
+    """1F1B over the chain of all stages, as the layout asks for it.
+
+    Interleaved where the chain goes round the ranks more than once; ZB-V where it goes down and back up; ZB-H1
+    where the planner counted on a split backward.
+    """
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program.
@@ -132,8 +127,16 @@ class Interleaved(OneForwardOneBackward):
             IncompatibleError: if the modules form no chain, or no interleaved one.
         """
         model = profile.job.model
+        is_valley = valley_of(model, layout) is not None
+        if is_valley or layout.split_backward:
+            self._refuse_eager("a split backward")
+            zero_bubble = ZeroBubbleV(memory=self.memory) if is_valley else ZeroBubbleH1(memory=self.memory)
+            return zero_bubble.schedule(shapes, layout, assignment, profile)
         if max(placed.stages_per_rank for placed in layout.modules) > 1 or chain_of_turns(model, layout) is not None:
-            if self.eager != "none":
-                raise IncompatibleError(f"strategy.scheduler.eager={self.eager}: must be none with virtual stages")
+            self._refuse_eager("virtual stages")
             return self.within_memory(interleaved_program(model, shapes, layout, assignment), profile)
         return OneForwardOneBackward.schedule(self, shapes, layout, assignment, profile)
+
+    def _refuse_eager(self, what: str) -> None:
+        if self.eager != "none":
+            raise IncompatibleError(f"strategy.scheduler.eager={self.eager}: must be none with {what}")

@@ -200,6 +200,8 @@ def place_chain(
     recompute: Sequence[bool],
     leading: bool,
     virtual_stages: int = 1,
+    virtual_order: str = "loop",
+    split_backward: bool = False,
 ) -> Layout:
     """A homogeneous replica: LLM stages in a chain; encoders before them and generators behind, or on the outer ones.
 
@@ -212,18 +214,74 @@ def place_chain(
         layers: layers of each stage, for every module of the model.
         recompute: modules that recompute their activations.
         leading: whether encoders have leading stages of their own, and generators trailing ones.
-        virtual_stages: stages that each rank of the pipeline holds in turn; ``degrees.pp`` counts the ranks.
+        virtual_stages: stages that each rank of the pipeline holds; ``degrees.pp`` counts the ranks.
+        virtual_order: how they follow each other over the ranks (``rank_of_places``).
+        split_backward: see ``Layout``.
     """
     width = degrees.tp * degrees.cp
     ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
     modules = []
-    firsts = chain_starts(job.model, degrees.pp * virtual_stages, layers, leading)
+    rank_of_place = rank_of_places(degrees.pp, virtual_stages, virtual_order)
+    firsts = chain_starts(job.model, len(rank_of_place), layers, leading)
     for module, first, split, again in zip(job.model.modules, firsts, layers, recompute, strict=True):
-        held = np.ascontiguousarray(ranks[:, (first + np.arange(len(split))) % degrees.pp])
+        held = np.ascontiguousarray(ranks[:, rank_of_place[first : first + len(split)]])
         modules.append(ModuleLayout(module.name, degrees.tp, degrees.cp, split, held, again))
+    layout = Layout(tuple(modules), job.num_microbatches(degrees.dp), split_backward=split_backward)
+    check_layout(layout, job.model, job.cluster)
+    return layout
+
+
+def rank_of_places(num_ranks: int, virtual_stages: int, virtual_order: str = "loop") -> IntArray:
+    """Rank (block) of each place in a chain of virtual stages ``[num_ranks * virtual_stages]``.
+
+    They go round the ranks, ``loop`` (arXiv:2104.04473, section 2.2), or down and back up, ``v`` (arXiv:2401.10241,
+    section 6).
+    """
+    turn, rank = np.divmod(np.arange(num_ranks * virtual_stages), num_ranks)
+    upwards = virtual_order == "v"
+    return np.where(upwards & (turn % 2 == 1), num_ranks - 1 - rank, rank)
+
+
+def place_cuts(job: Job, degrees: Degrees, layers: Sequence[int], recompute: Sequence[bool]) -> Layout:
+    """A homogeneous replica whose stages cut one chain of all layers, wherever a module ends.
+
+    The chain holds the modules' layers in the model's order; where a stage has layers of several modules, each has a
+    stage there. Stage i is on rank i modulo PP: virtual stages, if there are more of them than ranks.
+
+    Args:
+        job: the job.
+        degrees: TP, CP, DP and the ranks of a pipeline.
+        layers: layers of the chain on each stage.
+        recompute: modules that recompute their activations.
+    """
+    bounds = np.cumsum([0, *layers])
+    width = degrees.tp * degrees.cp
+    ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
+    modules, first = [], 0
+    for module, again in zip(job.model.modules, recompute, strict=True):
+        held = np.diff(np.clip(bounds, first, first + len(module.layers)))
+        stages = np.flatnonzero(held)
+        placed = np.ascontiguousarray(ranks[:, stages % degrees.pp])
+        modules.append(ModuleLayout(module.name, degrees.tp, degrees.cp, tuple(held[stages].tolist()), placed, again))
+        first += len(module.layers)
     layout = Layout(tuple(modules), job.num_microbatches(degrees.dp))
     check_layout(layout, job.model, job.cluster)
     return layout
+
+
+def average_layer_s(profile: Profile, samples: SampleShapes, tp: int, cp: int) -> list[FloatArray]:
+    """Measured forward and backward seconds of every layer on a microbatch of average samples, one array a module."""
+    costs = []
+    for module in profile.job.model.modules:
+        units = module.units(samples)
+        each = max(1, round(float(module.lengths(samples, units).mean()))) if len(units) else 0
+        count = max(1, round(profile.job.microbatch_size * len(units) / len(samples))) if len(units) else 0
+        if not count:
+            costs.append(np.zeros(len(module.layers)))
+            continue
+        times = profile.measure(module, np.full(count, each), tp, cp)
+        costs.append(np.array([float(t.total_s[0]) for t in times])[module.layer_kind])
+    return costs
 
 
 def chain_starts(model: ModelSpec, pp: int, layers: Sequence[tuple[int, ...]], leading: bool) -> list[int]:

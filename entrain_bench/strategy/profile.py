@@ -13,11 +13,12 @@ from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.costs.edges import held_s
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.roofline import PassTimes
+from entrain_bench.costs.sharding import LayerTraffic, layer_traffic
 from entrain_bench.costs.steps import ExposedStep
 from entrain_bench.costs.truth import CostTruth, Handovers
 from entrain_bench.errors import require
 from entrain_bench.program import Program
-from entrain_bench.program.layout import Layout
+from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.simulate.engine import place_actions
 from entrain_bench.simulate.place import place_program
 from entrain_bench.specs.job import MAX_SAMPLES, Job
@@ -141,6 +142,10 @@ class Profile:
         How much travels follows from shapes and layout, which everybody knows.
         """
         return self._truth.handovers(program)
+
+    def layer_traffic(self, module: ModuleSpec, placed: ModuleLayout) -> LayerTraffic:
+        """Measured times of the collectives of each layer whose weights are sharded."""
+        return layer_traffic(module, placed, self._truth.cluster)
 
     def trial_s(self, program: Program) -> float:
         """Measured time of one iteration of a program, as a trial run of it shows."""

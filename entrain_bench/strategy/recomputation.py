@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit
 from ortools.sat.python import cp_model
 
+from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import BoolArray, FloatArray, IntArray, sum_rows
 from entrain_bench.errors import unknown_choice
 from entrain_bench.program import Pass, Program, recompute_chunks
@@ -24,7 +25,7 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.strategy.beliefs import covered_layer_s
 from entrain_bench.strategy.profile import Profile
 
-MEMORY = ("module", "greedy", "exact")
+MEMORY = ("module", "stage", "greedy", "exact")
 # Work of the solver on one lane, in CP-SAT's deterministic time (about seconds), and how far it may stay from optimal.
 SOLVER_WORK = 0.2
 SOLVER_GAP = 0.002
@@ -38,9 +39,9 @@ class Recomputation:
     """Who chooses what is recomputed; schedulers that have these options can leave it to their order.
 
     Attributes:
-        memory: ``module`` leaves recomputation to the planner, for modules as a whole; ``greedy`` recomputes by chunk
-            what the order has no memory for, and ``exact`` solves the integer program for it. ``layout.recompute`` goes
-            before it.
+        memory: ``module`` leaves recomputation to the planner, for modules as a whole; ``stage`` recomputes as many
+            layers of each stage as the order has no memory for, alike for all its chunks; ``greedy`` does so by chunk,
+            and ``exact`` solves the integer program for it. ``layout.recompute`` goes before it.
     """
 
     memory: str = field(default="module", kw_only=True)
@@ -51,7 +52,7 @@ class Recomputation:
 
     @property
     def chooses_recomputation(self) -> bool:
-        """Whether programs recompute by chunk, so that a planner has nothing to choose."""
+        """Whether programs choose what they recompute, so that a planner has nothing to choose."""
         return self.memory != "module"
 
     def draft(self) -> Self:
@@ -62,6 +63,8 @@ class Recomputation:
         """The program with the recomputation that is chosen here, if any is."""
         if not self.chooses_recomputation or profile.job.request.recompute is not None:
             return program
+        if self.memory == "stage":
+            return recompute_by_stage(recompute_all(program), profile)
         return recompute_by_chunk(recompute_all(program), profile, self.memory == "exact")
 
 
@@ -95,6 +98,50 @@ def recompute_all(program: Program) -> Program:
             for module, placed, rows in modules
         ],
     )
+
+
+def recompute_by_stage(program: Program, profile: Profile) -> Program:
+    """The program with as few recomputed layers on every stage as memory demands, alike for all its chunks.
+
+    Where modules share a lane, the layers of the module that saves most seconds for its memory are kept first.
+
+    Args:
+        program: one that recomputes all it can (``recompute_all``).
+        profile: for memory and believed seconds.
+    """
+    if not program.remade:
+        return program
+    modules = list(zip(program.model.modules, program.layout.modules, program.chunks, strict=True))
+    layer_s = [covered_layer_s(module, placed, program.shapes, rows, profile) for module, placed, rows in modules]
+    sizes, gains = _per_action(program, layer_s, profile)
+    most = [own.max(axis=0, initial=0) for own in program.remade]
+    kept = [np.zeros_like(own) for own in most]
+
+    def keeping(index: int, layers: IntArray) -> Program:
+        stays = [layers if index == other else own for other, own in enumerate(kept)]
+        return recompute_chunks(program, [own - less for own, less in zip(program.remade, stays, strict=True)])
+
+    def worth(index: int) -> float:
+        forward = program.forward_actions(index)
+        return decisive(float(gains[forward].sum()) / max(1.0, float(sizes[forward].sum())))
+
+    for index in sorted(range(len(modules)), key=worth, reverse=True):
+        low, high = np.zeros_like(most[index]), most[index].copy()
+        # All of them at first: mostly there is memory for that.
+        middle = high
+        while np.any(low < high):
+            fits = _stages_fit(keeping(index, middle), index, profile)
+            low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
+            middle = (low + high + 1) // 2
+        kept[index] = low
+    return keeping(0, kept[0])
+
+
+def _stages_fit(program: Program, index: int, profile: Profile) -> BoolArray:
+    """Whether all lanes of a module's stages are within memory ``[stages]``."""
+    over = profile.memory.peak_bytes(program) > profile.job.planning_budget_bytes
+    blocks = program.layout.blocks[index]
+    return np.array([not over[blocks.of_stage(stage)].any() for stage in range(blocks.num_stages)])
 
 
 def recompute_by_chunk(program: Program, profile: Profile, exact: bool = False) -> Program:
@@ -203,7 +250,8 @@ def _bounding(lane: Lane) -> BoolArray:
 
 def _lanes(program: Program, forward_s: Sequence[FloatArray], profile: Profile) -> tuple[list[Lane], list[IntArray]]:
     """What every lane may buy, and module, chunk and stage of each of its intervals ``[3, intervals]``."""
-    num_forwards = np.diff(program.first_action)[program.module] // 2
+    sizes_of = np.array([program.forward_actions(index).size for index in range(len(program.chunks))])
+    num_forwards = sizes_of[program.module]
     spare = profile.job.planning_budget_bytes - profile.memory.over_program(program)[0]
     whole = np.maximum(np.floor(spare / BYTES_UNIT), 0.0).astype(np.int64)
     sizes, gains = _per_action(program, forward_s, profile)

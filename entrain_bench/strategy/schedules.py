@@ -12,7 +12,7 @@ from entrain_bench.errors import IncompatibleError
 from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment, Chunks, check_assignment, group_chunks
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
 
@@ -77,6 +77,31 @@ def _refuse_virtual_stages(layout: Layout) -> None:
             )
 
 
+def chain_of_places(
+    model: ModelSpec, layout: Layout, apart: bool = False
+) -> tuple[IntArray, tuple[IntArray, ...]] | None:
+    """Lowest rank of each place of the chain of all stages in replica 0 ``[places]``, and each module's places.
+
+    Encoders begin at the first place; the LLM on the place where the longest encoder ends, if its first stage is there,
+    otherwise, or if ``apart``, on the next one; generators are on the last. None if modules contradict each other.
+    """
+    llm = model.llm_index
+    blocks = [placed.ranks[0].min(axis=1) for placed in layout.modules]
+    ahead = max((placed.pp for placed in layout.modules[:llm]), default=0)
+    longest = next((own for own in blocks[:llm] if len(own) == ahead), blocks[llm])
+    shared = bool(ahead) and not apart and longest[-1] == blocks[llm][0]
+    first = [0] * llm + [ahead - shared]
+    count = first[llm] + len(blocks[llm])
+    places = [start + np.arange(len(own)) for start, own in zip(first, blocks, strict=False)]
+    places += [np.array([count - 1] if len(own) == 1 else []) for own in blocks[llm + 1 :]]
+    of_place = np.full(count, -1)
+    for own, found in zip(blocks, places, strict=True):
+        if len(own) != len(found) or np.any((of_place[found] >= 0) & (of_place[found] != own)):
+            return None
+        of_place[found] = own
+    return of_place, tuple(places)
+
+
 def chain_chunks(
     model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment, split_backward: bool
 ) -> list[Chunks]:
@@ -120,6 +145,7 @@ def chain_program(
     assignment: Assignment,
     warmup: Sequence[IntArray],
     split_backward: bool = False,
+    weight_delay: Sequence[IntArray] | None = None,
 ) -> Program:
     """1F1B over a chain of encoder, LLM and generator stages, whose modules may differ in DP.
 
@@ -133,17 +159,28 @@ def chain_program(
         assignment: labels; an LLM microbatch must not come before the encoder microbatches it needs.
         warmup: forwards before the first backward, for every module ``[stages]``.
         split_backward: whether samples deferred to a later LLM microbatch form chunks of their own.
+        weight_delay: microbatches by which weight passes come after their backwards, for every module ``[stages]``;
+            None: backwards are whole. Modules that learn nothing have no weight passes.
     """
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward)
     freed = backward_microbatch(model, shapes, assignment, chunks)
     places = microbatches_per_replica(layout, chunks, freed)
     slots = []
-    for rows, last, ahead, per_replica in zip(chunks, freed, warmup, places, strict=True):
+    for index, (rows, last, ahead, per_replica) in enumerate(zip(chunks, freed, warmup, places, strict=True)):
         count = per_replica[rows.replica][:, None]
         forward, _ = one_f_one_b(rows.microbatch[:, None], count, ahead)
         _, backward = one_f_one_b(last[:, None], count, ahead)
-        slots.append(Slots(forward, backward))
+        weight = None
+        if weight_delay is not None and learns(model.modules[index]):
+            # A backward's slot, also of microbatches that are not there: those come after all that are.
+            _, weight = one_f_one_b(last[:, None] + weight_delay[index], count, ahead)
+        slots.append(Slots(forward, backward, weight))
     return build_program(model, layout, shapes, chunks, slots)
+
+
+def learns(module: ModuleSpec) -> bool:
+    """Whether a module has weight gradients, so that its backward can be split."""
+    return any(layer.learns for layer in module.kinds)
 
 
 def three_phase_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:

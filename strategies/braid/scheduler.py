@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from entrain_bench.arithmetic import decisive
-from entrain_bench.errors import require
+from entrain_bench.errors import IncompatibleError, require
 from entrain_bench.program import Program, Slots, build_program, reorder
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.beliefs import packed_iteration_s
 from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.recomputation import Recomputation, recompute_all, recompute_by_chunk
+from entrain_bench.strategy.recomputation import Recomputation, recompute_all
 from entrain_bench.strategy.schedules import chain_chunks
 
 from .replicas import replicas_of
@@ -58,8 +58,17 @@ class BraidScheduler(Recomputation):
         return replace(self, rollouts=min(self.rollouts, DRAFT_ROLLOUTS), memory=memory)
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program."""
+        """The program.
+
+        Raises:
+            IncompatibleError: if weights are sharded, for replicas would have to run their passes in one order.
+        """
         model = profile.job.model
+        for own in layout.modules:
+            if own.sharded:
+                raise IncompatibleError(
+                    f"schedule: weights of {own.module} are sharded; Braid orders replicas one by one"
+                )
         chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
         empty = [np.zeros((len(rows), own.pp), np.int64) for rows, own in zip(chunks, layout.modules, strict=True)]
         # Actions and dependencies do not depend on slots.
@@ -70,7 +79,7 @@ class BraidScheduler(Recomputation):
         if is_ample or not self.chooses_recomputation or profile.job.request.recompute is not None:
             return self._ordered(draft, assignment, profile, self.rollouts)
         order = self._ordered(recompute_all(draft), assignment, profile, self.rollouts)
-        programs = [recompute_by_chunk(order, profile, self.memory == "exact")]
+        programs = [self.within_memory(order, profile)]
         plain = self._ordered(draft, assignment, profile, self.rollouts)
         if float(profile.memory.peak_bytes(plain).max()) <= limit:
             programs.append(plain)

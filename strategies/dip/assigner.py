@@ -1,8 +1,9 @@
-"""DIP's batches: the LLM takes whole microbatches, encoders take sub-microbatches just large enough to be efficient."""
+"""DIP's batches: the LLM takes whole microbatches, other modules sub-microbatches just large enough to be efficient."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,9 +24,13 @@ PEAK_TOKENS = 131_072
 class DipAssigner:
     """Samples in arrival order; the items of a microbatch are cut into sub-microbatches (arXiv:2504.14145).
 
+    Encoders and generators each cut the items by a size of their own.
+
     Attributes:
         efficiency: share of a module's peak throughput that a sub-microbatch must reach.
     """
+
+    handles_generators: ClassVar[bool] = True
 
     efficiency: float = 0.95
 
@@ -38,7 +43,7 @@ class DipAssigner:
         Raises:
             IncompatibleError: if modules differ in DP.
         """
-        job, dp = profile.job, layout.modules[-1].dp
+        job, dp = profile.job, layout.modules[0].dp
         if any(placed.dp != dp for placed in layout.modules):
             raise IncompatibleError("strategy.assigner: DIP's sub-microbatches need one DP for all modules")
         # As Megatron's sampler: consecutive samples fill a microbatch, microbatches go round the replicas.
@@ -46,7 +51,7 @@ class DipAssigner:
         labels = []
         for module, placed in zip(job.model.modules, layout.modules, strict=True):
             units = module.units(shapes)
-            if not module.is_encoder:
+            if not module.per_item:
                 labels.append(ModuleAssignment(group % dp, group // dp))
                 continue
             most = efficient_items(profile, module, shapes, placed.tp, placed.cp, self.efficiency)

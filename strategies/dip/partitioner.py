@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import ClassVar
 
 import numpy as np
 
@@ -39,6 +40,8 @@ class DipPlanner:
         num_trials: best by believed time that fit memory and run a profiled batch on trial; the paper's planner runs
             none (1).
     """
+
+    handles_generators: ClassVar[bool] = True
 
     profile_samples: int = 4
     chunks: str = "auto"
@@ -116,7 +119,7 @@ def chunks_per_rank(profile: Profile, samples: SampleShapes, degrees: Degrees, e
             continue
         tp, cp = degrees.tp, degrees.cp
         count = profile.job.microbatch_size
-        if module.is_encoder:
+        if module.per_item:
             count = efficient_items(profile, module, samples, tp, cp, efficiency)
         each = max(1, round(float(lengths.mean())))
         seconds[index] = measured_layer_s(profile, module, np.full(count, each), degrees).sum()
@@ -128,8 +131,8 @@ def chunks_per_rank(profile: Profile, samples: SampleShapes, degrees: Degrees, e
 def colocate(job: Job, degrees: Degrees, layers: Sequence[tuple[int, ...]], recompute: Sequence[bool]) -> Layout:
     """All modules of a replica on the same consecutive blocks of TP x CP ranks; stages go round the blocks.
 
-    A module with fewer stages than blocks leaves blocks out: encoders the last ones, the LLM the first ones, so that
-    together they use all.
+    A module with fewer stages than blocks leaves blocks out: encoders the last ones, the LLM and generators the first
+    ones, so that together they use all.
 
     Args:
         job: the job.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -36,6 +37,8 @@ class DipScheduler(Recomputation):
         priorities: what the search puts in order: the part of each ``modality`` of every microbatch, or all of a
             ``microbatch``.
     """
+
+    handles_generators: ClassVar[bool] = True
 
     search_rounds: int = 16
     search_seconds: float | None = None

@@ -20,8 +20,8 @@ class Segments:
     """The actions of a program, what they wait for, and the groups that the search puts in order.
 
     A *segment* is a forward or backward of a chunk through one stage on each rank (arXiv:2504.14145). Chunks that
-    depend on each other are a *group*: a microbatch with its encoders' sub-microbatches. Lanes whose actions depend on
-    each other are a *set*: a replica.
+    depend on each other are a *group*: a microbatch with the sub-microbatches of its encoders and generators. Lanes
+    whose actions depend on each other are a *set*: a replica.
 
     Attributes:
         lane, is_backward, duration_s, size_bytes: of every action ``[actions]``.

@@ -15,11 +15,12 @@ from entrain_bench.hosttime import each_replica_alone
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.lpt import balanced_groups
 from entrain_bench.strategy.planning import recompute_factor
 from entrain_bench.strategy.profile import Profile
 from entrain_bench.strategy.schedules import stages_behind
 
-from .reordering import balanced_groups, interval_order
+from .reordering import interval_order
 
 INTRA = ("none", "microbatch", "global_batch")
 

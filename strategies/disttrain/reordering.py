@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -10,41 +9,6 @@ from numba import njit
 
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.compiled import inlined
-
-
-def balanced_groups(size: FloatArray, num_groups: int, load: FloatArray | None = None) -> IntArray:
-    """Group of each sample by LPT: by falling size, each to the least-loaded group that has a free place.
-
-    Every group takes ``ceil(samples / groups)`` samples at most. Without that capacity the heaviest group is within
-    4/3 of the best; with it the bound is proven for three samples a group, and two a group are optimal. Equal loads go
-    to the group with fewer samples, so that samples without encoder work are dealt out.
-
-    Args:
-        size: encoder size ``[samples]``.
-        num_groups: data-parallel groups.
-        load: what each group has already ``[groups]``; nothing if None.
-
-    Returns:
-        The group of each sample ``[samples]``.
-    """
-    before = np.zeros(num_groups) if load is None else load
-    group: IntArray = _fill_groups(np.argsort(-size, kind="stable"), size, before)
-    return group
-
-
-@njit(cache=True)
-def _fill_groups(order, size, load):  # type: ignore[no-untyped-def]
-    """``balanced_groups`` of samples in their order."""
-    capacity = -(-len(size) // len(load))
-    group = np.empty(len(size), np.int64)
-    least = [(load[index], 0, index) for index in range(len(load))]
-    heapify(least)
-    for sample in order:
-        held, count, index = heappop(least)
-        group[sample] = index
-        if count + 1 < capacity:
-            heappush(least, (held + size[sample], count + 1, index))
-    return group
 
 
 def interval_order(forward_s: FloatArray, backward_s: FloatArray) -> IntArray:

@@ -12,6 +12,7 @@ from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.boundary import is_colocated, ratio_of
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.balancing import arrival_places
 from entrain_bench.strategy.profile import Profile
 
 
@@ -36,8 +37,7 @@ class BatchSlices:
         """Replica and microbatch from the position in the batch alone."""
         job = profile.job
         *encoders, llm = layout.modules
-        index = np.arange(len(shapes)) // job.microbatch_size
-        replica, microbatch = index % llm.dp, index // llm.dp
+        replica, microbatch = arrival_places(len(shapes), job.microbatch_size, llm.dp)
         modules = []
         for module, placed in zip(job.model.encoders, encoders, strict=True):
             ratio = ratio_of(placed, llm)

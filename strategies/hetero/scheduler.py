@@ -9,15 +9,14 @@ import numpy as np
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
-from entrain_bench.program.boundary import is_colocated, is_disjoint
+from entrain_bench.program.boundary import is_disjoint
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
 from entrain_bench.strategy.recomputation import Recomputation
+from entrain_bench.strategy.routes import check_colocated, check_routes
 from entrain_bench.strategy.schedules import chain_program, three_phase_program
 from entrain_bench.strategy.warmup import WarmUp
-
-from .routes import check_routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +33,10 @@ class ColocatedScheduler(Recomputation):
         Raises:
             IncompatibleError: if an encoder is not on exactly the LLM's ranks or an item takes a wrong route.
         """
-        *encoders, llm = layout.modules
-        for placed in encoders:
-            if not is_colocated(placed, llm) or placed.pp > 1:
-                raise IncompatibleError(
-                    f"layout: a colocated schedule needs {placed.module} in one stage on exactly the ranks of "
-                    f"{llm.module}"
-                )
-        model = profile.job.model
-        check_routes(model, shapes, layout, assignment, in_order=llm.pp == 1)
-        if llm.pp > 1:
+        check_colocated(layout)
+        model, one_stage = profile.job.model, layout.modules[-1].pp == 1
+        check_routes(model, shapes, layout, assignment, in_order=one_stage)
+        if not one_stage:
             return self.within_memory(three_phase_program(model, shapes, layout, assignment), profile)
         warmup = [np.zeros(1, np.int64)] * len(layout.modules)
         return self.within_memory(chain_program(model, shapes, layout, assignment, warmup), profile)

@@ -54,6 +54,14 @@ def test_every_row_of_a_figure_has_the_users_job() -> None:
     sweeps = own_sweeps("robustness", "robustness", ["workload=coco"])
     common = (SHOWN, f"strategy={SYSTEMS}", "workload=coco", "model=qwen25vl_llama3_3b", "seed=range(8)")
     assert dict(sweeps) == {label: (*common, *row) for label, row in rows_of("robustness").items()}
+    # What a row chooses is not swept as well.
+    usual, alone = own_sweeps("memory_over_time", "memory_over_time", ["workload=coco"]).values()
+    assert [text for text in usual if text.startswith("strategy")] == ["strategy=megatron,disttrain,optimus,entrain"]
+    assert [text for text in alone if text.startswith("strategy")] == [
+        "strategy=entrain",
+        "strategy.scheduler.eager=none",
+    ]
+    assert "workload=coco" in alone
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.conformance.checks import require_blind, require_repeatable, require_valid, require_walls
 from entrain_bench.conformance.suite import PARTS
 from entrain_bench.errors import IncompatibleError, OutOfMemoryError
-from entrain_bench.experiment import run_experiment
+from entrain_bench.experiment import prepare, run_experiment
 from entrain_bench.records.records import METRICS
 from entrain_bench.run import compose_cells
 
@@ -22,8 +22,9 @@ WORKLOADS = [name for name in choices("workload") if name != "trace"]
 MODELS = ("tiny", "tiny_av")
 # In every run of the tests: tiny_av takes samples with and without audio, tiny a trace and what it must refuse.
 # Workloads that resemble another one, and all other pairs, with make test-slow.
-OTHERS = ("dflop_single", "dflop_video", "dflop_mixed", "chartqa_qa", "coco", "sroie", "uniform")
+OTHERS = ("dflop_single", "dflop_video", "dflop_mixed", "chartqa_qa", "coco", "llava_150k_like", "sroie", "uniform")
 WITHOUT_AUDIO = ("chartqa", "librispeech")
+FEW = ("chartqa", "synthetic_av", "nextqa")
 # Again with wrong beliefs and over several nodes, with tiny_av: images and audio.
 THOROUGH = ("synthetic_av",)
 BLIND = ("synthetic_av",)
@@ -34,6 +35,7 @@ LARGE = {
     "llavaov_qwen25_7b": "a100x64",
     "llavaov_llama3_8b": "a100x64",
     "llavaov_qwen25_32b": "a100x64",
+    "internvl15_26b": "a100x64",
     "vit1b_llm7b": "h100x64",
     "vit1b_llm14b": "h100x64",
     "vit3b_llm32b": "h100x64",
@@ -58,6 +60,8 @@ LARGE = {
     "nemotron4_340b": "h100x256",
     "llama31_405b": "h100x256",
 }
+# Whose encoder has 25 heads.
+WITHOUT_TP = ("internvl15_26b",)
 # Without encoders.
 TEXT_MODELS = ("llama", "nemotron4", "gpt3")
 # Larger than others on the same cluster.
@@ -84,16 +88,18 @@ def config(**chosen: str) -> RunConfig:
     return replace(composed(), **groups)
 
 
-def cells(quick: Callable[[str, str], bool]) -> list[object]:
+def cells(quick: Callable[[str, str, str], bool]) -> list[object]:
     """Every strategy, workload and model; those that are not quick are for make test-slow."""
     return [
-        pytest.param(*cell, marks=[] if quick(*cell[1:]) else [pytest.mark.slow], id="-".join(cell))
+        pytest.param(*cell, marks=[] if quick(*cell) else [pytest.mark.slow], id="-".join(cell))
         for cell in product(choices("strategy"), WORKLOADS, MODELS)
     ]
 
 
-def usual(workload: str, model: str) -> bool:
-    """Whether a workload is run with a model in every run of the tests."""
+def usual(strategy: str, workload: str, model: str) -> bool:
+    """Whether a workload is run with a model in every run of the tests; few with strategies that few figures show."""
+    if composed(f"strategy={strategy}").strategy.get("in_figures", "all") != "all" and workload not in FEW:
+        return False
     return workload in WITHOUT_AUDIO if model == "tiny" else workload not in OTHERS
 
 
@@ -116,7 +122,7 @@ def test_it_imports_only_what_is_open_to_strategies(strategy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "workload", "model"), cells(lambda workload, model: workload in THOROUGH and model == "tiny_av")
+    ("strategy", "workload", "model"), cells(lambda _, workload, model: workload in THOROUGH and model == "tiny_av")
 )
 def test_repeatable_on_several_nodes_and_with_wrong_beliefs(strategy: str, workload: str, model: str) -> None:
     run = config(strategy=strategy, workload=workload, model=model, cluster="a40x16")
@@ -128,7 +134,7 @@ def test_repeatable_on_several_nodes_and_with_wrong_beliefs(strategy: str, workl
 
 
 @pytest.mark.parametrize(
-    ("strategy", "workload", "model"), cells(lambda workload, model: workload in BLIND and model == "tiny_av")
+    ("strategy", "workload", "model"), cells(lambda _, workload, model: workload in BLIND and model == "tiny_av")
 )
 def test_it_does_not_see_the_truth_behind_its_estimates(strategy: str, workload: str, model: str) -> None:
     try:
@@ -136,6 +142,22 @@ def test_it_does_not_see_the_truth_behind_its_estimates(strategy: str, workload:
     except IncompatibleError:
         assert workload in NEEDS_AUDIO
         assert model == "tiny"
+
+
+@pytest.mark.parametrize("strategy", choices("strategy"))
+def test_a_generator_is_run_or_refused(strategy: str) -> None:
+    run = config(strategy=strategy, workload="chartqa", model="tiny", cluster="a40x16")
+    modules = run.model["modules"]
+    generator = {**modules["vision"], "role": "generator", "item_tokens": 256, "window_tokens": 0}
+    model = {**run.model, "name": "generating", "modules": {**modules, "image_out": generator}}
+    run = replace(run, model=model)
+    parts = prepare(run).strategy
+    if not all(getattr(getattr(parts, part), "handles_generators", False) for part in PARTS):
+        with pytest.raises(IncompatibleError, match=r"has a generator \(image_out\), which strategy\."):
+            require_valid(run)
+        return
+    require_valid(run)
+    require_blind(run)
 
 
 def mixes() -> list[object]:
@@ -181,7 +203,7 @@ def held() -> list[object]:
 def test_every_model_runs_on_every_cluster_that_holds_it(model: str, cluster: str) -> None:
     workload = {"whisper": "librispeech", "mllm": "laion_packed"}.get(model.split("_")[0], "chartqa")
     workload, text = ("packed_text", ["workload.text=2048"]) if model.startswith(TEXT_MODELS) else (workload, [])
-    tp = 4 if model in LARGE and cluster == LARGE[model] else "null"
+    tp = 4 if model in LARGE and cluster == LARGE[model] and model not in WITHOUT_TP else "null"
     searched = [f"layout.tp={tp}", "layout.dp=null", "layout.cp=1", "strategy=megatron"]
     batch = ["global_batch=64", "microbatch_size=1"]
     run = replace(

@@ -53,9 +53,12 @@ def test_random_assignments_stay_above_the_bound(workload: str, seed: int, extra
     replica, encoder = rng.integers(0, 2, 32), rng.integers(0, 1 + rng.integers(8), 32)
     assignment = same_microbatches(s.job.model, shapes, replica, encoder, encoder + rng.integers(0, 3, 32))
     warmup = [behind + extra for behind in stages_behind(layout)]
-    program = chain_program(s.job.model, shapes, layout, assignment, warmup, split_backward=bool(rng.integers(2)))
+    split = bool(rng.integers(2))
+    delay = [rng.integers(0, 4, len(behind)) for behind in warmup] if split else None
+    parts = bool(rng.integers(2))
+    program = chain_program(s.job.model, shapes, layout, assignment, warmup, parts, delay)
     timeline = s.executor.execute(program)
-    assert timeline.iteration_time_s >= lower_bound_s(s.truth, layout, shapes) * (1 - 1e-12)
+    assert timeline.iteration_time_s >= lower_bound_s(s.truth, layout, shapes, split) * (1 - 1e-12)
 
 
 def test_the_bound_is_near_where_all_microbatches_are_equal() -> None:
@@ -214,7 +217,8 @@ def test_nothing_beats_either_bound(name: str, rng: np.random.Generator, framewo
         # One rank that serves microbatches of all replicas may wait for itself.
         assert layout.single_rank_boundary
         return
-    assert lower_bound_s(truth, layout, shapes) <= seconds * (1 + 1e-12)
+    split = any(program.splits_backward(index) for index in range(len(model.modules)))
+    assert lower_bound_s(truth, layout, shapes, split) <= seconds * (1 + 1e-12)
     assert cluster_bound_s(truth, shapes) <= seconds * (1 + 1e-12)
 
 

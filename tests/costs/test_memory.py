@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -108,6 +109,23 @@ def test_hidden_states_are_whole_without_sequence_parallelism() -> None:
     assert working - less == pytest.approx([hidden, hidden], rel=1e-12)
 
 
+def test_bytes_of_a_token_between_the_passes_of_a_split_backward_by_hand() -> None:
+    # Of a block's products inputs h, q, h, ffn and gradients of outputs q + 2 kv, h, 2 ffn, h: hidden states whole, the
+    # rest divided. Of the head h and the logits; an embedding has no product.
+    whole, divided = 4 * 128, (128 + 2 * 64) + 128 + 512 + 256
+    for tp, ranks in ((1, [[[0], [1]]]), (2, [[[0, 1], [2, 3]]])):
+        place = placed(LLM, ranks, tp=tp)
+        for framework in (Framework(), Framework(sequence_parallel=False)):
+            left = Memory(MODEL, framework).weight_token_bytes(LLM, place)
+            block = 2 * (whole + divided / tp)
+            assert left == pytest.approx([2 * block, 2 * block + 2 * (128 + 1000 / tp)], rel=1e-12)
+    kept, _ = Memory(MODEL).token_bytes(LLM, placed(LLM, [[[0], [1]]]))
+    # Without tensor parallelism as much as is kept for backward, but for attention's sums.
+    assert Memory(MODEL).weight_token_bytes(LLM, placed(LLM, [[[0], [1]]]))[0] == kept[0] - 2 * 4 * 8
+    frozen = replace(LLM, layers=tuple(layer.frozen(True) for layer in LLM.layers))
+    assert not Memory(MODEL).weight_token_bytes(frozen, placed(LLM, [[[0], [1]]])).any()
+
+
 def test_an_fp32_model_has_larger_activations_and_no_copy_of_its_weights() -> None:
     half, full = (Memory(MODEL, element_bytes=size) for size in (2, 4))
     assert [float(memory.parameter_bytes(2)) for memory in (half, full)] == [2 + 4 + 12 / 2, 4 + 4 + 8 / 2]
@@ -182,7 +200,7 @@ def replayed_peaks(program: Program, model: ModelSpec, distributed: bool) -> lis
                 if rank in place.ranks[:, stage]:
                     state += float(memory.stage_state_bytes(module, place)[stage])
         held, peak = 0.0, state
-        views = [view for view in program.lane(lane) if view.kind in (Pass.FORWARD, Pass.BACKWARD)]
+        views = [view for view in program.lane(lane) if view.members]
         for view, following in zip_longest(views, views[1:]):
             ahead = sent[view.index] + (received[following.index] if following else 0.0)
             module, place = model.module(view.module), program.layout.module(view.module)
@@ -191,9 +209,17 @@ def replayed_peaks(program: Program, model: ModelSpec, distributed: bool) -> lis
             if view.kind is Pass.FORWARD:
                 held += kept + given[view.index]
                 peak = max(peak, state + held + working + ahead)
+                continue
+            left = 0.0
+            if program.splits_backward(model.modules.index(module)):
+                left = tokens * float(memory.weight_token_bytes(module, place)[view.stage])
+            if view.kind is Pass.WEIGHT:
+                peak = max(peak, state + held + ahead)
+                held -= left
             else:
-                peak = max(peak, state + held + working + ahead + received[view.index])
-                held -= kept + given_to[columns[view.index]]
+                after = held - kept - given_to[columns[view.index]] + left
+                peak = max(peak, state + max(held, after) + working + ahead + received[view.index])
+                held = after
         assert abs(held) < 1e-3
         peaks.append(peak)
     return peaks
@@ -223,7 +249,8 @@ def test_peaks_equal_a_replay_of_every_lane(
         )
         shape = (len(chunks[-1]), place.pp)
         forward = rng.integers(0, 6, shape)
-        slots.append(Slots(forward, forward + rng.integers(0, 6, shape)))
+        backward = forward + rng.integers(0, 6, shape)
+        slots.append(Slots(forward, backward, backward + rng.integers(0, 3, shape) if rng.integers(2) else None))
     program = build_program(MODEL, layout, shapes, chunks, slots)
     memory = Memory(MODEL, Framework(distributed))
     assert memory.peak_bytes(program) == pytest.approx(replayed_peaks(program, MODEL, distributed), rel=1e-9)

@@ -261,6 +261,40 @@ def test_sequence_parallelism_divides_the_traffic_of_hidden_states() -> None:
     assert whole - split == pytest.approx(100 * 2 * 10 * 128 / 2 / 1e9, rel=1e-9)
 
 
+@pytest.mark.parametrize("kind", range(3))
+def test_a_split_backward_leaves_one_product_for_each_to_the_weight_pass(kind: int) -> None:
+    layer, loads = LLM.kinds[kind], loads_of(LLM, np.array([100]))
+    whole, split = (Roofline(CLUSTER).layer_s(layer, loads, 1, 1, flag) for flag in (False, True))
+    assert whole.weight_s is None
+    assert split.weight_s is not None
+    products = sum(seconds(Roofline(CLUSTER).gemm_s(gemm, loads.tokens, 1, 1)) for gemm in layer.gemms)
+    assert seconds(split.weight_s) == pytest.approx(products, rel=1e-12)
+    assert seconds(split.backward_s + split.weight_s) == pytest.approx(seconds(whole.backward_s), rel=1e-12)
+    assert split.total_s == pytest.approx(whole.total_s, rel=1e-12)
+    assert seconds(split.forward_s) == seconds(whole.forward_s)
+    frozen = Roofline(CLUSTER).layer_s(layer.frozen(True), loads, 1, 1, True)
+    assert frozen.weight_s is not None
+    assert not frozen.weight_s.any()
+
+
+@pytest.mark.parametrize(
+    ("framework", "backward"),
+    [
+        # Gathers still hide under the products for inputs; what happens to inputs' gradients hides no more.
+        (Framework(), 6 * WIDE - (QKV + MLP)),
+        (Framework(sequence_parallel=False), 4 * WIDE),
+    ],
+    ids=["sequence parallel", "all-reduced"],
+)
+def test_a_split_backward_hides_less_communication(framework: Framework, backward: float) -> None:
+    loads = loads_of(LLM, np.array([100]))
+    whole, split = (Roofline(CLUSTER, framework).layer_s(LLM.kinds[1], loads, 16, 1, flag) for flag in (False, True))
+    assert seconds(split.backward_comm_s) == pytest.approx(backward, rel=1e-12)
+    exposed = seconds(split.backward_comm_s - whole.backward_comm_s)
+    assert exposed == pytest.approx(QKV + MLP, rel=1e-9)
+    assert seconds(split.total_s - whole.total_s) == pytest.approx(exposed, rel=1e-9)
+
+
 @pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize(("kind", "passes"), [("embed", (1, 0)), ("head", (0, 1))])
 def test_ends_of_the_llm_sum_over_tensor_parallel_ranks(kind: str, passes: tuple[int, int], split: bool) -> None:

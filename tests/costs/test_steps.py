@@ -93,10 +93,11 @@ def test_only_the_bucket_with_the_first_layers_is_exposed() -> None:
 # Steps and gathers of a program
 
 
-def two_replicas(recompute: bool = False) -> Program:
+def two_replicas(recompute: bool = False, split: bool = False) -> Program:
     layout = chain_layout(MODEL, 1, 2, 3, dp=2, recompute=recompute)
     shapes, assignment = uniform_batch(MODEL, 3, dp=2)
-    return chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
+    behind = stages_behind(layout)
+    return chain_program(MODEL, shapes, layout, assignment, behind, weight_delay=behind if split else None)
 
 
 def test_first_and_last_passes_of_every_replica() -> None:
@@ -154,6 +155,28 @@ def test_lag_release_and_stall_follow_the_layers_of_a_stage(recompute: bool) -> 
     assert np.flatnonzero(prices.release_s).tolist() == sorted(firsts.tolist())
     assert not prices.stall_s.any()
     assert not eager.release_s.any()
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_gradients_are_synchronised_as_weight_passes_make_them(recompute: bool) -> None:
+    # Recomputed activations are there already.
+    program = two_replicas(recompute, split=True)
+    truth, place = truth_of(), program.layout.modules[1]
+    prices, lengths = truth.price(program), LLM.lengths(program.shapes, as_ints([0]))
+    for stage in (0, 1):
+        lasts = last_of_stages(program, 1)[stage]
+        assert lasts.tolist() == [
+            find(program, "llm", Pass.WEIGHT, stage, [4 + replica], replica) for replica in (0, 1)
+        ]
+        assert prices.steps.last_backwards[1 + stage].tolist() == lasts.tolist()
+        alone = replace(place, layers_per_stage=(1, 1, 1, 1), ranks=np.tile(place.ranks[:, :1], (1, 4, 1)))
+        weight_s = truth.unit_times(LLM, alone, lengths, split=True).weight_s
+        assert weight_s is not None
+        layers = slice(2 * stage, 2 * stage + 2)
+        parameters = np.array([float(layer.parameters) for layer in LLM.layers[layers]])
+        bucket, sync = np.array([parameters.sum()]), truth.step_costs.sync_s(LLM, place)[[stage]]
+        lag = sync_lag_s(weight_s[:, layers], parameters, bucket, sync)[0]
+        assert prices.steps.lag_s[1 + stage] == pytest.approx([lag] * 2, rel=1e-12)
 
 
 def test_gathers_of_modules_on_the_same_ranks_follow_each_other() -> None:

@@ -24,10 +24,12 @@ VISION, LLM = MODEL.modules
 # Passes
 
 
-def test_prices_put_steps_and_passes_where_they_belong() -> None:
+@pytest.mark.parametrize("split", [False, True])
+def test_prices_put_steps_and_passes_where_they_belong(split: bool) -> None:
     layout = chain_layout(MODEL, 1, 2, 4, dp=2)
     shapes, assignment = uniform_batch(MODEL, 4, dp=2)
-    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
+    behind = stages_behind(layout)
+    program = chain_program(MODEL, shapes, layout, assignment, behind, weight_delay=behind if split else None)
     truth = CostTruth(MODEL, CLUSTER, Framework(overlap_grad_reduce=False, overlap_param_gather=False))
     prices, costs = truth.price(program), truth.step_costs
     for action in range(program.num_actions):
@@ -39,14 +41,14 @@ def test_prices_put_steps_and_passes_where_they_belong() -> None:
         elif view.kind is Pass.OPTIMIZER:
             comm = costs.gather_s(module, place)[view.stage]
         else:
-            times = truth.unit_times(module, place, module.lengths(shapes, np.array(view.members)))
-            name = "forward" if view.kind is Pass.FORWARD else "backward"
-            comm = getattr(times, f"{name}_comm_s")[0, view.stage]
+            times = truth.unit_times(module, place, module.lengths(shapes, np.array(view.members)), split)
+            name = view.kind.name.lower()
+            comm = 0.0 if view.kind is Pass.WEIGHT else getattr(times, f"{name}_comm_s")[0, view.stage]
             expected = getattr(times, f"{name}_s")[0, view.stage] + comm
         assert prices.duration_s[action] == pytest.approx(expected, rel=1e-12), str(view)
         assert prices.comm_s[action] == pytest.approx(comm, rel=1e-12), str(view)
-    assert prices.comm_s[program.kind > Pass.BACKWARD].all()
-    steps = program.kind > Pass.BACKWARD
+    assert prices.comm_s[~program.is_pass].all()
+    steps = ~program.is_pass
     assert not CostTruth(MODEL, CLUSTER).price(program).comm_s[steps].any()
 
 

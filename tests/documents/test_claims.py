@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from support.claims import SHARE, TINY, VALUES, cases, claim_with
 def test_every_claim_is_complete_and_cites_its_paper() -> None:
     found = load_claims()
     assert len(found) >= 25
-    assert all(claim.paper in ("2605.27918", "2408.04275", "2603.25120", "2504.14145", "2605.27678") for claim in found)
+    assert all(re.fullmatch(r"\d{4}\.\d{5}", claim.paper) for claim in found)
     assert all(len(each.words) > 30 for claim in found for each in (claim.published, claim.fair))
 
 
@@ -142,6 +143,22 @@ def test_other_choices_and_the_assumption_are_measured_and_told(tmp_path: Path) 
     assert "*Other choices*: small: 2.50x" in text
     # Nothing can be judged without the paper's number.
     assert claim_row(replace(claim, no_source=True), study)["fair_verdict"] == "no source"
+
+
+def test_choices_without_a_result_are_counted(tmp_path: Path) -> None:
+    choices = {"small": {"common": ["global_batch=32"]}, "large": {"common": ["global_batch=128"]}}
+    claim, study = claim_with({"choices": choices}), Study(Results(tmp_path))
+
+    def record(failing: tuple[int, ...]) -> str:
+        for setting in claim.settings:
+            record_times(study, setting, lambda cell: 0.0 if cell.config.global_batch in failing else 1.5)
+        row = claim_row(claim, study)
+        assert row["other_choices"].count("nothing (not measured: ") == len(failing)
+        return row["published_value"].partition("; ")[2]
+
+    assert record(()) == "1.00 to 1.00x under other choices"
+    assert record((128,)) == "1.00x under other choices (1 of 2 without result)"
+    assert record((32, 128)) == "nothing under other choices (2 of 2 without result)"
 
 
 def test_a_claim_is_run_measured_judged_and_written(tmp_path: Path) -> None:

@@ -142,6 +142,31 @@ def test_what_is_alike_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert again.iteration_time_s == emulator.execute(program).iteration_time_s
 
 
+@pytest.mark.parametrize("schedule", ["zb_h1", pytest.param("zb_v", marks=pytest.mark.slow)])
+def test_weight_passes_are_measured_apart(schedule: str) -> None:
+    v = ["strategy/planner=megatron_schedules", "strategy.planner.schedules=[zb_v]"] if schedule == "zb_v" else []
+    given = (f"strategy/scheduler={schedule}", "layout.tp=1", "layout.dp=2", "layout.pp=2", *v)
+    emulator, program = emulated("strategy=megatron", "model.modules.llm.num_layers=6", *given)
+    timeline = emulator.execute(program)
+    passes = program.is_pass
+    assert (program.kind == Pass.WEIGHT).any()
+    assert np.all((timeline.end_s > timeline.start_s)[passes])
+    for work, took in emulator.measured.passes.items():
+        assert work.splits_backward
+        assert took.weight_s > 0
+    # What is known of whole backwards says nothing of split ones.
+    whole, unsplit = emulated("strategy=megatron", "model.modules.llm.num_layers=6", *given[1:])
+    assert not emulator.measured.passes.keys() & {work for works in works_of(unsplit) for work in works.values()}
+    prices = whole.truth.price(program)
+    whole.measured.passes |= {
+        work: PassSeconds(1.0, 2.0, 4.0) for works in works_of(program) for work in works.values()
+    }
+    whole.measured.optimizer_s |= emulator.measured.optimizer_s
+    seconds = {Pass.FORWARD: 1.0, Pass.BACKWARD: 2.0, Pass.WEIGHT: 4.0}
+    expected = [seconds[kind] for kind in program.kind[passes].tolist()] + prices.comm_s[passes]
+    np.testing.assert_allclose(whole.price(program).duration_s[passes], expected)
+
+
 def test_lanes_keep_the_order_and_the_waits_of_a_timeline() -> None:
     emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.dp=2", "layout.pp=2")
     timeline = Simulator(emulator.truth, 1e12).execute(program)

@@ -65,7 +65,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
 
 def test_what_several_processes_measured_is_averaged() -> None:
     work, shape = object(), object()
-    several: Any = [Measured({work: PassSeconds(s, 2 * s)}, {shape: 3 * s}) for s in (1.0, 2.0)]  # type: ignore[dict-item]
+    several: Any = [Measured({work: PassSeconds(s, 2 * s, 4 * s)}, {shape: 3 * s}) for s in (1.0, 2.0)]  # type: ignore[dict-item]
     several.append(Measured({"other": PassSeconds(7.0, 8.0)}, {}))
-    assert mean_of(several).passes == {work: PassSeconds(1.5, 3.0), "other": PassSeconds(7.0, 8.0)}
+    assert mean_of(several).passes == {work: PassSeconds(1.5, 3.0, 6.0), "other": PassSeconds(7.0, 8.0)}
     assert mean_of(several).optimizer_s == {shape: 4.5}

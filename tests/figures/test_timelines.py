@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,6 +12,8 @@ import pytest
 from entrain_bench.errors import UserError
 from entrain_bench.figures import memory_over_time, schedule_gantt
 from entrain_bench.figures._replicas import replica_lanes
+from entrain_bench.records.labels import ORDER
+from entrain_bench.records.records import Results
 from entrain_bench.records.tables import Runs
 from support.figures import GIB, MODELS, TRACES, actions, drawn, table, views, written
 
@@ -44,6 +49,24 @@ def test_memory_is_that_of_the_replica_with_the_highest_peak_and_changes_when_ac
     assert first == [[0.0, 21 * GIB], [pytest.approx(1.6), 20 * GIB], [2.0, 22 * GIB]]
     with pytest.raises(UserError, match="memory"):
         drawn("memory_over_time", Runs(table(["first"]), frame.drop(columns="memory_bytes")))
+
+
+def test_rows_of_the_memory_figure_are_panels_beside_their_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def table_of(cells: list[str], _: object) -> pd.DataFrame:
+        stated = {"first": "", "second": "The second"}
+        runs = table(cells, TRACES[:1]).query("seed == 0")
+        return runs.assign(
+            strategy_label=runs["strategy"].map(stated), **{ORDER: runs["strategy"].map(list(stated).index)}
+        )
+
+    monkeypatch.setattr(memory_over_time, "run_table", table_of)
+    monkeypatch.setattr(memory_over_time, "run_actions", lambda cells, _: actions(cells, TRACES[:1]))
+    rows: Any = {"usual": ["first", "second"], "small": ["first"]}
+    data = memory_over_time.load(rows, Results(Path()))
+    assert dict.fromkeys(data.table["strategy"]) == dict.fromkeys(["first", "first, small", "second"])
+    figure, shown = drawn("memory_over_time", data)
+    assert [panel.get_title(loc="left") for panel in figure.axes[:3]] == ["First", "First, small", "The second"]
+    assert set(shown["strategy"]) == {"first", "first, small", "second"}
 
 
 def test_a_replica_is_the_lanes_of_the_llm_and_of_the_encoders_that_feed_it() -> None:

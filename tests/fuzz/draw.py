@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from entrain_bench.config.comments import documented_keys
 from entrain_bench.config.compose import compose
 from entrain_bench.config.tree import choices
-from entrain_bench.records.records import flatten
+from entrain_bench.records.leaves import flatten
 
 # 16 GPUs and a small batch: a run takes milliseconds.
 SMALL = ("model=tiny", "cluster=a40x16", "global_batch=32", "microbatch_size=2", "layout.dp=2", "iterations=1")

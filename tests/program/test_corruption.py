@@ -33,7 +33,8 @@ MODEL = tiny_model(encoder=2, llm=2)
 def small_program(dp: int = 2) -> Program:
     layout = chain_layout(MODEL, 1, 1, 3, dp)
     shapes, assignment = uniform_batch(MODEL, 3, dp)
-    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
+    behind = stages_behind(layout)
+    program = chain_program(MODEL, shapes, layout, assignment, behind, weight_delay=[np.zeros_like(n) for n in behind])
     check_program(program)
     return program
 
@@ -158,7 +159,7 @@ def two_lane_program() -> Program:
         group_chunks(MODEL.modules[0], shapes, ModuleAssignment(as_ints([0, 1]), as_ints([0, 0]))),
         group_chunks(MODEL.llm, shapes, ModuleAssignment(as_ints([0, 0]), as_ints([0, 0]))),
     ]
-    slots = [Slots(np.zeros((n, 1), np.int64), np.ones((n, 1), np.int64)) for n in (2, 1)]
+    slots = [Slots(*(np.full((n, 1), time) for time in range(3))) for n in (2, 1)]
     program = build_program(MODEL, layout, shapes, chunks, slots)
     check_program(program)
     return program

@@ -186,7 +186,7 @@ REFUSED: list[tuple[str, Change, str]] = [
     ),
     (
         "stages out of turn",
-        lambda m: replace(m, layers_per_stage=(2, 2, 2), ranks=np.array([[[1], [2], [2]]])),
+        lambda m: replace(m, layers_per_stage=(2, 2, 1, 1), ranks=np.array([[[1], [2], [1], [1]]])),
         r"llm\.ranks=repeated: must be distinct",
     ),
     (
@@ -214,6 +214,19 @@ def test_a_layout_that_does_not_fit_is_refused(change: Change, message: str) -> 
 def test_the_last_turn_of_virtual_stages_may_end_early() -> None:
     llm = replace(placed(LLM, [[[1], [2], [3], [4], [1]]]), layers_per_stage=(1, 1, 1, 1, 2))
     check_layout(Layout((placed(VISION, [[[0]]]), llm), 1), MODEL, tiny_cluster())
+
+
+@pytest.mark.parametrize("ranks", [[1, 2, 2, 1], [1, 2, 3, 3], [2, 2, 1], [1, 1]])
+def test_stages_may_go_back_the_way_they_came(ranks: list[int]) -> None:
+    llm = placed(LLM, [[[rank] for rank in ranks]])
+    check_layout(Layout((placed(VISION, [[[0]]]), llm), 1), MODEL, tiny_cluster())
+
+
+@pytest.mark.parametrize("ranks", [[1, 2, 3, 3, 1], [1, 2, 2, 3], [1, 2, 2, 1, 2]])
+def test_stages_that_go_back_another_way_are_refused(ranks: list[int]) -> None:
+    llm = placed(LLM, [[[rank] for rank in ranks]])
+    with pytest.raises(UserError, match=r"llm\.ranks=repeated: must be distinct, or those of the stages before"):
+        check_layout(Layout((placed(VISION, [[[0]]]), llm), 1), MODEL, tiny_cluster())
 
 
 def test_a_layout_for_other_modules_is_refused() -> None:

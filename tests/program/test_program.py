@@ -54,6 +54,12 @@ def test_dependencies_and_bytes_follow_from_samples(rng: np.random.Generator) ->
 
     for view in views:
         expected: dict[int, int] = {}
+        if view.kind is Pass.WEIGHT:
+            labels = (view.module, view.replica, view.members, view.microbatch, view.part, view.stage)
+            for other in views:
+                own = (other.module, other.replica, other.members, other.microbatch, other.part, other.stage)
+                if other.kind is Pass.BACKWARD and own == labels:
+                    expected[other.index] = 0
         if view.kind in (Pass.FORWARD, Pass.BACKWARD):
             spec = specs[view.module]
             tokens = shapes.item_encoder_tokens if spec.is_encoder else shapes.llm_tokens
@@ -123,9 +129,9 @@ def assert_every_unit_once(program: Program) -> None:
             seen[view.module, view.stage, view.kind, unit] += 1
     expected = {
         (module.name, stage, kind, unit)
-        for module, place in zip(program.model.modules, program.layout.modules, strict=True)
+        for index, (module, place) in enumerate(zip(program.model.modules, program.layout.modules, strict=True))
         for stage in range(place.pp)
-        for kind in (Pass.FORWARD, Pass.BACKWARD)
+        for kind in (Pass.FORWARD, Pass.BACKWARD, Pass.WEIGHT)[: 2 + program.splits_backward(index)]
         for unit in module.units(program.shapes).tolist()
     }
     assert set(seen) == expected
@@ -147,7 +153,8 @@ def test_lanes_run_by_slot_with_the_documented_order_of_ties(rng: np.random.Gene
         given_labels = ModuleAssignment(np.zeros(units, np.int64), rng.integers(0, 3, units))
         chunks.append(group_chunks(module, shapes, given_labels, rng.integers(0, 3, units)))
         shape = (len(chunks[-1]), 1)
-        slots.append(Slots(rng.integers(0, 3, shape), rng.integers(0, 3, shape)))
+        weight = rng.integers(0, 3, shape) if rng.integers(2) else None
+        slots.append(Slots(rng.integers(0, 3, shape), rng.integers(0, 3, shape), weight))
     program = build_program(AV_MODEL, layout, shapes, chunks, slots)
     entries = []
     for index, (rows, slot) in enumerate(zip(chunks, slots, strict=True)):
@@ -157,6 +164,8 @@ def test_lanes_run_by_slot_with_the_documented_order_of_ties(rng: np.random.Gene
             text = f"{microbatch}" + (f".{part}" if part else "")
             entries.append(((int(slot.forward[chunk, 0]), 0, index, microbatch, part), f"{name} F{text}"))
             entries.append(((int(slot.backward[chunk, 0]), 1, -index, microbatch, -part), f"{name} B{text}"))
+            if slot.weight is not None:
+                entries.append(((int(slot.weight[chunk, 0]), 2, -index, microbatch, -part), f"{name} W{text}"))
     assert passes(program, 0) == [text for _, text in sorted(entries)]
     last = [(view.kind, view.module) for view in program.lane(0)][-6:]
     names = [m.name for m in AV_MODEL.modules]

@@ -74,3 +74,18 @@ def test_the_order_of_a_table_does_not_depend_on_the_code() -> None:
     assert sorted_records(records[::-1]) == records
     row = read_text(table_csv(records[:1])).iloc[0]
     assert (row["layout_tp"], row["layout_cp"], row["mfu"]) == ("1", "", "0.30000000000000004")
+
+
+def test_a_table_older_than_variants_has_the_same_runs() -> None:
+    older = table({}, {"model": "n"}, {"seed": "1", "mfu": "0.5"})
+    after = table({"variant": ""}, {"model": "n", "variant": "cluster.num_nodes=4"}, {"seed": "1", "variant": ""})
+    assert [str(drift) for drift in drifts(older, after)] == [
+        "column variant: new",
+        "a w m c 1: mfu 0.5 -> 0.25 (-5.0e-01)",
+    ]
+    # Runs that only their variants tell apart are two; the older table had the plain one.
+    both = table({"variant": "model.x=2"}, {"variant": ""})
+    assert [str(drift) for drift in drifts(table({}), both)] == [
+        "column variant: new",
+        "a w m c 0 variant=model.x=2: new",
+    ]

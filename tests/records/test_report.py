@@ -15,7 +15,8 @@ from rich.cells import cell_len
 
 from entrain_bench.records.cases import cases_of
 from entrain_bench.records.contenders import contenders_of, swept_paths
-from entrain_bench.records.records import Record, flatten
+from entrain_bench.records.leaves import flatten
+from entrain_bench.records.records import Record
 from entrain_bench.records.report import summary
 from entrain_bench.records.tables import compared
 

@@ -12,15 +12,20 @@ from hypothesis import strategies as st
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import OutOfMemoryError, UserError
+from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, check_layout
+from entrain_bench.program.layout_json import layout_from_json, layout_to_json
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.job import Degrees, LayoutRequest
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.interface import Programs, Strategy
 from entrain_bench.strategy.interleaved import Interleaved
-from entrain_bench.strategy.planning import partition_layers, stage_sums
+from entrain_bench.strategy.planning import average_layer_s, partition_layers, stage_sums
 from entrain_bench.strategy.profile import Profile
 from entrain_bench.strategy.warmup import OneForwardOneBackward
-from entrain_bench_strategies.megatron import ArrivalOrder, Costs, MegatronPlanner, average_layer_s
+from entrain_bench.strategy.zero_bubble import valley_of
+from entrain_bench_strategies.megatron import ArrivalOrder, Costs, MegatronPlanner
 from support.builders import (
     GIB,
     chain_layout,
@@ -183,7 +188,7 @@ def test_of_every_number_of_encoder_stages_the_fastest_split_of_the_rest(seed: i
     costs = [rng.integers(0, 9, len(module.layers)).astype(float) for module in model.modules]
     found = [
         [*map(len, layers)]
-        for layers, leading in MegatronPlanner("leading_stages")._splits(model, pp, Costs(model, tuple(costs)))
+        for layers, leading in MegatronPlanner("leading_stages")._splits(model, pp, 1, Costs(model, tuple(costs)))
         if leading
     ]
     slowest = {
@@ -214,6 +219,48 @@ def test_virtual_stages_go_round_the_ranks_and_run_interleaved(split: str) -> No
     assert split == "balanced" or llm.layers_per_stage == (3, 2, 2, 3)
     shapes = samples(*[ROW] * job.global_batch)
     check_program(Interleaved().schedule(shapes, layout, ArrivalOrder().assign(shapes, layout, profile), profile))
+
+
+@pytest.mark.parametrize("placement", ["first_stage", "leading_stages"])
+def test_zb_v_goes_down_the_ranks_and_back_up(placement: str) -> None:
+    model = tiny_model(encoder=4, llm=8)
+    job = tiny_job(model, tiny_cluster(1, 4), request=LayoutRequest(tp=1, cp=1, dp=1), microbatch_size=1)
+    profile = profile_of(job, samples(ROW))
+    layout = plan_with(MegatronPlanner(placement, profile_samples=4, schedules=["zb_v"]), profile)
+    valley = valley_of(model, layout)
+    assert valley is not None
+    assert layout.split_backward
+    vision, llm = layout.modules
+    ranks = [*vision.ranks[0].ravel().tolist()] * (placement == "leading_stages") + [*llm.ranks[0].ravel().tolist()]
+    assert ranks == [0, 1, 2, 3, 3, 2, 1, 0]
+    assert layout_to_json(layout_from_json(layout_to_json(layout))) == layout_to_json(layout)
+    shapes = samples(*[ROW] * job.global_batch)
+    program = Interleaved().schedule(shapes, layout, ArrivalOrder().assign(shapes, layout, profile), profile)
+    check_program(program)
+    assert program.splits_backward(1)
+
+
+def test_trials_decide_among_schedules_each_with_as_many() -> None:
+    profile = profile_for(ROW, tp=1, cp=1, dp=2)
+    # All samples are alike, so a profiled batch is as any other.
+    batch, names = profile._source.batch(0, profile.job.global_batch, 0), ["1f1b", "interleaved", "zb_h1", "zb_v"]
+
+    def plan(chosen: list[str]) -> tuple[float, set[str]]:
+        """Seconds of the layout that is taken, and the layouts that were looked at."""
+        planner, asked = MegatronPlanner(profile_samples=4, num_trials=2, schedules=chosen), set[str]()
+        programs = Programs(Strategy("megatron", planner, ArrivalOrder(), Interleaved()), profile)
+
+        def make_program(shapes: SampleShapes, layout: Layout) -> Program:
+            asked.add(layout_to_json(layout))
+            return programs(shapes, layout)
+
+        return profile.trial_s(programs(batch, planner.plan(profile, make_program))), asked
+
+    each = [plan([name]) for name in names]
+    seconds, asked = plan(names)
+    assert seconds == min(own for own, _ in each)
+    assert asked == set().union(*(own for _, own in each))
+    assert [len(own) for _, own in each] == [2] * 4
 
 
 def test_a_uniform_split_is_megatrons_and_no_better_balanced() -> None:
@@ -299,7 +346,10 @@ def test_two_encoders_are_planned() -> None:
         ({"num_trials": 0}, r"strategy\.planner\.num_trials=0: must be at least 1"),
         ({"split": "even"}, r"strategy\.planner\.split=even: unknown"),
         ({"virtual_stages": 0}, r"strategy\.planner\.virtual_stages=0: must be at least 1"),
-        ({"placement": "leading_stages", "virtual_stages": 2}, r"strategy\.planner\.placement=leading_stages: must be"),
+        ({"placement": "leading_stages", "split": "uniform"}, r"strategy\.planner\.placement=leading_stages: must be"),
+        ({"virtual_order": "w"}, r"strategy\.planner\.virtual_order=w: unknown"),
+        ({"virtual_order": "v"}, r"strategy\.planner\.virtual_stages=1: must be 2 with virtual_order=v"),
+        ({"schedules": ["1f1b", "zb"]}, r"strategy\.planner\.schedules=zb: unknown"),
     ],
 )
 def test_bad_settings_are_named(planner: dict[str, object], message: str) -> None:

@@ -20,7 +20,14 @@ from entrain_bench.specs.job import PLANNING_SHARE, LayoutRequest
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.strategy.interface import Strategy
 from entrain_bench.strategy.planning import recompute_choices
-from entrain_bench.strategy.recomputation import Lane, greedy, keep_what_fits, optimal, recompute_all
+from entrain_bench.strategy.recomputation import (
+    Lane,
+    greedy,
+    keep_what_fits,
+    optimal,
+    recompute_all,
+    recompute_by_stage,
+)
 from entrain_bench.strategy.schedules import chain_program, stages_behind
 from entrain_bench.strategy.warmup import OneForwardOneBackward
 from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner
@@ -256,3 +263,57 @@ def test_planners_leave_the_choice_to_the_scheduler() -> None:
     assert recompute_choices(job, chosen_later=True) == [(False, False)]
     asked = tiny_job(MODEL, request=LayoutRequest(recompute=("llm",)))
     assert recompute_choices(asked, chosen_later=True) == [(False, True)]
+
+
+# ---- by stage
+
+
+def by_stage(layout: Layout, budget_bytes: float, count: int = 4) -> tuple[Program, FloatArray]:
+    """The program, and the highest memory of each lane if nothing is recomputed."""
+    program = program_of(layout, count)
+    profile = profile_of(tiny_job(MODEL, budget_bytes=budget_bytes / 0.95), program.shapes)
+    return recompute_by_stage(recompute_all(program), profile), Memory(MODEL).peak_bytes(program)
+
+
+def test_stages_recompute_no_more_than_memory_demands() -> None:
+    layout, memory = chain_layout(MODEL, 2, 2, 4, dp=2), Memory(MODEL)
+    plain = program_of(layout)
+    whole, peak = by_stage(layout, 1e12)
+    assert not whole.remade
+    nothing, _ = by_stage(layout, 1.0)
+    assert [own.tolist() for own in nothing.remade] == [own.tolist() for own in recompute_all(plain).remade]
+    # A byte less than the LLM's last stage takes.
+    budget = float(peak[3]) - 1.0
+    some, _ = by_stage(layout, budget)
+    least = memory.peak_bytes(recompute_all(plain))
+    for index, blocks in enumerate(layout.blocks):
+        remade = some.remade[index]
+        assert np.all(remade == remade[0]), "all chunks of a stage alike"
+        for stage in range(blocks.num_stages):
+            lanes = blocks.of_stage(stage)
+            if peak[lanes].max() <= budget:
+                assert not remade[:, stage].any()
+            elif least[lanes].max() <= budget:
+                assert memory.peak_bytes(some)[lanes].max() <= budget
+                # One layer more would not fit.
+                fewer = [own.copy() for own in some.remade]
+                fewer[index][:, stage] -= 1
+                assert memory.peak_bytes(recompute_chunks(plain, fewer))[lanes].max() > budget
+    assert some.remade
+
+
+def test_modules_on_one_stage_keep_what_fits_together() -> None:
+    ranks = [[[0]]]
+    layout = Layout((placed(VISION, ranks), placed(LLM, ranks)), 4)
+    memory = Memory(MODEL)
+    plain = program_of(layout)
+    peak, least = memory.peak_bytes(plain).max(), memory.peak_bytes(recompute_all(plain)).max()
+    for share in (0.25, 0.5, 0.75):
+        budget = float(least + share * (peak - least))
+        some, _ = by_stage(layout, budget)
+        assert memory.peak_bytes(some).max() <= budget
+        for index in range(2):
+            if some.remade[index].any():
+                fewer = [own.copy() for own in some.remade]
+                fewer[index] -= 1
+                assert memory.peak_bytes(recompute_chunks(plain, fewer)).max() > budget

@@ -23,7 +23,16 @@ from support.builders import chain_layout, no_delay, profile_of, tiny_job, tiny_
 MODEL = tiny_model(encoder=4, llm=4)
 SMALL = ("workload=synthetic", "model=tiny", "cluster=tiny", "global_batch=64", "layout.tp=1", "layout.dp=1")
 # All but those whose modules share their ranks: their encoders run in phases of their own or wherever they fit.
-CHAINS = ("dflop", "disttrain", "entrain", "hetero_noncolocated", "megatron", "megatron_rigid")
+CHAINS = (
+    "dflop",
+    "disttrain",
+    "entrain",
+    "hetero_noncolocated",
+    "megatron",
+    "megatron_rigid",
+    "omnibal",
+    "token_budget",
+)
 
 
 def scheduled(scheduler: OneForwardOneBackward, budget_bytes: float = 1e15, count: int = 12) -> tuple[Program, Profile]:
@@ -96,7 +105,7 @@ def test_every_1f1b_strategy_runs_ahead_as_far_as_it_is_told(strategy: str) -> N
 
 def test_strategies_without_a_chain_are_those_named_here() -> None:
     others = {name for name in choices("strategy") if name not in CHAINS}
-    assert others == {"dip", "optimus", "hetero_colocated"}
+    assert others == {"dip", "optimus", "hetero_colocated", "dynapipe"}
 
 
 def test_a_negative_number_of_extra_forwards_is_named() -> None:

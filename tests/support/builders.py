@@ -226,7 +226,8 @@ def random_av_program(rng: np.random.Generator) -> Program:
         rows = group_chunks(module, shapes, given_labels, rng.integers(0, 2, units))
         chunks.append(rows)
         shape = (len(rows), place.pp)
-        slots.append(Slots(rng.integers(0, 9, shape), rng.integers(0, 9, shape)))
+        weight = rng.integers(0, 9, shape) if rng.integers(2) else None
+        slots.append(Slots(rng.integers(0, 9, shape), rng.integers(0, 9, shape), weight))
     return build_program(AV_MODEL, layout, shapes, chunks, slots)
 
 
@@ -239,7 +240,7 @@ def durations(program: Program, seconds: Callable[[ActionView], float]) -> Float
 
 def passes(program: Program, lane: int) -> list[str]:
     """Order of a lane as ``vision F0.1``: module, pass, microbatch, and part where it is not 0."""
-    names = {Pass.FORWARD: "F", Pass.BACKWARD: "B"}
+    names = {Pass.FORWARD: "F", Pass.BACKWARD: "B", Pass.WEIGHT: "W"}
     return [
         f"{view.module} {names[view.kind]}{view.microbatch}" + (f".{view.part}" if view.part else "")
         for view in program.lane(lane)

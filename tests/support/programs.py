@@ -79,10 +79,16 @@ def random_program(
         assignment = ModuleAssignment(rng.integers(0, place.dp, units), rng.integers(0, 4, units))
         chunks.append(group_chunks(module, shapes, assignment, rng.integers(0, 2, units)))
     zeros = [np.zeros((len(rows), place.pp), np.int64) for rows, place in zip(chunks, layout.modules, strict=True)]
-    unordered = build_program(model, layout, shapes, chunks, [Slots(z, z) for z in zeros])
+    unordered = build_program(
+        model, layout, shapes, chunks, [Slots(z, z, z if rng.integers(2) else None) for z in zeros]
+    )
     position = random_extension(rng, unordered)
     slots = [
-        Slots(position[unordered.forward_actions(index)], position[unordered.backward_actions(index)])
+        Slots(
+            position[unordered.forward_actions(index)],
+            position[unordered.backward_actions(index)],
+            position[unordered.weight_actions(index)] if unordered.splits_backward(index) else None,
+        )
         for index in range(len(chunks))
     ]
     return build_program(model, layout, shapes, chunks, slots)

@@ -50,12 +50,11 @@ def alone() -> Iterator[StageGroups]:
 
 
 @pytest.mark.parametrize("name", ["vision", "audio", "llm"])
-def test_stages_in_bf16_are_near_fp32_on_the_cpu(alone: StageGroups, name: str) -> None:
-    model = small_model()
+@pytest.mark.parametrize("splits", [False, True])
+def test_stages_in_bf16_are_near_fp32_on_the_cpu(alone: StageGroups, name: str, splits: bool) -> None:
+    model, on_gpu = small_model(), {"dtype": torch.bfloat16, "device": DEVICE, "recompute": True}
     exact = run_module(model, model.module(name), alone)
-    errors = relative_errors(
-        run_module(model, model.module(name), alone, dtype=torch.bfloat16, device=DEVICE, recompute=True), exact
-    )
+    errors = relative_errors(run_module(model, model.module(name), alone, splits_backward=splits, **on_gpu), exact)
     assert max(errors.values()) < 0.1, errors
 
 

@@ -195,6 +195,25 @@ def test_image_cap_is_a_parameter(tmp_path: Path) -> None:
     assert capped.source(RULES).shapes.item_llm_tokens.tolist() == [98]
 
 
+def test_texts_may_be_drawn_for_the_same_images() -> None:
+    text = {
+        "kind": "mixture",
+        "weights": [1, 3],
+        "components": [100, {"kind": "lognormal", "median": 30, "sigma": 0.1}],
+    }
+    coco = "coco_captions_val2017_by_image.parquet"
+    plain, drawn = (TraceWorkload(path=coco, text=each).source(RULES).shapes for each in (None, text))
+    assert np.array_equal(plain.item_llm_tokens, drawn.item_llm_tokens)
+    assert np.mean(drawn.text_tokens == 100) == pytest.approx(0.25, abs=0.02)
+    assert np.median(drawn.text_tokens[drawn.text_tokens < 100]) == 30
+    # Independent of the images, and of the order in which the stream takes the rows.
+    assert abs(np.corrcoef(drawn.text_tokens, drawn.item_llm_tokens)[0, 1]) < 0.05
+    assert np.array_equal(TraceWorkload(path=coco, text=text).source(RULES).shapes.text_tokens, drawn.text_tokens)
+    assert TraceWorkload(path=coco, text=7).source(RULES).shapes.text_tokens.tolist() == [7] * 5000
+    with pytest.raises(UserError, match=r"workload\.text\.kind=normal: must be one of"):
+        TraceWorkload(path=coco, text={"kind": "normal"})
+
+
 def test_working_directory_and_packaged_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     pq.write_table(pa.table({"text_chars": [4]}), "coco.parquet")

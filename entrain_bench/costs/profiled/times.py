@@ -12,7 +12,17 @@ from entrain_bench.costs.profiled.curve import Curve
 from entrain_bench.costs.profiled.fitting import fit_factors
 from entrain_bench.costs.profiled.layers import MEDIAN, LayerCurves, curves_of, num_segments, score_elements
 from entrain_bench.costs.profiled.points import DeviceProfile
-from entrain_bench.costs.roofline import Loads, PassTimes, Roofline, remade_layers
+from entrain_bench.costs.roofline import (
+    ATTENTION_BACKWARD,
+    GEMM_BACKWARD,
+    Loads,
+    PassTimes,
+    Roofline,
+    busiest_area,
+    packed,
+    remade_layers,
+    sum_in_order,
+)
 from entrain_bench.errors import UserError
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import Framework
@@ -94,26 +104,43 @@ class ProfiledTimes:
                 segments[layer.kind] = num_segments(layer.attention, lengths)
         if offsets is None:
             return Loads(np.asarray(lengths, np.float64), areas, segments)
-        sums = ({kind: sum_rows(offsets, each) for kind, each in values.items()} for values in (areas, segments))
-        return Loads(sum_rows(offsets, lengths), *sums)
+        area, count = ({kind: sum_rows(offsets, each) for kind, each in values.items()} for values in (areas, segments))
+        return packed(Loads(sum_rows(offsets, lengths), area, count), lengths, offsets, self.roofline.framework)
 
-    def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int) -> list[PassTimes]:
+    def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
         """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``."""
         found, roofline, cp = [], self.roofline.of(module), self.roofline.framework.sequence_parts(module, cp)
         for layer in module.kinds:
             curves, carried = self._curves(module, layer, tp), self._carried(module, layer, loads, tp, cp)
             ahead, back = (curves.layer[name].at(*carried) for name in (FORWARD, BACKWARD))
+            weight = back * _weight_share(layer, *carried[:2]) if split else None
+            back = back if weight is None else back - weight
             comm, comm_back = roofline.comm_s(layer, loads.tokens, tp, cp, (ahead, back))
-            found.append(PassTimes(ahead, comm, back, comm_back))
+            found.append(PassTimes(ahead, comm, back, comm_back, weight))
         return found
 
     def stages_s(
-        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool | FloatArray
+        self,
+        module: ModuleSpec,
+        loads: Loads,
+        counts: FloatArray,
+        tp: int,
+        cp: int,
+        recompute: bool | FloatArray,
+        split: bool = False,
     ) -> PassTimes:
         """Times of each chunk on each stage ``[chunks, stages]``; see ``LayerTimes``."""
         cp = self.roofline.framework.sequence_parts(module, cp)
         carried = {layer.kind: self._carried(module, layer, loads, tp, cp) for layer in module.kinds}
-        return self._stages(module, loads, counts, tp, cp, recompute, lambda kind, curve: curve.at(*carried[kind]))
+        whole = self._stages(module, loads, counts, tp, cp, recompute, lambda kind, curve: curve.at(*carried[kind]))
+        if not split:
+            return whole
+        weight_s = np.zeros_like(whole.backward_s)
+        for index, layer in enumerate(module.kinds):
+            backward = self._curves(module, layer, tp).layer[BACKWARD]
+            own = carried[layer.kind]
+            weight_s += (_weight_share(layer, *own[:2]) * backward.at(*own))[:, None] * counts[:, index]
+        return replace(whole, backward_s=whole.backward_s - weight_s, weight_s=weight_s)
 
     def work_s(
         self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool
@@ -201,6 +228,8 @@ class ProfiledTimes:
             UserError: for a chunk outside what was measured, unless that is allowed.
         """
         tokens, scores, segments = _of_kind(layer, loads)
+        if layer.attention:
+            scores = busiest_area(layer, loads, cp)
         tokens, scores, segments = np.ceil(tokens / cp), scores / cp, segments / cp
         if not self.extrapolate:
             curves = self._curves(module, layer, tp)
@@ -216,6 +245,20 @@ class ProfiledTimes:
                     what = f"{what}, outside the profiled {least}..{most}"
                 raise UserError(f"{what}; profile more, or cluster.device.extrapolate=true")
         return tokens, scores, segments
+
+
+def _weight_share(layer: Layer, tokens: FloatArray, scores: FloatArray) -> FloatArray:
+    """Share of a layer's backward that makes its weights' gradients, by FLOPs ``[chunks]``.
+
+    A profile has one time for a backward. Its products take twice their forward's FLOPs, half of them for weights;
+    attention 2.5 times its own (``roofline``). All else of the backward is shared out alike.
+    """
+    if not layer.learns:
+        return np.zeros_like(tokens)
+    products = sum_in_order([gemm.flops(tokens) for gemm in layer.gemms], tokens)
+    attention = 4.0 * layer.attention.query_width * scores if layer.attention else np.zeros_like(tokens)
+    total = GEMM_BACKWARD * products + ATTENTION_BACKWARD * attention
+    return np.divide(products, total, out=np.zeros_like(total), where=total > 0)
 
 
 def _of_kind(layer: Layer, loads: Loads) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -56,7 +56,7 @@ class Step:
     """One action of a rank, with its messages.
 
     Attributes:
-        ends_gradients: whether no later backward of the iteration adds to the gradients of its stage.
+        ends_gradients: whether no later pass of the iteration adds to the gradients of its stage.
     """
 
     action: int
@@ -108,8 +108,9 @@ class _RankMessages:
 
     def steps(self) -> tuple[Step, ...]:
         program = self.program
-        backwards = [action for action in self.actions if program.kind[action] == Pass.BACKWARD]
-        last = {(place.module, place.stage): action for action in backwards for place in (self._place(action),)}
+        # A chunk's weight pass, if it has one, follows its backward.
+        learning = [action for action in self.actions if program.kind[action] in (Pass.BACKWARD, Pass.WEIGHT)]
+        last = {(place.module, place.stage): action for action in learning for place in (self._place(action),)}
         ends = {*last.values()}
         return tuple(
             Step(

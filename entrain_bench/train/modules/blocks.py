@@ -7,7 +7,6 @@ from functools import partial
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
@@ -20,6 +19,7 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.modules.attention import PackedAttention
 from entrain_bench.train.modules.norms import NORM_EPSILON, Norm
 from entrain_bench.train.modules.packing import StageGroups
+from entrain_bench.train.modules.split import ColumnProduct, RowProduct
 
 
 def transformer_config(
@@ -73,7 +73,7 @@ def transformer_block(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal if causal else AttnMaskType.no_mask},
         submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnParallelLinear, core_attention=PackedAttention, linear_proj=RowParallelLinear
+            linear_qkv=ColumnProduct, core_attention=PackedAttention, linear_proj=RowProduct
         ),
     )
     parts = TransformerLayerSubmodules(
@@ -81,7 +81,7 @@ def transformer_block(
         self_attention=attention,
         self_attn_bda=get_bias_dropout_add,
         pre_mlp_layernorm=Norm,
-        mlp=partial(MLP.as_mlp_submodule, submodules=MLPSubmodules(ColumnParallelLinear, RowParallelLinear)),
+        mlp=partial(MLP.as_mlp_submodule, submodules=MLPSubmodules(ColumnProduct, RowProduct)),
         mlp_bda=get_bias_dropout_add,
     )
     collection = ProcessGroupCollection(tp=groups.tp, cp=groups.cp)

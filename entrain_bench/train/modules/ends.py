@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import torch
 from megatron.core.tensor_parallel import (
-    ColumnParallelLinear,
     VocabParallelEmbedding,
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
@@ -25,6 +24,7 @@ from entrain_bench.train.device import to_device
 from entrain_bench.train.modules.norms import Norm
 from entrain_bench.train.modules.packing import Pack, Share, Shares, StageGroups, positions_of, share_of
 from entrain_bench.train.modules.products import Fold, Products, fold_between
+from entrain_bench.train.modules.split import ColumnProduct, Splitter
 
 
 def input_width(module: ModuleSpec) -> int:
@@ -147,6 +147,8 @@ class Projector(torch.nn.Module):
 class TokenEmbedding(torch.nn.Module):
     """Embeddings of text, with projected tokens put in their places."""
 
+    splitter: Splitter
+
     def __init__(self, module: ModuleSpec, config: TransformerConfig, groups: StageGroups) -> None:
         super().__init__()
         self.groups = groups
@@ -166,6 +168,8 @@ class TokenEmbedding(torch.nn.Module):
         ids = to_device(shares.products.pad(pack.token_ids).clamp(min=0), device)
         # The scatter wants the tokens of one sample; it hands them on in its own order of dimensions.
         hidden: Tensor = self.words(ids[None]).squeeze(1) if self.groups.splits_tokens else self.words(ids)
+        if self.splitter.on and self.words.weight.requires_grad:
+            hidden = self.splitter.cut(hidden, self.words.weight)
         if projected is None:
             return hidden
         # Every rank uses the projected tokens among its own; their gradients are summed over the ranks.
@@ -185,7 +189,7 @@ class LanguageHead(torch.nn.Module):
         super().__init__()
         self.tp = groups.tp
         self.norm = Norm(config, config.hidden_size)
-        self.logits = ColumnParallelLinear(
+        self.logits = ColumnProduct(
             config.hidden_size,
             module.config.vocab_size,
             config=config,

@@ -44,6 +44,7 @@ class Pack:
         token_ids: LLM ``[sum(lengths)]``: text token ids, -1 where a projected token stands.
         labels: LLM ``[sum(lengths)]``: the id to predict at each position, -1 for none.
         remade: how many of a stage's blocks, the first ones, keep their input only and run again in backward.
+        splits_backward: whether backward leaves the gradients of weights to a pass of their own.
     """
 
     lengths: tuple[int, ...]
@@ -51,6 +52,7 @@ class Pack:
     token_ids: Tensor | None = None
     labels: Tensor | None = None
     remade: int = 0
+    splits_backward: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.functional import gelu, pad
@@ -15,6 +14,7 @@ from entrain_bench.errors import IncompatibleError
 from entrain_bench.specs.layer import Gemm
 from entrain_bench.train.device import to_device
 from entrain_bench.train.modules.packing import StageGroups
+from entrain_bench.train.modules.split import ColumnProduct, RowProduct
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Products(torch.nn.Module):
         for index, (gemm, fold) in enumerate(zip(gemms, folds, strict=True)):
             product: torch.nn.Module
             if gemm.row_parallel:
-                product = RowParallelLinear(
+                product = RowProduct(
                     gemm.k,
                     gemm.n,
                     config=config,
@@ -118,7 +118,7 @@ class Products(torch.nn.Module):
                     tp_group=groups.tp,
                 )
             else:
-                product = ColumnParallelLinear(
+                product = ColumnProduct(
                     gemm.k,
                     gemm.n,
                     config=config,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 from torch.nn import Parameter
 from torch.utils.checkpoint import checkpoint
 
@@ -24,6 +25,7 @@ from entrain_bench.train.modules.packing import (
 )
 from entrain_bench.train.modules.positions import grid_places, grid_rotary_angles, on_grid, rotary_angles, sinusoids
 from entrain_bench.train.modules.rotation import Rotation, rotation_of
+from entrain_bench.train.modules.split import ColumnProduct, RowProduct, Splitter, WeightPass
 
 
 class Stage(torch.nn.Module):
@@ -43,6 +45,10 @@ class Stage(torch.nn.Module):
         self.module, self.held, self.groups, self.recompute = module, held, groups, recompute
         self.config = transformer_config(module, groups.tp.size(), dtype, sequence_parallel=groups.splits_tokens)
         self.layers = torch.nn.ModuleDict({str(index): self._layer(index) for index in held})
+        self.splitter = Splitter()
+        for part in self.modules():
+            if isinstance(part, (ColumnProduct, RowProduct, TokenEmbedding)):
+                part.splitter = self.splitter
         self.to(dtype)
         for index in held:
             self.layers[str(index)].requires_grad_(module.layers[index].learns)
@@ -75,6 +81,7 @@ class Stage(torch.nn.Module):
             (encoder) or the summed loss over this rank's labelled positions, a float32 scalar (LLM).
         """
         assert sum(pack.lengths) > 0, "empty chunk"
+        self.splitter.on = pack.splits_backward
         shares = shares_of(sum(pack.lengths), self.groups)
         if self._is_first:
             hidden = self.layers["0"](hidden, pack, shares)
@@ -89,6 +96,13 @@ class Stage(torch.nn.Module):
             return head(hidden, pack)  # type: ignore[no-any-return]
         weight = self.tied_embedding() if self._is_first else None
         return head(hidden, pack, shares.products, weight)  # type: ignore[no-any-return]
+
+    def backward_inputs(
+        self, output: GradientEdge, gradient: Tensor, leaf: Tensor | None
+    ) -> tuple[Tensor | None, WeightPass]:
+        """The backward of a chunk whose pack splits it; returns the gradient of its input, and what is left to do."""
+        learning = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        return self.splitter.backward_inputs(output, gradient, leaf, learning)
 
     @property
     def passes_gradients(self) -> bool:

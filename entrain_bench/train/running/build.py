@@ -13,7 +13,8 @@ from entrain_bench.train.modules import build_stage
 from entrain_bench.train.running.groups import GroupMaker, make_groups
 from entrain_bench.train.running.loader import Loader
 from entrain_bench.train.running.runtime import Runtime
-from entrain_bench.train.running.step import OptimizerSettings, train_stage
+from entrain_bench.train.running.sharded import ShardedStage, shard_stage
+from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
 from entrain_bench.train.settings import TrainSettings
 
 
@@ -62,7 +63,7 @@ def build_runtime(
         settings.clip_grad,
         job.framework,
     )
-    stages = {}
+    stages: dict[tuple[int, int], TrainedStage | ShardedStage] = {}
     for place in sorted(places, key=lambda place: (place.module, place.stage)):
         placed, own = layout.modules[place.module], groups.stages[place.module, place.stage]
         first = sum(placed.layers_per_stage[: place.stage])
@@ -71,5 +72,7 @@ def build_runtime(
         stage = build_stage(
             model, module, layers, own, dtype=dtype, seed=seed, device=device, recompute=placed.recompute
         )
-        stages[place.module, place.stage] = train_stage(stage, own, groups.alone, adam)
+        stages[place.module, place.stage] = (
+            shard_stage(stage, own, adam) if placed.sharded else train_stage(stage, own, groups.alone, adam)
+        )
     return Runtime(stages, groups, adam, dtype, device, model.llm.config.vocab_size, seed, Loader(device))

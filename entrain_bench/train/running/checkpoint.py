@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from entrain_bench.errors import ExecutionError, UserError
 from entrain_bench.files import write_atomically
+from entrain_bench.train.running.sharded import ShardedStage
 from entrain_bench.train.running.step import TrainedStage
 
 META = "meta.json"
@@ -61,7 +62,9 @@ class Checkpoints:
                 )
         return found[-1].parent, history
 
-    def save(self, iteration: int, stages: Mapping[tuple[int, int], TrainedStage], history: list[Any]) -> None:
+    def save(
+        self, iteration: int, stages: Mapping[tuple[int, int], TrainedStage | ShardedStage], history: list[Any]
+    ) -> None:
         """Write the state after ``iteration`` iterations and drop older ones; collective. The history is rank 0's.
 
         Raises:
@@ -83,7 +86,7 @@ class Checkpoints:
                 if old != path:
                     shutil.rmtree(old)
 
-    def load(self, path: Path, stages: Mapping[tuple[int, int], TrainedStage]) -> None:
+    def load(self, path: Path, stages: Mapping[tuple[int, int], TrainedStage | ShardedStage]) -> None:
         """Read a state into the stages; collective.
 
         Raises:
@@ -99,7 +102,7 @@ class Checkpoints:
         return UserError(f"harness.checkpoint_dir={self.folder}: damaged checkpoint {path.name}; remove it")
 
 
-def state_of(stages: Mapping[tuple[int, int], TrainedStage]) -> dict[str, Tensor]:
+def state_of(stages: Mapping[tuple[int, int], TrainedStage | ShardedStage]) -> dict[str, Tensor]:
     """All tensors of this rank's state by a name that replicas of the same tensor share.
 
     Optimizer states that do not exist yet are made, so that the same call serves saving and loading.
@@ -108,6 +111,9 @@ def state_of(stages: Mapping[tuple[int, int], TrainedStage]) -> dict[str, Tensor
     for (module, stage), trained in stages.items():
         groups = trained.groups
         where = f"module{module}.stage{stage}.tp{groups.tp.rank()}"
+        if isinstance(trained, ShardedStage):
+            state |= trained.state(where)
+            continue
         for name, parameter in trained.stage.named_parameters():
             state[f"{where}.weights.{name}"] = parameter.data
         distributed = trained.buffers.ddp_config.use_distributed_optimizer

@@ -55,7 +55,9 @@ class SampleData:
         starts_with_text = np.diff(self.shapes.item_offsets) == 0
         return int((self.shapes.text_tokens - (starts_with_text & (self.shapes.text_tokens > 0))).sum())
 
-    def inputs(self, module: ModuleSpec, stage: int, members: IntArray, remade: int = 0) -> Inputs:
+    def inputs(
+        self, module: ModuleSpec, stage: int, members: IntArray, remade: int = 0, *, splits_backward: bool = False
+    ) -> Inputs:
         """What a stage of a module needs for a chunk of the given items (encoder) or samples (LLM).
 
         Args:
@@ -63,11 +65,11 @@ class SampleData:
             stage: which of its stages.
             members: items or samples.
             remade: blocks of the stage that the chunk recomputes.
+            splits_backward: whether gradients of weights have a pass of their own.
         """
-        if not module.is_encoder:
-            return Inputs(replace(self.llm_pack(members), remade=remade))
-        pack = replace(self.encoder_pack(members), remade=remade)
-        return Inputs(pack, None if stage else self.features(module, members))
+        pack = self.encoder_pack(members) if module.is_encoder else self.llm_pack(members)
+        pack = replace(pack, remade=remade, splits_backward=splits_backward)
+        return Inputs(pack, self.features(module, members) if module.is_encoder and not stage else None)
 
     def encoder_pack(self, items: IntArray) -> Pack:
         """Lengths of the given items."""

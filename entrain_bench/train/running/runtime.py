@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from entrain_bench.arrays import IntArray
 from entrain_bench.costs.memory import Memory
-from entrain_bench.errors import OutOfMemoryError
+from entrain_bench.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.program import Pass, Program
 from entrain_bench.train.device import to_device
 from entrain_bench.train.measuring.clock import Clock
@@ -25,10 +25,13 @@ from entrain_bench.train.messages.rank_plan import Message, RankPlan, Step, plan
 from entrain_bench.train.messages.rows import cut_rows, gather_rows
 from entrain_bench.train.messages.transfers import Transfers
 from entrain_bench.train.modules import Pack
+from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.groups import Groups
 from entrain_bench.train.running.loader import Loader
+from entrain_bench.train.running.sharded import ShardedStage
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, global_norm
+from entrain_bench.train.running.turns import EmptyPass, empty_passes
 
 
 @dataclass(slots=True)
@@ -40,11 +43,23 @@ class Graph:
         output: where the graph of the output begins; the output itself is gone as soon as it is sent. None where
             nothing that led to it learns.
         shape: of the output.
+        splits: whether its backward leaves the gradients of weights to a pass of their own.
     """
 
     leaf: Tensor | None
     output: GradientEdge | None
     shape: torch.Size
+    splits: bool
+
+    @staticmethod
+    def of(leaf: Tensor | None, output: Tensor, pack: Pack) -> Graph:
+        """What the forward of a pack leaves that made an output of an input."""
+        return Graph(
+            leaf if leaf is not None and leaf.requires_grad else None,
+            get_gradient_edge(output) if output.requires_grad else None,
+            output.shape,
+            pack.splits_backward,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +71,14 @@ class Work:
         plan: this rank's part of it.
         num_loss_tokens: predicted tokens of the whole batch.
         inputs: of this rank's forwards, in order.
+        empty: passes that it takes part in without a chunk of its own, by the step that they come before.
     """
 
     program: Program
     plan: RankPlan
     num_loss_tokens: int
     inputs: Iterator[Inputs]
+    empty: Mapping[int, Sequence[EmptyPass]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -78,7 +95,7 @@ class Runtime:
         loader: makes inputs ahead.
     """
 
-    stages: Mapping[tuple[int, int], TrainedStage]
+    stages: Mapping[tuple[int, int], TrainedStage | ShardedStage]
     groups: Groups
     settings: OptimizerSettings
     dtype: torch.dtype
@@ -91,7 +108,16 @@ class Runtime:
         """This rank's work for a program, whose inputs are made from now on.
 
         Works are run in the order in which they were prepared. A thread may prepare one while another runs.
+
+        Raises:
+            IncompatibleError: for a split backward of a stage whose weights are sharded.
         """
+        for (module, _), stage in self.stages.items():
+            if isinstance(stage, ShardedStage) and program.splits_backward(module):
+                raise IncompatibleError(
+                    f"strategy.scheduler: splits the backward of {program.model.modules[module].name}, whose weights "
+                    f"are sharded; harness=train runs those whole"
+                )
         plan = plan_rank(program, dist.get_rank(), self.settings.framework)
         data = SampleData(program.shapes, self.seed, self.vocab_size, pinned=self.device.type == "cuda")
         makers = [
@@ -101,11 +127,13 @@ class Runtime:
                 step.place.stage,
                 _members(program, step),
                 _num_remade(program, step),
+                splits_backward=program.splits_backward(step.place.module),
             )
             for step in plan.steps
             if step.kind is Pass.FORWARD
         ]
-        return Work(program, plan, data.num_loss_tokens, self.loader.load(makers))
+        empty = empty_passes(program, plan.steps)
+        return Work(program, plan, data.num_loss_tokens, self.loader.load(makers), empty)
 
     def run(self, work: Work, clock: Clock) -> RankResult:
         """One iteration: every action of this rank in the program's order; collective over all ranks.
@@ -126,6 +154,7 @@ class Runtime:
         for index, step in enumerate(work.plan.steps):
             try:
                 iteration.transfers.post_receives(index)
+                iteration.take_part(work.empty.get(index, ()))
                 iteration.execute(step, clock)
             except torch.OutOfMemoryError as error:
                 raise self._out_of_memory(work, index) from error
@@ -153,7 +182,9 @@ class _Iteration:
     work: Work
     transfers: Transfers = field(init=False)
     graphs: dict[tuple[int, int, int], Graph] = field(default_factory=dict)
+    weight_passes: dict[tuple[int, int, int], WeightPass] = field(default_factory=dict)
     losses: list[ChunkLoss] = field(default_factory=list)
+    empty: dict[tuple[int, int, int], Iterator[None]] = field(default_factory=dict)
     _norm: float | None = None
 
     def __post_init__(self) -> None:
@@ -177,6 +208,9 @@ class _Iteration:
                 norm = self.norm()
                 if isfinite(norm):
                     self._stage(step).step(self.runtime.settings.clip_grad, norm)
+        elif step.kind is Pass.WEIGHT:
+            with clock.action(step.action):
+                self._weights(step)
         else:
             received = {message.key: self.transfers.receive(message) for message in step.receives}
             inputs = next(self.work.inputs) if step.kind is Pass.FORWARD else None
@@ -184,6 +218,16 @@ class _Iteration:
                 output = self._forward(step, received, inputs) if inputs else self._backward(step, received)
             if output is not None:
                 self.transfers.send(step, lambda message: cut_rows(output, message))
+
+    def take_part(self, passes: Sequence[EmptyPass]) -> None:
+        """Run passes of other replicas, whose collectives need this one."""
+        for one in passes:
+            key = one.module, one.microbatch, one.part
+            if one.kind is Pass.FORWARD:
+                stage = self.runtime.stages[one.module, 0]
+                assert isinstance(stage, ShardedStage)
+                self.empty[key] = stage.empty_pass()
+            next(self.empty[key])
 
     def norm(self) -> float:
         """Norm of all gradients, not a number if a loss is not finite; computed once, by all ranks together."""
@@ -195,20 +239,15 @@ class _Iteration:
 
     def _forward(self, step: Step, received: Mapping[tuple[int, int], Tensor], inputs: Inputs) -> Tensor | None:
         leaf = self._start(step, received, inputs)
-        output = self._stage(step).buffers(leaf, inputs.pack)
+        output = self._stage(step).forward(leaf, inputs.pack)
         if self._is_loss(step):
             output = output / self.work.num_loss_tokens
             self.losses.append(ChunkLoss(step.action, output.detach()))
-        wants_gradient = leaf is not None and leaf.requires_grad
-        self.graphs[step.place.module, step.place.stage, step.chunk] = Graph(
-            leaf if wants_gradient else None,
-            get_gradient_edge(output) if output.requires_grad else None,
-            output.shape,
-        )
+        self.graphs[_key(step)] = Graph.of(leaf, output, inputs.pack)
         return None if self._is_loss(step) else output.detach()
 
     def _backward(self, step: Step, received: Mapping[tuple[int, int], Tensor]) -> Tensor | None:
-        graph = self.graphs.pop((step.place.module, step.place.stage, step.chunk))
+        graph = self.graphs.pop(_key(step))
         if graph.output is None:
             return None
         dtype, device = self.runtime.dtype, self.runtime.device
@@ -217,8 +256,19 @@ class _Iteration:
             if self._is_loss(step)
             else gather_rows(step, received, lambda: torch.zeros(graph.shape, dtype=dtype, device=device))
         )
-        self._stage(step).backward(graph.output, gradient, last=step.ends_gradients)
+        trained = self._stage(step)
+        if graph.splits:
+            given, self.weight_passes[_key(step)] = trained.stage.backward_inputs(graph.output, gradient, graph.leaf)
+            return given
+        trained.backward(graph.output, gradient, last=step.ends_gradients)
         return None if graph.leaf is None else graph.leaf.grad
+
+    def _weights(self, step: Step) -> None:
+        # A stage that learns nothing, with nothing before it that does, had no backward.
+        if left := self.weight_passes.pop(_key(step), None):
+            trained = self._stage(step)
+            assert isinstance(trained, TrainedStage)
+            trained.backward_weights(left, last=step.ends_gradients)
 
     def _start(self, step: Step, received: Mapping[tuple[int, int], Tensor], inputs: Inputs) -> Tensor | None:
         """What a forward starts from: features, received hidden states, or projected tokens from several encoders."""
@@ -234,7 +284,7 @@ class _Iteration:
         rows = gather_rows(step, received, lambda: torch.zeros(shape, dtype=dtype, device=device))
         return rows.requires_grad_(wants_gradient)
 
-    def _stage(self, step: Step) -> TrainedStage:
+    def _stage(self, step: Step) -> TrainedStage | ShardedStage:
         return self.runtime.stages[step.place.module, step.place.stage]
 
     def _first_copy(self, step: Step) -> Parameter | None:
@@ -258,6 +308,11 @@ class _Iteration:
         """Elements of a row: hidden states inside a module, the LLM's embeddings between modules."""
         source, target = (int(self.work.program.module[action]) for action in message.key)
         return self.work.program.model.modules[source].config.hidden_size if source == target else self._hidden_size()
+
+
+def _key(step: Step) -> tuple[int, int, int]:
+    """Identifies a chunk on a stage."""
+    return step.place.module, step.place.stage, step.chunk
 
 
 def _members(program: Program, step: Step) -> IntArray:

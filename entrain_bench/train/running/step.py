@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,8 @@ from torch.autograd.graph import GradientEdge
 from torch.nn import Parameter
 
 from entrain_bench.specs.framework import Framework
-from entrain_bench.train.modules import Stage, StageGroups
+from entrain_bench.train.modules import Pack, Stage, StageGroups
+from entrain_bench.train.modules.split import WeightPass
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,19 @@ class OptimizerSettings:
     framework: Framework = field(default_factory=Framework)
 
 
+class Held(Protocol):
+    """A stage that is trained, as the norm over all of them sees it."""
+
+    @property
+    def norm_copies(self) -> int:
+        """Ranks that hold the same gradients."""
+        ...
+
+    def gradient_square(self) -> torch.Tensor:
+        """Sum of squares of the gradients that this rank alone counts, float64."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TrainedStage:
     """A stage with its gradient buffers and its optimizer."""
@@ -51,10 +66,25 @@ class TrainedStage:
     optimizer: MegatronOptimizer
     groups: StageGroups
 
+    @property
+    def norm_copies(self) -> int:
+        """Ranks that hold the same gradients: without sharded optimizer states every replica."""
+        return 1 if self.buffers.ddp_config.use_distributed_optimizer else self.groups.dp_cp.size()
+
+    def forward(self, leaf: torch.Tensor | None, pack: Pack) -> torch.Tensor:
+        """The stage's output for a chunk."""
+        output: torch.Tensor = self.buffers(leaf, pack)
+        return output
+
     def backward(self, output: GradientEdge, gradient: torch.Tensor, *, last: bool) -> None:
         """Add to the stage's gradients; the last of an iteration sends them off, bucket by bucket."""
         with nullcontext() if last else self.buffers.no_sync():
             torch.autograd.backward([output], [gradient])
+
+    def backward_weights(self, left: WeightPass, *, last: bool) -> None:
+        """Add to the stage's gradients what a split backward has left; the last of an iteration sends them off."""
+        with nullcontext() if last else self.buffers.no_sync():
+            left.run()
 
     def gather_weights(self) -> None:
         """Have whole weights where an optimizer step left each rank a part; collective over replicas."""
@@ -166,7 +196,7 @@ def train_stage(
 
 
 def global_norm(
-    stages: Mapping[tuple[int, int], TrainedStage],
+    stages: Mapping[tuple[int, int], Held],
     group: dist.ProcessGroup,
     device: torch.device,
     other: torch.Tensor | float = 0.0,
@@ -182,8 +212,6 @@ def global_norm(
     square = torch.zeros((), dtype=torch.float64, device=device) + other
     for trained in stages.values():
         share = trained.gradient_square().to(device)
-        # Without sharded optimizer states every replica holds the same gradients.
-        copies = 1 if trained.buffers.ddp_config.use_distributed_optimizer else trained.groups.dp_cp.size()
-        square += share / copies
+        square += share / trained.norm_copies
     dist.all_reduce(square, group=group)
     return float(square.sqrt())

@@ -81,6 +81,27 @@ def test_layers_are_recomputed_one_by_one() -> None:
     assert backward_s([1, 2]) - none == pytest.approx(more, rel=1e-3)
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_split_backward_is_shared_out_by_flops(recompute: bool) -> None:
+    loads = times().loads(LLM, np.array(LENGTHS), np.array([0, len(LENGTHS)]))
+    counts = LLM.kind_counts([4, 6])
+    whole, split = (times().stages_s(LLM, loads, counts, 1, 1, recompute, flag) for flag in (False, True))
+    assert whole.weight_s is None
+    assert split.weight_s is not None
+    assert split.backward_s + split.weight_s == pytest.approx(whole.backward_s, rel=1e-12)
+    # Products of a block: 2 x 128 x 256 weights, and attention over causal scores with a query width of 128.
+    tokens, weights = sum(LENGTHS), 128 * 256 + 128 * 128 + 128 * 512 + 256 * 128
+    products, scores = 2 * weights * tokens, 4 * 128 * float(loads.areas["block"][0])
+    _, block, head = (layer_s(layer.attention, LENGTHS) for layer in LLM.kinds)
+    share = products / (2 * products + 2.5 * scores)
+    expected = [BACKWARD * 3 * block * share, BACKWARD * (5 * block * share + head / 2)]
+    assert split.weight_s[0] == pytest.approx(expected, rel=1e-3)
+    assert np.array_equal(split.backward_comm_s, whole.backward_comm_s)
+    for found, stage in zip(times().layers_s(LLM, loads, 1, 1, True), (0.0, share, 0.5), strict=True):
+        assert found.weight_s is not None
+        assert found.weight_s == pytest.approx(stage * (found.backward_s + found.weight_s), rel=1e-12)
+
+
 def test_a_stage_without_blocks_adds_nothing() -> None:
     loads = times().loads(LLM, np.array(LENGTHS), np.array([0, 3]))
     found = times().stages_s(LLM, loads, LLM.kind_counts([1, 9]), 1, 1, False)

@@ -1,4 +1,4 @@
-"""Faults planted into a rank's messages and inputs: all shapes stay right."""
+"""Faults planted into a rank's messages, inputs and weight passes: all shapes stay right."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import torch
 from entrain_bench.program import Program
 from entrain_bench.specs.framework import Framework
 from entrain_bench.train.messages.rank_plan import DEFAULTS, Message, RankPlan, plan_rank
-from entrain_bench.train.modules import Pack
+from entrain_bench.train.modules import Pack, split
+from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.running.data import SampleData
+from entrain_bench.train.running.step import TrainedStage
 
 
 def reverse_rows(program: Program, rank: int, framework: Framework = DEFAULTS) -> RankPlan:
@@ -38,3 +40,44 @@ def drop_sample(data: SampleData, samples: np.ndarray, original: Callable[..., P
         pack,
         labels=torch.cat([torch.full_like(own, -1) if s == 0 else own for s, own in zip(samples, labels, strict=True)]),
     )
+
+
+def skip_weights(
+    trained: TrainedStage,
+    left: WeightPass,
+    *,
+    last: bool,
+    original: Callable[..., None] = TrainedStage.backward_weights,
+) -> None:
+    """Only the last weight pass of a stage runs."""
+    if last:
+        original(trained, left, last=last)
+
+
+def repeat_weights(
+    trained: TrainedStage,
+    left: WeightPass,
+    *,
+    last: bool,
+    original: Callable[..., None] = TrainedStage.backward_weights,
+) -> None:
+    """Weight passes count twice."""
+    original(trained, WeightPass({parameter: 2 * parts for parameter, parts in left.left.items()}), last=last)
+
+
+class OtherInputs:
+    """Weight passes take the inputs of the chunk before, as far as they are as long."""
+
+    def __init__(self) -> None:
+        self.original, self.before = split._gradient_of_product, {}
+
+    def __call__(self, gradient: torch.Tensor, rows: torch.Tensor, arrival: object) -> torch.Tensor:
+        if arrival is not None:
+            arrival.wait()
+        key = gradient.shape[1:], rows.shape[1:]
+        other = self.before.get(key, rows)
+        self.before[key] = rows
+        taken = rows.clone()
+        shared = min(len(rows), len(other))
+        taken[:shared] = other[:shared]
+        return self.original(gradient, taken, None)

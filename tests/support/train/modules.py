@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from entrain_bench.config.tree import config_tree
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
@@ -90,22 +92,36 @@ def run_module(
     groups: StageGroups,
     cuts: Sequence[int] = (),
     short: bool = False,
+    splits_backward: bool = False,
     **options: Any,
 ) -> Grads:
-    """Output, gradient of the input and full gradients of a module cut into stages, put together over all ranks."""
+    """Output, gradient of the input and full gradients of a module cut into stages, put together over all ranks.
+
+    With a split backward the weight passes of all stages come after their backwards.
+    """
     ends = [0, *cuts, len(module.layers)]
     stages = [stage_of(model, module, groups, range(lo, hi), **options) for lo, hi in pairwise(ends)]
     first, pack = batch_of(module, short)
+    pack = replace(pack, splits_backward=splits_backward)
     device = options.get("device", CPU)
     inputs, outputs = [], [first.to(device)]
     for stage in stages:
         inputs.append(outputs[-1].detach().requires_grad_())
         outputs.append(stage(inputs[-1], pack))
     output = outputs[-1]
-    gradient = normal(np.random.default_rng(6), *output.shape).to(device) if module.is_encoder else None
-    for received, sent in zip(reversed(inputs), reversed(outputs[1:]), strict=True):
-        sent.backward(gradient)
+    gradient = torch.ones_like(output)
+    if module.is_encoder:
+        gradient = normal(np.random.default_rng(6), *output.shape).to(device)
+    left = []
+    for stage, received, sent in zip(reversed(stages), reversed(inputs), reversed(outputs[1:]), strict=True):
+        if splits_backward:
+            received.grad, weights = stage.backward_inputs(get_gradient_edge(sent), gradient, received)
+            left.append(weights)
+        else:
+            sent.backward(gradient)
         gradient = received.grad
+    for weights in left:
+        weights.run()
     output = output.detach().clone()
     if not module.is_encoder:
         dist.all_reduce(output, group=groups.cp)

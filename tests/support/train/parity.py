@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +12,13 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.experiment import Feed, prepare
+from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import partition_layers
@@ -25,17 +27,20 @@ from entrain_bench.train.launching.handover import config_from_json
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.measuring.losses import total_loss
 from entrain_bench.train.messages.control import gather_json, planning_group
-from entrain_bench.train.modules import NamedParameter, StageGroups, build_stage, named_parameters
+from entrain_bench.train.modules import NamedParameter, StageGroups, build_stage, named_parameters, split
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import runtime as runtime_module
 from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.data import SampleData
 from entrain_bench.train.running.feed import WorkFeed
 from entrain_bench.train.running.loop import plan
+from entrain_bench.train.running.runtime import Runtime, Work
+from entrain_bench.train.running.sharded import ShardedStage
 from entrain_bench.train.running.step import TrainedStage
 from entrain_bench_strategies.dip.partitioner import DipPlanner, colocate
-from support.train.faults import drop_sample, reverse_rows
+from support.train.faults import OtherInputs, drop_sample, repeat_weights, reverse_rows, skip_weights
 from support.train.runs import CPU, batch
+from support.train.splitting import split_backwards
 
 NUM_STEPS = 3
 
@@ -98,6 +103,16 @@ class RecordingStage(TrainedStage):
             self.kept[named.key] = named, named.parameter.main_grad.clone()
 
 
+class RecordingShards(ShardedStage):
+    """The same for a sharded stage, whose gradients are put together."""
+
+    def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
+        super().sync_gradients(tied, first_copy)
+        for named in named_parameters(self.stage):
+            if named.parameter.requires_grad:
+                RecordingStage.kept[named.key] = named, whole_tensor(named.parameter.grad).clone()
+
+
 @dataclass(frozen=True, slots=True)
 class VirtualPlanner(DipPlanner):
     """Two stages of every module on every rank, of the first degrees that meet the request."""
@@ -110,16 +125,17 @@ class VirtualPlanner(DipPlanner):
 
 
 def compare(_: int, cases: list[tuple[str, str]], reference: Path) -> list[dict[str, float] | str]:
-    """Train every configuration like the reference, a fault planted; see ``compare_one``.
+    """Train every configuration like the reference, with a change (``changed``); see ``compare_one``.
 
     A reason stands for parts that do not fit. With a fault only the first step runs.
     """
     prepare_platform()
     found: list[dict[str, float] | str] = []
-    for config, fault in cases:
+    for config, change in cases:
         try:
-            with planted(fault):
-                found.append(compare_one(config_from_json(config), reference, 1 if fault else None))
+            with changed(change):
+                steps = 1 if change in FAULTS else None
+                found.append(compare_one(config_from_json(config), reference, steps))
         except IncompatibleError as error:
             found.append(str(error))
     return found
@@ -133,10 +149,13 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
     layout, _ = plan(setting, planning)
     runtime = build_runtime(setting.job, layout, setting.executor, CPU, 0, control)
     runtime.stages = {
-        key: RecordingStage(t.stage, t.buffers, t.optimizer, t.groups) for key, t in runtime.stages.items()
+        key: RecordingStage(t.stage, t.buffers, t.optimizer, t.groups)
+        if isinstance(t, TrainedStage)
+        else RecordingShards(t.stage, t.optimizer, t.groups)
+        for key, t in runtime.stages.items()
     }
     # A distributed optimizer leaves each rank a shard of the summed gradients only; weights tell of the rest.
-    whole = not setting.job.framework.distributed_optimizer
+    whole = not setting.job.framework.distributed_optimizer or layout.modules[0].sharded
     with np.load(reference) as arrays:
         wanted = dict(arrays)
     worst = {"gradient": 0.0, "weight": 0.0, "loss": 0.0, "norm": 0.0}
@@ -156,22 +175,40 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
     for trained in runtime.stages.values():
         trained.gather_weights()
         for named in named_parameters(trained.stage):
-            value = named.parameter.detach()
+            value = whole_tensor(named.parameter.detach())
             worst["weight"] = max(worst["weight"], excess(value, named, wanted[f"weight {named.key}"]))
     return worst
 
 
 @contextmanager
-def planted(fault: str) -> Iterator[None]:
-    """Make the runtime wrong on purpose: ``reversed_rows``, ``doubled_scale`` or ``dropped_sample``."""
+def changed(change: str) -> Iterator[None]:
+    """Make the runtime wrong on purpose (``FAULTS``), or have it run all backwards in two passes (``SPLIT``)."""
     with ExitStack() as stack:
-        if fault == "reversed_rows":
-            stack.enter_context(patch.object(runtime_module, "plan_rank", reverse_rows))
-        elif fault == "doubled_scale":
-            stack.enter_context(patch.object(RecordingStage, "scale", 2.0))
-        elif fault == "dropped_sample":
-            stack.enter_context(patch.object(SampleData, "llm_pack", drop_sample))
+        for target, name, value in FAULTS[change]() if change in FAULTS else ():
+            stack.enter_context(patch.object(target, name, value))
+        if change == SPLIT:
+            stack.enter_context(patch.object(Runtime, "prepare", prepare_split))
         yield
+
+
+SPLIT = "split"
+FAULTS: dict[str, Callable[[], list[tuple[object, str, object]]]] = {
+    "reversed_rows": lambda: [(runtime_module, "plan_rank", reverse_rows)],
+    "doubled_scale": lambda: [(RecordingStage, "scale", 2.0)],
+    "dropped_sample": lambda: [(SampleData, "llm_pack", drop_sample)],
+    "skipped_weights": lambda: [(TrainedStage, "backward_weights", skip_weights)],
+    "repeated_weights": lambda: [(TrainedStage, "backward_weights", repeat_weights)],
+    "other_inputs": lambda: [(split, "_gradient_of_product", OtherInputs())],
+}
+
+
+def prepare_split(runtime: Runtime, program: Program, original: Callable[..., Work] = Runtime.prepare) -> Work:
+    return original(runtime, split_backwards(program))
+
+
+def whole_tensor(value: torch.Tensor) -> torch.Tensor:
+    """A parameter or gradient put together where FSDP has sharded it; collective."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def excess(value, named, full) -> float:

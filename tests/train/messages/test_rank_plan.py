@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.program import Program
+from entrain_bench.program import Pass, Program
 from entrain_bench.train.messages.places import lane_of_rank, places_of
 from entrain_bench.train.messages.rank_plan import Message, RankPlan, items_of_samples, plan_rank
 from support.builders import random_samples
 from support.train.four_ranks import LAYOUTS, programs
+from support.train.splitting import split_backwards
 
 
 def deliver(program: Program, plans: list[RankPlan]) -> int:
@@ -83,6 +84,28 @@ def test_every_row_arrives_where_it_belongs(name: str, seed: int, split: bool) -
     plans = [plan_rank(program, rank) for rank in range(4)]
     delivered = deliver(program, plans)
     assert delivered > 0 or not shapes.num_items
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("weights", [False, True])
+def test_the_last_pass_that_learns_ends_the_gradients_of_its_stage(name: str, weights: bool) -> None:
+    """Of whole backwards that is the last one, of split ones the last weight pass; every row arrives all the same."""
+    rng = np.random.default_rng(0)
+    program = programs(random_samples(rng, 12, longest=40), LAYOUTS[name], rng, split=True)
+    program = split_backwards(program) if weights else program
+    plans = [plan_rank(program, rank) for rank in range(4)]
+    assert deliver(program, plans) > 0
+    kind, others = (Pass.WEIGHT, 0) if weights else (Pass.BACKWARD, 0)
+    for plan in plans:
+        ends = {(step.place.module, step.place.stage): step for step in plan.steps if step.ends_gradients}
+        assert len(ends) == sum(step.ends_gradients for step in plan.steps)
+        learnt = [step for step in plan.steps if step.kind is kind]
+        assert {(step.place.module, step.place.stage) for step in learnt} == ends.keys()
+        for step in learnt:
+            last = ends[step.place.module, step.place.stage]
+            others += step is not last
+            assert plan.steps.index(step) <= plan.steps.index(last)
+    assert others > 0
 
 
 def test_rows_in_reverse_are_noticed() -> None:

@@ -9,17 +9,19 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.modules import NamedParameter, StageGroups, attention
+from entrain_bench.train.modules import split as splitting
 from entrain_bench.train.platform import prepare_platform
 from support.train import modules
 from support.train.modules import Grads, differences, run_module, small_model
 from support.train.ranks import RankError, run_ranks
 
-FAULTS = ("gated slice", "key gradients", "norm gradients")
+FAULTS = ("gated slice", "key gradients", "norm gradients", "tokens of one rank")
 LAYOUTS = [(2, 1, ()), (1, 2, ()), (2, 2, (1, 3))]
 
 
@@ -51,21 +53,30 @@ def layout_differences(_rank: int) -> dict[str, list[str]]:
     whole: dict[tuple[str, bool], Grads] = {}
 
     def compare(
-        module: ModuleSpec, tp: int, cp: int, cuts: tuple[int, ...] = (), *, short: bool = False, split: bool = False
+        module: ModuleSpec,
+        tp: int,
+        cp: int,
+        cuts: tuple[int, ...] = (),
+        *,
+        short: bool = False,
+        split: bool = False,
+        two_passes: bool = False,
     ) -> list[str]:
         key = module.name, short
         if key not in whole:
             whole[key] = run_module(model, module, groups[1, 1], short=short)
         own = replace(groups[tp, cp], sequence_parallel=split)
-        actual = run_module(model, module, own, cuts, short=short)
+        actual = run_module(model, module, own, cuts, short=short, splits_backward=two_passes)
         wrong = differences(actual, whole[key], tolerance=1e-5)
-        return [f"{module.name} tp{tp} cp{cp} {cuts} {split}: {line}" for line in wrong]
+        return [f"{module.name} tp{tp} cp{cp} {cuts} {split} {two_passes}: {line}" for line in wrong]
 
     found: dict[str, list[str]] = {name: [] for name in ("none", "short", *FAULTS)}
     for module in model.modules:
         for tp, cp, cuts in LAYOUTS:
             found["none"] += compare(module, tp, cp, cuts)
             found["none"] += compare(module, tp, cp, cuts, split=True)
+        for split in (False, True):
+            found["none"] += compare(module, tp, cp, cuts, split=split, two_passes=True)
         # Five tokens on four ranks: the last rank has nothing but padding.
         found["short"] += compare(module, 1, 4, short=True)
         found["short"] += compare(module, 2, 2, short=True, split=True)
@@ -77,6 +88,8 @@ def layout_differences(_rank: int) -> dict[str, list[str]]:
     unreduced = partial(_gather_without_reduction, attention.gather_from_sequence_parallel_region)
     with mock.patch.object(attention, "gather_from_sequence_parallel_region", unreduced):
         found["key gradients"] += compare(model.llm, 1, 2)
+    with mock.patch.object(splitting, "_gather", _repeat):
+        found["tokens of one rank"] += compare(model.llm, 2, 1, split=True, two_passes=True)
     return found
 
 
@@ -88,6 +101,10 @@ def _gather_without_reduction(gather: Callable[..., Tensor], rows: Tensor, **opt
     return gather(rows, **options | {"tensor_parallel_output_grad": False})
 
 
+def _repeat(rows: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, None]:
+    return torch.cat([rows] * group.size()), None
+
+
 def test_every_layout_equals_one_rank_and_planted_faults_show() -> None:
     for found in run_ranks(layout_differences, 4):
         assert found["none"] == []
@@ -97,6 +114,8 @@ def test_every_layout_equals_one_rank_and_planted_faults_show() -> None:
         assert not any("output" in line for line in found["key gradients"])
         assert any("layernorm" in line for line in found["norm gradients"])
         assert not any("linear" in line and "weight" in line for line in found["norm gradients"])
+        assert any("linear" in line and "weight" in line for line in found["tokens of one rank"])
+        assert not any("norm" in line for line in found["tokens of one rank"])
 
 
 def _fail_on_one(rank: int) -> None:

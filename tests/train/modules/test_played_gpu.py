@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 from unittest import mock
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from entrain_bench.errors import IncompatibleError
@@ -60,30 +62,45 @@ def llm_pack(*, text_only: bool = False) -> Pack:
 
 
 def run_stages(
-    module: ModuleSpec, groups: StageGroups, *cuts: int, recompute: bool = False, text_only: bool = False
+    module: ModuleSpec,
+    groups: StageGroups,
+    *cuts: int,
+    recompute: bool = False,
+    text_only: bool = False,
+    splits_backward: bool = False,
 ) -> None:
-    """Forward and backward of a module cut into stages."""
+    """Forward and backward, whole or in two passes, of a module cut into stages."""
     ends_of_stages = pairwise([0, *cuts, len(module.layers)])
     with torch.device(GPU):
         stages = [
             Stage(module, range(lo, hi), groups, dtype=torch.bfloat16, recompute=recompute) for lo, hi in ends_of_stages
         ]
     pack = ENCODER_PACK if module.is_encoder else llm_pack(text_only=text_only)
+    pack = replace(pack, splits_backward=splits_backward)
     first: Tensor | None = None
     if module.is_encoder:
         first = torch.empty(sum(pack.lengths), input_width(module), device=GPU)
     elif not text_only:
         first = torch.empty(2600, module.config.hidden_size, dtype=torch.bfloat16, device=GPU, requires_grad=True)
     with played_gpu():
-        leaf, graphs = first, []
+        leaf, graphs, left = first, [], []
         for part in stages:
             output = part(leaf, pack)
-            graphs.append((leaf, output))
+            graphs.append((part, leaf, output))
             leaf = output.detach().requires_grad_()
         gradient = torch.empty_like(output)
-        for leaf, output in reversed(graphs):
-            output.backward(gradient)
-            gradient = None if leaf is None else leaf.grad
+        for part, leaf, output in reversed(graphs):
+            wanted = leaf if leaf is not None and leaf.requires_grad else None
+            if splits_backward:
+                given, weights = part.backward_inputs(get_gradient_edge(output), gradient, wanted)
+                left.append(weights)
+                if wanted is not None:
+                    wanted.grad = given
+            else:
+                output.backward(gradient)
+            gradient = None if wanted is None else wanted.grad
+        for weights in left:
+            weights.run()
     if first is not None and first.requires_grad:
         assert first.grad is not None
     for part in stages:
@@ -93,11 +110,12 @@ def run_stages(
 
 
 @pytest.mark.parametrize(("tp", "cp"), [(1, 1), (2, 1), (1, 2)])
-@pytest.mark.parametrize("recompute", [False, True])
-def test_stages_never_stop_the_host(tp: int, cp: int, recompute: bool) -> None:
+@pytest.mark.parametrize(("recompute", "splits"), [(False, False), (True, False), (True, True)])
+def test_stages_never_stop_the_host(tp: int, cp: int, recompute: bool, splits: bool) -> None:
     with ranks(tp, cp) as groups:
+        own = replace(groups, sequence_parallel=splits)
         for module in MODEL.modules:
-            run_stages(module, groups, 2, len(module.layers) - 1, recompute=recompute)
+            run_stages(module, own, 2, len(module.layers) - 1, recompute=recompute, splits_backward=splits)
 
 
 def test_a_whole_llm_on_text_alone_never_stops_the_host() -> None:

@@ -8,7 +8,7 @@ import pytest
 from entrain_bench.config.tree import choices
 from entrain_bench.experiment import prepare
 from entrain_bench.train.launching.handover import config_from_json
-from support.train.parity import compare, train_reference
+from support.train.parity import FAULTS, SPLIT, compare, train_reference
 from support.train.ranks import run_ranks
 from support.train.runs import AUDIO, configuration
 
@@ -30,30 +30,66 @@ SETTINGS = {
     "gathered_late": (*DEGREES["sharded_optimizer"], "overlap_param_gather=false"),
     "sharded_pipeline": (*DEGREES["pp2_dp2"], "distributed_optimizer=true"),
 }
+SAMPLES = {"single": ("layout.tp=1", "microbatch_size=1")}
 # Two stages of every module on each rank; with one block a replica, both copies of the tied embedding, too.
 VIRTUAL = {
     "virtual": ("strategy.planner._target_=support.train.parity.VirtualPlanner", *DEGREES["pp2_dp2"]),
     "interleaved": ("strategy.planner.virtual_stages=2", *DEGREES["pp2_dp2"]),
     "virtual_closed": ("strategy.planner._target_=support.train.parity.VirtualPlanner", "layout.tp=1", "layout.dp=4"),
 }
-MODELS = {"one_encoder": ("model=tiny",), "two_encoders": ("model=tiny_av", AUDIO)}
-# Whose combination is in every run of the tests; the rest is for make test-slow.
-QUICK = {
-    "one_encoder": [
-        ("entrain", "pp2_dp2"),
-        ("megatron", "tp2"),
-        ("megatron", "interleaved"),
-        ("dip", "virtual"),
-        ("dip", "virtual_closed"),
-        ("hetero_colocated", "sharded_optimizer"),
-        ("entrain", "tp2_whole_tokens"),
-        ("megatron", "tp2_encoder_whole_tokens"),
-        ("entrain", "nothing_overlaps"),
-        ("megatron", "sharded_pipeline"),
-    ],
-    "two_encoders": [("entrain", "pp2_dp2"), ("dflop", "free")],
+# Schedules of virtual stages and of split backwards.
+PP4 = ("layout.tp=1", "layout.pp=4", "layout.dp=1")
+V = ("strategy/planner=megatron_schedules", "strategy.planner.schedules=[zb_v]")
+SCHEDULES = {
+    "zb_h1_pp4": ("strategy/scheduler=zb_h1", *PP4),
+    "zb_h1_pp2_dp2": ("strategy/scheduler=zb_h1", *DEGREES["pp2_dp2"]),
+    "zb_h1_pp2_tp2": ("strategy/scheduler=zb_h1", "layout.tp=2", "layout.pp=2", "layout.dp=1"),
+    "zb_h1_recomputed": ("strategy/scheduler=zb_h1", *PP4, "layout.recompute=[vision,llm]"),
+    "zb_v_pp4": ("strategy/scheduler=zb_v", *V, *PP4),
+    "zb_v_pp2_dp2": ("strategy/scheduler=zb_v", *V, *DEGREES["pp2_dp2"]),
+    "zb_v_pp2_tp2": ("strategy/scheduler=zb_v", *V, "layout.tp=2", "layout.pp=2", "layout.dp=1"),
+    "zb_v_recomputed": ("strategy/scheduler=zb_v", *V, *PP4, "layout.recompute=[vision,llm]"),
+    "interleaved_pp4": ("strategy.planner.virtual_stages=2", *PP4),
 }
-FAULTS = ["reversed_rows", "doubled_scale", "dropped_sample"]
+LAYOUTS = DEGREES | VIRTUAL | SETTINGS | SAMPLES | SCHEDULES
+MODELS = {"one_encoder": ("model=tiny",), "two_encoders": ("model=tiny_av", AUDIO)}
+# Strategy, layout and change of what is in every run of the tests; the rest is for make test-slow.
+Case = tuple[str, str, str]
+QUICK: dict[str, list[Case]] = {
+    "one_encoder": [
+        ("entrain", "pp2_dp2", ""),
+        ("megatron", "tp2", ""),
+        ("megatron", "interleaved", ""),
+        ("dip", "virtual", ""),
+        ("dip", "virtual_closed", ""),
+        ("hetero_colocated", "sharded_optimizer", ""),
+        ("entrain", "tp2_whole_tokens", ""),
+        ("megatron", "tp2_encoder_whole_tokens", ""),
+        ("entrain", "nothing_overlaps", ""),
+        ("megatron", "sharded_pipeline", ""),
+        ("dynapipe", "pp2_dp2", ""),
+        ("fsdp", "dp1", ""),
+        ("orchmllm", "tp2", ""),
+        ("megatron", "zb_h1_pp4", ""),
+        ("megatron", "zb_v_recomputed", ""),
+        ("entrain", "pp2_dp2", SPLIT),
+    ],
+    # With a sample a microbatch some replicas have nothing to encode.
+    "two_encoders": [
+        ("entrain", "pp2_dp2", ""),
+        ("dflop", "free", ""),
+        ("fsdp", "single", ""),
+        ("veomni", "single", ""),
+    ],
+}
+FAULTY: list[Case] = [
+    ("entrain", "pp2_dp2", "reversed_rows"),
+    ("entrain", "pp2_dp2", "doubled_scale"),
+    ("entrain", "pp2_dp2", "dropped_sample"),
+    ("megatron", "zb_h1_pp4", "skipped_weights"),
+    ("megatron", "zb_h1_pp4", "repeated_weights"),
+    ("megatron", "zb_h1_pp4", "other_inputs"),
+]
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -68,18 +104,14 @@ def reference(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run_cases(
-    cases: list[tuple[str, str]], model: str, reference: Path, faults: list[str]
-) -> tuple[dict[tuple[str, str], list[object]], dict[str, list[object]]]:
-    """What every rank found, by case, and by fault planted into the first case."""
-    layouts = DEGREES | VIRTUAL | SETTINGS
-    configs = [configuration(*MODELS[model], f"strategy={name}", *layouts[degrees]) for name, degrees in cases]
-    given = [(config, "") for config in configs] + [(configs[0], fault) for fault in faults]
-    found = [list(by_case) for by_case in zip(*run_ranks(compare, RANKS, given, reference), strict=True)]
-    return dict(zip(cases, found, strict=False)), dict(zip(faults, found[len(cases) :], strict=True))
+def run_cases(cases: list[Case], model: tuple[str, ...], reference: Path) -> dict[Case, list[object]]:
+    """What every rank found, by case."""
+    given = [(configuration(*model, f"strategy={name}", *LAYOUTS[layout]), change) for name, layout, change in cases]
+    by_rank = run_ranks(compare, RANKS, given, reference)
+    return dict(zip(cases, map(list, zip(*by_rank, strict=True)), strict=True))
 
 
-def check(found: dict[tuple[str, str], list[object]]) -> int:
+def check(found: dict[Case, list[object]]) -> int:
     """Assert parity of everything that ran; returns how many cases did."""
     ran = 0
     for case, results in found.items():
@@ -96,11 +128,15 @@ def check(found: dict[tuple[str, str], list[object]]) -> int:
 
 
 def test_strategies_train_like_one_process(model: str, reference: Path) -> None:
-    faults = FAULTS if model == "one_encoder" else []
-    found, planted = run_cases(QUICK[model], model, reference, faults)
+    faulty = FAULTY if model == "one_encoder" else []
+    found = run_cases(QUICK[model] + faulty, MODELS[model], reference)
+    for case in faulty:
+        assert max(result["gradient"] for result in found.pop(case)) > 1, case
     assert check(found) == len(found)
-    for results in planted.values():
-        assert max(result["gradient"] for result in results) > 1
+
+
+def test_every_fault_is_planted() -> None:
+    assert [change for *_, change in FAULTY] == [*FAULTS]
 
 
 @pytest.mark.parametrize("frozen", ["vision", pytest.param("llm", marks=pytest.mark.slow)])
@@ -114,20 +150,31 @@ def test_what_does_not_learn_stays_as_it_is(frozen: str, tmp_path: Path) -> None
     spec = prepare(config_from_json(configuration(*model))).job.model
     learning = [(m.name, str(i)) for m in spec.modules for i, layer in enumerate(m.layers) if layer.learns]
     assert learnt == {*learning}
-    layouts = DEGREES | VIRTUAL | SETTINGS
     # Some stages have nothing that learns.
-    cases = [("entrain", "pp2_dp2"), ("megatron", "tp2"), ("dip", "virtual"), ("megatron", "sharded_pipeline")]
-    configs = [(configuration(*model, f"strategy={name}", *layouts[degrees]), "") for name, degrees in cases]
-    found = [list(by_case) for by_case in zip(*run_ranks(compare, RANKS, configs, path), strict=True)]
-    assert check(dict(zip(cases, found, strict=True))) == len(cases)
+    cases = [
+        ("entrain", "pp2_dp2", ""),
+        ("megatron", "tp2", ""),
+        ("dip", "virtual", ""),
+        ("megatron", "sharded_pipeline", ""),
+        ("megatron", "zb_v_pp4", ""),
+    ]
+    assert check(run_cases(cases, model, path)) == len(cases)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_schedule_trains_like_one_process(model: str, reference: Path) -> None:
+    cases = [*(("megatron", name, "") for name in SCHEDULES), ("dip", "virtual_closed", SPLIT)]
+    assert check(run_cases(cases, MODELS[model], reference)) == len(cases)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("strategy", choices("strategy"))
 def test_every_strategy_and_degree_trains_like_one_process(strategy: str, model: str, reference: Path) -> None:
-    cases = [(strategy, degrees) for degrees in DEGREES | SETTINGS]
-    assert check(run_cases(cases, model, reference, [])[0]) >= 3
+    cases = [(strategy, degrees, change) for degrees in DEGREES | SETTINGS for change in ("", SPLIT)]
+    # Backwards of sharded weights are not split.
+    assert check(run_cases(cases, MODELS[model], reference)) >= 3
 
 
 @pytest.mark.slow

@@ -9,10 +9,24 @@ import numpy as np
 
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.program.assignment import Assignment, check_assignment
-from entrain_bench.program.boundary import ratio_of
+from entrain_bench.program.boundary import is_colocated, ratio_of
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
+
+
+def check_colocated(layout: Layout) -> None:
+    """Check that every encoder is in one stage on exactly the LLM's ranks, as schedules of three phases need it.
+
+    Raises:
+        IncompatibleError: naming the encoder that is not.
+    """
+    *encoders, llm = layout.modules
+    for placed in encoders:
+        if not is_colocated(placed, llm) or placed.pp > 1:
+            raise IncompatibleError(
+                f"layout: a colocated schedule needs {placed.module} in one stage on exactly the ranks of {llm.module}"
+            )
 
 
 def check_routes(

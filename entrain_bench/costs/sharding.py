@@ -1,0 +1,220 @@
+"""Fully sharded weights (FSDP, ZeRO-3): what gathering them layer by layer adds to passes, and what it needs in memory.
+
+Every rank holds a part of every layer. A layer's weights are gathered before its forward and before its backward, and
+its gradients are reduce-scattered after it. One layer is gathered ahead: its gather, and the scatter of the gradients
+of the layer before, run beside a layer's computation (torch 2.13, ``torch.distributed.fsdp.fully_shard``: all-gathers
+of forward are issued from a stream of their own, those of backward when the layer before begins, one reduce-scatter is
+in flight; ``_fsdp_param_group.py``). So a layer takes the longer of its computation and the communication beside it.
+Layers follow each other through all modules of a micro-step, forward and backward; at its two ends nothing hides the
+gather of the first layer and the scatter of the last, since the root waits for both.
+
+The collectives need all replicas, so a pass begins on all of them together (``collective_passes``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from entrain_bench.arrays import BoolArray, FloatArray, IntArray
+from entrain_bench.costs.layer_times import LayerTimes
+from entrain_bench.costs.links import all_gather_s
+from entrain_bench.program import Pass, Program
+from entrain_bench.program.layout import ModuleLayout
+from entrain_bench.program.recomputation import covered_layers
+from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
+from entrain_bench.specs.model import ModuleSpec
+
+# Layers whose weights are whole at a time: the one that runs, and the one gathered ahead.
+LAYERS_GATHERED = 2
+
+
+def is_tied(module: ModuleSpec) -> bool:
+    """Whether the first and the last layer share a weight, which then stays whole from the one to the other."""
+    return bool(module.config.tied_embeddings)
+
+
+def layer_parameters(module: ModuleSpec, *, learning: bool = False) -> FloatArray:
+    """Parameters of each layer before tensor parallelism, a tied embedding with the first ``[layers]``.
+
+    Args:
+        module: the module, on one stage.
+        learning: whether only those that learn count.
+    """
+    own = np.array([float(layer.parameters * (layer.learns or not learning)) for layer in module.layers])
+    if is_tied(module) and own[0]:
+        own[-1] = max(own[-1] - own[0], 0.0)
+    return own
+
+
+def gathered_bytes(module: ModuleSpec, placed: ModuleLayout, element_bytes: int) -> tuple[float, float]:
+    """Whole weights and gradients on a rank while a forward, and while a backward of a module runs.
+
+    The two consecutive layers with most weights, a tied embedding besides; in backward also the gradients of a layer,
+    as they are reduced: fp32.
+    """
+    shards = module.weight_shards(placed.tp)
+    own = layer_parameters(module) / shards
+    kept = float(own[0]) if is_tied(module) else 0.0
+    inner = own[1:] if is_tied(module) else own
+    ahead = min(LAYERS_GATHERED, len(inner))
+    pairs = np.convolve(inner, np.ones(ahead), "valid")
+    whole = element_bytes * (kept + float(pairs.max()))
+    gradients = FP32_BYTES * float(layer_parameters(module, learning=True).max()) / shards
+    return whole, whole + gradients
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTraffic:
+    """What a rank's links do for each layer of a module, seconds ``[layers]``.
+
+    Attributes:
+        gather_s: all-gather of its bf16 weights before its forward.
+        again_s: the same before its backward; 0 where the weights are still whole, or nothing runs.
+        scatter_s: reduce-scatter of its fp32 gradients; 0 where nothing learns.
+    """
+
+    gather_s: FloatArray
+    again_s: FloatArray
+    scatter_s: FloatArray
+
+
+def layer_traffic(module: ModuleSpec, placed: ModuleLayout, cluster: ClusterSpec) -> LayerTraffic:
+    """Times of the collectives over the ranks that share out a module's weights: data and context parallelism."""
+    shards = module.weight_shards(placed.tp)
+    copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
+    tier = cluster.ring_tiers(placed.ranks[:, 0, ::shards].reshape(1, -1))[0]
+    weights, learning = (layer_parameters(module, learning=learns) / shards for learns in (False, True))
+    runs_backward = np.array([layer.backward_share > 0 for layer in module.layers])
+
+    def seconds(num_bytes: FloatArray) -> FloatArray:
+        return np.where(num_bytes > 0, all_gather_s(num_bytes, copies, tier), 0.0)
+
+    gather_s, scatter_s = seconds(BF16_BYTES * weights), seconds(FP32_BYTES * learning)
+    again_s = gather_s * runs_backward
+    if is_tied(module):
+        again_s[0] = 0.0
+    return LayerTraffic(gather_s, again_s, scatter_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Passes of one kind of a module, their layers in the order in which they run ``[passes, layers]``.
+
+    Attributes:
+        actions: their numbers ``[passes]``.
+        compute_s: of each layer.
+        ready_s: gather that must be through before each layer ``[layers]``.
+        left_s: scatter that each layer leaves to its successor ``[layers]``.
+    """
+
+    actions: IntArray
+    compute_s: FloatArray
+    ready_s: FloatArray
+    left_s: FloatArray
+
+
+def exposed_s(program: Program, layer_times: LayerTimes, cluster: ClusterSpec, framework: Framework) -> FloatArray:
+    """What gathers and scatters add to every pass ``[actions]``; 0 for modules whose weights are whole.
+
+    Args:
+        program: the program.
+        layer_times: of the cluster.
+        cluster: the cluster.
+        framework: without ``overlap_param_gather`` no gather runs beside computation, without ``overlap_grad_reduce``
+            no scatter does.
+    """
+    added = np.zeros(program.num_actions)
+    sets = [
+        passes
+        for index, placed in enumerate(program.layout.modules)
+        if placed.sharded
+        for passes in passes_of(program, index, layer_times, cluster)
+    ]
+    if not sets:
+        return added
+    hides_gather, hides_scatter = framework.overlap_param_gather, framework.overlap_grad_reduce
+    first_ready, last_left = np.zeros(program.num_actions), np.zeros(program.num_actions)
+    for own in sets:
+        first_ready[own.actions], last_left[own.actions] = own.ready_s[0], own.left_s[-1]
+    before, after = _neighbours(program, np.concatenate([own.actions for own in sets]))
+    for own in sets:
+        previous, following = before[own.actions], after[own.actions]
+        shape = own.compute_s.shape
+        gathers, scatters = np.zeros(shape), np.zeros(shape)
+        gathers[:, :-1], scatters[:, 1:] = own.ready_s[1:], own.left_s[:-1]
+        gathers[:, -1] = np.where(following >= 0, first_ready[following], 0.0)
+        scatters[:, 0] = np.where(previous >= 0, last_left[previous], 0.0)
+        beside = hides_gather * gathers + hides_scatter * scatters
+        alone = (1 - hides_gather) * gathers + (1 - hides_scatter) * scatters
+        seconds = (np.maximum(own.compute_s, beside) - own.compute_s + alone).sum(axis=1)
+        # The ends of a micro-step have nothing to hide behind.
+        seconds += np.where(previous < 0, own.ready_s[0], 0.0) + np.where(following < 0, own.left_s[-1], 0.0)
+        added[own.actions] = seconds
+    return added
+
+
+def collective_passes(program: Program) -> IntArray:
+    """Number of the group of passes that begin together because their collectives need all replicas ``[actions]``.
+
+    A group is one pass of one microbatch (and part) of a sharded module on all its replicas; -1 for passes that are
+    tied to none. A replica without units of its own takes part in the collectives while it waits for its next pass.
+    """
+    group, count = np.full(program.num_actions, -1), 0
+    for index, (placed, chunks) in enumerate(zip(program.layout.modules, program.chunks, strict=True)):
+        if not placed.sharded or placed.dp == 1 or not len(chunks):
+            continue
+        _, number = np.unique(np.stack([chunks.microbatch, chunks.part]), axis=1, return_inverse=True)
+        for actions in (program.forward_actions(index), program.backward_actions(index)):
+            group[actions[:, 0]] = count + number.ravel()
+            count += int(number.max()) + 1
+    return group
+
+
+def passes_of(program: Program, index: int, layer_times: LayerTimes, cluster: ClusterSpec) -> tuple[Passes, ...]:
+    """The forwards and the backwards of a module; of the latter the layers that have one."""
+    module, placed, chunks = program.model.modules[index], program.layout.modules[index], program.chunks[index]
+    traffic, kind = layer_traffic(module, placed, cluster), module.layer_kind
+    loads = layer_times.loads(module, module.lengths(program.shapes, chunks.members), chunks.offsets)
+    times = layer_times.layers_s(module, loads, placed.tp, placed.cp)
+    forward_s = np.stack([each.forward_s + each.forward_comm_s for each in times], axis=1)[:, kind]
+    backward_s = np.stack([each.backward_s + each.backward_comm_s for each in times], axis=1)[:, kind]
+    backward_s = backward_s + forward_s * _remade(program, index)
+    runs = np.array([layer.backward_share > 0 for layer in module.layers])[::-1]
+    forwards = Passes(program.forward_actions(index)[:, 0], forward_s, traffic.gather_s, np.zeros(len(kind)))
+    if not runs.any():
+        return (forwards,)
+    again_s, scatter_s = traffic.again_s[::-1][runs], traffic.scatter_s[::-1][runs]
+    backwards = Passes(program.backward_actions(index)[:, 0], backward_s[:, ::-1][:, runs], again_s, scatter_s)
+    return forwards, backwards
+
+
+def _remade(program: Program, index: int) -> BoolArray:
+    """Whether the backward of each chunk runs each layer's forward once more ``[chunks, layers]``."""
+    module, placed = program.model.modules[index], program.layout.modules[index]
+    covered = covered_layers(module) & [layer.backward_share > 0 for layer in module.layers]
+    if placed.recompute or not program.remade:
+        return np.repeat((covered & placed.recompute)[None], len(program.chunks[index]), axis=0)
+    return np.asarray(covered & (covered_layers(module).cumsum() <= program.remade[index]))
+
+
+def _neighbours(program: Program, sharded: IntArray) -> tuple[IntArray, IntArray]:
+    """The sharded pass that runs before each one in the same micro-step, and the one after it ``[actions]``; else -1.
+
+    A micro-step ends where a forward follows a backward, as it does where the root's backward ends. Of an action's
+    lanes, which run alike where all modules are sharded, the last one's neighbours count.
+    """
+    counts = np.zeros(program.num_actions, bool)
+    counts[sharded] = True
+    order = program.lane_actions
+    chained = counts[order[:-1]] & counts[order[1:]]
+    chained &= (program.kind[order[:-1]] == Pass.FORWARD) | (program.kind[order[1:]] == Pass.BACKWARD)
+    # Not from the end of one lane to the beginning of the next.
+    ends = program.lane_offsets[1:-1] - 1
+    chained[ends[(ends >= 0) & (ends < len(chained))]] = False
+    before, after = np.full(program.num_actions, -1), np.full(program.num_actions, -1)
+    before[order[1:][chained]], after[order[:-1][chained]] = order[:-1][chained], order[1:][chained]
+    return before, after

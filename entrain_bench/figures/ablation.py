@@ -1,0 +1,132 @@
+"""Which part carries a system's gain: planners, assigners and schedulers of several systems in every combination.
+
+No figure of a paper; arXiv:2605.27918 and the others ablate their own parts only. Cells of
+``experiments/figure/ablation.yaml``: parts by the names of their YAMLs. A panel a scheduler and trace, a row a planner,
+a column an assigner; the number is the speed-up over the first of each together, seed by seed, in italics where its
+95 % interval includes 1. Hatched combinations do not fit together, as the parts themselves say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, INK, legend_above, panels
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.labels import names
+from entrain_bench.records.records import Results
+from entrain_bench.records.tables import interval_over_seeds, relative_over_seeds, run_table
+
+EXPERIMENT = "ablation"
+RUNS = True
+PARTS = ["planner", "assigner", "scheduler"]
+JOB = ["model", "workload"]
+CASE = [*JOB, *PARTS]
+# Height of a row of a panel, and of what is above and below its rows.
+ROW_IN, PANEL_IN, HEAD_IN = 0.17, 0.3, 0.75
+# Speed-ups at which colours end; further ones look alike.
+EXTREME = 1.5
+# A ratio's ends, by those of its inverse.
+ENDS = (("low", "high"), ("high", "low"))
+
+
+def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
+    """The runs; ``planner``, ``assigner`` and ``scheduler`` are the choices of the sweep."""
+    # One strategy whose parts are exchanged: its rows keep the order of the cells.
+    table = run_table(cells, results)
+    return table.assign(**{part: [_choice(cell, part) for cell in cells] for part in PARTS})
+
+
+def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+    """Schedulers from top to bottom, models and traces side by side."""
+    table = gains(data)
+    traces, models = names(data, "workload"), names(data, "model")
+    jobs = [(model, trace) for model in models for trace in traces]
+    planners, assigners, schedulers = ([*map(str, data[part].unique())] for part in PARTS)
+    panel_in = PANEL_IN + ROW_IN * len(planners)
+    figure, axes = panels(
+        len(schedulers), len(jobs), DOUBLE_COLUMN_IN, HEAD_IN + panel_in * len(schedulers), sharex=True, sharey=True
+    )
+    colours = ScalarMappable(LogNorm(1 / EXTREME, EXTREME), sns.color_palette("vlag_r", as_cmap=True))
+    for place, panel in enumerate(axes):
+        (model, trace), scheduler = jobs[place % len(jobs)], schedulers[place // len(jobs)]
+        one = (table["model"] == model) & (table["workload"] == trace) & (table["scheduler"] == scheduler)
+        rows = {(row["planner"], row["assigner"]): row for row in table[one].to_dict("records")}
+        _draw_panel(panel, rows, planners, assigners, colours)
+        if place < len(jobs):
+            panel.set_title(f"{models[model]}, {traces[trace]}" if len(models) > 1 else traces[trace])
+        if place % len(jobs) == len(jobs) - 1:
+            panel.yaxis.set_label_position("right")
+            panel.set_ylabel(f"scheduler\n{scheduler}", rotation=270, va="bottom")
+    figure.supylabel("planner", fontsize="medium")
+    figure.supxlabel("assigner", fontsize="medium")
+    legend_above(
+        figure,
+        [
+            Patch(facecolor="white", edgecolor="#b0b0b0", hatch="////", label="parts do not fit together"),
+            Patch(facecolor="none", label="number: speed-up over the first of each; italics: interval includes 1"),
+        ],
+    )
+    return figure, table
+
+
+def gains(data: pd.DataFrame) -> pd.DataFrame:
+    """Mean iteration times of every combination, and ``speedup`` over the first planner, assigner and scheduler.
+
+    Returns:
+        The columns of ``interval_over_seeds``, ``speedup``, ``speedup_low`` and ``speedup_high``.
+    """
+    table = interval_over_seeds(data, CASE, "iteration_time_s")
+    base = (data[PARTS] == data[PARTS].iloc[0]).all(axis="columns")
+    slower = relative_over_seeds(data, data[base], CASE, JOB, "iteration_time_s")
+    ends = {f"speedup_{a}": 1 / slower[f"relative_{b}"] for a, b in ENDS}
+    return table.join(pd.DataFrame({"speedup": 1 / slower["relative"], **ends}), on=CASE)
+
+
+def _choice(cell: Cell, part: str) -> str:
+    """The name of a part in a cell's overrides."""
+    key = f"strategy/{part}="
+    return next(text.removeprefix(key) for text in cell.overrides if text.startswith(key))
+
+
+def _draw_panel(
+    panel: Axes,
+    rows: Mapping[tuple[str, str], Mapping[Hashable, Any]],
+    planners: Sequence[str],
+    assigners: Sequence[str],
+    colours: ScalarMappable,
+) -> None:
+    for y, planner in enumerate(planners):
+        for x, assigner in enumerate(assigners):
+            row = rows.get((planner, assigner), {"num_ok": 0, "num_runs": 0, "status": "missing", "speedup": None})
+            corner = (x - 0.5, y - 0.5)
+            if pd.isna(row["speedup"]):
+                fits = row["status"] != "skipped"
+                style: dict[str, Any] = {"facecolor": "white", "edgecolor": "#b0b0b0", "linewidth": 0.4}
+                panel.add_patch(Rectangle(corner, 1, 1, **style, hatch=None if fits else "////"))
+                if fits:
+                    panel.text(x, y, str(row["status"]), ha="center", va="center", color=FAINT)
+                continue
+            colour = tuple(colours.to_rgba(np.array([row["speedup"]]))[0])
+            panel.add_patch(Rectangle(corner, 1, 1, facecolor=colour, edgecolor="white", linewidth=0.8))
+            clear = row["num_ok"] > 1 and not row["speedup_low"] < 1 < row["speedup_high"]
+            lacking = "*" if row["num_ok"] < row["num_runs"] else ""
+            text = f"{row['speedup']:.2f}{lacking}"
+            panel.text(x, y, text, ha="center", va="center", color=INK, style="normal" if clear else "italic")
+    panel.set_xticks(range(len(assigners)), assigners, rotation=90)
+    panel.set_yticks(range(len(planners)), planners)
+    panel.set_xlim(-0.5, len(assigners) - 0.5)
+    panel.set_ylim(len(planners) - 0.5, -0.5)
+    panel.tick_params(length=0)
+    panel.grid(visible=False)
+    for side in ("left", "bottom"):
+        panel.spines[side].set_visible(False)

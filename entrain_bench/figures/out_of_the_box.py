@@ -1,0 +1,141 @@
+"""What to switch on with the stack one has: every balancer's gain over arrival order at several pipeline depths.
+
+No figure of a paper: arXiv:2511.00279, pull requests and training scripts each measure one of them on a stack of their
+own. Rows of ``experiments/figure/out_of_the_box.yaml`` are stacks, a column of panels each; the first strategy is what
+the others are compared with, on the same stack, trace and seed. Marks are geometric means over seeds, lines their 95 %
+intervals, pale where they include 1; hollow marks lack seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from entrain_bench.figures._bars import Grid
+from entrain_bench.figures._style import (
+    DOUBLE_COLUMN_IN,
+    FAINT,
+    INK,
+    Colour,
+    legend_above,
+    lighter,
+    marker_of,
+    palette,
+    panels,
+    show_reason,
+)
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.records import Results
+from entrain_bench.records.tables import interval_over_seeds, relative_over_seeds, run_table
+
+EXPERIMENT = "out_of_the_box"
+RUNS = True
+CASE = ["row", "model", "workload", "strategy"]
+# Height of a trace of a strategy, of the gap between two strategies, and of what is above and below the panels.
+TRACE_IN, GAP_IN, HEAD_IN = 0.11, 0.1, 0.75
+MARK = 3.6
+# What stands in the place of a mark, by the state of the runs; those that are ok have nothing to be compared with.
+WORDS = {"failed": "fails", "skipped": "does not fit", "missing": "not run", "ok": "no reference"}
+NO_CELL = "no cell"
+# A ratio's ends, by those of its inverse.
+ENDS = (("low", "high"), ("high", "low"))
+
+
+def load(cells: Mapping[str, Sequence[Cell]], results: Results) -> pd.DataFrame:
+    """The runs of all stacks, by the column ``row``."""
+    tables = [run_table(mine, results).assign(row=label) for label, mine in cells.items()]
+    return pd.concat(tables, ignore_index=True)
+
+
+def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+    """A column of panels a stack, a row a model; balancers from top to bottom, a mark a trace."""
+    grid, table = Grid.of(data), gains(data)
+    stacks, colours = [*map(str, data["row"].unique())], palette(grid.workloads)
+    balancers = [*grid.strategies][1:]
+    step_in = TRACE_IN * len(grid.workloads) + GAP_IN
+    height_in = HEAD_IN + len(grid.models) * (0.25 + step_in * max(1, len(balancers)))
+    figure, axes = panels(len(grid.models), len(stacks), DOUBLE_COLUMN_IN, height_in, sharex=True, sharey=True)
+    for place, panel in enumerate(axes):
+        model, stack = [*grid.models][place // len(stacks)], stacks[place % len(stacks)]
+        mine = table[(table["row"] == stack) & (table["model"] == model)]
+        _draw_stack(panel, mine, balancers, grid, colours)
+        several = f"{grid.models[model]}, " if len(grid.models) > 1 else ""
+        panel.set_title(f"{several}{stack}")
+    figure.supxlabel(f"Speed-up over {next(iter(grid.strategies.values()))}", fontsize="medium")
+    legend_above(figure, [*_handles(grid.workloads, colours), *_meanings(table)])
+    return figure, table
+
+
+def gains(data: pd.DataFrame) -> pd.DataFrame:
+    """Mean iteration times by stack, model, trace and strategy, and ``speedup`` over the first strategy's.
+
+    Returns:
+        The columns of ``interval_over_seeds``, ``speedup``, ``speedup_low`` and ``speedup_high``.
+    """
+    table = interval_over_seeds(data, CASE, "iteration_time_s")
+    first = data[data["strategy"] == data["strategy"].iloc[0]]
+    slower = relative_over_seeds(data, first, CASE, CASE[:3], "iteration_time_s")
+    ends = {f"speedup_{a}": 1 / slower[f"relative_{b}"] for a, b in ENDS}
+    return table.join(pd.DataFrame({"speedup": 1 / slower["relative"], **ends}), on=CASE)
+
+
+def _draw_stack(
+    panel: Axes, table: pd.DataFrame, balancers: Sequence[str], grid: Grid, colours: Mapping[str, Colour]
+) -> None:
+    if not balancers:
+        show_reason(panel, "nothing to compare")
+        return
+    rows = {(row["strategy"], row["workload"]): row for row in table.to_dict("records")}
+    panel.axvline(1.0, color=INK, linewidth=0.8, zorder=1)
+    share = TRACE_IN / (TRACE_IN * len(grid.workloads) + GAP_IN)
+    for place, strategy in enumerate(balancers):
+        for step, (workload, marker) in enumerate(marker_of(grid.workloads).items()):
+            height = place + share * (step - (len(grid.workloads) - 1) / 2)
+            row = rows.get((strategy, workload))
+            if row is None or pd.isna(row["speedup"]):
+                text = NO_CELL if row is None else WORDS[str(row["status"])]
+                where = panel.get_yaxis_transform()
+                panel.text(0.02, height, text, transform=where, va="center_baseline", color=colours[workload])
+                continue
+            clear = row["num_ok"] > 1 and not row["speedup_low"] < 1 < row["speedup_high"]
+            colour = colours[workload] if clear else lighter(colours[workload], 0.35)
+            panel.hlines(height, row["speedup_low"], row["speedup_high"], color=colour, linewidth=0.9, zorder=2)
+            panel.plot(row["speedup"], height, marker, color=colour, zorder=3, **_mark(row, colour))
+    panel.set_yticks(range(len(balancers)), [grid.strategies[name] for name in balancers])
+    panel.set_ylim(len(balancers) - 0.5, -0.5)
+    panel.set_yticks([place - 0.5 for place in range(1, len(balancers))], minor=True)
+    panel.grid(visible=False, axis="y")
+    panel.grid(visible=True, axis="y", which="minor")
+    panel.tick_params(axis="y", length=0)
+    panel.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+
+
+def _handles(workloads: Mapping[str, str], colours: Mapping[str, Colour]) -> list[Artist]:
+    return [
+        Line2D([], [], color=colours[name], marker=marker, markersize=MARK, linewidth=0.9, label=workloads[name])
+        for name, marker in marker_of(workloads).items()
+    ]
+
+
+def _mark(row: Mapping[Hashable, Any], colour: Colour) -> dict[str, Any]:
+    """How a mark is filled: full, or hollow where seeds have no result."""
+    if row["num_ok"] < row["num_runs"]:
+        return {"markersize": MARK - 0.6, "mfc": "white", "mec": colour, "mew": 0.8}
+    return {"markersize": MARK, "mec": "white", "mew": 0.3}
+
+
+def _meanings(table: pd.DataFrame) -> list[Artist]:
+    """What pale and hollow marks are."""
+    style: dict[str, Any] = {"color": FAINT, "marker": "o", "linewidth": 0.9, "markersize": MARK}
+    found: list[Artist] = [Line2D([], [], **style, label="pale: interval includes 1")]
+    if (table["num_ok"].between(1, table["num_runs"] - 1)).any():
+        hollow = style | {"mfc": "white", "linestyle": ""}
+        found.append(Line2D([], [], **hollow, label="hollow: some seeds fail"))
+    return found

@@ -1,0 +1,5 @@
+"""Any strategy's assignment of samples in other training loops, as a batch sampler of PyTorch's."""
+
+from entrain_bench.sampler.sampler import BalancedBatchSampler
+
+__all__ = ["BalancedBatchSampler"]

@@ -1,0 +1,155 @@
+"""Assigners that learn from executed iterations, in a loop that is not this suite's; and what they know, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray
+from entrain_bench.errors import UserError, require
+from entrain_bench.program.layout import Layout
+from entrain_bench.program.timeline import Timeline
+from entrain_bench.sampler.microbatches import Dealt
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.interface import Observer, Strategy
+from entrain_bench.strategy.schedules import chain_program, stages_behind
+
+# Seconds of forward and backward of every microbatch of every rank, for each module.
+type Timings = Mapping[str, Sequence[Sequence[Sequence[float]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """A strategy as it is at every iteration, counted over epochs.
+
+    Attributes:
+        first: iterations from which each entry of ``strategies`` assigns, rising; the first is 0.
+        strategies: with what they have learnt.
+    """
+
+    first: tuple[int, ...]
+    strategies: tuple[Strategy, ...]
+
+    def at(self, iteration: int) -> Strategy:
+        """The strategy that assigns an iteration."""
+        return self.strategies[max(0, int(np.searchsorted(self.first, iteration, side="right")) - 1)]
+
+    def learnt(self, first: int, strategy: Strategy) -> Lessons:
+        """With a strategy that assigns from an iteration on."""
+        return Lessons((*self.first, first), (*self.strategies, strategy))
+
+    def since(self, iteration: int) -> list[list[Any]]:
+        """What iterations from this one on are assigned by, as plain values ``[first, values of the assigner]``."""
+        start = max(0, int(np.searchsorted(self.first, iteration, side="right")) - 1)
+        rows = zip(self.first[start:], self.strategies[start:], strict=True)
+        return [[first, values_of(strategy.assigner)] for first, strategy in rows]
+
+    def restored(self, rows: Sequence[Sequence[Any]]) -> Lessons:
+        """The lessons that ``since`` wrote.
+
+        Raises:
+            UserError: if they are of another assigner.
+        """
+        base = self.strategies[0]
+        known = [replace(base, assigner=with_values(base.assigner, values, "assigner")) for _, values in rows]
+        return Lessons(tuple(int(first) for first, _ in rows), tuple(known))
+
+
+def learns(strategy: Strategy) -> bool:
+    """Whether a strategy's assigner learns from executed iterations."""
+    return isinstance(strategy.assigner, Observer)
+
+
+def executed(model: ModelSpec, shapes: SampleShapes, layout: Layout, dealt: Dealt, timings: Timings) -> Timeline:
+    """The timeline of an iteration of a loop that holds the whole model on every rank.
+
+    Its actions have their measured durations; when they began is not known, and all begin at 0.
+
+    Args:
+        model: the model.
+        shapes: the global batch.
+        layout: of one stage a module.
+        dealt: the microbatches that ran.
+        timings: seconds of forward and backward ``[ranks, microbatches, 2]`` of every module.
+
+    Raises:
+        UserError: for a layout with several stages, and for timings that are not those of the microbatches.
+    """
+    if any(placed.pp > 1 for placed in layout.modules) or len({placed.dp for placed in layout.modules}) > 1:
+        raise UserError("observe: layout: must have one stage and one DP for all modules; only there a rank times them")
+    names = [module.name for module in model.modules]
+    require(sorted(timings) == sorted(names), "observe: timings of", sorted(timings), f"of {sorted(names)}")
+    assignment = dealt.as_assignment(model, shapes)
+    program = chain_program(model, shapes, layout, assignment, stages_behind(layout, model.llm_index))
+    end_s = np.zeros(program.num_actions)
+    for index, name in enumerate(names):
+        seconds = _checked(name, timings[name], dealt)
+        chunks = program.chunks[index]
+        for actions, column in ((program.forward_actions(index), 0), (program.backward_actions(index), 1)):
+            places = zip(chunks.replica.tolist(), chunks.microbatch.tolist(), strict=True)
+            end_s[actions[:, 0]] = [seconds[replica][place, column] for replica, place in places]
+    nothing = np.zeros(program.num_actions)
+    return Timeline(program, nothing, end_s, nothing, nothing, np.zeros(layout.num_lanes))
+
+
+def _checked(name: str, rows: Sequence[Sequence[Sequence[float]]], dealt: Dealt) -> list[FloatArray]:
+    """Seconds of a module ``[microbatches, 2]`` for every rank."""
+    require(len(rows) == len(dealt.ranks), f"observe: {name}: ranks", len(rows), f"all {len(dealt.ranks)}")
+    arrays = []
+    for rank, (row, microbatches) in enumerate(zip(rows, dealt.ranks, strict=True)):
+        array = np.asarray(row, np.float64)
+        where, shape = f"observe: {name}: rank {rank}", (len(microbatches), 2)
+        require(array.shape == shape, f"{where}: shape", array.shape, f"{shape}, forward and backward of a microbatch")
+        require(bool(np.all(np.isfinite(array) & (array >= 0))), where, array.tolist(), "seconds of at least 0")
+        arrays.append(array)
+    return arrays
+
+
+def values_of(part: Any) -> Any:
+    """A part's fields as plain values: numbers, text, lists and mappings, whatever ``torch.load`` reads by default.
+
+    Raises:
+        UserError: for a part that is no dataclass, or holds anything else.
+    """
+    if part is None or isinstance(part, bool | int | float | str):
+        return part
+    if is_dataclass(part):
+        return {"is": type(part).__name__, **{f.name: values_of(getattr(part, f.name)) for f in fields(part) if f.init}}
+    if isinstance(part, Mapping):
+        return {key: values_of(value) for key, value in part.items()}
+    if isinstance(part, tuple | list):
+        return [values_of(value) for value in part]
+    if isinstance(part, np.generic | np.ndarray):
+        return part.tolist()
+    raise UserError(
+        f"strategy.assigner: holds a {type(part).__name__}: must be dataclasses of plain values to be saved"
+    )
+
+
+def with_values(part: Any, values: Any, where: str) -> Any:
+    """A part with the fields that ``values_of`` wrote of another of its class.
+
+    Raises:
+        UserError: for values of another class.
+    """
+    if is_dataclass(part) and not isinstance(part, type):
+        known = [f.name for f in fields(part) if f.init]
+        fits = isinstance(values, Mapping) and sorted(values) == sorted(["is", *known])
+        if not fits or values["is"] != type(part).__name__:
+            found = values.get("is", "") if isinstance(values, Mapping) else ""
+            raise UserError(f"state: {where}={found}: must be of a {type(part).__name__}, as in this sampler")
+        new = {name: with_values(getattr(part, name), values[name], f"{where}.{name}") for name in known}
+        return replace(part, **new)
+    if part is None and isinstance(values, Mapping) and "is" in values:
+        raise UserError(f"state: {where}={values['is']}: must be null, as in this sampler")
+    if isinstance(part, np.ndarray):
+        return np.asarray(values, part.dtype)
+    return tuple(map(_tuples, values)) if isinstance(part, tuple) else values
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

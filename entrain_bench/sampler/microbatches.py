@@ -1,0 +1,98 @@
+"""Microbatches that a rank is given: an assignment's, or as many on every rank in every iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from entrain_bench.arrays import IntArray
+from entrain_bench.errors import UserError
+from entrain_bench.program.assignment import Assignment, ModuleAssignment
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import SampleShapes
+
+# How many microbatches ranks have.
+FIXED, EQUAL, ASSIGNED = "fixed", "equal", "assigned"
+COUNTS = (FIXED, EQUAL, ASSIGNED)
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    """Microbatches of one global batch for all ranks.
+
+    Attributes:
+        ranks: positions in the global batch of each microbatch, in order, of every rank.
+    """
+
+    ranks: tuple[tuple[tuple[int, ...], ...], ...]
+
+    def of(self, rank: int) -> tuple[tuple[int, ...], ...]:
+        """Those of one rank."""
+        return self.ranks[rank]
+
+    def as_assignment(self, model: ModelSpec, shapes: SampleShapes) -> Assignment:
+        """What a rank runs that holds the whole model: every module on the samples of each microbatch."""
+        replica, place = np.empty(len(shapes), np.int64), np.empty(len(shapes), np.int64)
+        for rank, microbatches in enumerate(self.ranks):
+            for index, positions in enumerate(microbatches):
+                replica[list(positions)], place[list(positions)] = rank, index
+        modules = []
+        for module in model.modules:
+            owner = module.owners(shapes, module.units(shapes))
+            modules.append(ModuleAssignment(replica[owner], place[owner]))
+        return Assignment(tuple(modules))
+
+
+def deal(labels: ModuleAssignment, num_ranks: int, counts: str = ASSIGNED, num_microbatches: int = 0) -> Dealt:
+    """The microbatches of an assignment, samples in order of arrival.
+
+    Args:
+        labels: replica and microbatch of each sample of the global batch.
+        num_ranks: data-parallel ranks; a rank is a replica.
+        counts: how many microbatches ranks have: ``fixed``: ``num_microbatches``; ``equal``: as many as the rank with
+            most; ``assigned``: as they were assigned. Ranks with fewer split those with most samples (``split``).
+        num_microbatches: of a rank, if fixed.
+
+    Raises:
+        UserError: if a rank has no sample, or has more microbatches, or fewer samples, than it is to have microbatches.
+    """
+    order = np.lexsort((labels.microbatch, labels.replica))
+    replica, place = labels.replica[order], labels.microbatch[order]
+    first = np.flatnonzero((np.diff(replica, prepend=-1) != 0) | (np.diff(place, prepend=-1) != 0))
+    rows = [tuple(row.tolist()) for row in np.split(order, first[1:])]
+    of_rank: list[list[tuple[int, ...]]] = [[] for _ in range(num_ranks)]
+    for rank, row in zip(replica[first].tolist(), rows, strict=True):
+        of_rank[rank].append(row)
+    count = {FIXED: num_microbatches, EQUAL: max(map(len, of_rank)), ASSIGNED: 0}[counts]
+    for rank, microbatches in enumerate(of_rank):
+        samples = sum(map(len, microbatches))
+        if not samples:
+            raise UserError(f"strategy.assigner: rank {rank} has no sample of a global batch; it could not take part")
+        if count and not len(microbatches) <= count <= samples:
+            raise UserError(
+                f"counts={counts}: rank {rank} has {samples} samples in {len(microbatches)} microbatches, which cannot "
+                f"become {count} by splitting; counts={EQUAL if counts == FIXED else ASSIGNED} asks for less"
+            )
+    return Dealt(tuple(tuple(split(rows, count)) for rows in of_rank))
+
+
+def split(microbatches: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
+    """Halves the microbatch with most samples, the first of several, until there are ``count``.
+
+    Halves stay where the whole was; the first has the sample more where there is one.
+    """
+    rows = list(microbatches)
+    while len(rows) < count:
+        largest = max(range(len(rows)), key=lambda index: (len(rows[index]), -index))
+        row = rows[largest]
+        middle = -(-len(row) // 2)
+        rows[largest : largest + 1] = [row[:middle], row[middle:]]
+    return rows
+
+
+def batches_of(order: IntArray, global_batch: int) -> IntArray:
+    """Samples of every whole global batch of an epoch ``[iterations, global_batch]``; what is over is left out."""
+    iterations = len(order) // global_batch
+    return order[: iterations * global_batch].reshape(iterations, global_batch)

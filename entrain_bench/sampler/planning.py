@@ -1,0 +1,179 @@
+"""What a sampler assigns by: samples, a layout, a strategy and what it believes, from a configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from entrain_bench.config.compose import compose
+from entrain_bench.errors import UserError, require, unknown_choice
+from entrain_bench.experiment import Setting, prepare
+from entrain_bench.program.assignment import check_assignment
+from entrain_bench.program.layout import Layout, check_layout
+from entrain_bench.program.layout_json import layout_to_json
+from entrain_bench.sampler.microbatches import COUNTS, Dealt, deal
+from entrain_bench.specs.job import Degrees, Job
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.stream import ListedShapes
+from entrain_bench.strategy.interface import Strategy
+from entrain_bench.strategy.planning import place_chain
+
+# Words for layouts that need not be given.
+DATA_PARALLEL, PLANNED = "data_parallel", "planned"
+# Keys of the configuration that arguments of the sampler decide.
+OWN_KEYS = ("strategy", "model", "cluster", "workload", "workload.path", "global_batch", "microbatch_size", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """How global batches become microbatches, the same on every rank.
+
+    Attributes:
+        setting: strategy, job and beliefs.
+        layout: data-parallel ranks are the replicas of its LLM.
+        shapes: all samples, a row for each index of the dataset.
+        counts: how many microbatches ranks have (``deal``).
+        num_microbatches: microbatches of every rank in every iteration, where they are fixed.
+        name: of the configuration and the layout: a hash.
+    """
+
+    setting: Setting
+    layout: Layout
+    shapes: SampleShapes
+    counts: str
+    num_microbatches: int
+    name: str
+
+    def deal(self, strategy: Strategy, samples: np.ndarray) -> Dealt:
+        """Microbatches of all ranks, as positions in a global batch of these samples.
+
+        Raises:
+            UserError: for an assignment that is none, and one that ranks cannot be dealt.
+        """
+        job, batch = self.setting.job, self.shapes.take(samples)
+        assignment = strategy.assigner.assign(batch, self.layout, self.setting.profile.under(self.layout))
+        check_assignment(assignment, job.model, self.layout, batch)
+        llm = job.model.llm_index
+        return deal(assignment.modules[llm], self.layout.modules[llm].dp, self.counts, self.num_microbatches)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked of a plan; attributes are arguments of ``BalancedBatchSampler``."""
+
+    world_size: int
+    global_batch: int
+    microbatch_size: int
+    seed: int
+    strategy: str
+    model: str
+    cluster: str
+    overrides: tuple[str, ...]
+    config_dir: str | None
+
+    def __post_init__(self) -> None:
+        for name in ("world_size", "global_batch", "microbatch_size"):
+            value = getattr(self, name)
+            require(_is_whole(value) and value >= 1, name, value, "an integer of at least 1")
+        require(_is_whole(self.seed) and 0 <= self.seed < 2**32, "seed", self.seed, "an integer in 0..2^32-1")
+        step = self.world_size * self.microbatch_size
+        allowed = f"a multiple of world_size={self.world_size} x microbatch_size={self.microbatch_size}"
+        require(self.global_batch % step == 0, "global_batch", self.global_batch, allowed)
+        for text in self.overrides:
+            key = text.partition("=")[0]
+            require(key not in OWN_KEYS, "overrides", text, f"without {key}, which is an argument or follows from one")
+
+
+def plan_batches(shapes: SampleShapes | str | Path, request: Request, layout: Layout | str, counts: str) -> BatchPlan:
+    """Read the configuration and the samples, and lay out the model.
+
+    Args:
+        shapes: the samples, or a shape trace.
+        request: what is asked for.
+        layout: a layout, ``data_parallel`` or ``planned``.
+        counts: how many microbatches ranks have (``deal``).
+
+    Raises:
+        UserError: naming what is wrong in the arguments, the configuration or the data.
+    """
+    if isinstance(layout, str) and layout not in (DATA_PARALLEL, PLANNED):
+        raise unknown_choice("layout", layout, (DATA_PARALLEL, PLANNED))
+    if counts not in COUNTS:
+        raise unknown_choice("counts", counts, COUNTS)
+    setting, content = _setting(shapes, request, layout == DATA_PARALLEL)
+    listed, job = setting.source, setting.job
+    assert isinstance(listed, ListedShapes)
+    if listed.num_dropped:
+        raise UserError(
+            f"shapes={shapes}: {listed.num_dropped} rows were dropped by workload.on_overlong, so that rows are no "
+            "longer indices of the dataset; leave them out of the trace and the dataset"
+        )
+    job.model.check_shapes(listed.shapes)
+    setting.strategy.check_generators(job.model)
+    if not isinstance(layout, Layout):
+        layout = setting.strategy.plan(setting.profile) if layout == PLANNED else one_stage(job, request.world_size)
+    check_layout(layout, job.model, job.cluster)
+    dp = layout.modules[job.model.llm_index].dp
+    require(dp == request.world_size, "world_size", request.world_size, f"{dp}, the replicas of the layout's LLM")
+    count = request.global_batch // (dp * request.microbatch_size)
+    name = sha256(f"{content}\n{layout_to_json(layout)}\n{counts}".encode()).hexdigest()
+    return BatchPlan(setting, layout, listed.shapes, counts, count, name)
+
+
+def one_stage(job: Job, world_size: int) -> Layout:
+    """The layout of a loop without pipelining: every data-parallel rank holds the whole model, if split by TP x CP."""
+    degrees = Degrees(job.request.tp or 1, job.request.cp or 1, 1, world_size)
+    require(job.request.pp in (None, 1), "layout.pp", job.request.pp, "1 with layout=data_parallel")
+    again = job.request.recompute or ()
+    layers = [(len(module.layers),) for module in job.model.modules]
+    return place_chain(job, degrees, layers, [module.name in again for module in job.model.modules], leading=False)
+
+
+def fingerprint(shapes: SampleShapes) -> str:
+    """Hash of the sizes of all samples."""
+    digest = sha256(repr(shapes.modalities).encode())
+    for name in ("text_tokens", "item_offsets", "item_modality", "item_encoder_tokens", "item_llm_tokens"):
+        column = np.ascontiguousarray(getattr(shapes, name), np.int64)
+        digest.update(len(column).to_bytes(8, "little") + column.tobytes())
+    return digest.hexdigest()
+
+
+def _setting(shapes: SampleShapes | str | Path, request: Request, one_stage: bool) -> tuple[Setting, str]:
+    """The objects of the configuration, and what of it decides assignments as text."""
+    listed = isinstance(shapes, SampleShapes)
+    if not listed and not isinstance(shapes, str | Path):
+        kinds = "SampleShapes (entrain_bench.shapes_of makes them of arrays) or the path of a shape trace"
+        raise UserError(f"shapes={type(shapes).__name__}: must be {kinds}")
+    source = ListedShapes("sampler", shapes) if isinstance(shapes, SampleShapes) else None
+    quoted = str(shapes).replace("\\", "\\\\").replace("'", "\\'")
+    degrees = (("tp", 1), ("cp", 1), ("pp", 1)) if one_stage else ()
+    config = compose(
+        f"strategy={request.strategy}",
+        f"model={request.model}",
+        f"cluster={request.cluster}",
+        *(() if listed else ("workload=trace", f"workload.path='{quoted}'")),
+        f"global_batch={request.global_batch}",
+        f"microbatch_size={request.microbatch_size}",
+        f"seed={request.seed}",
+        *_unless_given([f"layout.{key}={value}" for key, value in degrees], request.overrides),
+        *_unless_given([f"layout.dp={request.world_size}"], request.overrides),
+        *request.overrides,
+        config_dir=request.config_dir,
+    )
+    kept = {key: value for key, value in config.content().items() if key not in ("workload", "harness", "iterations")}
+    return prepare(config, source), json.dumps(kept, sort_keys=True, default=list)
+
+
+def _unless_given(usual: Sequence[str], given: Sequence[str]) -> list[str]:
+    """Overrides whose key is not given otherwise."""
+    keys = {text.partition("=")[0] for text in given}
+    return [text for text in usual if text.partition("=")[0] not in keys]
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,185 @@
+"""Backwards in two passes: gradients of inputs first, those of weights later (B and W of arXiv:2401.10241, section 2).
+
+A product leaves its input and the gradient of its output to the second pass, the embedding of tokens the gradient of
+its rows. Gradients of norms and of biases are sums over tokens that backward has at hand: they are computed in the
+first pass and wait for the second, so that all gradients of a stage arrive there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+)
+from megatron.core.tensor_parallel.layers import linear_with_frozen_weight
+from megatron.core.utils import prepare_input_tensors_for_wgrad_compute
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn import Parameter
+
+# Where the second pass begins, and what gives the gradient there.
+Part = tuple[GradientEdge, Callable[[], Tensor]]
+
+
+@dataclass(slots=True)
+class WeightPass:
+    """What a chunk's backward has left to do on a stage: gradients of weights.
+
+    Attributes:
+        left: parts of each parameter's gradient, in the order in which backward came by them.
+    """
+
+    left: dict[Parameter, list[Part]] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """Add to the gradients, one parameter after the other; what they were computed from is then free.
+
+        Every parameter's gradient arrives once, as hooks on it expect, be it used twice (a tied embedding).
+        """
+        while self.left:
+            parts = self.left.pop(next(iter(self.left)))
+            torch.autograd.backward([begin for begin, _ in parts], [gradient() for _, gradient in parts])
+
+
+@dataclass(slots=True)
+class Splitter:
+    """What a stage's products share: whether backwards are split, and what the present one leaves.
+
+    Attributes:
+        on: whether forwards lead to split backwards; recomputation in backward goes by it, too.
+    """
+
+    on: bool = False
+    _left: dict[Parameter, list[Part]] | None = None
+
+    def backward_inputs(
+        self, output: GradientEdge, gradient: Tensor, leaf: Tensor | None, parameters: Sequence[Parameter]
+    ) -> tuple[Tensor | None, WeightPass]:
+        """The first pass.
+
+        Args:
+            output: where the graph of the stage's output begins.
+            gradient: of the output.
+            leaf: the input that wants a gradient.
+            parameters: those that learn.
+
+        Returns:
+            The gradient of ``leaf``, and what is left to do.
+        """
+        left: dict[Parameter, list[Part]] = {}
+        self._left = left
+        ahead = [] if leaf is None else [leaf]
+        # Products are reached as inputs of the graph, and give their weights nothing.
+        found = torch.autograd.grad([output], [*ahead, *parameters], [gradient], allow_unused=True)
+        self._left = None
+        known = zip(parameters, found[len(ahead) :], strict=True)
+        small: dict[Parameter, list[Part]] = {
+            p: [(get_gradient_edge(p), partial(_itself, own))] for p, own in known if own is not None
+        }
+        assert small.keys().isdisjoint(left)
+        # Small ones first: a bucket of gradients is sent off as soon as it has all of its own.
+        return (found[0] if ahead else None), WeightPass(small | left)
+
+    def multiply(
+        self, rows: Tensor, weight: Parameter, bias: Tensor | None, gathered: dist.ProcessGroup | None, **how: Any
+    ) -> Tensor:
+        """``rows`` times ``weight`` plus ``bias``, whose backward leaves the weight's gradient to the second pass.
+
+        Args:
+            rows: ``[..., k]``.
+            weight: ``[n, k]``.
+            bias: ``[n]``.
+            gathered: ranks that hold a part of the rows each, if the product has those of all.
+            how: of megatron-core's product.
+        """
+        product = linear_with_frozen_weight(rows, weight.detach(), None, **how)
+        product = self._later(product, weight, partial(_part_of_product, weight, gathered), rows.detach())
+        return product if bias is None else product + bias
+
+    def cut(self, output: Tensor, weight: Parameter) -> Tensor:
+        """An output that follows from a weight alone, whose backward is left to the second pass."""
+        return self._later(output.detach(), weight, partial(_part_of_graph, get_gradient_edge(output)))
+
+    def _later(self, value: Tensor, weight: Parameter, part: Callable[..., Part], *kept: Tensor) -> Tensor:
+        later: Tensor = _Later.apply(value, weight, self._put(weight, part), *kept)  # type: ignore[no-untyped-call]
+        return later
+
+    def _put(self, weight: Parameter, part: Callable[..., Part]) -> Callable[..., None]:
+        def put(gradient: Tensor, *kept: Tensor) -> None:
+            assert self._left is not None, "a split backward runs in backward_inputs"
+            self._left.setdefault(weight, []).append(part(gradient, *kept))
+
+        return put
+
+
+class _Later(torch.autograd.Function):
+    """The value as it is; in backward its gradient and what was kept are put aside for the weight."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, _: Parameter, put: Callable[..., None], *kept: Tensor) -> Tensor:
+        ctx.put, ctx.num_kept = put, len(kept)
+        ctx.save_for_backward(*kept)
+        # Not the value itself: what autograd takes for a view may not be changed in place, as the loss changes logits.
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.put(*gradients, *ctx.saved_tensors)
+        return (*gradients, None, None, *(ctx.num_kept * [None]))
+
+
+class _Product:
+    """A product of megatron-core's that may leave its weight's gradient to a second pass."""
+
+    splitter: Splitter
+
+    def _forward_impl(self, input: Tensor, weight: Parameter, *args: Any, **options: Any) -> Tensor:  # noqa: A002
+        if not (self.splitter.on and weight.requires_grad):
+            return super()._forward_impl(input, weight, *args, **options)  # type: ignore[misc, no-any-return]
+        gathered = options["tp_group"] if options["sequence_parallel"] else None
+        for unused in ("grad_output_buffer", "wgrad_deferral_limit"):
+            options.pop(unused, None)
+        return self.splitter.multiply(input, weight, options.pop("bias"), gathered, **options)
+
+
+class ColumnProduct(_Product, ColumnParallelLinear):  # type: ignore[misc]
+    """Tensor parallel ranks have columns of the output each."""
+
+
+class RowProduct(_Product, RowParallelLinear):  # type: ignore[misc]
+    """Tensor parallel ranks have rows of the weight's transpose each, and add up their outputs."""
+
+
+def _part_of_product(weight: Parameter, gathered: dist.ProcessGroup | None, gradient: Tensor, rows: Tensor) -> Part:
+    every, arrival = (rows, None) if gathered is None else _gather(rows, gathered)
+    return get_gradient_edge(weight), partial(_gradient_of_product, gradient, every, arrival)
+
+
+def _gather(rows: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, dist.Work]:
+    """All ranks' rows, on their way while the gradient of the input is computed: nothing is sent in the second pass."""
+    every = rows.new_empty(group.size() * len(rows), *rows.shape[1:])
+    return every, dist.all_gather_single(every, rows.contiguous(), group=group, async_op=True)
+
+
+def _gradient_of_product(gradient: Tensor, rows: Tensor, arrival: dist.Work | None) -> Tensor:
+    if arrival is not None:
+        arrival.wait()
+    own, rows = prepare_input_tensors_for_wgrad_compute(gradient, rows)
+    found: Tensor = own.t().matmul(rows)
+    return found
+
+
+def _part_of_graph(edge: GradientEdge, gradient: Tensor) -> Part:
+    return edge, partial(_itself, gradient)
+
+
+def _itself(gradient: Tensor) -> Tensor:
+    return gradient

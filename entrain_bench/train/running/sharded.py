@@ -1,0 +1,172 @@
+"""A stage whose weights are sharded over data and context parallel ranks: torch's FSDP2, layer by layer.
+
+Losses are divided by the batch's predicted tokens before backward, so gradients are summed, never averaged. Every pass
+is a collective: a replica that has no chunk of its own in a pass runs an empty one in its stead (``empty_pass``), which
+adds nothing to any gradient.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
+
+from entrain_bench.train.modules import Pack, Stage, StageGroups, input_width
+from entrain_bench.train.modules.ends import merge_tokens
+from entrain_bench.train.running.step import OptimizerSettings
+
+# What megatron-core notes at parameters; sharded ones are other objects.
+NOTES = ("partition_dim", "partition_stride", "sequence_parallel", "tensor_model_parallel")
+# megatron-core's, in ``clip_grad_by_total_norm_fp32``.
+NORM_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedStage:
+    """A stage under FSDP2 and its optimizer, which steps this rank's part of every parameter."""
+
+    stage: Stage
+    optimizer: torch.optim.AdamW
+    groups: StageGroups
+
+    @property
+    def norm_copies(self) -> int:
+        """Ranks that hold the same gradients: each has its own part."""
+        return 1
+
+    def forward(self, leaf: Tensor | None, pack: Pack) -> Tensor:
+        """The stage's output for a chunk."""
+        output: Tensor = self.stage(leaf, pack)
+        return output
+
+    def backward(self, output: GradientEdge, gradient: Tensor, *, last: bool) -> None:  # noqa: ARG002
+        """Add to the gradients, which every backward scatters."""
+        torch.autograd.backward([output], [gradient])
+
+    def empty_pass(self) -> Iterator[None]:
+        """A forward, then a backward that no sample is in; to be advanced once for each."""
+        device = next(self.stage.parameters()).device
+        module = self.stage.module
+        if module.is_encoder:
+            tokens = merge_tokens(module)
+            pack, leaf = Pack((tokens,), (1,)), torch.zeros(tokens, input_width(module), device=device)
+        else:
+            nothing = torch.tensor([-1])
+            pack, leaf = Pack((1,), (), torch.zeros(1, dtype=torch.int64), nothing), None
+        output = self.forward(leaf, pack)
+        yield
+        if output.requires_grad:
+            torch.autograd.backward([output], [torch.zeros_like(output)])
+        yield
+
+    def gather_weights(self) -> None:
+        """Nothing to do: passes gather what they need."""
+
+    def zero_grad(self) -> None:
+        """Forget the last iteration's gradients."""
+        self.optimizer.zero_grad()
+
+    def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
+        """Sum gradients of parameters that saw a part of the tokens over tensor parallel ranks.
+
+        Args:
+            tied: None; one stage holds both copies of a tied embedding.
+            first_copy: None, likewise.
+        """
+        assert tied is None
+        assert first_copy is None
+        for parameter in self.stage.parameters() if self.groups.splits_tokens else ():
+            if parameter.grad is not None and getattr(parameter, "sequence_parallel", False):
+                dist.all_reduce(_local(parameter.grad), group=self.groups.tp)
+
+    def gradient_square(self) -> Tensor:
+        """Sum of squares of the gradients that this rank alone counts, float64."""
+        first = self.groups.tp.rank() == 0
+        parts = [
+            torch.linalg.vector_norm(_local(parameter.grad).double()) ** 2
+            for parameter in self.stage.parameters()
+            if parameter.grad is not None and (first or getattr(parameter, "tensor_model_parallel", False))
+        ]
+        return torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64)
+
+    def step(self, clip_grad: float, total_norm: float) -> None:
+        """Clip by the norm over all modules, and step."""
+        factor = clip_grad / (total_norm + NORM_EPSILON)
+        if clip_grad and factor < 1:
+            for parameter in self.stage.parameters():
+                if parameter.grad is not None:
+                    _local(parameter.grad).mul_(factor)
+        self.optimizer.step()
+
+    def state(self, where: str) -> dict[str, Tensor]:
+        """Weights and optimizer states by name; states that do not exist yet are made."""
+        found: dict[str, Tensor] = {}
+        for name, parameter in self.stage.named_parameters():
+            found[f"{where}.weights.{name}"] = parameter.data
+            if not parameter.requires_grad:
+                continue
+            states = self.optimizer.state[parameter]
+            for moment in ("exp_avg", "exp_avg_sq"):
+                found[f"{where}.{moment}.{name}"] = states.setdefault(moment, torch.zeros_like(parameter.data))
+            found[f"{where}.step.{name}"] = states.setdefault("step", torch.zeros((), dtype=torch.float32))
+        return found
+
+
+def shard_stage(stage: Stage, groups: StageGroups, settings: OptimizerSettings) -> ShardedStage:
+    """Shard a stage over its data and context parallel ranks, each of its layers by itself; collective over them.
+
+    A tied embedding stays with the root, whose weights are whole from a forward to the end of its backward.
+
+    Args:
+        stage: a whole module.
+        groups: its process groups.
+        settings: of the optimizer.
+    """
+    notes: dict[str, dict[str, Any]] = {
+        name: {note: getattr(parameter, note) for note in NOTES if hasattr(parameter, note)}
+        for name, parameter in stage.named_parameters()
+    }
+    half = next(stage.parameters()).dtype is torch.bfloat16
+    stage.float()
+    # Outputs of stages and heads are views that nobody changes in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
+    mesh = DeviceMesh.from_group(groups.dp_cp, next(stage.parameters()).device.type)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32)
+    alone = [layer for name, layer in stage.layers.items() if stage.tied_embedding() is None or name != "0"]
+    for layer in alone:
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(stage, mesh=mesh, mp_policy=policy)
+    for part in stage.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+            # gloo, too, can add; the other way to a factor is NCCL's alone.
+            part.set_force_sum_reduction_for_comms(True)
+    for name, parameter in stage.named_parameters():
+        for note, value in notes[name].items():
+            setattr(parameter, note, value)
+    learning = [parameter for parameter in stage.parameters() if parameter.requires_grad]
+    # megatron-core decays matrices only.
+    matrices = [parameter for parameter in learning if parameter.dim() > 1]
+    rest = [parameter for parameter in learning if parameter.dim() <= 1]
+    adam = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": rest, "weight_decay": 0.0}],
+        lr=settings.learning_rate,
+        eps=settings.epsilon,
+    )
+    return ShardedStage(stage, adam, groups)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

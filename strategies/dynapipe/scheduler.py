@@ -1,0 +1,217 @@
+"""DynaPipe's schedule: the order in which microbatches enter, and the order of passes on every stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+
+from entrain_bench.arithmetic import decisive
+from entrain_bench.arrays import FloatArray, IntArray, sum_rows
+from entrain_bench.errors import require, unknown_choice
+from entrain_bench.program import Program, Slots, reorder
+from entrain_bench.program.assignment import Assignment
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.profile import Profile
+from entrain_bench.strategy.recomputation import Recomputation
+from entrain_bench.strategy.schedules import backward_microbatch, chain_program, microbatches_per_replica, stages_behind
+
+from .costs import believed_costs, unit_costs
+from .cycles import Order, cyclic_order
+
+METHODS = ("dynamic", "cyclic", "1f1b")
+# Rounds of the clustering; it is stable after some.
+ROUNDS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DynaPipeScheduler(Recomputation):
+    """Of the orders of classes of microbatches, and of cyclic and 1F1B schedules, the one believed fastest.
+
+    Attributes:
+        method: ``cyclic`` is the paper's adaptive schedule; without a limit on memory where that fits, otherwise
+            forwards wait for memory. ``1f1b``. ``dynamic``: the faster one for each replica, as in the public code.
+        classes: classes of microbatches of about equal time, all of whose orders are tried; 1 keeps the order.
+    """
+
+    method: str = "dynamic"
+    classes: int = 3
+
+    def __post_init__(self) -> None:
+        Recomputation.__post_init__(self)
+        if self.method not in METHODS:
+            raise unknown_choice("strategy.scheduler.method", self.method, METHODS)
+        require(1 <= self.classes <= 5, "strategy.scheduler.classes", self.classes, "at least 1, at most 5")
+
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """The program.
+
+        Raises:
+            IncompatibleError: if the modules form no chain, or differ in DP.
+        """
+        model = profile.job.model
+        behind = stages_behind(layout, model.llm_index)
+        program = chain_program(model, shapes, layout, assignment, behind)
+        pipelines = _pipelines(program, behind, profile)
+        freed = backward_microbatch(model, shapes, assignment, program.chunks)
+        counts = microbatches_per_replica(layout, program.chunks, freed)[model.llm_index]
+        # What a sample's LLM microbatch waits for may not enter after it.
+        together = _is_one_partition(program, assignment)
+        forward, backward = np.zeros_like(pipelines.forward_s, np.int64), np.zeros_like(pipelines.forward_s, np.int64)
+        for replica, count in enumerate(counts.tolist()):
+            microbatches, best = self._best(pipelines, replica, count, together)
+            forward[replica, microbatches], backward[replica, microbatches] = best.forward, best.backward
+        slots = []
+        for rows, last, own in zip(program.chunks, freed, behind, strict=True):
+            place = pipelines.num_stages - 1 - own
+            slots.append(
+                Slots(
+                    forward[rows.replica[:, None], rows.microbatch[:, None], place],
+                    backward[rows.replica[:, None], last[:, None], place],
+                )
+            )
+        return self.within_memory(reorder(program, slots), profile)
+
+    def _best(self, pipelines: Pipelines, replica: int, count: int, together: bool) -> tuple[IntArray, Order]:
+        """Microbatches in the order in which they enter a replica, and the order of their passes."""
+        seconds = pipelines.forward_s[replica, :count] + pipelines.backward_s[replica, :count]
+        found: list[tuple[float, IntArray, Order]] = []
+        in_order = np.arange(count)
+        for microbatches in entries(seconds.max(axis=1), self.classes) if together else [in_order]:
+            for order in self._orders(pipelines, replica, microbatches):
+                if np.all(order.peak_bytes <= pipelines.room_bytes[replica]):
+                    found.append((decisive(order.makespan_s), microbatches, order))
+        if not found:
+            return in_order, pipelines.order(replica, in_order, pipelines.one_each)
+        _, microbatches, order = min(found, key=lambda each: each[0])
+        return microbatches, order
+
+    def _orders(self, pipelines: Pipelines, replica: int, microbatches: IntArray) -> Iterator[Order]:
+        """The schedules that are allowed, for microbatches that enter in this order."""
+        if self.method != "cyclic":
+            yield pipelines.order(replica, microbatches, pipelines.one_each)
+        if self.method != "1f1b":
+            free = pipelines.order(replica, microbatches)
+            fits = np.all(free.peak_bytes <= pipelines.room_bytes[replica])
+            yield free if fits else pipelines.order(replica, microbatches, limited=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipelines:
+    """Microbatches of all replicas on the stages of their chains.
+
+    Attributes:
+        forward_s, backward_s: believed seconds ``[replicas, microbatches, stages]``.
+        kept_bytes: what each keeps from forward to backward, likewise.
+        room_bytes: what a stage may keep ``[replicas, stages]``.
+    """
+
+    forward_s: FloatArray
+    backward_s: FloatArray
+    kept_bytes: FloatArray
+    room_bytes: FloatArray
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the chain."""
+        return int(self.forward_s.shape[2])
+
+    @property
+    def one_each(self) -> IntArray:
+        """1F1B's microbatches in flight: one for each stage from here on ``[stages]``."""
+        return np.arange(self.num_stages, 0, -1)
+
+    def order(
+        self, replica: int, microbatches: IntArray, most_in_flight: IntArray | None = None, limited: bool = False
+    ) -> Order:
+        """A replica's cyclic schedule.
+
+        Args:
+            replica: the replica.
+            microbatches: in the order in which they enter.
+            most_in_flight: on each stage; no limit if None.
+            limited: whether forwards wait for memory.
+        """
+        stages = self.num_stages
+        flying = np.full(stages, len(microbatches) + 1) if most_in_flight is None else most_in_flight
+        room = self.room_bytes[replica] if limited else np.full(stages, np.inf)
+        each = self.forward_s[replica], self.backward_s[replica], self.kept_bytes[replica]
+        return Order(*cyclic_order(microbatches, *each, room, flying))
+
+
+def _pipelines(program: Program, behind: list[IntArray], profile: Profile) -> Pipelines:
+    """Believed seconds and bytes of a program's microbatches."""
+    shapes, layout = program.shapes, program.layout
+    costs = believed_costs(profile, shapes, layout)
+    num_microbatches = 1 + max(int(rows.microbatch.max(initial=0)) for rows in program.chunks)
+    shape = layout.modules[-1].dp, num_microbatches, costs.num_stages
+    forward, backward, kept = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    given, moving = profile.memory.handed_bytes(program)
+    spare = profile.job.planning_budget_bytes - profile.memory.lane_state_bytes(layout) - moving
+    room, working = np.zeros(shape[::2]), np.zeros(shape[::2])
+    for index, (module, placed, blocks, rows) in enumerate(
+        zip(program.model.modules, layout.modules, layout.blocks, program.chunks, strict=True)
+    ):
+        place = costs.num_stages - 1 - behind[index]
+        seconds = np.zeros(shapes.num_items if module.per_item else len(shapes))
+        units = module.units(shapes)
+        seconds[units], once = unit_costs(module, placed, shapes, profile)
+        chunk_s = sum_rows(rows.offsets, seconds[rows.members]) + once
+        where = rows.replica[:, None], rows.microbatch[:, None], place
+        forward[where] += chunk_s[:, None] * costs.forward[place, index]
+        backward[where] += chunk_s[:, None] * costs.backward[place, index]
+        tokens = sum_rows(rows.offsets, module.lengths(shapes, rows.members))
+        keeps, needs = profile.memory.token_bytes(module, placed)
+        kept[where] += tokens[:, None] * keeps
+        lanes = blocks.first_lane()
+        room[:, place], kept[:, :, place] = spare[lanes], np.maximum(kept[:, :, place], 0.0)
+        working[:, place] = np.maximum(working[:, place], needs * tokens.max(initial=0.0))
+        if index == program.model.llm_index:
+            # Of another module's tensors a microbatch that is held keeps its own.
+            kept[:, :, place] += given[lanes][:, None]
+    return Pipelines(forward, backward, kept, room - working)
+
+
+def _is_one_partition(program: Program, assignment: Assignment) -> bool:
+    """Whether the items of every sample are in the microbatch of its LLM sequence."""
+    consumer = assignment.modules[program.model.llm_index].microbatch
+    return all(
+        np.array_equal(labels.microbatch, consumer[module.owners(program.shapes, module.units(program.shapes))])
+        for module, labels in zip(program.model.modules, assignment.modules, strict=True)
+    )
+
+
+def entries(seconds: FloatArray, classes: int) -> Iterator[IntArray]:
+    """Orders in which microbatches may enter: as they are, then every order of classes of about equal time.
+
+    Args:
+        seconds: believed time of each microbatch ``[microbatches]``.
+        classes: at most so many; a class keeps the order of its microbatches.
+    """
+    yield np.arange(len(seconds))
+    found = time_classes(seconds, classes)
+    members = [np.flatnonzero(found == one) for one in np.unique(found)]
+    if len(members) > 1:
+        for order in permutations(members):
+            yield np.concatenate(order)
+
+
+def time_classes(seconds: FloatArray, classes: int) -> IntArray:
+    """Class of each microbatch by its time, rising, by Lloyd's k-means from quantiles ``[microbatches]``.
+
+    The public code's starts at random, and has the times of the first and the last stage for features.
+    """
+    count = min(classes, len(np.unique(decisive(seconds))))
+    ranked = decisive(np.sort(seconds, kind="stable"))
+    centres = np.unique(ranked[((np.arange(count) + 0.5) * len(ranked) / max(count, 1)).astype(np.int64)])
+    chosen = np.zeros(len(seconds), np.int64)
+    for _ in range(ROUNDS):
+        distance = np.abs(decisive(seconds)[:, None] - centres[None])
+        chosen = distance.argmin(axis=1)
+        sums = np.bincount(chosen, weights=decisive(seconds), minlength=len(centres))
+        sizes = np.bincount(chosen, minlength=len(centres))
+        centres = np.where(sizes > 0, sums / np.maximum(sizes, 1), centres)
+    return np.asarray(chosen)

@@ -1,0 +1,144 @@
+"""Fully sharded data parallelism (FSDP, ZeRO-3): every rank runs the whole model on samples of its own.
+
+What practitioners switch on in PyTorch-native stacks (torch 2.13, ``torch.distributed.fsdp.fully_shard``). There are no
+stages, so nothing is split but batch and weights. The collectives that gather weights tie replicas to each other: a
+micro-step takes as long as its slowest replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray
+from entrain_bench.errors import IncompatibleError, UserError, require
+from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.specs.job import Degrees, Job
+from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.candidates import Candidate, by_estimate, fastest_in_trials
+from entrain_bench.strategy.interface import MakeProgram
+from entrain_bench.strategy.planning import place_chain, recompute_choices
+from entrain_bench.strategy.profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class FsdpPlanner:
+    """One stage, weights sharded over all data- and context-parallel ranks; TP, CP and recomputation by trial runs.
+
+    Ranks that a pipeline of the requested replicas would take as stages are data-parallel, too: DP is what TP and CP
+    leave of the ranks, a multiple of ``layout.dp``.
+
+    Attributes:
+        profile_samples: samples averaged into one shape.
+        num_trials: best estimates that fit memory and run a profiled batch on trial.
+    """
+
+    handles_generators: ClassVar[bool] = True
+
+    profile_samples: int = 256
+    num_trials: int = 8
+
+    def __post_init__(self) -> None:
+        require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
+        require(self.num_trials >= 1, "strategy.planner.num_trials", self.num_trials, "at least 1")
+
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
+        """The fastest of the most promising candidates that fit memory.
+
+        Raises:
+            IncompatibleError: for more than one stage, or optimizer states shared by parts of the ranks.
+        """
+        job = profile.job
+        if job.request.pp not in (None, 1):
+            raise IncompatibleError(f"layout.pp={job.request.pp}: sharded weights have one stage; 1 or null")
+        if job.framework.encoder_optimizers > 1:
+            raise IncompatibleError(
+                f"encoder_optimizers={job.framework.encoder_optimizers}: sharded weights are on all ranks once; 1"
+            )
+        samples = profile.draw(self.profile_samples)
+
+        def candidates(each: Profile) -> list[Candidate]:
+            chosen_later = getattr(make_program, "choose_recomputation", False)
+            return by_estimate(_candidates(each, samples, chosen_later=chosen_later))
+
+        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
+
+
+def sharded_degrees(job: Job) -> list[Degrees]:
+    """Every (TP, CP, DP) of one stage that uses all ranks, its DP a multiple of the requested one.
+
+    Raises:
+        UserError: if there is none; says why.
+    """
+    asked = job.request
+    job.check_request()
+    free = replace(job, request=replace(asked, pp=1, dp=None), microbatch_size=1)
+    found = [
+        degrees
+        for degrees in free.degrees()
+        if degrees.dp % (asked.dp or 1) == 0
+        and (job.global_batch // degrees.dp) % samples_at_once(job, degrees.dp) == 0
+    ]
+    if not found:
+        raise UserError(
+            f"layout.dp={asked.dp} microbatch_size={job.microbatch_size}: with sharded weights DP is what TP and CP "
+            f"leave of the {job.cluster.num_ranks} ranks; it must be a multiple of layout.dp, and microbatch_size must "
+            f"divide a replica's part of global_batch={job.global_batch}"
+        )
+    return found
+
+
+def samples_at_once(job: Job, dp: int) -> int:
+    """Samples of a replica's microbatch: all that it has, where those are fewer than the job's."""
+    return min(job.microbatch_size, job.global_batch // dp)
+
+
+def _candidates(profile: Profile, samples: SampleShapes, *, chosen_later: bool) -> Iterator[Candidate]:
+    """Every choice of degrees and recomputation, with the time of average micro-steps and the optimizer's."""
+    job = profile.job
+    whole = [(len(module.layers),) for module in job.model.modules]
+    for degrees in sharded_degrees(job):
+        for recompute in recompute_choices(job, chosen_later=chosen_later):
+            own = job.with_microbatch_size(samples_at_once(job, degrees.dp))
+            chain = place_chain(own, degrees, whole, recompute, leading=False)
+            modules = tuple(replace(placed, sharded=True) for placed in chain.modules)
+            layout = replace(chain, modules=modules)
+            each_s = sum(
+                micro_step_s(profile.for_job(own), module, placed, samples)
+                for module, placed in zip(job.model.modules, modules, strict=True)
+            )
+            yield Candidate(layout.num_microbatches * each_s + profile.step_s(layout), layout)
+
+
+def micro_step_s(profile: Profile, module: ModuleSpec, placed: ModuleLayout, samples: SampleShapes) -> float:
+    """Forward and backward of a module on a microbatch of average samples.
+
+    A layer takes the longer of its computation and its collectives.
+    """
+    units = module.units(samples)
+    if not len(units):
+        return 0.0
+    each = max(1, round(float(module.lengths(samples, units).mean())))
+    count = max(1, round(profile.job.microbatch_size * len(units) / len(samples)))
+    times = profile.measure(module, np.full(count, each), placed.tp, placed.cp)
+    kind = module.layer_kind
+    forward, backward = (
+        np.array([float(seconds[0]) for seconds in column])[kind]
+        for column in (
+            [each.forward_s + each.forward_comm_s for each in times],
+            [each.backward_s + each.backward_comm_s for each in times],
+        )
+    )
+    again = np.array([placed.recompute and layer.recomputed and layer.backward_share > 0 for layer in module.layers])
+    traffic = profile.layer_traffic(module, placed)
+    return _longer_s(forward, traffic.gather_s) + _longer_s(
+        backward + again * forward, traffic.again_s + traffic.scatter_s
+    )
+
+
+def _longer_s(compute_s: FloatArray, links_s: FloatArray) -> float:
+    return float(np.maximum(compute_s, links_s).sum())

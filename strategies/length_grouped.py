@@ -1,0 +1,120 @@
+"""Length grouping as training scripts switch it on: Hugging Face's and LLaVA's samplers, inside one global batch.
+
+``group_by_length`` of transformers (``trainer_pt_utils.get_length_grouped_indices``) sorts samples by length, so that a
+microbatch holds samples alike. LLaVA's ``group_by_modality_length`` (``llava_trainer.get_length_grouped_indices``)
+bears the same name and does the opposite: it spreads lengths, so that microbatches are alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from entrain_bench.arithmetic import GOLDEN, mix
+from entrain_bench.arrays import BoolArray, FloatArray, IntArray
+from entrain_bench.errors import require, unknown_choice
+from entrain_bench.program.assignment import Assignment, same_microbatches
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.lpt import balanced_groups
+from entrain_bench.strategy.profile import Profile
+
+RULES = ("length", "modality_length")
+LENGTHS = ("tokens", "text")
+# Of transformers: mega-batches of so many batches of a device.
+MEGA_BATCHES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class LengthGrouped:
+    """Samples in the order of a length-grouped sampler; microbatches go round the replicas as with any sampler.
+
+    Attributes:
+        rule: ``length``: as transformers' ``group_by_length``; ``modality_length``: as LLaVA's.
+        length: what a sample's length is: its LLM ``tokens``, items included, or those of its ``text``; None: tokens
+            for ``length``, text for ``modality_length``, as in the sources.
+        mega_batch_mult: samples sorted together, in a replica's share of the global batch; never more than the global
+            batch. ``length`` only.
+        shuffle_seed: of the permutation before sorting, beside the identity of the samples.
+    """
+
+    handles_generators: ClassVar[bool] = True
+
+    rule: str = "length"
+    length: str | None = None
+    mega_batch_mult: int = MEGA_BATCHES
+    shuffle_seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise unknown_choice("strategy.assigner.rule", self.rule, RULES)
+        if self.length not in (None, *LENGTHS):
+            raise unknown_choice("strategy.assigner.length", str(self.length), LENGTHS)
+        mult = self.mega_batch_mult
+        require(mult >= 1, "strategy.assigner.mega_batch_mult", mult, "at least 1")
+        require(self.shuffle_seed >= 0, "strategy.assigner.shuffle_seed", self.shuffle_seed, "at least 0")
+
+    def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
+        """Replica and microbatch from the place in the sampler's order."""
+        job, dp = profile.job, layout.modules[profile.job.model.llm_index].dp
+        by_text = (self.length or ("tokens" if self.rule == "length" else "text")) == "text"
+        length = (shapes.text_tokens if by_text else shapes.llm_tokens).astype(np.float64)
+        order = shuffled(shapes.sample_ids, self.shuffle_seed)
+        if self.rule == "length":
+            order = sorted_in_mega_batches(order, length, self.mega_batch_mult * (len(shapes) // dp))
+        else:
+            order = even_by_modality(order, length, np.diff(shapes.item_offsets) > 0, job.microbatch_size)
+        place = np.empty(len(shapes), np.int64)
+        place[order] = np.arange(len(shapes)) // job.microbatch_size
+        return same_microbatches(job.model, shapes, place % dp, place // dp, place // dp)
+
+
+def shuffled(sample_ids: IntArray, seed: int) -> IntArray:
+    """Samples in an order that looks random and follows from the seed and their identities ``[samples]``."""
+    salt = mix((np.array([seed], np.uint64) + np.uint64(1)) * GOLDEN)
+    return np.argsort(mix(sample_ids.astype(np.uint64) * GOLDEN ^ salt), kind="stable")
+
+
+def sorted_in_mega_batches(order: IntArray, length: FloatArray, mega_batch: int) -> IntArray:
+    """The order, cut into mega-batches that are each sorted by falling length; the longest sample of all comes first.
+
+    Args:
+        order: samples ``[samples]``.
+        length: of each sample ``[samples]``.
+        mega_batch: samples of a mega-batch.
+    """
+    result = order.copy()
+    starts = range(0, len(order), mega_batch)
+    for start in starts:
+        part = order[start : start + mega_batch]
+        result[start : start + mega_batch] = part[np.argsort(-length[part], kind="stable")]
+    # Memory that does not suffice shows at once.
+    longest = max(starts, key=lambda start: length[result[start]])
+    result[[0, longest]] = result[[longest, 0]]
+    return result
+
+
+def even_by_modality(order: IntArray, length: FloatArray, has_items: BoolArray, size: int) -> IntArray:
+    """The order, cut into microbatches of one modality each whose sums of lengths are alike.
+
+    Samples with items and those without are dealt out apart, by falling length, each to the microbatch with the least
+    so far that has a free place. What fills no microbatch comes last, together and in the order of arrival.
+
+    Args:
+        order: samples ``[samples]``.
+        length: of each sample ``[samples]``.
+        has_items: whether a sample has items ``[samples]``.
+        size: samples of a microbatch.
+    """
+    full, rest = [], []
+    for wanted in (True, False):
+        mine = order[has_items[order] == wanted]
+        num_microbatches = len(mine) // size
+        kept = mine[: num_microbatches * size]
+        rest.append(mine[len(kept) :])
+        if len(kept):
+            chunk = balanced_groups(length[kept], num_microbatches, fewest_first=False)
+            full.append(kept[np.argsort(chunk, kind="stable")])
+    return np.concatenate([*full, np.sort(np.concatenate(rest), kind="stable")])

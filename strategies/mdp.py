@@ -1,0 +1,176 @@
+"""Modality-decoupled parallelism (LongCat-Flash-Omni, arXiv:2511.00279): encoders apart from the LLM's schedule.
+
+Every rank holds all encoders beside its part of the LLM. The items of an LLM replica's whole iteration are spread over
+its ranks, encoded before the LLM's schedule begins, and go backward when it has ended. Rule and order are those of
+Megatron-LM's implementation (NVIDIA-NeMo/Megatron-Bridge, issue 1554; ``megatron/core/mdp``, 2026-09).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.errors import require
+from entrain_bench.program import Program
+from entrain_bench.program.assignment import Assignment, ModuleAssignment
+from entrain_bench.program.boundary import ratio_of
+from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.profile import Profile
+from entrain_bench.strategy.recomputation import Recomputation
+from entrain_bench.strategy.routes import check_colocated, check_routes
+from entrain_bench.strategy.schedules import three_phase_program
+
+# Costs are compared as integers, as in Megatron-LM: nanoseconds.
+UNITS_PER_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadItems:
+    """Samples in arrival order; the items of each LLM replica by LPT over the encoder replicas on its ranks.
+
+    The items of a whole iteration are balanced at once, whole and one by one, so those of a sample may be encoded in
+    several places.
+
+    Attributes:
+        locality_slack_permille: an item goes to the rank that hands embeddings to the LLM if that has at most so much
+            more work than the least loaded, in thousandths of the item's own.
+        max_pass_tokens: encoder tokens that an encoder replica processes together at most, a larger item alone; None:
+            all of its items in one pass.
+    """
+
+    locality_slack_permille: int = 10
+    max_pass_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        slack, most = self.locality_slack_permille, self.max_pass_tokens
+        require(0 <= slack < 1000, "strategy.assigner.locality_slack_permille", slack, "at least 0, below 1000")
+        require(most is None or most >= 1, "strategy.assigner.max_pass_tokens", most, "null or at least 1")
+
+    def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
+        """LLM replica and microbatch by arrival; encoder replica and pass of every item by its believed seconds.
+
+        Several encoders follow each other, each beside what the ones before it have put on a replica.
+
+        Raises:
+            IncompatibleError: if the DP of encoder and LLM have no integer ratio.
+        """
+        job = profile.job
+        *encoders, llm = layout.modules
+        index = np.arange(len(shapes)) // job.microbatch_size
+        replica, microbatch = index % llm.dp, index // llm.dp
+        modules, loads = [], dict[int, IntArray]()
+        for module, placed in zip(job.model.encoders, encoders, strict=True):
+            ratio = ratio_of(placed, llm)
+            units = module.units(shapes)
+            consumer = replica[shapes.item_sample[units]]
+            cost = integer_cost(profile.estimate_units(module, shapes, placed.tp, placed.cp))
+            load = loads.setdefault(placed.dp, np.zeros(placed.dp, np.int64))
+            first = consumer // ratio.fan_out * ratio.fan_in
+            tokens = module.lengths(shapes, units)
+            labels = spread(
+                cost,
+                first,
+                ratio.fan_in,
+                endpoints(placed, llm)[consumer],
+                load,
+                self.locality_slack_permille,
+                tokens,
+                self.max_pass_tokens,
+            )
+            modules.append(labels)
+        return Assignment((*modules, ModuleAssignment(replica, microbatch)))
+
+
+@dataclass(frozen=True, slots=True)
+class DecoupledScheduler(Recomputation):
+    """All encoder forwards, the LLM's 1F1B as if there were no encoder, all encoder backwards; at any depth."""
+
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """The program.
+
+        Raises:
+            IncompatibleError: if an encoder is not on exactly the LLM's ranks, or an item leaves its replica's ranks.
+        """
+        check_colocated(layout)
+        model = profile.job.model
+        check_routes(model, shapes, layout, assignment, in_order=False)
+        return self.within_memory(three_phase_program(model, shapes, layout, assignment), profile)
+
+
+def integer_cost(seconds: FloatArray) -> IntArray:
+    """Believed seconds in whole nanoseconds ``[items]``."""
+    return np.rint(seconds * UNITS_PER_S).astype(np.int64)
+
+
+def endpoints(encoder: ModuleLayout, llm: ModuleLayout) -> IntArray:
+    """Encoder replica on the first rank of each LLM replica's first stage, -1 for none ``[LLM replicas]``."""
+    holder = np.full(1 + max(int(encoder.ranks.max()), int(llm.ranks.max())), -1)
+    holder[encoder.ranks.reshape(encoder.dp, -1)] = np.arange(encoder.dp)[:, None]
+    return holder[llm.ranks[:, 0, 0]]
+
+
+def spread(
+    cost: IntArray,
+    first: IntArray,
+    num_workers: int,
+    local: IntArray,
+    load: IntArray,
+    slack_permille: int,
+    tokens: IntArray,
+    max_pass_tokens: int | None,
+) -> ModuleAssignment:
+    """Worker and pass of each item: by falling cost, each to the least-loaded worker of its own, or the local one.
+
+    Equal costs go by index, equal loads to the first worker.
+
+    Args:
+        cost: of each item ``[items]``.
+        first: first of the consecutive workers that each item may go to ``[items]``.
+        num_workers: how many those are.
+        local: worker that each item prefers within the slack, -1 for none ``[items]``.
+        load: what every worker has ``[workers]``; what it gets is added.
+        slack_permille: see ``SpreadItems``.
+        tokens: encoder tokens of each item ``[items]``.
+        max_pass_tokens: see ``SpreadItems``.
+    """
+    order = np.argsort(-cost, kind="stable")
+    worker = _place(order, cost, first, num_workers, local, load, slack_permille)
+    cap = max_pass_tokens or int(tokens.sum()) + 1
+    return ModuleAssignment(worker, _passes(order, worker, tokens, len(load), cap))
+
+
+@njit(cache=True)
+def _place(order, cost, first, num_workers, local, load, slack_permille):  # type: ignore[no-untyped-def]
+    """Worker of each item, in the given order; adds to ``load``."""
+    worker = np.empty(len(cost), np.int64)
+    for item in order:
+        best = first[item]
+        for one in range(first[item] + 1, first[item] + num_workers):
+            if load[one] < load[best]:
+                best = one
+        near = local[item]
+        if near >= 0 and 1000 * load[near] <= 1000 * load[best] + slack_permille * max(1, cost[item]):
+            best = near
+        worker[item] = best
+        load[best] += cost[item]
+    return worker
+
+
+@njit(cache=True)
+def _passes(order, worker, tokens, num_workers, cap):  # type: ignore[no-untyped-def]
+    """Pass of each item: a worker's items in the given order, a new pass where the next would be above ``cap``."""
+    number = np.zeros(num_workers, np.int64)
+    filled = np.zeros(num_workers, np.int64)
+    result = np.empty(len(tokens), np.int64)
+    for item in order:
+        mine = worker[item]
+        if filled[mine] > 0 and filled[mine] + tokens[item] > cap:
+            number[mine] += 1
+            filled[mine] = 0
+        filled[mine] += tokens[item]
+        result[item] = number[mine]
+    return result

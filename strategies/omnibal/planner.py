@@ -1,0 +1,114 @@
+"""OmniBal's balanced model partition (arXiv:2407.20761): candidates around the profiled optimum, then trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import combinations, product
+
+import numpy as np
+
+from entrain_bench.arithmetic import decisive
+from entrain_bench.arrays import FloatArray
+from entrain_bench.errors import require
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import Degrees
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.candidates import Candidate, Draft, fastest_in_trials, rising_candidates
+from entrain_bench.strategy.interface import MakeProgram
+from entrain_bench.strategy.planning import (
+    average_layer_s,
+    partition_layers,
+    place_cuts,
+    recompute_choices,
+    recompute_factor,
+    stage_sums,
+)
+from entrain_bench.strategy.profile import Profile
+
+# Cuts that a candidate moves at once: all subsets would be exponentially many.
+MOVED_CUTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class OmniBalPlanner:
+    """Cuts the chain of encoder and LLM layers into stages by measured layers, then by trial runs of near cuts.
+
+    Attributes:
+        profile_samples: samples averaged into one shape.
+        radius: layers by which cuts of the fastest profiled partition move; 0: that partition alone.
+        num_trials: best estimates that fit memory and run a profiled batch on trial.
+    """
+
+    profile_samples: int = 256
+    radius: int = 2
+    num_trials: int = 8
+
+    def __post_init__(self) -> None:
+        require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
+        require(0 <= self.radius <= 8, "strategy.planner.radius", self.radius, "at least 0, at most 8")
+        require(self.num_trials >= 1, "strategy.planner.num_trials", self.num_trials, "at least 1")
+
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
+        """The fastest in trials of the partitions with the least 1F1B time of an average microbatch."""
+        samples = profile.draw(self.profile_samples)
+        chosen_later = getattr(make_program, "choose_recomputation", False)
+
+        def candidates(each: Profile) -> Iterator[Candidate]:
+            return rising_candidates(self._drafts(each, samples, chosen_later))
+
+        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
+
+    def _drafts(self, profile: Profile, samples: SampleShapes, chosen_later: bool) -> Iterator[Draft]:
+        job = profile.job
+
+        @cache
+        def measured(tp: int, cp: int) -> list[FloatArray]:
+            return average_layer_s(profile, samples, tp, cp)
+
+        def place(least_s: float, degrees: Degrees, layers: tuple[int, ...], recompute: tuple[bool, ...]) -> Candidate:
+            layout = place_cuts(job, degrees, layers, recompute)
+            return Candidate(least_s + profile.step_s(layout), layout)
+
+        for degrees, recompute in product(job.degrees(), recompute_choices(job, chosen_later=chosen_later)):
+            each = zip(measured(degrees.tp, degrees.cp), recompute, strict=True)
+            chain_s = np.concatenate([seconds * recompute_factor(again) for seconds, again in each])
+            if degrees.pp > len(chain_s):
+                continue
+            for layers in near_partitions(chain_s, degrees.pp, self.radius):
+                stages_s = stage_sums(chain_s, layers)
+                behind = job.num_microbatches(degrees.dp) - 1
+                least_s = float(stages_s.sum() + behind * stages_s.max())
+                yield Draft(least_s, partial(place, least_s, degrees, layers, recompute))
+
+
+def near_partitions(layer_s: FloatArray, num_stages: int, radius: int) -> list[tuple[int, ...]]:
+    """Layers of each stage: the partition whose slowest stage is fastest, and those with up to two of its cuts moved.
+
+    By rising variance of the stages' seconds, which is what the paper asks of a partition; the earlier of equal ones
+    first.
+
+    Args:
+        layer_s: measured seconds of each layer of the chain ``[layers]``.
+        num_stages: stages.
+        radius: layers by which a cut moves at most.
+    """
+    optimum = np.cumsum(partition_layers(layer_s, num_stages))[:-1]
+    found: dict[tuple[int, ...], float] = {}
+    moves = [move for move in range(-radius, radius + 1) if move]
+    for count in range(min(MOVED_CUTS, len(optimum)) + 1):
+        for cuts in combinations(range(len(optimum)), count):
+            for steps in product(moves, repeat=count):
+                moved = optimum.copy()
+                moved[np.array(cuts, np.int64)] += np.array(steps, np.int64)
+                layers = np.diff([0, *moved, len(layer_s)])
+                if layers.min() >= 1:
+                    found.setdefault(tuple(layers.tolist()), variance(stage_sums(layer_s, layers.tolist())))
+    return sorted(found, key=lambda layers: decisive(found[layers]))
+
+
+def variance(values: Sequence[float] | FloatArray) -> float:
+    """Mean square deviation from the mean."""
+    array = np.asarray(values, np.float64)
+    return float(((array - array.sum() / len(array)) ** 2).sum() / len(array))

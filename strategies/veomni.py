@@ -1,0 +1,53 @@
+"""VeOmni's balance of encoders (ByteDance-Seed/VeOmni, pull request 425): items change ranks within a micro-step.
+
+The ranks of a data-parallel group tell each other the lengths of the items that they have in a micro-step, deal them
+out anew, encode, and send the results back to where the samples are. The LLM's samples stay where they arrived.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from entrain_bench.errors import IncompatibleError, require
+from entrain_bench.program.assignment import Assignment, ModuleAssignment
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.balancing import arrival_places, longest_first
+from entrain_bench.strategy.profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderBalance:
+    """Samples in order of arrival; each encoder's items over all replicas, longest first, in every micro-step.
+
+    Attributes:
+        cost_exponent: power of an item's tokens that counts as its cost; 2 is VeOmni's, 1 takes the encoder as linear.
+    """
+
+    cost_exponent: int = 2
+
+    def __post_init__(self) -> None:
+        require(self.cost_exponent in (1, 2), "strategy.assigner.cost_exponent", self.cost_exponent, "1 or 2")
+
+    def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
+        """Replica and microbatch of every item and sample.
+
+        Raises:
+            IncompatibleError: if encoder and LLM differ in DP, so that items have no ranks to go back to.
+        """
+        job = profile.job
+        *encoders, llm = layout.modules
+        replica, microbatch = arrival_places(len(shapes), job.microbatch_size, llm.dp)
+        modules = []
+        for module, placed in zip(job.model.encoders, encoders, strict=True):
+            if placed.dp != llm.dp:
+                raise IncompatibleError(
+                    f"layout: {placed.module} has dp={placed.dp}, {llm.module} has dp={llm.dp}: items are balanced "
+                    f"over the replicas of the LLM, so both need one"
+                )
+            units = module.units(shapes)
+            step = microbatch[shapes.item_sample[units]]
+            tokens = module.lengths(shapes, units)
+            cost = (tokens**self.cost_exponent).astype(float)
+            modules.append(ModuleAssignment(longest_first(cost, step, placed.dp), step))
+        return Assignment((*modules, ModuleAssignment(replica, microbatch)))

@@ -1,0 +1,58 @@
+"""What a run changes inside of its model and cluster, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.compare import read_text
+from entrain_bench.records.records import new_record, table_csv
+from entrain_bench.records.variants import variant_text
+from entrain_bench.run import compose_cells
+
+
+def cell(*overrides: str) -> Cell:
+    (found,) = compose_cells(["model=tiny", "cluster=tiny", *overrides])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        ((), ""),
+        # What is changed to what it was is not changed; labels and sources say nothing.
+        (("model.modules.vision.num_layers=8", "+model.label=Other", "model.modules.vision.source=mine"), ""),
+        (("model.modules.vision.num_layers=9",), "model.modules.vision.num_layers=9"),
+        (
+            ("cluster.num_nodes=3", "model.modules.llm.num_layers=5"),
+            "model.modules.llm.num_layers=5 cluster.num_nodes=3",
+        ),
+        # What follows from a change is changed as well.
+        (
+            ("model.modules.llm.hidden_size=512",),
+            "model.modules.vision.head_gemms.1.n=512 model.modules.llm.hidden_size=512",
+        ),
+        # A name of its own says it; strategies and workloads have columns of theirs.
+        (("model.modules.vision.num_layers=9", "model.name=mine"), ""),
+        (("strategy=entrain", "strategy.scheduler.eager=none", "workload=coco"), ""),
+        (("+model.modules.llm.attention=1",), "model.modules.llm.attention=1"),
+    ],
+)
+def test_what_is_changed_inside_of_a_choice(overrides: tuple[str, ...], text: str) -> None:
+    assert variant_text(cell(*overrides).config.content()) == text
+
+
+def test_many_changes_are_counted_and_still_told_apart() -> None:
+    sizes = [f"model.modules.llm.{key}" for key in ("num_layers", "num_heads", "head_dim", "ffn_hidden_size")]
+    texts = [
+        variant_text(cell(*(f"{key}=7" for key in sizes), f"cluster.num_nodes={n}").config.content()) for n in (3, 5)
+    ]
+    assert all(text.partition(" (")[0].endswith("=7 and 1 more") for text in texts)
+    assert texts[0] != texts[1]
+
+
+def test_runs_with_the_same_labels_differ_in_the_table() -> None:
+    records = [new_record(each, "ok") for each in (cell(), cell("cluster.num_nodes=3"))]
+    table = read_text(table_csv(records))
+    assert table["variant"].tolist() == ["", "cluster.num_nodes=3"]
+    assert table.columns.tolist().index("variant") == table.columns.tolist().index("workload_parameters") + 1

@@ -1,0 +1,211 @@
+"""DynaPipe's cuts against every way to cut, its costs by hand, and the whole assigner."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entrain_bench.arrays import IntArray
+from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.program.layout import Layout
+from entrain_bench.strategy.differencing import largest_differencing
+from entrain_bench_strategies.dynapipe import DynaPipeAssigner
+from entrain_bench_strategies.dynapipe.costs import believed_costs
+from entrain_bench_strategies.dynapipe.partition import Cuttable, cuts_within, cuttable, earliest_starts
+from support.builders import (
+    av_samples,
+    chain_layout,
+    placed,
+    profile_of,
+    random_samples,
+    rngs,
+    samples,
+    tiny_job,
+    tiny_model,
+)
+
+MODEL = tiny_model()
+
+
+def prefix(rows: list[list[int]]) -> IntArray:
+    return np.array([[0, *np.cumsum(row)] for row in rows], np.int64)
+
+
+def every_cut(count: int) -> list[IntArray]:
+    return [np.array([0, *cut]) for size in range(count) for cut in combinations(range(1, count), size)]
+
+
+def random_ranges(rng: np.random.Generator, count: int) -> Cuttable:
+    stages, modules = int(rng.integers(1, 4)), int(rng.integers(1, 3))
+    return Cuttable(
+        prefix(rng.integers(0, 20, (stages, count)).tolist()),
+        rng.integers(0, 6, (stages, modules)),
+        prefix(rng.integers(0, 2, (modules, count)).tolist()),
+        earliest_starts(
+            prefix(rng.integers(1, 9, (2, count)).tolist()), rng.integers(5, 40, 2), int(rng.integers(1, count + 1))
+        ),
+        1.0,
+    )
+
+
+def allowed(ranges: Cuttable, starts: IntArray) -> bool:
+    ends = [*starts[1:].tolist(), ranges.cost.shape[1] - 1]
+    return all(ranges.earliest[end] <= start for start, end in zip(starts.tolist(), ends, strict=True))
+
+
+@settings(max_examples=60, deadline=None)
+@given(rngs, st.integers(1, 7), st.integers(1, 4), st.integers(1, 5))
+def test_cuts_are_within_the_step_of_the_best_of_all(
+    rng: np.random.Generator, count: int, dp: int, stages: int
+) -> None:
+    ranges = random_ranges(rng, count)
+    best = min(ranges.estimate(cut, stages, dp) for cut in every_cut(count) if allowed(ranges, cut))
+    for step in (0.001, 0.5):
+        found = ranges.cut(stages, dp, step)
+        assert allowed(ranges, found)
+        # A limit is at least one unit above the one before.
+        slack = max(step * best, (stages - 1) * 1.0)
+        assert best <= ranges.estimate(found, stages, dp) <= best + slack + 1e-6
+
+
+@settings(max_examples=60, deadline=None)
+@given(rngs, st.integers(1, 7), st.integers(0, 60))
+def test_under_a_limit_the_sum_is_the_least(rng: np.random.Generator, count: int, limit: int) -> None:
+    ranges = random_ranges(rng, count)
+    single = ranges.of_ranges(np.arange(count))
+    limit = max(limit, int(single.max()))
+    found = cuts_within(ranges.cost, ranges.fixed, ranges.present, ranges.earliest, limit)
+    sums = [
+        int(ranges.of_ranges(cut).sum())
+        for cut in every_cut(count)
+        if allowed(ranges, cut) and ranges.of_ranges(cut).max() <= limit
+    ]
+    assert ranges.of_ranges(found).max() <= limit
+    assert int(ranges.of_ranges(found).sum()) == min(sums)
+
+
+def test_cuts_by_hand() -> None:
+    # One stage's costs 4 4 1 1 1 1 and 2 for every range, in a pipeline of three stages: 2 max + sum. Below 6 nothing
+    # is possible; 6 allows 4 | 4 | 1 1 1 1 at 12 + 18 = 30; the next cuts need 10 or more, 20 and at least 14.
+    ranges = Cuttable(prefix([[4, 4, 1, 1, 1, 1]]), np.array([[2]]), prefix([[1] * 6]), np.zeros(7, np.int64), 1.0)
+    assert ranges.cut(3, 1, 0.01).tolist() == [0, 1, 2]
+    assert ranges.estimate(np.array([0, 1, 2]), 3, 1) == 30
+    # Without a pipeline only the sum counts.
+    assert ranges.cut(1, 1, 0.01).tolist() == [0]
+
+
+def test_memory_and_replicas_bound_a_range() -> None:
+    held = prefix([[3, 3, 3, 9, 3]])
+    # Up to 6 of memory; 9 alone is a range all the same.
+    assert earliest_starts(held, np.array([6]), 5).tolist() == [0, 0, 0, 1, 3, 4]
+    assert earliest_starts(held, np.array([99]), 2).tolist() == [0, 0, 0, 1, 2, 3]
+
+
+def test_a_microbatch_costs_what_its_samples_take_and_what_it_takes_once() -> None:
+    shapes = samples((10, [40, 80]), (20, []), (30, [40]))
+    layout, job = chain_layout(MODEL, 1, 2, 3), tiny_job(MODEL)
+    profile = profile_of(job, shapes)
+    costs = believed_costs(profile, shapes, layout)
+    vision, llm = MODEL.modules
+    for index, module in enumerate((vision, llm)):
+        alone = profile.estimate_units(module, shapes, 1, 1)
+        units = module.units(shapes)
+        # A unit alone is its part and what a microbatch takes once.
+        each = np.bincount(module.owners(shapes, units), alone - costs.fixed_s[index], minlength=3)
+        np.testing.assert_allclose(costs.sample_s[index], each, rtol=1e-9)
+    assert costs.present.tolist() == [[True, False, True], [True, True, True]]
+    together = costs.module_s(np.array([0, 0, 1]), 2)
+    np.testing.assert_allclose(together[1], [*(costs.sample_s[1, :2].sum(),), costs.sample_s[1, 2]] + costs.fixed_s[1])
+    # The encoder's stage, then the LLM's two, which share its layers; a backward is two forwards.
+    np.testing.assert_allclose(costs.forward.sum(axis=0), [1.0, 1.0])
+    assert costs.forward[:, 0].tolist() == [1.0, 0.0, 0.0]
+    np.testing.assert_allclose(costs.backward, 2 * costs.forward)
+
+
+def test_the_slowest_stage_counts_and_dominated_ones_do_not() -> None:
+    shapes = random_samples(np.random.default_rng(3), 24)
+    layout = chain_layout(MODEL, 2, 2, 12, dp=2)
+    profile = profile_of(tiny_job(MODEL), shapes)
+    costs = believed_costs(profile, shapes, layout)
+    ranges = cuttable(costs, np.arange(24), 2)
+    starts = np.array([0, 5, 11, 20])
+    owner = np.searchsorted(starts, np.arange(24), side="right") - 1
+    weight = costs.forward + costs.backward
+    every_stage = (weight[:, :, None] * costs.module_s(owner, 4)[None]).sum(axis=1).max(axis=0)
+    np.testing.assert_allclose(ranges.of_ranges(starts) * ranges.unit_s, every_stage, rtol=1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(rngs, st.sampled_from(["encoder", "llm", "time", "arrival"]), st.integers(1, 3))
+def test_every_sample_once_in_cuts_of_the_order(rng: np.random.Generator, order: str, dp: int) -> None:
+    shapes = random_samples(rng, 12 * dp)
+    layout = chain_layout(MODEL, 1, 2, 6, dp=dp)
+    profile = profile_of(tiny_job(MODEL), shapes)
+    vision, llm = DynaPipeAssigner(order).assign(shapes, layout, profile).modules
+    assert vision.microbatch.tolist() == llm.microbatch[shapes.item_sample].tolist()
+    assert vision.replica.tolist() == llm.replica[shapes.item_sample].tolist()
+    for replica in range(dp):
+        places = np.unique(llm.microbatch[llm.replica == replica])
+        assert places.tolist() == [*range(len(places))]
+        assert len(places)
+    if order == "arrival":
+        # Microbatches are ranges.
+        label = llm.microbatch * dp + llm.replica
+        assert np.count_nonzero(np.diff(label)) == len(np.unique(label)) - 1
+
+
+def test_samples_are_sorted_by_both_lengths() -> None:
+    # Encoder 400 before 40 before none; equal ones by their LLM tokens, then as they came.
+    shapes = samples((10, [40]), (50, []), (10, [400]), (90, [40]), (50, []), (70, []))
+    layout, profile = chain_layout(MODEL, 1, 1, 6), profile_of(tiny_job(MODEL), shapes)
+    costs = believed_costs(profile, shapes, layout)
+    found = DynaPipeAssigner("encoder")._sorted(shapes, profile, costs)
+    assert found.tolist() == [2, 3, 0, 5, 1, 4]
+    # LLM tokens are 20 50 110 100 50 70.
+    assert DynaPipeAssigner("llm")._sorted(shapes, profile, costs).tolist() == [2, 3, 5, 1, 4, 0]
+
+
+def test_replicas_are_balanced_by_largest_differencing() -> None:
+    shapes = random_samples(np.random.default_rng(5), 48)
+    layout = chain_layout(MODEL, 1, 2, 12, dp=4)
+    profile = profile_of(tiny_job(MODEL), shapes)
+    assigned = DynaPipeAssigner().assign(shapes, layout, profile).modules[-1]
+    costs = believed_costs(profile, shapes, layout)
+    order = DynaPipeAssigner()._sorted(shapes, profile, costs)
+    ranges = cuttable(costs, order, 4)
+    starts = ranges.cut(costs.num_stages, 4, 0.05)
+    owner = np.searchsorted(starts, np.arange(48), side="right") - 1
+    expected = largest_differencing(ranges.of_ranges(starts), 4)
+    assert assigned.replica[order].tolist() == expected[owner].tolist()
+
+
+def test_two_encoders_are_costed_apart() -> None:
+    model = tiny_model(encoder=2, llm=2, audio=3)
+    shapes = av_samples(np.random.default_rng(1), 8)
+    layout = chain_layout(model, 1, 2, 4)
+    assigned = DynaPipeAssigner().assign(shapes, layout, profile_of(tiny_job(model), shapes))
+    assert len(assigned.modules) == 3
+
+
+def test_modules_of_different_dp_are_refused() -> None:
+    vision, llm = MODEL.modules
+    layout = Layout((placed(vision, [[[0]], [[1]]]), placed(llm, [[[2]]])), 2)
+    shapes = samples((10, [40]), (20, [40]))
+    with pytest.raises(IncompatibleError, match="its modules need one DP"):
+        DynaPipeAssigner().assign(shapes, layout, profile_of(tiny_job(MODEL), shapes))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"order": "size"}, r"strategy\.assigner\.order=size: unknown"),
+        ({"limit_step": 0.0}, r"strategy\.assigner\.limit_step=0\.0: must be at least 0\.001, at most 10"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        DynaPipeAssigner(**options)  # type: ignore[arg-type]

@@ -1,0 +1,104 @@
+"""OmniBal's stages: near partitions against all partitions, cuts across modules, and trials."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entrain_bench.arrays import FloatArray
+from entrain_bench.errors import UserError
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import Degrees, LayoutRequest
+from entrain_bench.strategy.interface import Strategy
+from entrain_bench.strategy.planning import partition_layers, place_cuts, stage_sums
+from entrain_bench.strategy.profile import Profile
+from entrain_bench.strategy.warmup import OneForwardOneBackward
+from entrain_bench_strategies.omnibal import OmniBalAssigner, OmniBalPlanner
+from entrain_bench_strategies.omnibal.planner import near_partitions, variance
+from support.builders import profile_of, random_samples, tiny_job, tiny_model
+
+MODEL = tiny_model(encoder=4, llm=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(1, 9), min_size=2, max_size=8).map(lambda own: np.array(own, np.float64)), st.integers(1, 4)
+)
+def test_near_partitions_are_all_with_two_cuts_moved(layer_s: FloatArray, stages: int) -> None:
+    stages = min(stages, len(layer_s))
+    found = near_partitions(layer_s, stages, radius=1)
+    best = np.cumsum(partition_layers(layer_s, stages))[:-1]
+    expected = set()
+    for cuts in combinations(range(1, len(layer_s)), stages - 1):
+        moved = np.array(cuts, np.int64) - best
+        if np.abs(moved).max(initial=0) <= 1 and np.count_nonzero(moved) <= 2:
+            expected.add(tuple(np.diff([0, *cuts, len(layer_s)]).tolist()))
+    assert {*found} == expected
+    spread = [variance(stage_sums(layer_s, layers)) for layers in found]
+    assert spread == sorted(spread)
+
+
+def test_the_most_even_partition_may_not_have_the_fastest_slowest_stage() -> None:
+    # Slowest 9 either way; 9 7 8 is more even than 9 9 6.
+    layer_s = np.array([9.0, 7.0, 2.0, 6.0])
+    assert near_partitions(layer_s, 3, radius=1)[0] == (1, 1, 2)
+    assert near_partitions(layer_s, 3, radius=0) == [partition_layers(layer_s, 3)]
+    assert variance([9, 7, 8]) == pytest.approx(2 / 3)
+
+
+def test_a_stage_may_hold_the_end_of_the_encoder_and_the_beginning_of_the_llm() -> None:
+    # Six layers each; the second stage has two of the encoder and two of the LLM.
+    layout = place_cuts(tiny_job(MODEL), Degrees(1, 1, 3, 2), (4, 4, 4), (False, True))
+    vision, llm = layout.modules
+    assert (vision.layers_per_stage, llm.layers_per_stage) == ((4, 2), (2, 4))
+    assert vision.ranks.tolist() == [[[0], [1]], [[3], [4]]]
+    assert llm.ranks.tolist() == [[[1], [2]], [[4], [5]]]
+    assert (vision.recompute, llm.recompute) == (False, True)
+
+
+def planned(planner: OmniBalPlanner, memory: str = "stage") -> tuple[Layout, Profile]:
+    shapes = random_samples(np.random.default_rng(0), 64)
+    job = tiny_job(MODEL, request=LayoutRequest(tp=1, cp=1, pp=4, dp=2))
+    profile = profile_of(job, shapes)
+    scheduler = OneForwardOneBackward(memory=memory)
+    return Strategy("omnibal", planner, OmniBalAssigner(), scheduler).plan(profile), profile
+
+
+def test_trials_decide_between_near_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[float] = []
+
+    def trial_s(*_: object) -> float:
+        tried.append(-float(len(tried)))
+        return tried[-1]
+
+    monkeypatch.setattr(Profile, "trial_s", trial_s)
+    last, _ = planned(OmniBalPlanner(num_trials=4))
+    assert len(tried) == 4
+    first, _ = planned(OmniBalPlanner(num_trials=1))
+    assert last.describe() != first.describe()
+
+
+def test_the_plan_is_near_the_fastest_profiled_partition() -> None:
+    layout, _ = planned(OmniBalPlanner(radius=0, num_trials=1))
+    near, _ = planned(OmniBalPlanner(radius=2))
+    chain = [sum(placed.pp for placed in each.modules) for each in (layout, near)]
+    # Four stages, one more where a stage has layers of both.
+    assert all(count in (4, 5) for count in chain)
+    assert not any(placed.recompute for placed in near.modules)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"profile_samples": 0}, "profile_samples=0: must be at least 1"),
+        ({"radius": -1}, "radius=-1: must be at least 0, at most 8"),
+        ({"num_trials": 0}, "num_trials=0: must be at least 1"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=rf"strategy\.planner\.{message}"):
+        OmniBalPlanner(**options)

@@ -1,0 +1,80 @@
+"""Costs of units, padded batches against brute force, and batches on nodes against every permutation."""
+
+from __future__ import annotations
+
+from itertools import combinations, permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entrain_bench.errors import UserError
+from entrain_bench_strategies.orchmllm import PostBalancing
+from entrain_bench_strategies.orchmllm.balance import balanced_batches, cut_padded, unit_costs
+from entrain_bench_strategies.orchmllm.rearrangement import place_batches
+from support.builders import as_ints, tiny_model
+
+LLM = tiny_model().llm
+
+
+def dearest(rising: np.ndarray, batch: np.ndarray) -> float:
+    """Cost of the dearest padded batch: its units times the dearest of them."""
+    return max((np.sum(batch == one) * rising[batch == one].max() for one in np.unique(batch)), default=0.0)
+
+
+def test_costs_are_tokens_or_flops() -> None:
+    tokens = as_ints([100, 200])
+    assert unit_costs(LLM, tokens, "linear").tolist() == [100, 200]
+    one, two = unit_costs(LLM, tokens, "quadratic")
+    # Twice the products, four times the attention: 2 q s^2 of a causal block, of which there are two.
+    attention = 2 * 2.0 * 128 * 100 * 100
+    assert two == pytest.approx(2 * one + 2 * attention, rel=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=7), st.integers(1, 3))
+def test_padded_batches_are_the_best_cuts(lengths: list[int], count: int) -> None:
+    rising = np.sort(np.array(lengths, float), kind="stable")
+    batch = cut_padded(rising, count)
+    assert batch.max() < count
+    cuts = (cut for most in range(count) for cut in combinations(range(1, len(rising)), most))
+    best = min(dearest(rising, np.searchsorted(np.array(cut), np.arange(len(rising)), side="right")) for cut in cuts)
+    assert dearest(rising, batch) == pytest.approx(best, rel=1e-9)
+
+
+def test_rows_are_padded_apart_and_nothing_is_no_batch() -> None:
+    cost, row = np.array([5.0, 1, 5, 1]), as_ints([0, 0, 1, 1])
+    assert balanced_batches(cost, row, 2, padded=True).tolist() == [1, 0, 1, 0]
+    assert cut_padded(np.zeros(0), 2).tolist() == []
+
+
+def stays(replica: np.ndarray, home: np.ndarray, tokens: np.ndarray, node: np.ndarray) -> tuple[int, int]:
+    """Tokens that stay on their node, and on their replica."""
+    return int(tokens[node[replica] == node[home]].sum()), int(tokens[replica == home].sum())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_batches_are_placed_as_well_as_any_permutation_places_them(data: st.DataObject) -> None:
+    node = as_ints(data.draw(st.sampled_from([[0, 0, 1, 1], [0, 0, 0, 0], [0, 1, 2, 3], [0, 1, 1, 2]])))
+    count = data.draw(st.integers(1, 8))
+    draws = st.lists(st.integers(0, 3), min_size=count, max_size=count)
+    batch, home = as_ints(data.draw(draws)), as_ints(data.draw(draws))
+    tokens = as_ints(data.draw(st.lists(st.integers(0, 9), min_size=count, max_size=count)))
+    row = np.zeros(count, np.int64)
+    replica = place_batches(row, batch, home, tokens, node)
+    for one in np.unique(batch):
+        assert len(np.unique(replica[batch == one])) == 1
+    assert len(np.unique(replica)) == len(np.unique(batch))
+    best = max(stays(np.array(order)[batch], home, tokens, node) for order in permutations(range(4)))
+    assert stays(replica, home, tokens, node) == best
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"cost": "cubic"}, "strategy.assigner.cost=cubic"), ({"padded": "vision"}, r"padded=vision: must be a list")],
+)
+def test_wrong_options_are_named(options: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        PostBalancing(**options)  # type: ignore[arg-type]

@@ -1,0 +1,130 @@
+"""FSDP's planner: degrees of one stage, what is refused, and which layout wins; VeOmni's assigner on its layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from entrain_bench.arrays import IntArray
+from entrain_bench.costs.sharding import collective_passes, passes_of
+from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.experiment import Feed, prepare
+from entrain_bench.run import compose_cells
+from entrain_bench.specs.job import Job
+from entrain_bench.strategy.interface import Strategy
+from entrain_bench.strategy.profile import Profile
+from entrain_bench_strategies.fsdp import FsdpPlanner, sharded_degrees
+from entrain_bench_strategies.veomni import EncoderBalance
+
+SMALL = (
+    "model=tiny",
+    "cluster=tiny",
+    "global_batch=16",
+    "microbatch_size=2",
+    "workload=synthetic",
+    "layout.tp=null",
+    "layout.dp=null",
+)
+
+
+def setting(*overrides: str) -> tuple[Job, Profile, Strategy]:
+    made = prepare(compose_cells([*SMALL, *overrides])[0].config)
+    return made.job, made.profile, made.strategy
+
+
+def triples(job: Job) -> list[tuple[int, int, int]]:
+    return [(degrees.tp, degrees.cp, degrees.dp) for degrees in sharded_degrees(job)]
+
+
+def test_dp_is_what_tp_and_cp_leave_and_a_multiple_of_what_is_asked_for() -> None:
+    job, _, _ = setting("strategy=fsdp", "layout.cp=1")
+    assert triples(job) == [(1, 1, 4), (2, 1, 2), (4, 1, 1)]
+    asked = replace(job, request=replace(job.request, dp=2))
+    assert triples(asked) == [(1, 1, 4), (2, 1, 2)]
+    # The default job's TP 2 and DP 4 on 64 ranks: four replicas of 16, each of 8 data-parallel pairs.
+    default = prepare(compose_cells(["strategy=fsdp"])[0].config).job
+    assert triples(default) == [(2, 1, 32)]
+
+
+def test_a_small_batch_makes_smaller_microbatches() -> None:
+    job, profile, strategy = setting("strategy=fsdp", "layout.tp=1", "layout.cp=1", "microbatch_size=8")
+    layout = strategy.plan(profile)
+    assert layout.modules[-1].dp == 4
+    assert layout.num_microbatches == 1
+    shapes = profile.draw(job.global_batch)
+    assert np.bincount(strategy.program(shapes, layout, profile).chunks[-1].replica).tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "message"),
+    [
+        (["layout.pp=2"], IncompatibleError, r"layout.pp=2: sharded weights have one stage"),
+        (["encoder_optimizers=2"], IncompatibleError, r"encoder_optimizers=2: sharded weights are on all ranks once"),
+        (["layout.tp=2", "layout.dp=4", "layout.cp=1"], UserError, r"layout.dp=4 .*must be a multiple of layout.dp"),
+        (["strategy.planner.num_trials=0"], UserError, r"strategy.planner.num_trials=0: must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(overrides: Sequence[str], error: type[UserError], message: str) -> None:
+    def plan() -> None:
+        _, profile, strategy = setting("strategy=fsdp", *overrides)
+        strategy.plan(profile)
+
+    with pytest.raises(error, match=message) as caught:
+        plan()
+    assert "\n" not in str(caught.value)
+
+
+def test_every_module_is_sharded_on_all_ranks_in_one_stage() -> None:
+    _, profile, strategy = setting("strategy=fsdp", "model=tiny_av", "workload=synthetic_av")
+    assert isinstance(strategy.planner, FsdpPlanner)
+    layout = strategy.plan(profile)
+    assert all(module.sharded and module.pp == 1 and module.ranks.size == 4 for module in layout.modules)
+
+
+def test_ties_layer_by_layer_would_add_little_to_ties_pass_by_pass() -> None:
+    made = prepare(compose_cells(["strategy=orchmllm", "workload=chartqa", "strategy.planner.num_trials=1"])[0].config)
+    layout = made.strategy.plan(made.profile)
+    program, _ = Feed(made, layout, 0).program(Feed(made, layout, 0).batch(0))
+    group, by_layer, by_pass = collective_passes(program), 0.0, 0.0
+    for index in range(len(layout.modules)):
+        for passes in passes_of(program, index, made.truth.layer_times, made.truth.cluster):
+            beside = np.append(passes.ready_s[1:], 0.0) + np.append(0.0, passes.left_s[:-1])
+            seconds, mine = np.maximum(passes.compute_s, beside), group[passes.actions]
+            for each in np.unique(mine):
+                by_layer += seconds[mine == each].max(axis=0).sum()
+                by_pass += seconds[mine == each].sum(axis=1).max()
+    assert by_pass <= by_layer < 1.02 * by_pass
+
+
+def spread(values: IntArray, replica: IntArray, row: IntArray) -> float:
+    """Fullest replica of every row, summed."""
+    table = np.zeros((row.max() + 1, 4))
+    np.add.at(table, (row, replica), values)
+    return float(table.max(axis=1).sum())
+
+
+def test_veomni_moves_items_within_their_micro_step_and_leaves_samples() -> None:
+    job, profile, strategy = setting("strategy=veomni", "layout.tp=1", "layout.cp=1")
+    layout, plain = strategy.plan(profile), setting("strategy=fsdp")[2]
+    shapes = profile.draw(job.global_batch)
+    ours, arrived = (each.assigner.assign(shapes, layout, profile) for each in (strategy, plain))
+    np.testing.assert_array_equal(ours.modules[-1].replica, arrived.modules[-1].replica)
+    np.testing.assert_array_equal(ours.modules[0].microbatch, arrived.modules[0].microbatch)
+    tokens = job.model.encoders[0].lengths(shapes, job.model.encoders[0].units(shapes))
+    row = ours.modules[0].microbatch
+    assert spread(tokens**2, ours.modules[0].replica, row) < spread(tokens**2, arrived.modules[0].replica, row)
+
+
+def test_veomni_needs_one_dp() -> None:
+    job, profile, _ = setting("strategy=hetero_colocated", "layout.tp=2", "layout.dp=2", "layout.cp=1")
+    layout = prepare(
+        compose_cells([*SMALL, "strategy=hetero_colocated", "layout.tp=4", "strategy.planner.encoder_tp=1"])[0].config
+    )
+    found = layout.strategy.plan(layout.profile)
+    with pytest.raises(IncompatibleError, match="dp=4, llm has dp=1"):
+        EncoderBalance().assign(profile.draw(job.global_batch), found, profile)
+    with pytest.raises(UserError, match=r"strategy.assigner.cost_exponent=3: must be 1 or 2"):
+        EncoderBalance(cost_exponent=3)

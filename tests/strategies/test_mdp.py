@@ -1,0 +1,163 @@
+"""Modality-decoupled parallelism: who encodes what, in which order, and what it costs that items part."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entrain_bench.arrays import IntArray
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.program.assignment import Assignment, ModuleAssignment, same_microbatches
+from entrain_bench.program.layout import Layout
+from entrain_bench.program.validate import check_program
+from entrain_bench.specs.job import Degrees
+from entrain_bench_strategies.mdp import DecoupledScheduler, SpreadItems, endpoints, spread
+from support.builders import passes, placed, profile_of, random_samples, samples, tiny_cluster, tiny_job
+from support.hetero import MODEL, pair_layout, profile_for
+
+NOBODY = -1
+
+
+def spread_of(cost: list[int], workers: int, local: int = NOBODY, slack: int = 10) -> ModuleAssignment:
+    """Items of one group, without a limit of tokens."""
+    every = np.zeros(len(cost), np.int64)
+    given_cost = np.array(cost, np.int64)
+    return spread(
+        given_cost, every, workers, every + local, np.zeros(workers, np.int64), slack, np.ones_like(every), None
+    )
+
+
+def sums(cost: IntArray | list[int], worker: IntArray, workers: int) -> IntArray:
+    return np.bincount(worker, weights=np.asarray(cost), minlength=workers).astype(np.int64)
+
+
+def test_lpt_by_hand_and_the_local_worker_within_the_slack() -> None:
+    assert spread_of([7, 5, 4, 4], 2).replica.tolist() == [0, 1, 1, 0]
+    # Worker 1 takes the first item, for nobody has any. At 1003 to 1000 it is not least loaded, but 3 more is within
+    # 1 % of an item of 400, not of one of 200.
+    assert spread_of([1003, 1000, 400], 2, local=1).replica.tolist() == [1, 0, 1]
+    assert spread_of([1003, 1000, 200], 2, local=1).replica.tolist() == [1, 0, 0]
+    assert spread_of([1003, 1000, 400], 2, local=1, slack=0).replica.tolist() == [1, 0, 0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=7), st.integers(2, 3))
+def test_the_heaviest_worker_is_within_grahams_bound(cost: list[int], workers: int) -> None:
+    places = product(range(workers), repeat=len(cost))
+    best = min(int(sums(cost, np.array(place), workers).max()) for place in places)
+    got = int(sums(cost, spread_of(cost, workers, slack=0).replica, workers).max())
+    # 4/3 - 1/(3 m), Graham 1969, in integers.
+    assert 3 * workers * got <= (4 * workers - 1) * best
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 1000), max_size=40), st.integers(1, 5), st.integers(0, 999))
+def test_no_worker_is_ahead_by_more_than_an_item_and_its_slack(cost: list[int], workers: int, slack: int) -> None:
+    for local in (NOBODY, 0, workers - 1):
+        load = sums(cost, spread_of(cost, workers, local, slack).replica, workers)
+        longest = max(cost, default=0)
+        assert load.max() - load.min() <= longest + slack * max(1, longest) / 1000
+
+
+def test_passes_hold_as_many_tokens_as_they_may() -> None:
+    cost, tokens = np.array([9, 8, 7, 6, 5]), np.array([90, 10, 20, 30, 40])
+    every = np.zeros(5, np.int64)
+    labels = spread(cost, every, 1, every - 1, np.zeros(1, np.int64), 0, tokens, 50)
+    # 90 is too much, and alone; 10 + 20 leave no room for 30, nor 30 for 40.
+    assert labels.microbatch.tolist() == [0, 1, 1, 2, 3]
+
+
+def test_the_endpoint_is_on_the_first_rank_of_the_llm() -> None:
+    vision, llm = pair_layout(Degrees(1, 1, 1, 8), Degrees(2, 1, 2, 2), colocated=True).modules
+    assert endpoints(vision, llm).tolist() == [0, 4]
+    vision, llm = pair_layout(Degrees(4, 1, 1, 2), Degrees(2, 1, 1, 4), colocated=True).modules
+    assert endpoints(vision, llm).tolist() == [0, 0, 1, 1]
+    vision, llm = pair_layout(Degrees(1, 1, 1, 4), Degrees(2, 1, 1, 2), colocated=False).modules
+    assert endpoints(vision, llm).tolist() == [NOBODY, NOBODY]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([(1, 8, 2, 2), (2, 4, 2, 2), (4, 2, 1, 4), (1, 8, 4, 1)]))
+def test_items_stay_on_the_ranks_of_their_llm_replica(seed: int, degrees: tuple[int, int, int, int]) -> None:
+    tp, dp, llm_tp, llm_dp = degrees
+    stages = 8 // (llm_tp * llm_dp)
+    layout = pair_layout(Degrees(tp, 1, 1, dp), Degrees(llm_tp, 1, stages, llm_dp), colocated=True)
+    shapes = random_samples(np.random.default_rng(seed), 32)
+    profile = profile_of(tiny_job(MODEL, tiny_cluster(1, 8), microbatch_size=1), shapes)
+    assignment = SpreadItems().assign(shapes, layout, profile)
+    program = DecoupledScheduler().schedule(shapes, layout, assignment, profile)
+    check_program(program)
+    vision, llm = assignment.modules
+    held = [set(ranks.ravel().tolist()) for ranks in layout.modules[0].ranks]
+    wanted = [set(ranks.ravel().tolist()) for ranks in layout.modules[1].ranks]
+    for worker, replica in zip(vision.replica, llm.replica[shapes.item_sample], strict=True):
+        assert held[worker] <= wanted[replica] or wanted[replica] <= held[worker]
+    # Samples stay where they arrived.
+    assert llm.replica.tolist() == (np.arange(32) % llm_dp).tolist()
+
+
+def test_encoders_keep_out_of_the_llms_schedule_at_any_depth() -> None:
+    shapes = samples((10, [40]), (10, [40]), (10, [40]), (10, [40]))
+    for llm, stages in ((Degrees(2, 1, 1, 1), ["llm F0", "llm B0"]), (Degrees(1, 1, 2, 1), ["llm F0", "llm F1"])):
+        layout = pair_layout(Degrees(1, 1, 1, 2), llm, colocated=True, num_ranks=2, batch=4)
+        profile = profile_for(ranks=2, batch=4)
+        program = DecoupledScheduler().schedule(shapes, layout, SpreadItems().assign(shapes, layout, profile), profile)
+        order = passes(program, 0)
+        assert (order[0], order[-1], order[1:3]) == ("vision F0", "vision B0", stages)
+        assert len(order) == 2 + 8
+
+
+def test_parting_items_of_a_sample_are_joined_by_one_gather() -> None:
+    # One sample of two images, one on each rank of a two-stage LLM: its forward waits for both, and the collective
+    # carries the embeddings of both, whoever made them.
+    shapes = samples((10, [400, 400]), (10, [80]))
+    layout = pair_layout(Degrees(1, 1, 1, 2), Degrees(1, 1, 2, 1), colocated=True, num_ranks=2, batch=2)
+    profile = profile_for(ranks=2, batch=2)
+    assignment = SpreadItems().assign(shapes, layout, profile)
+    assert assignment.modules[0].replica.tolist()[:2] in ([0, 1], [1, 0])
+    program = DecoupledScheduler().schedule(shapes, layout, assignment, profile)
+    first = int(program.forward_actions(1)[0, 0])
+    inputs = program.dep_actions[program.dep_offsets[first] : program.dep_offsets[first + 1]]
+    assert sorted(inputs.tolist()) == program.forward_actions(0).ravel().tolist()
+    # 100 tokens of each image in bf16.
+    size = program.dep_bytes[program.dep_offsets[first] : program.dep_offsets[first + 1]]
+    assert size.tolist() == [100 * 2 * MODEL.llm.config.hidden_size] * 2
+    # Every rank keeps the activations of its own items only.
+    memory = CostTruth(MODEL, profile.job.cluster, profile.job.framework).memory
+    together = same_microbatches(MODEL, shapes, np.zeros(2, np.int64), np.zeros(2, np.int64), np.arange(2))
+    alone = DecoupledScheduler().schedule(shapes, layout, together, profile)
+    assert memory.peak_bytes(program).max() < memory.peak_bytes(alone).max()
+
+
+def test_layouts_and_routes_that_it_has_no_rule_for_are_refused() -> None:
+    shapes = samples((10, [40]), (10, [40]))
+    profile = profile_for(ranks=4, batch=2)
+    vision, llm = MODEL.modules
+    first_stage = Layout((placed(vision, [[[0]]]), placed(llm, [[[0], [1]]])), 2)
+    zero = np.zeros(2, np.int64)
+    with pytest.raises(IncompatibleError, match="exactly the ranks of llm"):
+        DecoupledScheduler().schedule(
+            shapes, first_stage, same_microbatches(MODEL, shapes, zero, zero, np.arange(2)), profile
+        )
+    layout = pair_layout(Degrees(1, 1, 1, 4), Degrees(2, 1, 1, 2), colocated=True, num_ranks=4, batch=2)
+    right = SpreadItems().assign(shapes, layout, profile)
+    wrong = ModuleAssignment((right.modules[0].replica + 2) % 4, right.modules[0].microbatch)
+    with pytest.raises(IncompatibleError, match="which does not feed"):
+        DecoupledScheduler().schedule(shapes, layout, Assignment((wrong, right.modules[1])), profile)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"locality_slack_permille": 1000}, "locality_slack_permille=1000: must be at least 0, below 1000"),
+        ({"max_pass_tokens": 0}, "max_pass_tokens=0: must be null or at least 1"),
+    ],
+)
+def test_options_out_of_range_are_named(options: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        SpreadItems(**options)

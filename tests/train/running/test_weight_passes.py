@@ -1,0 +1,70 @@
+"""A stage's gradients are sent off once, by its last weight pass."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from unittest.mock import patch
+
+import torch.distributed as dist
+from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
+
+from entrain_bench.experiment import prepare
+from entrain_bench.program import Pass
+from entrain_bench.train.launching.handover import config_from_json
+from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.messages.rank_plan import Step
+from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.running import step as step_module
+from entrain_bench.train.running.build import build_runtime
+from entrain_bench.train.running.runtime import _Iteration
+from support.train.ranks import run_ranks
+from support.train.runs import CPU, DISJOINT, batch, configuration
+
+
+def _sent(_: int, config: str) -> tuple[bool, list[list[tuple[str, bool]]]]:
+    """Whether stages have several buckets; during which passes they were sent off, and whether these end gradients."""
+    prepare_platform()
+    setting = prepare(config_from_json(config))
+    layout = setting.strategy.plan(setting.profile)
+    small = partial(step_module.DistributedDataParallelConfig, bucket_size=20_000)
+    with patch.object(step_module, "DistributedDataParallelConfig", small):
+        runtime = build_runtime(setting.job, layout, setting.executor, CPU, 0, dist.group.WORLD)
+    groups = sum(len(trained.buffers.bucket_groups) for trained in runtime.stages.values())
+    sent: Counter[tuple[str, bool, int]] = Counter()
+    under_way: list[Step] = []
+
+    def execute(self: _Iteration, step: Step, *given: object, run: Callable[..., None] = _Iteration.execute) -> None:
+        under_way[:] = [step]
+        run(self, step, *given)
+
+    def start(
+        self: _ParamAndGradBucketGroup,
+        *given: object,
+        run: Callable[..., None] = _ParamAndGradBucketGroup.start_grad_sync,
+        **options: object,
+    ) -> None:
+        sent[under_way[0].kind.name, under_way[0].ends_gradients, id(self)] += 1
+        run(self, *given, **options)
+
+    found = []
+    with patch.object(_Iteration, "execute", execute), patch.object(_ParamAndGradBucketGroup, "start_grad_sync", start):
+        for iteration in range(2):
+            sent.clear()
+            program = setting.strategy.program(batch(setting, iteration), layout, setting.profile)
+            assert all(map(program.splits_backward, range(2)))
+            runtime.run(runtime.prepare(program), Clock(CPU))
+            assert len(sent) == groups
+            assert set(sent.values()) == {1}
+            found.append(sorted({(kind, ends) for kind, ends, _ in sent}))
+    return groups > len(runtime.stages), found
+
+
+def test_the_last_weight_pass_sends_every_bucket_once() -> None:
+    ranks = run_ranks(_sent, 4, configuration(*DISJOINT, "strategy/scheduler=zb_h1"))
+    assert any(several for several, _ in ranks)
+    for _, (first, second) in ranks:
+        # megatron-core learns from the first iteration what a bucket waits for.
+        assert first == [(Pass.GRAD_SYNC.name, False)]
+        assert second == [(Pass.WEIGHT.name, True)]
