@@ -18,7 +18,7 @@ from entrain_bench.strategy.recomputation import Recomputation, recompute_all
 from entrain_bench.strategy.schedules import chain_chunks
 
 from .replicas import replicas_of
-from .search import Rules, search
+from .search import Rules, Search, improve
 
 # Rollouts for a program that a planner only compares or checks.
 DRAFT_ROLLOUTS = 8
@@ -74,26 +74,35 @@ class BraidScheduler(Recomputation):
         # Actions and dependencies do not depend on slots.
         draft = build_program(model, layout, shapes, chunks, [Slots(each, each) for each in empty])
         limit = profile.job.planning_budget_bytes
-        first = self._ordered(draft, assignment, profile, rollouts=0)
+        searches = self._search(draft, assignment, profile)
+        first = ordered(draft, searches)
         is_ample = float(profile.memory.peak_bytes(first).max()) <= AMPLE * limit
+        improve(searches, self.rollouts)
+        plain = ordered(draft, searches)
         if is_ample or not self.chooses_recomputation or profile.job.request.recompute is not None:
-            return self._ordered(draft, assignment, profile, self.rollouts)
-        order = self._ordered(recompute_all(draft), assignment, profile, self.rollouts)
-        programs = [self.within_memory(order, profile)]
-        plain = self._ordered(draft, assignment, profile, self.rollouts)
+            return plain
+        frugal = recompute_all(draft)
+        searches = self._search(frugal, assignment, profile)
+        improve(searches, self.rollouts)
+        programs = [self.within_memory(ordered(frugal, searches), profile)]
         if float(profile.memory.peak_bytes(plain).max()) <= limit:
             programs.append(plain)
         seconds = decisive(np.array([packed_iteration_s(program, profile) for program in programs]))
         return programs[int(seconds.argmin())]
 
-    def _ordered(self, draft: Program, assignment: Assignment, profile: Profile, rollouts: int) -> Program:
-        """The program in the order that the search finds."""
-        slot = np.zeros(int(draft.first_action[-1]), np.int64)
+    def _search(self, draft: Program, assignment: Assignment, profile: Profile) -> list[Search]:
+        """The first schedule of every replica."""
         rules = Rules(tuple(self.llm_leads), tuple(self.holds), self.alternate)
-        for found in search(replicas_of(draft, assignment, profile), rules, rollouts):
-            slot[found.replica.own] = found.place
-        slots = [
-            Slots(slot[draft.forward_actions(index)], slot[draft.backward_actions(index)])
-            for index in range(len(draft.chunks))
-        ]
-        return reorder(draft, slots)
+        return [Search(replica, rules) for replica in replicas_of(draft, assignment, profile)]
+
+
+def ordered(draft: Program, searches: list[Search]) -> Program:
+    """The program in the order that searches found."""
+    slot = np.zeros(int(draft.first_action[-1]), np.int64)
+    for found in searches:
+        slot[found.replica.own] = found.place
+    slots = [
+        Slots(slot[draft.forward_actions(index)], slot[draft.backward_actions(index)])
+        for index in range(len(draft.chunks))
+    ]
+    return reorder(draft, slots)

@@ -121,21 +121,18 @@ def moved(choice: Choice, rules: Rules, rng: np.random.Generator) -> Choice:
     return Choice(order, shift, lead, hold)
 
 
-def search(replicas: list[Replica], rules: Rules, rollouts: int) -> list[Search]:
-    """A schedule of every replica.
+def improve(searches: list[Search], rollouts: int) -> None:
+    """Look for faster schedules.
 
-    The slowest replica decides, so that every further rollout is its: its seeds first, then moves.
+    The slowest replica decides, so that every rollout is its: its seeds first, then moves.
 
     Args:
-        replicas: what is scheduled.
-        rules: what schedules may look like.
-        rollouts: schedules made beyond the first of every replica, of all together.
+        searches: of all replicas.
+        rollouts: schedules made, of all together.
     """
-    searches = [Search(replica, rules) for replica in replicas]
     rng = np.random.default_rng(0)
     for _ in range(rollouts):
         slowest = max(searches, key=lambda one: decisive(one.end_s))
         if slowest.is_done:
             break
-        slowest.score(slowest.seeds.pop(0) if slowest.seeds else moved(slowest.best, rules, rng))
-    return searches
+        slowest.score(slowest.seeds.pop(0) if slowest.seeds else moved(slowest.best, slowest.rules, rng))

@@ -17,12 +17,11 @@ from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.strategy.beliefs import packed_iteration_s
 from entrain_bench.strategy.interface import Strategy
 from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.schedules import chain_chunks
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
 from entrain_bench_strategies.braid.assigner import deal_chunks, places_of, spread_chunks, two_columns
 from entrain_bench_strategies.braid.layout import Shape, encoder_degrees, place, shapes_of, split_layers
 from entrain_bench_strategies.braid.replicas import replicas_of
-from entrain_bench_strategies.braid.search import Choice, Rules, first_choices, moved, search
+from entrain_bench_strategies.braid.search import Choice, Rules, Search, first_choices, improve, moved
 from support.builders import (
     AV_MODEL,
     GIB,
@@ -174,8 +173,9 @@ def searched(rollouts: int, leads: tuple[int, ...] = (0, 1000)) -> list[float]:
     shapes = profile.draw(32)
     assignment = BraidAssigner(encoder_tokens=256).assign(shapes, layout, profile)
     program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
-    chain_chunks(MODEL, shapes, layout, assignment, split_backward=False)
-    return [one.end_s for one in search(replicas_of(program, assignment, profile), Rules(leads), rollouts)]
+    searches = [Search(replica, Rules(leads)) for replica in replicas_of(program, assignment, profile)]
+    improve(searches, rollouts)
+    return [one.end_s for one in searches]
 
 
 def test_more_rollouts_are_never_slower_and_go_to_the_slowest() -> None:
