@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 
+from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import FloatArray
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job, divisors
@@ -117,33 +118,48 @@ def split_layers(profile: Profile, samples: SampleShapes, shape: Shape, chunk_to
         chunks = max(tokens / chunk_tokens, shape.num_microbatches * degrees.dp)
         tp, cp = shape.encoder_tp, shape.encoder_cp
         encoders_s.append(iteration_s(profile, samples, index, tp, cp, shape.recompute[index], chunks) / degrees.dp)
-    run = lanes // shape.segments
-    # An LLM of fewer layers leaves the last blocks to the encoders.
-    num_llm = min(lanes, len(llm_s))
     encoder_lane_s = np.zeros(lanes)
-    for _ in range(JOINT_ROUNDS if shape.joint and run > 1 else 1):
-        llm_layers = split_chain(llm_s, encoder_lane_s[:num_llm])
+    found = []
+    for _ in range(JOINT_ROUNDS if shape.joint and lanes > shape.segments else 1):
+        # An LLM of fewer layers leaves the last blocks to the encoders.
+        llm_layers = split_chain(llm_s, encoder_lane_s[: min(lanes, len(llm_s))])
         llm_lane_s = np.zeros(lanes)
-        llm_lane_s[:num_llm] = _sums(llm_s, llm_layers)
-        layers, encoder_lane_s = [], np.zeros(lanes)
-        for own_s in encoders_s:
-            # All segments have the same stages.
-            others = (
-                (llm_lane_s + encoder_lane_s).reshape(shape.segments, run).max(axis=0) if shape.joint else np.zeros(run)
-            )
-            stages = split_chain(own_s / (shape.segments * shape.copies_abreast), others)
-            layers.append(stages)
-            encoder_lane_s = encoder_lane_s + np.tile(_sums(own_s, stages), shape.segments) / (
-                shape.segments * shape.copies_abreast
-            )
+        llm_lane_s[: len(llm_layers)] = _sums(llm_s, llm_layers)
+        layers, encoder_lane_s = _split_encoders(shape, encoders_s, llm_lane_s)
+        found.append(Split((*layers, llm_layers), _busiest_s(shape, encoders_s, layers, llm_lane_s)))
+    return min(found, key=lambda split: decisive(split.busiest_s))
+
+
+def _split_encoders(
+    shape: Shape, encoders_s: Sequence[FloatArray], llm_lane_s: FloatArray
+) -> tuple[list[tuple[int, ...]], FloatArray]:
+    """Layers of every encoder's stages, alike in all segments, and what they cost each lane if all copies do the same.
+
+    Args:
+        shape: the layout.
+        encoders_s: seconds of each layer in a replica, by encoder ``[layers]``.
+        llm_lane_s: of the LLM on each lane ``[lanes]``.
+    """
+    copies, layers, total = shape.segments * shape.copies_abreast, [], np.zeros(len(llm_lane_s))
+    for own_s in encoders_s:
+        beside = (llm_lane_s + total if shape.joint else np.zeros_like(total)).reshape(shape.segments, -1).max(axis=0)
+        layers.append(split_chain(own_s / copies, beside))
+        total = total + np.tile(_sums(own_s, layers[-1]) / copies, shape.segments)
+    return layers, total
+
+
+def _busiest_s(
+    shape: Shape, encoders_s: Sequence[FloatArray], layers: Sequence[tuple[int, ...]], llm_lane_s: FloatArray
+) -> float:
+    """Seconds of the busiest lane once the copies of every encoder share its work out; arguments as before."""
     busy = llm_lane_s
     for own_s, stages in zip(encoders_s, layers, strict=True):
-        base = np.repeat(busy.reshape(shape.segments, run), shape.copies_abreast, axis=0)
+        base = np.repeat(busy.reshape(shape.segments, -1), shape.copies_abreast, axis=0)
         cost = _sums(own_s, stages)
         shares, _ = shares_of(base[None], cost[None])
-        of_run = shares[0].reshape(shape.segments, -1).sum(axis=1) / shape.copies_abreast
-        busy = busy + (of_run[:, None] * cost).ravel()
-    return Split((*layers, llm_layers), float(busy.max()))
+        of_segment = shares[0].reshape(shape.segments, -1).sum(axis=1) / shape.copies_abreast
+        busy = busy + (of_segment[:, None] * cost).ravel()
+    return float(busy.max())
 
 
 def place(job: Job, shape: Shape, layers: Sequence[tuple[int, ...]]) -> Layout:

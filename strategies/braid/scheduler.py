@@ -21,7 +21,7 @@ from .replicas import replicas_of
 from .search import Rules, Search, improve
 
 # Rollouts for a program that a planner only compares or checks.
-DRAFT_ROLLOUTS = 8
+DRAFT_ROLLOUTS = 24
 # Share of the memory that plans may use up to which an order does not count as held up by it.
 AMPLE = 0.85
 
