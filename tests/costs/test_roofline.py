@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.costs.links import all_gather_s, all_reduce_s, send_s
 from entrain_bench.costs.roofline import PassTimes, Roofline, loads_of, score_area
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.assignment import ModuleAssignment, group_chunks
-from entrain_bench.specs.cluster import ClusterSpec, LinkTier
+from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.layer import Attention, Gemm, Layer
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
@@ -194,63 +193,6 @@ def test_a_llama_block_by_hand() -> None:
     assert seconds(times.total_s) == pytest.approx(3 * gemm + 3 * elementwise + ahead + back, rel=1e-12)
 
 
-def test_communication_of_a_layer_by_hand() -> None:
-    # 100 tokens of 128 x 2 bytes: 25600 bytes. Pairs: 1e-6 s and 1e9 bytes/s; node: 2e-6 s and 5e8; network: 1e-5, 1e8.
-    block, loads = LLM.kinds[1], loads_of(LLM, np.array([100]))
-
-    def comm(tp: int, cp: int) -> tuple[float, float]:
-        times = Roofline(CLUSTER).layer_s(block, loads, tp, cp)
-        return seconds(times.forward_comm_s), seconds(times.backward_comm_s)
-
-    pair, node = 1e-6 + 25600 / 2 / 1e9, 3 * 2e-6 + 25600 * 3 / 4 / 5e8
-    # Four gathers or scatters a pass and two more gathers in backward, of which four hide under longer products.
-    assert comm(2, 1) == pytest.approx((4 * pair, 2 * pair), rel=1e-12)
-    assert comm(4, 1) == pytest.approx((4 * node, 2 * node), rel=1e-12)
-    # Keys and values of all tokens: 100 x 2 x 64 x 2 bytes, over pairs; backward scatters gradients as well.
-    assert comm(1, 2) == pytest.approx((pair, 2 * pair), rel=1e-12)
-    # Both: TP groups are pairs and hold half the tokens; CP groups stride over 4 ranks and hold half the heads.
-    tp_part = 4 * (1e-6 + 12800 / 2 / 1e9)
-    cp_part = 2e-6 + 12800 / 2 / 5e8
-    assert comm(2, 2) == pytest.approx((tp_part + cp_part, tp_part / 2 + 2 * cp_part), rel=1e-12)
-    wide = 15 * 1e-5 + 25600 * 15 / 16 / 1e8
-    assert comm(1, 16) == pytest.approx((wide, 2 * wide), rel=1e-12)
-
-
-# 100 tokens over 16 ranks: a gather, and the products of 16 columns (QKV) and 32 (MLP), bound by traffic, that hide it.
-WIDE = 15 * 1e-5 + 25600 * 15 / 16 / 1e8
-QKV, MLP = (2 * (12800 + 100 * n + 128 * n) / 1e9 for n in (16, 32))
-
-
-@pytest.mark.parametrize(
-    ("framework", "forward", "backward"),
-    [
-        # Under each product hide a gather and a scatter, or an all-reduce of the same volume under one.
-        (Framework(), 4 * WIDE, 6 * WIDE - 2 * (QKV + MLP)),
-        (Framework(sequence_parallel=False), 4 * WIDE, 4 * WIDE - (QKV + MLP)),
-    ],
-    ids=["sequence parallel", "all-reduced"],
-)
-def test_products_hide_tensor_parallel_communication_of_backward(
-    framework: Framework, forward: float, backward: float
-) -> None:
-    loads = loads_of(LLM, np.array([100]))
-    times = Roofline(CLUSTER, framework).layer_s(LLM.kinds[1], loads, 16, 1)
-    assert seconds(times.forward_comm_s) == pytest.approx(forward, rel=1e-12)
-    assert seconds(times.backward_comm_s) == pytest.approx(backward, rel=1e-12)
-
-
-def test_no_more_communication_hides_than_there_is_compute() -> None:
-    loads = loads_of(LLM, np.array([100]))
-    times = Roofline(CLUSTER, Framework(tp_overlap=1.0)).layer_s(LLM.kinds[1], loads, 16, 1)
-    assert seconds(times.forward_s + times.forward_comm_s) == pytest.approx(4 * WIDE, rel=1e-12)
-    assert seconds(times.backward_s + times.backward_comm_s) == pytest.approx(6 * WIDE, rel=1e-12)
-    near = Roofline(CLUSTER, Framework(tp_overlap=1.0)).layer_s(LLM.kinds[1], loads, 2, 1)
-    assert seconds(near.forward_comm_s) == seconds(near.backward_comm_s) == 0.0
-    plain, some = (Roofline(CLUSTER, Framework(tp_overlap=f)).layer_s(LLM.kinds[1], loads, 2, 1) for f in (0.0, 0.25))
-    for column in ("forward_comm_s", "backward_comm_s"):
-        assert seconds(getattr(some, column)) == pytest.approx(0.75 * seconds(getattr(plain, column)), rel=1e-12)
-
-
 def test_sequence_parallelism_divides_the_traffic_of_hidden_states() -> None:
     loads = loads_of(LLM, np.array([100]))
     split, whole = (
@@ -259,40 +201,6 @@ def test_sequence_parallelism_divides_the_traffic_of_hidden_states() -> None:
     )
     # Two norms and two residual additions: 10 h a token, at 1e9 bytes/s.
     assert whole - split == pytest.approx(100 * 2 * 10 * 128 / 2 / 1e9, rel=1e-9)
-
-
-@pytest.mark.parametrize("kind", range(3))
-def test_a_split_backward_leaves_one_product_for_each_to_the_weight_pass(kind: int) -> None:
-    layer, loads = LLM.kinds[kind], loads_of(LLM, np.array([100]))
-    whole, split = (Roofline(CLUSTER).layer_s(layer, loads, 1, 1, flag) for flag in (False, True))
-    assert whole.weight_s is None
-    assert split.weight_s is not None
-    products = sum(seconds(Roofline(CLUSTER).gemm_s(gemm, loads.tokens, 1, 1)) for gemm in layer.gemms)
-    assert seconds(split.weight_s) == pytest.approx(products, rel=1e-12)
-    assert seconds(split.backward_s + split.weight_s) == pytest.approx(seconds(whole.backward_s), rel=1e-12)
-    assert split.total_s == pytest.approx(whole.total_s, rel=1e-12)
-    assert seconds(split.forward_s) == seconds(whole.forward_s)
-    frozen = Roofline(CLUSTER).layer_s(layer.frozen(True), loads, 1, 1, True)
-    assert frozen.weight_s is not None
-    assert not frozen.weight_s.any()
-
-
-@pytest.mark.parametrize(
-    ("framework", "backward"),
-    [
-        # Gathers still hide under the products for inputs; what happens to inputs' gradients hides no more.
-        (Framework(), 6 * WIDE - (QKV + MLP)),
-        (Framework(sequence_parallel=False), 4 * WIDE),
-    ],
-    ids=["sequence parallel", "all-reduced"],
-)
-def test_a_split_backward_hides_less_communication(framework: Framework, backward: float) -> None:
-    loads = loads_of(LLM, np.array([100]))
-    whole, split = (Roofline(CLUSTER, framework).layer_s(LLM.kinds[1], loads, 16, 1, flag) for flag in (False, True))
-    assert seconds(split.backward_comm_s) == pytest.approx(backward, rel=1e-12)
-    exposed = seconds(split.backward_comm_s - whole.backward_comm_s)
-    assert exposed == pytest.approx(QKV + MLP, rel=1e-9)
-    assert seconds(split.total_s - whole.total_s) == pytest.approx(exposed, rel=1e-9)
 
 
 @pytest.mark.parametrize("split", [True, False])
@@ -307,14 +215,6 @@ def test_ends_of_the_llm_sum_over_tensor_parallel_ranks(kind: str, passes: tuple
     hidden = 2 * 128 * 128 * 128 / 1e12
     assert ahead == pytest.approx(expected[0], rel=1e-12)
     assert expected[1] - 2 * hidden - 1e-12 <= back <= expected[1]
-
-
-def test_collectives_by_hand() -> None:
-    tier = LinkTier("link", 8, 1e9, 1e-6)
-    assert seconds(all_gather_s(8000, 4, tier)) == pytest.approx(3e-6 + 6e-6, rel=1e-12)
-    assert seconds(all_reduce_s(8000, 4, tier)) == pytest.approx(18e-6, rel=1e-12)
-    assert seconds(all_gather_s(8000, 1, tier)) == 0.0
-    assert seconds(send_s(8000, 4, tier)) == pytest.approx(1e-6 + 2e-6, rel=1e-12)
 
 
 # Properties that the lower bound relies on

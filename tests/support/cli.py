@@ -1,0 +1,46 @@
+"""Small runs by command line, and traces for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from entrain_bench.cli import run_command
+
+# 16 GPUs and a small batch: a run takes milliseconds.
+SMALL = [
+    "model=tiny",
+    "cluster=a40x16",
+    "global_batch=32",
+    "microbatch_size=2",
+    "layout.dp=2",
+    "iterations=1",
+    "mlflow=false",
+]
+
+
+def run(folder: Path, *overrides: str) -> int:
+    return run_command([*SMALL, f"results_dir={folder}", *overrides])
+
+
+def records(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(path.read_text()) for path in sorted((folder / "runs").rglob("*.json"))]
+
+
+def write_trace(path: Path, sizes: list[float], **changes: object) -> None:
+    columns = {
+        "sample_id": pa.array(range(len(sizes)), pa.int32()),
+        "n_images": pa.array([1] * len(sizes), pa.int16()),
+        "image_widths": pa.array([[s] for s in sizes]),
+        "image_heights": pa.array([[s] for s in sizes]),
+        "text_chars": pa.array([100] * len(sizes), pa.int32()),
+    }
+    for name, column in changes.items():
+        if column is None:
+            del columns[name]
+        else:
+            columns[name] = pa.array(column)
+    pq.write_table(pa.table(columns), path)

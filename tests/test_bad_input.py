@@ -1,0 +1,136 @@
+"""The command line: every kind of bad input is one line, exit code 2, and nothing is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.cli import run, write_trace
+
+BAD_INPUT = [
+    ("strategy=entrian", "did you mean entrain?"),
+    ("workload=chartqq", "chartqa"),
+    ("model=gpt", "qwen25vl_llama3_1b"),
+    ("cluster=b200", "h100x64"),
+    ("harness=nope", "simulate"),
+    ("strategy/planner=nope", "megatron"),
+    ("sead=1", "did you mean seed?"),
+    ("layout.tpp=1", "layout"),
+    ("strategy.planner.foo=1", "profile_samples"),
+    ("seed=abc", "could not be converted to Integer"),
+    ("seed=-1", "0..2^32-1"),
+    ("seed=0,1", "--multirun"),
+    ("strategy.planner.foo=1 strategy.planner.bar=1", "profile_samples"),
+    ("--multirun results_dir=/tmp/a,/tmp/b", "one folder"),
+    ("iterations=0", "at least 1"),
+    ("iterations=1000001", "iterations=1000001: must be at least 1, at most 1000000"),
+    ("global_batch=-4", "at least 1"),
+    ("microbatch_size=0", "at least 1"),
+    ("layout.tp=0", "at least 1"),
+    ("layout.tp=3", "a divisor of the 4 ranks of a node"),
+    ("layout.dp=3", "multiple of layout.dp=3"),
+    ("global_batch=30", "multiple"),
+    ("layout.dp=16", "16 ranks"),
+    ("layout.pp=100", "the layers of model=tiny"),
+    ("belief_error=1.5", "[0, 1)"),
+    ("belief_bias=1.5", "[0, 1)"),
+    ("action_noise=0.6", "[0, 0.5]"),
+    ("speed.gemm=0", "speed.gemm=0.0: must be above 0"),
+    ("speed.gemm=1e-300", "speed.gemm=1e-300: must be above 0: from 1e-06 to 1e+06"),
+    ("cluster.device.kernel_launch_s=1e308", "launch_s=1e+308: must be a number that is 0 or from 1e-30 to 1e+30"),
+    ("cluster.tiers.0.bandwidth_bytes_per_s=1e-308", "per_s=1e-308: must be a number that is 0 or from 1e-30 to 1e+30"),
+    (f"model.modules.llm.num_heads={10**400}", "(401 characters): must be at least 1, at most 16777216"),
+    (
+        f"cluster.device.kernel_launch_s={10**400}",
+        "(401 characters): must be a number that is 0 or from 1e-30 to 1e+30",
+    ),
+    ("model.tokens.text_chars_per_token=1e-20", "text_chars_per_token=1e-20: must be positive, from 9.3e-10 to 10737"),
+    ("workload=uniform_mix workload.sequence_tokens=1e18", "must be at least 1, at most 1073741824"),
+    ("workload=laion_packed workload.sequence_tokens=1e18", "must be at least 2, at most 1073741824"),
+    ("speed.gem=2", "speed"),
+    ("memory_fraction=0.00001", "GiB more than"),
+    ("cluster.num_nodes=0", "at least 1"),
+    ("cluster.device.peak_bf16_flops=-1", "positive"),
+    ("model.modules.llm.num_layers=0", "at least 1"),
+    ("model.modules.llm.context_tokens=100", "takes at most 100"),
+    ("workload=librispeech", "audio"),
+    ("workload=trace", "workload.path"),
+    ("workload=trace workload.path=/nonexistent.parquet", "/nonexistent.parquet"),
+    ("strategy=megatron,entrain", "--multirun"),
+    ("strategy.planner._target_=entrain_bench_strategies.nope.Nope", "entrain_bench_strategies.nope.Nope"),
+    ("--multirun hydra.launcher.n_jobs=4", "n_jobs=4: hydra/launcher=basic has no such key; add a launcher"),
+    ("hydra.launcher.n_jobs=4", "launches the cells of a sweep; add --multirun"),
+    ("--multirun hydra/launcher=joblibb", "did you mean joblib?"),
+    ("--multirun hydra/launcher=joblib hydra.launcher.n_jobs=0", "n_jobs=0: must be an integer of at least 1, or -1"),
+    ("--multirun hydra/launcher=ray hydra.launcher.num_cpus=a", "num_cpus=a: must be an integer of at least 1, or -1"),
+    ("--multirun hydra/launcher=ray hydra.launcher.n_jobs=2", "n_jobs=2: hydra/launcher=ray has no such key"),
+    ("--multirun hydra.launcher.address=head:6379", "a launcher that has, such as hydra/launcher=ray"),
+    ("hydra/launcher=ray", "hydra/launcher=ray: launches the cells of a sweep; add --multirun"),
+    ("results_dir=/dev/null/x", "writable"),
+    ("+=x", "+=x: names no key"),
+    ("+layout.pp=${oc.env:PATH}", "must be null or an integer"),
+    ("workload.max_image_tokens=1e308", "at most 1073741824"),
+    ("model.tokens.audio_frames_per_s=1e18", "positive, from 9.3e-10 to 1073741824"),
+    ("--multirun strategy.label=glob(*)", "matches no choice of a group"),
+    (f"strategy/scheduler={'x' * 300}", "at most 250 characters"),
+    ("strategy/planner=[nan]", "choices of that group"),
+    ("global_batch=64000000", "at most 1048576"),
+    ("strategy.planner.profile_samples=1e9", "profiled samples=1000000000: must be at most 1048576"),
+    ("strategy.planner.profile_samples=1.5", "must be an integer"),
+    ("model.modules.llm.num_layers=8000000", "at least 1, at most 1000"),
+    ("model.modules.llm.num_heads=1e308", "... (309 characters): must be at least 1, at most 16777216"),
+    ("cluster.num_nodes=1000000", "at most 32768, 131072 ranks of 4 a node"),
+    (
+        "strategy=hetero_noncolocated model=qwen25vl_llama3_1b cluster.num_nodes=16384 global_batch=512 layout.dp=null "
+        "layout.tp=null layout.cp=null",
+        "fix layout.tp, layout.cp or layout.dp",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "says"), BAD_INPUT, ids=[b[0] for b in BAD_INPUT])
+def test_bad_input_is_one_line_exit_code_2_and_nothing_written(
+    overrides: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results"
+    assert run(results, *overrides.split()) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.strip().splitlines()
+    assert line.startswith("entrain-bench: ")
+    assert says in line
+    assert not results.exists()
+
+
+BAD_TRACES: list[tuple[str, dict[str, object], str]] = [
+    ("missing column", {"image_widths": None}, "image_widths"),
+    ("NaN", {"image_heights": [[100.0], [float("nan")]]}, "image_heights"),
+    ("negative", {"image_heights": [[100], [-5]]}, "-5"),
+    ("zero", {"image_widths": [[0], [7]]}, "image_widths"),
+    ("negative text", {"text_chars": [5, -1]}, "text_chars"),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), [t[1:] for t in BAD_TRACES], ids=[t[0] for t in BAD_TRACES])
+def test_bad_traces_are_one_line_too(
+    changes: dict[str, object], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_trace(tmp_path / "bad.parquet", [100.0, 200.0], **changes)
+    assert run(tmp_path / "results", "workload=trace", f"workload.path={tmp_path / 'bad.parquet'}") == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "bad.parquet" in line
+    assert says in line
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 nonsense", None], ids=["empty", "garbage", "truncated"])
+def test_unreadable_parquet(content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.parquet"
+    if content is None:
+        write_trace(path, list(np.arange(100.0, 200.0)))
+        content = path.read_bytes()[:-50]
+    path.write_bytes(content)
+    assert run(tmp_path / "results", "workload=trace", f"workload.path={path}") == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "bad.parquet" in line
