@@ -87,14 +87,31 @@ def held_after_s(program: Program, link_s: FloatArray, fixed_s: FloatArray) -> F
         link_s: how long links are busy for each dependency ``[dependencies]``; 0 for what holds nobody.
         fixed_s: what passes besides ``[dependencies]``.
     """
+    return held_s(program, *moved_s(program, link_s, fixed_s))
+
+
+def held_s(program: Program, sends: FloatArray, receives: FloatArray) -> FloatArray:
+    """As ``held_after_s``, from what ``moved_s`` returns."""
+    following = np.append(program.lane_actions[1:], -1)
+    following[program.lane_offsets[1:] - 1] = -1
+    received = np.where(following >= 0, receives[following], 0.0)
+    held = sends.copy()
+    np.maximum.at(held, program.lane_actions, received)
+    return held
+
+
+def moved_s(program: Program, link_s: FloatArray, fixed_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """How long each action sends its results, and receives its data, if nothing else does ``[actions]``.
+
+    Args:
+        program: the program.
+        link_s: how long links are busy for each dependency ``[dependencies]``; 0 for what takes no time of its ends.
+        fixed_s: what passes besides ``[dependencies]``.
+    """
     held = np.flatnonzero(link_s > 0)
     sends, receives = np.zeros(program.num_actions), np.zeros(program.num_actions)
     for action, total in ((program.dep_actions[held], sends), (rows_of(program.dep_offsets)[held], receives)):
         longest = np.zeros(program.num_actions)
         np.maximum.at(longest, action, fixed_s[held])
         total += np.bincount(action, weights=link_s[held], minlength=program.num_actions) + longest
-    following = np.append(program.lane_actions[1:], -1)
-    following[program.lane_offsets[1:] - 1] = -1
-    received = np.where(following >= 0, receives[following], 0.0)
-    np.maximum.at(sends, program.lane_actions, received)
-    return sends
+    return sends, receives

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.costs.edges import edges_of, held_after_s
+from entrain_bench.costs.edges import Edges, edges_of, held_after_s, moved_s
 from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.noise import ActionNoise
@@ -53,6 +53,21 @@ class Prices:
     transfers: Transfers | None
     steps: Steps
     together: IntArray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Handovers:
+    """What handing on results takes, with links that nobody else wants.
+
+    Attributes:
+        send_s: how long an action's lanes are held by what it sends ``[actions]``; 0 where transfers hold nobody.
+        receive_s: likewise by what it receives, before it ``[actions]``.
+        delay_s: from an action's end until its data are where a dependency needs them ``[dependencies]``.
+    """
+
+    send_s: FloatArray
+    receive_s: FloatArray
+    delay_s: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +166,25 @@ class CostTruth:
         comm[program.first_action[-1] :] = steps.comm_s
         return Prices(duration, comm, hold, release, stall, delay, transfers, steps, together)
 
-    def _transfers(self, program: Program) -> tuple[FloatArray, FloatArray, Transfers | None]:
-        """How long lanes are held after each action, delays of the dependencies, and what queues for links."""
-        layout, edges = program.layout, edges_of(program, self.cluster, self.framework)
-        transfers, hold, delay, link = None, np.zeros(program.num_actions), edges.fixed_s.copy(), edges.link_s.copy()
+    def handovers(self, program: Program) -> Handovers:
+        """What handing on the results of a program's actions takes, whatever the order in which they run."""
+        _, delay, link = self._edges(program)
+        nothing = np.zeros(program.num_actions)
+        send, receive = moved_s(program, link, delay) if self.framework.p2p == "blocking" else (nothing, nothing)
+        return Handovers(send, receive, delay + link)
+
+    def _edges(self, program: Program) -> tuple[Edges, FloatArray, FloatArray]:
+        """Transfers along dependencies, what passes besides, and how long links are busy ``[dependencies]``."""
+        edges = edges_of(program, self.cluster, self.framework)
+        delay, link = edges.fixed_s.copy(), edges.link_s.copy()
         collective, seconds = colocated_transforms(program, self.cluster)
         delay[collective], link[collective] = seconds, 0.0
-        delay = np.where(edges.travels, delay, 0.0)
+        return edges, np.where(edges.travels, delay, 0.0), link
+
+    def _transfers(self, program: Program) -> tuple[FloatArray, FloatArray, Transfers | None]:
+        """How long lanes are held after each action, delays of the dependencies, and what queues for links."""
+        layout, transfers, hold = program.layout, None, np.zeros(program.num_actions)
+        edges, delay, link = self._edges(program)
         if layout.single_rank_boundary:
             tier = self.cluster.group_tier(np.concatenate([placed.ranks.ravel() for placed in layout.modules]))
             transfers = relay_between_modules(program, edges.travels, tier)

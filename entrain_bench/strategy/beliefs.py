@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from entrain_bench.arithmetic import matmul
-from entrain_bench.arrays import FloatArray, sum_rows
+from entrain_bench.arrays import FloatArray, IntArray, sum_rows
+from entrain_bench.program import Program
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputation import covered_per_stage
+from entrain_bench.program.recomputation import covered_per_stage, remade_kinds
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
@@ -50,3 +51,74 @@ def stages_s(
     forward = sum_rows(chunks.offsets, seconds[chunks.members])[:, None] * (stages / stages.sum())
     kept = kinds * np.array([kind.backward_share for kind in module.kinds])
     return forward, matmul(module.kind_counts(placed.layers_per_stage), kept) / stages
+
+
+def packed_units_s(module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int, profile: Profile) -> FloatArray:
+    """What each unit of a module adds to a packed chunk's forward and backward, in each kind of layer.
+
+    Returns:
+        Seconds ``[2, units, kinds]``, with the error of the profile's estimates.
+    """
+    units = module.units(shapes)
+    added = profile.pack_times(module, tp, cp).of(module.lengths(shapes, units))
+    return np.asarray(added * profile.error_factor(module, shapes)[:, None])
+
+
+def packed_chunks_s(
+    module: ModuleSpec,
+    placed: ModuleLayout,
+    shapes: SampleShapes,
+    chunks: Chunks,
+    profile: Profile,
+    remade: IntArray | None = None,
+) -> tuple[FloatArray, FloatArray]:
+    """Estimated seconds of forward and backward of packed chunks on stages ``[chunks, stages]``.
+
+    A chunk costs what its units add and what a chunk costs anyway (``packs``); backwards as measured, and one more
+    forward of layers that are recomputed.
+
+    Args:
+        module: the module.
+        placed: its layout.
+        shapes: the iteration's samples.
+        chunks: the module's chunks.
+        profile: what is known.
+        remade: layers of each stage that chunks recompute ``[chunks, stages]``; by default as the layout says.
+    """
+    times = profile.pack_times(module, placed.tp, placed.cp)
+    seconds = np.zeros((2, shapes.num_items if module.per_item else len(shapes), len(module.kinds)))
+    seconds[:, module.units(shapes)] = packed_units_s(module, shapes, placed.tp, placed.cp, profile)
+    sums = np.stack(
+        [np.stack([sum_rows(chunks.offsets, kind) for kind in each[chunks.members].T], axis=1) for each in seconds]
+    )
+    forward, backward = np.maximum(sums + times.chunk_s[:, None], times.least_s[:, None])
+    counts = module.kind_counts(placed.layers_per_stage)
+    needed = np.array([kind.recomputed and kind.backward_share > 0 for kind in module.kinds], np.float64)
+    again = counts * needed * placed.recompute
+    stages = matmul(forward, counts.T), matmul(backward, counts.T) + matmul(forward, again.T)
+    if remade is None or placed.recompute:
+        return stages
+    kinds = remade_kinds(module, placed.layers_per_stage, remade) * needed
+    return stages[0], stages[1] + (forward[:, None] * kinds).sum(axis=2)
+
+
+def packed_durations(program: Program, profile: Profile) -> FloatArray:
+    """Estimated seconds of every forward and backward of a program by ``packed_chunks_s`` ``[first_action[-1]]``."""
+    duration = np.zeros(int(program.first_action[-1]))
+    for index, (module, placed) in enumerate(zip(program.model.modules, program.layout.modules, strict=True)):
+        remade = program.remade[index] if program.remade else None
+        forward, backward = program.forward_actions(index), program.backward_actions(index)
+        duration[forward], duration[backward] = packed_chunks_s(
+            module, placed, program.shapes, program.chunks[index], profile, remade
+        )
+    return duration
+
+
+def packed_iteration_s(program: Program, profile: Profile) -> float:
+    """Estimated seconds of a program: its passes by ``packed_durations``, with transfers, and what follows them."""
+    duration = np.zeros(program.num_actions)
+    duration[: program.first_action[-1]] = packed_durations(program, profile)
+    end = profile.simulate(program, duration, transfers=True)[program.lane_actions]
+    gather, sync, optimizer = profile.lane_steps_s(program.layout)
+    through = np.maximum.reduceat(end, program.lane_offsets[:-1]) + sync
+    return float(gather.max() + through.max() + optimizer.max())

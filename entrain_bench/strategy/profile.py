@@ -10,10 +10,12 @@ import numpy as np
 
 from entrain_bench.arithmetic import GOLDEN, fit_polynomial, log2, matmul, mix, sine_of_turns, uniform
 from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.costs.edges import held_s
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.costs.sharding import LayerTraffic, layer_traffic
-from entrain_bench.costs.truth import CostTruth
+from entrain_bench.costs.steps import ExposedStep
+from entrain_bench.costs.truth import CostTruth, Handovers
 from entrain_bench.errors import require
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -23,6 +25,7 @@ from entrain_bench.specs.job import MAX_SAMPLES, Job
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.workload import ShapeSource
+from entrain_bench.strategy.packs import PackTimes, pack_times, probes
 
 # Sequence lengths at which layers are profiled (arXiv:2605.27918, section 4.1).
 PROFILED_TOKENS = np.array([64, 256, 1024, 4096, 16384])
@@ -47,6 +50,7 @@ class Profile:
     belief_bias: float = 0.0
     _rng: np.random.Generator = field(init=False)
     _fits: dict[tuple[str, int, int], FloatArray] = field(init=False, default_factory=dict)
+    _packs: dict[tuple[str, int, int], PackTimes] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_rng", np.random.default_rng([self._seed, 0x70726F66]))
@@ -79,38 +83,65 @@ class Profile:
 
     def measure(self, module: ModuleSpec, lengths: IntArray, tp: int, cp: int) -> list[PassTimes]:
         """Measured times of one layer of each kind on one packed microbatch of sequences of the given lengths."""
+        return self.measure_packs(module, lengths, np.array([0, len(lengths)]), tp, cp)
+
+    def measure_packs(
+        self, module: ModuleSpec, lengths: IntArray, offsets: IntArray, tp: int, cp: int
+    ) -> list[PassTimes]:
+        """As ``measure``, on several packed microbatches, whose sequences are CSR rows: each ``[microbatches]``."""
         times = self._truth.layer_times
-        loads = times.loads(module, np.asarray(lengths), np.array([0, len(lengths)]))
-        return times.layers_s(module, loads, tp, cp)
+        return times.layers_s(module, times.loads(module, np.asarray(lengths), offsets), tp, cp)
 
     @property
     def memory(self) -> Memory:
         """What layouts and programs need, as far as anyone can tell beforehand."""
         return self._truth.memory
 
-    def simulate(self, program: Program, duration_s: FloatArray) -> FloatArray:
-        """End of every action of a program whose actions take as long as believed; transfers are free ``[actions]``.
+    def simulate(self, program: Program, duration_s: FloatArray, transfers: bool = False) -> FloatArray:
+        """End of every action of a program whose actions take as long as believed ``[actions]``.
 
         Args:
             program: the program.
             duration_s: believed seconds of each action ``[actions]``.
+            transfers: whether what actions hand each other takes as long as ``handovers`` says; otherwise it is free.
 
         Raises:
             DeadlockError: if its order contradicts its dependencies.
         """
-        _, end, _ = place_actions(program, duration_s, np.zeros(len(program.dep_actions)))
-        return end
+        if not transfers:
+            return place_actions(program, duration_s, np.zeros(len(program.dep_actions)))[1]
+        handed = self.handovers(program)
+        hold_s = held_s(program, handed.send_s, handed.receive_s)
+        return place_actions(program, duration_s, handed.delay_s, hold_s=hold_s)[1]
 
     def step_s(self, layout: Layout) -> float:
         """Measured time of what overlap cannot hide of the step and of the weights' gather, on the slowest ranks.
 
         Modules that share ranks run theirs one after the other.
         """
-        costs = self._truth.step_costs
-        exposed = [
-            costs.exposed(module, placed) for module, placed in zip(self.job.model.modules, layout.modules, strict=True)
-        ]
+        exposed = self._exposed_steps(layout)
         return float(layout.lane_sums([each.gather_s + each.sync_s + each.optimizer_s for each in exposed]).max())
+
+    def lane_steps_s(self, layout: Layout) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """The parts of ``step_s`` on every lane: gather, synchronisation, optimizer ``[lanes]``."""
+        exposed = self._exposed_steps(layout)
+        return (
+            layout.lane_sums([each.gather_s for each in exposed]),
+            layout.lane_sums([each.sync_s for each in exposed]),
+            layout.lane_sums([each.optimizer_s for each in exposed]),
+        )
+
+    def _exposed_steps(self, layout: Layout) -> list[ExposedStep]:
+        """What no overlap hides of each module's step."""
+        costs = self._truth.step_costs
+        return [costs.exposed(module, own) for module, own in zip(self.job.model.modules, layout.modules, strict=True)]
+
+    def handovers(self, program: Program) -> Handovers:
+        """Measured times of what a program's actions hand each other, as a test of the links shows; none is contended.
+
+        How much travels follows from shapes and layout, which everybody knows.
+        """
+        return self._truth.handovers(program)
 
     def layer_traffic(self, module: ModuleSpec, placed: ModuleLayout) -> LayerTraffic:
         """Measured times of the collectives of each layer whose weights are sharded."""
@@ -132,6 +163,14 @@ class Profile:
             forward = np.array([[(kind.forward_s + kind.forward_comm_s)[0] for kind in kinds] for kinds in measured])
             self._fits[key] = np.stack([fit_polynomial(PROFILED_TOKENS, times, 2) for times in forward.T])
         return self._fits[key]
+
+    def pack_times(self, module: ModuleSpec, tp: int, cp: int) -> PackTimes:
+        """What a sequence adds to a packed chunk, and a chunk besides, by measured packs."""
+        key = (module.name, tp, cp)
+        if key not in self._packs:
+            lengths, offsets = probes()
+            self._packs[key] = pack_times(self.measure_packs(module, lengths, offsets, tp, cp))
+        return self._packs[key]
 
     def estimate_units(self, module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int) -> FloatArray:
         """Believed forward seconds of the whole module for each of its units alone ``[units]``."""

@@ -14,12 +14,12 @@ from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.filling import deal
 from entrain_bench.strategy.planning import recompute_factor
 from entrain_bench.strategy.profile import Profile
 
 from .balance import SolverLimits, balance
 from .correction import Corrector, Observation, shape_classes
-from .filling import deal
 from .profiling import encoder_cost, llm_cost, mean_tokens
 
 SPLITS = ("stay", "even")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import coo_array, csr_array
-from scipy.sparse.csgraph import connected_components
 
 from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
+from entrain_bench.strategy.groups import components, consumers_of, groups_of, ranks_in_groups, users_of
 from entrain_bench.strategy.profile import Profile
 
 from .belief import believed_durations, lanes_of_actions
@@ -72,14 +71,14 @@ def segments_of(draft: Program, assignment: Assignment, profile: Profile, by_mod
     extra += memory.posted_bytes(draft)
     room = profile.job.planning_budget_bytes - memory.lane_state_bytes(draft.layout) - extra
     wait, need = rows_of(draft.dep_offsets), draft.dep_actions
-    lane_set = _components(draft.layout.num_lanes, lane[wait], lane[need])
+    lane_set = components(draft.layout.num_lanes, lane[wait], lane[need])
     first_chunk = offsets_from_counts(np.array([len(chunks) for chunks in draft.chunks]))
     chunk = draft.chunk[:count].astype(np.int64) + first_chunk[draft.module[:count]]
     chunk_set = np.zeros(first_chunk[-1], np.int64)
     chunk_set[chunk] = lane_set[lane]
-    first_llm, last_llm = _consumers(draft, assignment)
-    group, group_set = _groups(_components(len(chunk_set), chunk[wait], chunk[need]), first_llm, chunk_set)
-    rank = _ranks(group, first_llm, last_llm)
+    first_llm, last_llm = consumers_of(draft, assignment)
+    group, group_set = groups_of(components(len(chunk_set), chunk[wait], chunk[need]), first_llm, chunk_set)
+    rank = ranks_in_groups(group, first_llm, last_llm)
     first_group = offsets_from_counts(np.bincount(group_set, minlength=1 + int(lane_set.max())))
     is_backward = draft.kind[:count].astype(np.int64)
     own_group, per_group = (group - first_group[chunk_set])[chunk], len(draft.model.modules) if by_module else 1
@@ -89,7 +88,7 @@ def segments_of(draft: Program, assignment: Assignment, profile: Profile, by_mod
         believed_durations(draft, profile),
         np.ceil(np.abs(change)).astype(np.int64),
         np.bincount(wait, minlength=count)[:count],
-        *_users(draft),
+        *users_of(draft)[:2],
         lane_set,
         np.floor(room).astype(np.int64),
         own_group,
@@ -98,52 +97,3 @@ def segments_of(draft: Program, assignment: Assignment, profile: Profile, by_mod
         np.diff(first_group),
         per_group,
     )
-
-
-def _users(draft: Program) -> tuple[IntArray, IntArray]:
-    """Offsets and rows of the actions that wait for each action, CSR: the dependencies in reverse."""
-    num_actions, links = len(draft.dep_offsets) - 1, np.ones(len(draft.dep_actions), np.int8)
-    needs = csr_array((links, draft.dep_actions, draft.dep_offsets), shape=(num_actions, int(draft.first_action[-1])))
-    users = needs.tocsc()
-    return users.indptr.astype(np.int64), users.indices.astype(np.int64)
-
-
-def _components(count: int, one: IntArray, other: IntArray) -> IntArray:
-    """Connected component of each of ``count`` things that pairs link ``[count]``."""
-    links = coo_array((np.ones(len(one)), (one, other)), shape=(count, count))
-    return np.asarray(connected_components(links, directed=False)[1], np.int64)
-
-
-def _consumers(draft: Program, assignment: Assignment) -> tuple[IntArray, IntArray]:
-    """First and last LLM microbatch that a chunk of any module has to do with ``[all chunks]``."""
-    label = np.asarray(assignment.modules[draft.model.llm_index].microbatch)
-    first, last = [], []
-    for module, rows in zip(draft.model.modules, draft.chunks, strict=True):
-        if not len(rows):
-            continue
-        own = label[module.owners(draft.shapes, rows.members)]
-        first.append(np.minimum.reduceat(own, rows.offsets[:-1]))
-        last.append(np.maximum.reduceat(own, rows.offsets[:-1]))
-    return np.concatenate(first), np.concatenate(last)
-
-
-def _groups(component: IntArray, first_llm: IntArray, chunk_set: IntArray) -> tuple[IntArray, IntArray]:
-    """Group of every chunk ``[chunks]`` and set of every group ``[groups]``, by set, then by first LLM microbatch."""
-    num_groups = int(component.max()) + 1
-    arrival, group_set = np.full(num_groups, np.iinfo(np.int64).max), np.zeros(num_groups, np.int64)
-    np.minimum.at(arrival, component, first_llm)
-    group_set[component] = chunk_set
-    order = np.lexsort((arrival, group_set))
-    group = np.empty(num_groups, np.int64)
-    group[order] = np.arange(num_groups)
-    return group[component], group_set[order]
-
-
-def _ranks(group: IntArray, first_llm: IntArray, last_llm: IntArray) -> IntArray:
-    """Place of each chunk's forward and backward in its group ``[2, chunks]``; arguments of chunks."""
-    chunk = np.arange(len(group))
-    first = offsets_from_counts(np.bincount(group))
-    rank = np.empty((2, len(group)), np.int64)
-    for row, keys in zip(rank, ((chunk, first_llm, group), (-chunk, last_llm, group)), strict=True):
-        row[np.lexsort(keys)] = chunk - np.repeat(first[:-1], np.diff(first))
-    return rank

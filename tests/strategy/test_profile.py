@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.arrays import IntArray
+from entrain_bench.costs.edges import held_s
 from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.simulate import Simulator
+from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
 from entrain_bench.strategy.profile import PROFILED_TOKENS, Profile
@@ -270,3 +272,30 @@ def test_a_trial_is_the_simulation_of_a_program() -> None:
     truth = CostTruth(model, job.cluster)
     expected = Simulator(truth, job.memory_budget_bytes).execute(program).iteration_time_s
     assert profile.trial_s(program) == pytest.approx(expected, rel=1e-12)
+
+
+def test_parts_of_a_step_add_up_on_every_lane() -> None:
+    model = tiny_model(encoder=2, llm=4)
+    profile = profile_of(tiny_job(model, tiny_cluster(1, 8)), samples((10, [40])))
+    layout = chain_layout(model, 1, 2, 4, dp=2)
+    assert sum(profile.lane_steps_s(layout)).max() == pytest.approx(profile.step_s(layout), rel=1e-12)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("p2p", ["blocking", "overlapped"])
+def test_handovers_are_what_the_truth_charges_for_transfers(p2p: str) -> None:
+    model = tiny_model(encoder=2, llm=4)
+    profile = profile_of(tiny_job(model, tiny_cluster(1, 8), framework=Framework(p2p=p2p)), samples((10, [40])))
+    layout = chain_layout(model, 1, 2, 4, dp=2)
+    shapes, assignment = uniform_batch(model, 4, dp=2)
+    program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
+    prices, handed = profile._truth.price(program), profile.handovers(program)
+    assert held_s(program, handed.send_s, handed.receive_s) == pytest.approx(prices.hold_s)
+    assert handed.delay_s.max() > 0
+    if p2p == "blocking":
+        assert handed.delay_s == pytest.approx(prices.delay_s)
+        # Actions that take as long as they do then end when they do, but for the gather of weights and the steps.
+        passes = slice(int(program.first_action[-1]))
+        free = profile.simulate(program, prices.duration_s)[passes]
+        held = profile.simulate(program, prices.duration_s, transfers=True)[passes]
+        assert np.all(held >= free)
+        assert held.max() > free.max()

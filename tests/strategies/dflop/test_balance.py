@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.arrays import FloatArray
+from entrain_bench.strategy.filling import deal, longest_first, lpt_with_exchange, trivial_bound
 from entrain_bench_strategies.dflop.balance import SolverLimits, balance, improve, makespan, solve
-from entrain_bench_strategies.dflop.filling import deal, longest_first, lpt_with_exchange, trivial_bound
 
 NO_SOLVER = SolverLimits(0.0)
 LIMITS = SolverLimits(0.05)

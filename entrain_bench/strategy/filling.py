@@ -1,4 +1,4 @@
-"""Buckets filled by LPT, then exchanges between the fullest one and others; compiled (arXiv:2603.25120)."""
+"""Buckets of two costs: LPT, then exchanges between the fullest one and others; compiled (arXiv:2603.25120)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,274 @@
+"""Samples to replicas and microbatches in two dimensions; encoder chunks to whichever ranks the LLM leaves time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from entrain_bench.arithmetic import decisive
+from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.errors import IncompatibleError, require
+from entrain_bench.program.assignment import Assignment, ModuleAssignment
+from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.strategy.filling import lpt_with_exchange
+from entrain_bench.strategy.profile import Profile
+
+from .work import chunk_layers_s, shares_of, stage_work, unit_layers_s
+
+
+@dataclass(frozen=True, slots=True)
+class BraidAssigner:
+    """Balances samples over replicas and microbatches, then encoder chunks over the encoder's copies in each replica.
+
+    Attributes:
+        encoder_tokens: tokens of an encoder chunk; items are never cut.
+        balance: whether samples are balanced; otherwise they stay in order of arrival.
+        level: whether encoder chunks level the ranks of a replica; otherwise all its copies get the same.
+    """
+
+    encoder_tokens: int = 4096
+    balance: bool = True
+    level: bool = True
+
+    def __post_init__(self) -> None:
+        require(self.encoder_tokens >= 1, "strategy.assigner.encoder_tokens", self.encoder_tokens, "at least 1")
+
+    def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
+        """Labels of every module's units.
+
+        Raises:
+            IncompatibleError: if the DP of an encoder and of the LLM are not multiples of each other.
+        """
+        model = profile.job.model
+        *encoders, llm = layout.modules
+        work = [_work(profile, module, shapes, own) for module, own in zip(model.modules, layout.modules, strict=True)]
+        replica, microbatch = self._samples(profile, shapes, layout, work)
+        busy_s = _lane_seconds(layout, len(encoders), _sums(replica, work[-1], llm.dp))
+        busy_s += _lane_seconds(
+            layout, len(encoders), np.tile(_chunk_work(profile, model.llm, llm) * layout.num_microbatches, (llm.dp, 1))
+        )
+        chunks = []
+        for index, module in enumerate(model.encoders):
+            units = module.units(shapes)
+            owner, tokens = module.owners(shapes, units), module.lengths(shapes, units)
+            seconds = work[index].sum(axis=1)
+            chunks.append(deal_chunks(replica[owner], microbatch[owner], seconds, tokens, self.encoder_tokens))
+        owners = [module.owners(shapes, module.units(shapes)) for module in model.encoders]
+        first, last = places_of(replica, microbatch, owners, chunks)
+        labels = []
+        for index, (placed, owner, chunk) in enumerate(zip(encoders, owners, chunks, strict=True)):
+            copies, place = _copies(placed, llm), first[owner] + chunk
+            of_replica = replica[owner] // max(1, llm.dp // placed.dp)
+            total = _sums(of_replica, work[index], placed.dp // copies)
+            shares = self._shares(layout, index, busy_s, total, copies)
+            busy_s += _lane_seconds(layout, index, (shares[:, :, None] * total[:, None]).reshape(placed.dp, -1))
+            copy = spread_chunks(of_replica, place, work[index].sum(axis=1), shares)
+            labels.append(ModuleAssignment(of_replica * copies + copy, place))
+        return Assignment((*labels, ModuleAssignment(replica, last)))
+
+    def _samples(
+        self, profile: Profile, shapes: SampleShapes, layout: Layout, work: list[FloatArray]
+    ) -> tuple[IntArray, IntArray]:
+        """Replica and microbatch of every sample."""
+        llm, count, index = layout.modules[-1], layout.num_microbatches, np.arange(len(shapes))
+        if not self.balance:
+            group = index // max(1, -(-len(shapes) // (llm.dp * count)))
+            return group % llm.dp, group // llm.dp
+        cost = two_columns(self._sample_lanes(profile, shapes, layout, work))
+        replica = lpt_with_exchange(cost, llm.dp)
+        microbatch = np.zeros(len(shapes), np.int64)
+        for one in range(llm.dp):
+            mine = np.flatnonzero(replica == one)
+            if len(mine):
+                microbatch[mine] = lpt_with_exchange(np.ascontiguousarray(cost[mine]), min(count, len(mine)))
+        return replica, microbatch
+
+    def _sample_lanes(
+        self, profile: Profile, shapes: SampleShapes, layout: Layout, work: list[FloatArray]
+    ) -> FloatArray:
+        """Seconds that each sample costs every lane of an LLM replica on average ``[samples, lanes]``."""
+        *encoders, llm = layout.modules
+        mean = work[-1].sum(axis=0) / llm.dp
+        busy_s = _lane_seconds(layout, len(encoders), np.tile(mean, (llm.dp, 1)))
+        column = _columns_of_first_replica(layout)
+        loads = np.zeros((len(shapes), 1 + int(column.max())))
+        _add_lanes(loads, column, layout, len(encoders), 0, work[-1])
+        for index, (module, placed) in enumerate(zip(profile.job.model.encoders, encoders, strict=True)):
+            copies = _copies(placed, llm)
+            total = np.tile(work[index].sum(axis=0) * copies / placed.dp, (placed.dp // copies, 1))
+            shares = self._shares(layout, index, busy_s, total, copies)
+            busy_s += _lane_seconds(layout, index, (shares[:, :, None] * total[:, None]).reshape(placed.dp, -1))
+            owner = module.owners(shapes, module.units(shapes))
+            of_sample = _sums(owner, work[index], len(shapes))
+            for copy in range(copies):
+                _add_lanes(loads, column, layout, index, copy, of_sample * shares[0, copy])
+        return loads
+
+    def _shares(self, layout: Layout, index: int, busy_s: FloatArray, total: FloatArray, copies: int) -> FloatArray:
+        """Shares of an encoder's copies in the work of each replica ``[replicas, copies]``."""
+        if not self.level:
+            return np.full((len(total), copies), 1 / copies)
+        blocks, placed = layout.blocks[index], layout.modules[index]
+        base = np.maximum.reduceat(busy_s[blocks.lanes], blocks.offsets[:-1])
+        return shares_of(base.reshape(len(total), copies, placed.pp), total)[0]
+
+
+def two_columns(loads: FloatArray) -> FloatArray:
+    """The loads of the two lanes that differ most, each as a share of its total ``[samples, 2]``.
+
+    Samples cost lanes in different proportions; what levels the two that differ most about levels those in between.
+
+    Args:
+        loads: seconds that each sample costs each lane ``[samples, lanes]``.
+    """
+    share = loads / np.maximum(loads.sum(axis=0), 1e-300)
+    off = decisive(np.abs(share - share.mean(axis=1, keepdims=True)).sum(axis=0))
+    one = int(off.argmax())
+    other = int(decisive(np.abs(share - share[:, [one]]).sum(axis=0)).argmax())
+    return np.ascontiguousarray(share[:, [one, other]])
+
+
+def deal_chunks(
+    replica: IntArray, microbatch: IntArray, cost_s: FloatArray, tokens: IntArray, chunk_tokens: int
+) -> IntArray:
+    """Chunk of each item, counted in its microbatch: in every one as many as tokens ask for, by LPT ``[items]``.
+
+    Args:
+        replica: of each item ``[items]``.
+        microbatch: of each item ``[items]``.
+        cost_s: of each item ``[items]``.
+        tokens: of each item ``[items]``.
+        chunk_tokens: of a chunk, about.
+    """
+    if not len(replica):
+        return np.zeros(0, np.int64)
+    key = replica * (1 + int(microbatch.max())) + microbatch
+    _, group, size = np.unique(key, return_inverse=True, return_counts=True)
+    wanted = np.rint(np.bincount(group, tokens) / chunk_tokens).astype(np.int64)
+    count = np.clip(wanted, 1, size)
+    order = np.argsort(-decisive(cost_s), kind="stable")
+    return np.asarray(_deal(order, group, cost_s, count))
+
+
+def places_of(
+    replica: IntArray, microbatch: IntArray, owners: Sequence[IntArray], chunks: Sequence[IntArray]
+) -> tuple[IntArray, IntArray]:
+    """Places of each sample's microbatch in its replica's order ``[samples]``: the first, and the last.
+
+    A microbatch has as many as an encoder has chunks of it, one at least. Encoder chunks take them in turn, the LLM the
+    last one, so that nothing comes before what it needs, whoever schedules it.
+
+    Args:
+        replica: of each sample ``[samples]``.
+        microbatch: of each sample ``[samples]``.
+        owners: sample of each item, by encoder ``[items]``.
+        chunks: chunk of each item in its microbatch, by encoder ``[items]``.
+    """
+    count = np.ones((1 + int(replica.max(initial=0)), 1 + int(microbatch.max(initial=0))), np.int64)
+    for owner, chunk in zip(owners, chunks, strict=True):
+        np.maximum.at(count, (replica[owner], microbatch[owner]), chunk + 1)
+    last = count.cumsum(axis=1)[replica, microbatch] - 1
+    return last - count[replica, microbatch] + 1, last
+
+
+@njit(cache=True)
+def _deal(order, group, cost_s, count):  # type: ignore[no-untyped-def]
+    """Bin of each item: in the given order, the least loaded bin of its group."""
+    load = np.zeros((len(count), count.max()))
+    chosen = np.zeros(len(order), np.int64)
+    for item in order:
+        own = load[group[item], : count[group[item]]]
+        chosen[item] = own.argmin()
+        own[chosen[item]] += cost_s[item]
+    return chosen
+
+
+def spread_chunks(replica: IntArray, chunk: IntArray, cost_s: FloatArray, shares: FloatArray) -> IntArray:
+    """Copy of the encoder that runs each item's chunk ``[items]``: chunk after chunk the one furthest below its share.
+
+    Args:
+        replica: whose copies share the work of each item ``[items]``.
+        chunk: place of its chunk in their order ``[items]``.
+        cost_s: of each item ``[items]``.
+        shares: of the copies ``[replicas, copies]``.
+    """
+    if not len(replica):
+        return np.zeros(0, np.int64)
+    key, member = np.unique(replica * (1 + int(chunk.max())) + chunk, return_inverse=True)
+    return np.asarray(_spread(key // (1 + int(chunk.max())), np.bincount(member, cost_s), shares)[member])
+
+
+@njit(cache=True)
+def _spread(replica, cost_s, shares):  # type: ignore[no-untyped-def]
+    carried = np.zeros_like(shares)
+    chosen = np.zeros(len(replica), np.int64)
+    for chunk in range(len(replica)):
+        own, best_s = replica[chunk], np.inf
+        for copy in range(shares.shape[1]):
+            if shares[own, copy] > 0:
+                after_s = (carried[own, copy] + cost_s[chunk]) / shares[own, copy]
+                if after_s < best_s * (1 - 1e-9):
+                    chosen[chunk], best_s = copy, after_s
+        carried[own, chosen[chunk]] += cost_s[chunk]
+    return chosen
+
+
+def _copies(encoder: ModuleLayout, llm: ModuleLayout) -> int:
+    """Copies of an encoder that one LLM replica's items are shared out among; 1 if it serves several replicas."""
+    if encoder.dp % llm.dp and llm.dp % encoder.dp:
+        raise IncompatibleError(
+            f"strategy.assigner: {encoder.module} has dp={encoder.dp}, {llm.module} has dp={llm.dp}; one must "
+            "be a multiple of the other"
+        )
+    return max(1, encoder.dp // llm.dp)
+
+
+def _work(profile: Profile, module: ModuleSpec, shapes: SampleShapes, placed: ModuleLayout) -> FloatArray:
+    """What each unit adds to each stage ``[units, stages]``."""
+    kinds = unit_layers_s(profile, module, shapes, placed.tp, placed.cp, placed.recompute)
+    return stage_work(module, placed.layers_per_stage, kinds)
+
+
+def _chunk_work(profile: Profile, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
+    kinds = chunk_layers_s(profile, module, placed.tp, placed.cp, placed.recompute)
+    return stage_work(module, placed.layers_per_stage, kinds)
+
+
+def _sums(label: IntArray, values: FloatArray, count: int) -> FloatArray:
+    """Sum of the rows of each label ``[count, columns]``."""
+    return np.stack([np.bincount(label, column, count) for column in values.T], axis=1)
+
+
+def _lane_seconds(layout: Layout, index: int, stage_s: FloatArray) -> FloatArray:
+    """A module's seconds on each lane ``[lanes]``, from those of its stages ``[replicas, stages]``."""
+    blocks, total = layout.blocks[index], np.zeros(layout.num_lanes)
+    np.add.at(total, blocks.lanes, np.repeat(stage_s.ravel(), np.diff(blocks.offsets)))
+    return total
+
+
+def _columns_of_first_replica(layout: Layout) -> IntArray:
+    """A number for each lane of the first LLM replica and of what feeds it; -1 for others ``[lanes]``."""
+    llm, held = layout.modules[-1], []
+    for blocks, placed in zip(layout.blocks, layout.modules, strict=True):
+        replicas = max(1, placed.dp // llm.dp)
+        held.append(blocks.lanes[: blocks.offsets[replicas * placed.pp]])
+    column = np.full(layout.num_lanes, -1)
+    lanes = np.unique(np.concatenate(held))
+    column[lanes] = np.arange(len(lanes))
+    return column
+
+
+def _add_lanes(
+    loads: FloatArray, column: IntArray, layout: Layout, index: int, replica: int, stage_s: FloatArray
+) -> None:
+    """Add rows of seconds of a replica's stages to those of its lanes' columns ``[rows, columns]``."""
+    blocks, placed = layout.blocks[index], layout.modules[index]
+    for stage in range(placed.pp):
+        block = replica * placed.pp + stage
+        lanes = blocks.lanes[blocks.offsets[block] : blocks.offsets[block + 1]]
+        loads[:, column[lanes]] += stage_s[:, [stage]]

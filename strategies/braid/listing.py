@@ -1,0 +1,393 @@
+"""A list scheduler for actions that occupy one lane or several; compiled.
+
+Time advances by always placing the action that can begin first. A lane chooses among the forwards and backwards whose
+inputs are there, by priority; forwards and backwards alternate. If nothing is there, what comes first is next.
+
+A lane that waits for the LLM would start a long encoder backward, and hold up the LLM on every lane until that ends.
+Such backwards can be held until their lanes have done all of the LLM.
+
+Memory. Chunks that depend on each other form a group, and groups have one order for all lanes. A forward is let in
+where all that the groups up to its own hold and will hold fits together on each of its lanes. So the first unfinished
+group is refused nowhere: no order can deadlock, and nothing exceeds the room if every group fits by itself.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts
+from entrain_bench.compiled import inlined
+
+FORWARD, BACKWARD = 0, 1
+# Where the state says whether anything is held.
+HOLDS = -1
+
+
+class Actions(NamedTuple):
+    """What is put in order on the lanes of one replica.
+
+    Attributes:
+        lane_offsets, lanes: lanes of each action, CSR.
+        is_backward: 0 or 1 ``[actions]``.
+        of_llm: 1 for the LLM's, 0 for encoders' ``[actions]``.
+        duration_s: believed seconds ``[actions]``.
+        send_s: for which its lanes are held after it ``[actions]``.
+        receive_s: for which they are held before it, at the same time as by what was sent last ``[actions]``.
+        size_bytes: what a forward adds and its backward frees, integers ``[actions]``.
+        num_waits: actions that it waits for ``[actions]``.
+        user_offsets, user_actions: actions that wait for it, CSR.
+        user_delay_s: from its end until they have its results ``[users]``.
+        station: lanes that some action occupies together have one number ``[lanes]``.
+        room_bytes: for activations, integers ``[lanes]``.
+        tail_s: believed seconds between a lane's last action and the end of its step ``[lanes]``.
+    """
+
+    lane_offsets: IntArray
+    lanes: IntArray
+    is_backward: IntArray
+    of_llm: IntArray
+    duration_s: FloatArray
+    send_s: FloatArray
+    receive_s: FloatArray
+    size_bytes: IntArray
+    num_waits: IntArray
+    user_offsets: IntArray
+    user_actions: IntArray
+    user_delay_s: FloatArray
+    station: IntArray
+    room_bytes: IntArray
+    tail_s: FloatArray
+
+
+class Wish(NamedTuple):
+    """What a schedule should look like.
+
+    Attributes:
+        group: place of the action's group in the order of groups ``[actions]``.
+        priority: lower first ``[actions]``.
+        is_held: 1 for backwards that wait until their lanes have done all of the LLM ``[actions]``.
+        alternate: whether a lane takes forwards and backwards in turn; otherwise backwards first.
+    """
+
+    group: IntArray
+    priority: FloatArray
+    is_held: IntArray
+    alternate: bool
+
+
+class State(NamedTuple):
+    """How far lanes, groups and actions are.
+
+    Attributes:
+        queue: ready actions of each lane and pass, the first by priority last; queue 2 l + pass is at ``first`` of it.
+        first, num_ready: of each queue ``[queues + 1]``, ``[queues]``.
+        ready_s: when the last of an action's inputs arrives ``[actions]``.
+        missing: inputs that are not placed yet ``[actions]``.
+        done_s, last: end of a lane's last action, and that action, -1 for none ``[lanes]``.
+        held_bytes: by activations ``[lanes]``.
+        choice, begin_s: next action of a lane, -1 for none, and its begin ``[lanes]``.
+        is_stale: whether these have to be found anew ``[lanes]``.
+        need_bytes: what a group's forwards hold and will hold ``[lanes, groups]``.
+        left: actions of it to come ``[lanes, groups]``.
+        llm_left: actions of the LLM to come ``[lanes]``; at the end whether anything is held, 0 or 1 ``[lanes + 1]``.
+        first_open: first group of a lane with actions to come ``[lanes]``.
+        first_refused: first group from there on that does not fit with those before it ``[lanes]``.
+        admitted_bytes: what the groups between these two need ``[lanes]``.
+    """
+
+    queue: IntArray
+    first: IntArray
+    num_ready: IntArray
+    ready_s: FloatArray
+    missing: IntArray
+    done_s: FloatArray
+    last: IntArray
+    held_bytes: IntArray
+    choice: IntArray
+    begin_s: FloatArray
+    is_stale: IntArray
+    need_bytes: IntArray
+    left: IntArray
+    llm_left: IntArray
+    first_open: IntArray
+    first_refused: IntArray
+    admitted_bytes: IntArray
+
+
+def room_for(actions: Actions, num_groups: int) -> State:
+    """Room for the state of schedules of some actions."""
+    num_actions, num_lanes = len(actions.duration_s), len(actions.room_bytes)
+    queue_of = 2 * actions.lanes + np.repeat(actions.is_backward, np.diff(actions.lane_offsets))
+    first = offsets_from_counts(np.bincount(queue_of, minlength=2 * num_lanes))
+
+    def whole(*shape: int) -> IntArray:
+        return np.zeros(shape, np.int64)
+
+    return State(
+        queue=whole(first[-1]),
+        first=first,
+        num_ready=whole(2 * num_lanes),
+        ready_s=np.zeros(num_actions),
+        missing=whole(num_actions),
+        done_s=np.zeros(num_lanes),
+        last=whole(num_lanes),
+        held_bytes=whole(num_lanes),
+        choice=whole(num_lanes),
+        begin_s=np.zeros(num_lanes),
+        is_stale=whole(num_lanes),
+        need_bytes=whole(num_lanes, num_groups),
+        left=whole(num_lanes, num_groups),
+        llm_left=whole(num_lanes + 1),
+        first_open=whole(num_lanes),
+        first_refused=whole(num_lanes),
+        admitted_bytes=whole(num_lanes),
+    )
+
+
+@njit(cache=True, nogil=True)
+def list_schedule(actions, wish, state, place):  # type: ignore[no-untyped-def]
+    """Put all actions in an order that every lane keeps to.
+
+    Args:
+        actions: what is put in order.
+        wish: how.
+        state: what ``room_for`` made.
+        place: takes each action's place in the order ``[actions]``.
+
+    Returns:
+        When the last lane is through with its step, seconds; and how many forwards were let in although memory was
+        full, because nothing else was left to run: none if every group fits by itself.
+    """
+    _begin(actions, wish, state)
+    forced = 0
+    for turn in range(len(actions.duration_s)):
+        lane = _soonest(actions, wish, state)
+        if lane < 0 and state.llm_left[HOLDS]:
+            # Memory is full of what held backwards would free.
+            state.llm_left[HOLDS] = 0
+            state.is_stale[:] = 1
+            lane = _soonest(actions, wish, state)
+        if lane < 0:
+            action = _let_in(actions, wish, state)
+            forced += 1
+        else:
+            action = state.choice[lane]
+        place[action] = turn
+        _run(action, _begin_s(action, actions, state), actions, wish, state)
+    end_s = 0.0
+    for lane in range(len(actions.room_bytes)):
+        end_s = max(end_s, state.done_s[lane] + actions.tail_s[lane])
+    return end_s, forced
+
+
+@njit(cache=True, nogil=True)
+def _begin(actions, wish, state):  # type: ignore[no-untyped-def]
+    """The state before the first action."""
+    state.num_ready[:] = 0
+    state.ready_s[:] = 0.0
+    state.missing[:] = actions.num_waits
+    state.done_s[:] = 0.0
+    state.last[:] = -1
+    state.held_bytes[:] = 0
+    state.is_stale[:] = 1
+    state.need_bytes[:] = 0
+    state.left[:] = 0
+    state.llm_left[:] = 0
+    state.llm_left[HOLDS] = 1
+    state.first_open[:] = 0
+    state.first_refused[:] = 0
+    state.admitted_bytes[:] = 0
+    for action in range(len(actions.duration_s)):
+        for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
+            lane = actions.lanes[row]
+            state.left[lane, wish.group[action]] += 1
+            state.llm_left[lane] += actions.of_llm[action]
+            if actions.is_backward[action] == FORWARD:
+                state.need_bytes[lane, wish.group[action]] += actions.size_bytes[action]
+        if state.missing[action] == 0:
+            _join(action, actions, wish, state)
+    for lane in range(len(actions.room_bytes)):
+        _close_groups(lane, state)
+        _admit_groups(lane, actions, state)
+
+
+@inlined
+def _join(action, actions, wish, state):  # type: ignore[no-untyped-def]
+    """Put a ready action into the queues of its lanes, by falling number: the first by priority is last."""
+    for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
+        lane = actions.lanes[row]
+        queue = 2 * lane + actions.is_backward[action]
+        spot = state.first[queue] + state.num_ready[queue]
+        while spot > state.first[queue] and wish.priority[state.queue[spot - 1]] < wish.priority[action]:
+            state.queue[spot] = state.queue[spot - 1]
+            spot -= 1
+        state.queue[spot] = action
+        state.num_ready[queue] += 1
+        state.is_stale[lane] = 1
+
+
+@inlined
+def _leave(action, lane, actions, state):  # type: ignore[no-untyped-def]
+    """Take an action out of a lane's queue."""
+    queue = 2 * lane + actions.is_backward[action]
+    spot = state.first[queue] + state.num_ready[queue] - 1
+    while state.queue[spot] != action:
+        spot -= 1
+    state.num_ready[queue] -= 1
+    while spot < state.first[queue] + state.num_ready[queue]:
+        state.queue[spot] = state.queue[spot + 1]
+        spot += 1
+
+
+@inlined
+def _free_s(action, lane, actions, state):  # type: ignore[no-untyped-def]
+    """When a lane may begin an action: what it sends and what it receives goes on at the same time."""
+    last, held_s = state.last[lane], actions.receive_s[action]
+    if last < 0:
+        return held_s
+    return state.done_s[lane] + max(held_s, actions.send_s[last])
+
+
+@inlined
+def _begin_s(action, actions, state):  # type: ignore[no-untyped-def]
+    """When all lanes of a ready action may begin it."""
+    begin_s = state.ready_s[action]
+    for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
+        begin_s = max(begin_s, _free_s(action, actions.lanes[row], actions, state))
+    return begin_s
+
+
+@inlined
+def _may_run(action, actions, wish, state):  # type: ignore[no-untyped-def]
+    """Whether memory lets an action in on all of its lanes; backwards free some, and run unless they are held."""
+    if actions.is_backward[action] == BACKWARD:
+        if wish.is_held[action] and state.llm_left[HOLDS]:
+            for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
+                if state.llm_left[actions.lanes[row]] > 0:
+                    return False
+        return True
+    for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
+        lane = actions.lanes[row]
+        if wish.group[action] > max(state.first_refused[lane] - 1, state.first_open[lane]):
+            return False
+        if state.held_bytes[lane] + actions.size_bytes[action] > actions.room_bytes[lane]:
+            return False
+    return True
+
+
+@inlined
+def _soonest(actions, wish, state):  # type: ignore[no-untyped-def]
+    """The lane whose choice can begin first; -1 if no lane may run anything."""
+    soonest, soonest_s = -1, np.inf
+    for lane in range(len(actions.room_bytes)):
+        if state.is_stale[lane]:
+            _choose(lane, actions, wish, state)
+            state.is_stale[lane] = 0
+        if state.begin_s[lane] < soonest_s:
+            soonest, soonest_s = lane, state.begin_s[lane]
+    return soonest
+
+
+@inlined
+def _choose(lane, actions, wish, state):  # type: ignore[no-untyped-def]
+    """Choose what a lane runs next, unless something comes in before that begins."""
+    forward, backward = -1, -1
+    coming, coming_s = -1, np.inf
+    for kind in range(2):
+        queue = 2 * lane + kind
+        spot = state.first[queue] + state.num_ready[queue] - 1
+        while spot >= state.first[queue]:
+            action = state.queue[spot]
+            if _may_run(action, actions, wish, state):
+                if state.ready_s[action] <= _free_s(action, lane, actions, state):
+                    if kind == FORWARD:
+                        forward = action
+                    else:
+                        backward = action
+                    break
+                # Of two that come together the backward, which frees memory.
+                if state.ready_s[action] < coming_s or (kind == BACKWARD and state.ready_s[action] == coming_s):
+                    coming, coming_s = action, state.ready_s[action]
+            spot -= 1
+    chosen = max(forward, backward)
+    if forward >= 0 and backward >= 0:
+        last = state.last[lane]
+        turn = last >= 0 and actions.is_backward[last] == FORWARD
+        chosen = backward if turn or not wish.alternate else forward
+    elif chosen < 0:
+        chosen = coming
+    state.choice[lane], state.begin_s[lane] = chosen, np.inf
+    if chosen >= 0:
+        state.begin_s[lane] = _begin_s(chosen, actions, state)
+
+
+@njit(cache=True, nogil=True)
+def _let_in(actions, wish, state):  # type: ignore[no-untyped-def]
+    """All lanes are full, and a group does not fit by itself: the first of its ready forwards."""
+    chosen = -1
+    for lane in range(len(actions.room_bytes)):
+        queue = 2 * lane
+        for spot in range(state.first[queue], state.first[queue] + state.num_ready[queue]):
+            action = state.queue[spot]
+            if (
+                chosen < 0
+                or wish.group[action] < wish.group[chosen]
+                or (wish.group[action] == wish.group[chosen] and wish.priority[action] < wish.priority[chosen])
+            ):
+                chosen = action
+    return chosen
+
+
+@inlined
+def _run(action, begin_s, actions, wish, state):  # type: ignore[no-untyped-def]
+    """Clock and memory of its lanes after an action, and who can go on."""
+    group, size_bytes, end_s = wish.group[action], actions.size_bytes[action], begin_s + actions.duration_s[action]
+    for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
+        lane = actions.lanes[row]
+        _leave(action, lane, actions, state)
+        state.done_s[lane], state.last[lane] = end_s, action
+        state.left[lane, group] -= 1
+        state.llm_left[lane] -= actions.of_llm[action]
+        if actions.is_backward[action] == FORWARD:
+            state.held_bytes[lane] += size_bytes
+        else:
+            state.held_bytes[lane] -= size_bytes
+            state.need_bytes[lane, group] -= size_bytes
+            if group < state.first_refused[lane]:
+                state.admitted_bytes[lane] -= size_bytes
+        _close_groups(lane, state)
+        _admit_groups(lane, actions, state)
+        for other in range(len(actions.room_bytes)):
+            if actions.station[other] == actions.station[lane]:
+                state.is_stale[other] = 1
+    for row in range(actions.user_offsets[action], actions.user_offsets[action + 1]):
+        user = actions.user_actions[row]
+        state.ready_s[user] = max(state.ready_s[user], end_s + actions.user_delay_s[row])
+        state.missing[user] -= 1
+        if state.missing[user] == 0:
+            _join(user, actions, wish, state)
+
+
+@inlined
+def _close_groups(lane, state):  # type: ignore[no-untyped-def]
+    """Move on the first group with actions to come; what has closed holds nothing any more."""
+    group = state.first_open[lane]
+    while group < state.left.shape[1] and state.left[lane, group] == 0:
+        group += 1
+    state.first_open[lane] = group
+    state.first_refused[lane] = max(state.first_refused[lane], group)
+
+
+@inlined
+def _admit_groups(lane, actions, state):  # type: ignore[no-untyped-def]
+    """Move on the first group that is refused. Needs only fall, so that it never moves back."""
+    group, ahead = state.first_refused[lane], state.admitted_bytes[lane]
+    while group < state.need_bytes.shape[1]:
+        if ahead + state.need_bytes[lane, group] > actions.room_bytes[lane]:
+            break
+        ahead += state.need_bytes[lane, group]
+        group += 1
+    state.first_refused[lane], state.admitted_bytes[lane] = group, ahead

@@ -1,0 +1,142 @@
+"""What the list scheduler puts in order: the actions of each replica, with what is believed of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from entrain_bench.arithmetic import decisive
+from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, rows_of, take_rows
+from entrain_bench.program import Program
+from entrain_bench.program.assignment import Assignment
+from entrain_bench.strategy.beliefs import packed_durations
+from entrain_bench.strategy.groups import components, consumers_of, groups_of, ranks_in_groups, users_of
+from entrain_bench.strategy.profile import Profile
+
+from .listing import BACKWARD, Actions
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """Lanes whose actions depend on each other, and these actions.
+
+    Attributes:
+        own: their numbers in the program ``[actions]``.
+        actions: what the list scheduler knows of them.
+        group: microbatch that each belongs to with all that depends on it, by arrival ``[actions]``.
+        inner: place in the group and pass; forwards along the chain, backwards against it ``[actions]``.
+        load_s: believed seconds of each group on all lanes together ``[groups]``.
+    """
+
+    own: IntArray
+    actions: Actions
+    group: IntArray
+    inner: FloatArray
+    load_s: FloatArray
+
+    @property
+    def llm_backward_s(self) -> float:
+        """Mean seconds of the LLM's backwards."""
+        actions = self.actions
+        return float(actions.duration_s[(actions.of_llm * actions.is_backward).astype(bool)].mean())
+
+    @property
+    def floor_s(self) -> float:
+        """No schedule ends before the busiest lane has done its work."""
+        actions = self.actions
+        counts = np.diff(actions.lane_offsets)
+        work = np.bincount(actions.lanes, np.repeat(actions.duration_s, counts), len(actions.room_bytes))
+        return float((work + actions.tail_s).max())
+
+
+def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> list[Replica]:
+    """The replicas of a program, whatever its own order.
+
+    Args:
+        draft: the program.
+        assignment: what it was made of.
+        profile: for memory, and believed seconds of actions, transfers and steps.
+    """
+    layout, count = draft.layout, int(draft.first_action[-1])
+    lane_offsets, lanes = lanes_of_actions(draft)
+    row = rows_of(lane_offsets)
+    memory = profile.memory
+    change, working = (values[:count] for values in memory.action_bytes(draft))
+    extra = memory.posted_bytes(draft)
+    most = np.zeros(layout.num_lanes)
+    np.maximum.at(most, lanes, working[row])
+    room = np.floor(profile.job.planning_budget_bytes - memory.lane_state_bytes(layout) - extra - most)
+    handed = profile.handovers(draft)
+    wait, need = rows_of(draft.dep_offsets), draft.dep_actions
+    first_lane = lanes[lane_offsets[:-1]]
+    station = components(layout.num_lanes, first_lane[row], lanes)
+    links = np.concatenate([first_lane[wait], first_lane[row]]), np.concatenate([first_lane[need], lanes])
+    lane_set = components(layout.num_lanes, *links)
+    first_chunk = offsets_from_counts(np.array([len(chunks) for chunks in draft.chunks]))
+    chunk = draft.chunk[:count].astype(np.int64) + first_chunk[draft.module[:count]]
+    chunk_set = np.zeros(first_chunk[-1], np.int64)
+    chunk_set[chunk] = lane_set[first_lane]
+    first_llm, last_llm = consumers_of(draft, assignment)
+    group, group_set = groups_of(components(len(chunk_set), chunk[wait], chunk[need]), first_llm, chunk_set)
+    rank = ranks_in_groups(group, first_llm, last_llm)
+    first_group = offsets_from_counts(np.bincount(group_set, minlength=1 + int(lane_set.max())))
+    is_backward = (draft.kind[:count] == BACKWARD).astype(np.int64)
+    user_offsets, user_actions, edge = users_of(draft)
+    tail_s = profile.lane_steps_s(layout)[1]
+    duration = packed_durations(draft, profile)
+    places = [np.arange(own.pp) for own in layout.modules]
+    stage = np.concatenate([np.zeros(0, np.int64), *places])
+    depth = np.where(is_backward, -1, 1) * draft.stage[:count] / (1.0 + stage.max(initial=0))
+    of_set = lane_set[first_lane]
+    replicas = []
+    by_set, set_order = np.bincount(of_set, minlength=1 + int(lane_set.max())), np.argsort(of_set, kind="stable")
+    for one, own in enumerate(np.split(set_order, np.cumsum(by_set)[:-1])):
+        if not len(own):
+            continue
+        members = np.flatnonzero(lane_set == one)
+        local_lane, local = np.full(layout.num_lanes, -1), np.full(count, -1)
+        local_lane[members], local[own] = np.arange(len(members)), np.arange(len(own))
+        own_lanes, entries = take_rows(lane_offsets, own)
+        own_users, users = take_rows(user_offsets, own)
+        actions = Actions(
+            own_lanes,
+            local_lane[lanes[entries]],
+            is_backward[own],
+            (draft.module[own] == draft.model.llm_index).astype(np.int64),
+            duration[own],
+            handed.send_s[own],
+            handed.receive_s[own],
+            np.ceil(np.abs(change[own])).astype(np.int64),
+            np.diff(draft.dep_offsets)[own],
+            own_users,
+            local[user_actions[users]],
+            handed.delay_s[edge[users]],
+            station[members],
+            room[members].astype(np.int64),
+            tail_s[members],
+        )
+        own_group = group[chunk[own]] - first_group[one]
+        replicas.append(
+            Replica(
+                own,
+                actions,
+                own_group,
+                rank[is_backward[own], chunk[own]] + depth[own],
+                decisive(
+                    np.bincount(own_group, duration[own] * np.diff(own_lanes), first_group[one + 1] - first_group[one])
+                ),
+            )
+        )
+    return replicas
+
+
+def lanes_of_actions(draft: Program) -> tuple[IntArray, IntArray]:
+    """Lanes of every forward and backward, CSR."""
+    offsets, lanes = [], []
+    for rows, blocks in zip(draft.chunks, draft.layout.blocks, strict=True):
+        block = (rows.replica[:, None] * blocks.num_stages + np.arange(blocks.num_stages)).ravel()
+        own, entries = take_rows(blocks.offsets, np.concatenate([block, block]))
+        offsets.append(np.diff(own))
+        lanes.append(blocks.lanes[entries])
+    return offsets_from_counts(np.concatenate(offsets)), np.concatenate(lanes).astype(np.int64)

@@ -1,0 +1,138 @@
+"""The search for orders of groups: seeds, then moves on the slowest replica only, each scored by the list scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from entrain_bench.arithmetic import decisive
+from entrain_bench.arrays import IntArray
+
+from .listing import State, Wish, list_schedule, room_for
+from .replicas import Replica
+
+# A replica this close to the work of its busiest lane has nothing left to search for.
+CLOSE = 1e-3
+# Groups that a block moves together at most, and places by which a group's backwards may come sooner or later.
+BLOCK, SHIFTS = 6, (0, -8, -3, 3, 8, 20, 60)
+# Of the moves these shares put one group elsewhere, a block, swap two, shift backwards; the rest changes lead and hold.
+ELSEWHERE, TOGETHER, SWAPPED, SHIFTED = 0.45, 0.6, 0.75, 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What schedules may look like.
+
+    Attributes:
+        leads: numbers of groups by which the LLM's actions go before encoders'.
+        holds: encoder backwards that take so many times as long as the LLM's mean one are held; 0: none are.
+        alternate: see ``Wish``.
+    """
+
+    leads: tuple[int, ...]
+    holds: tuple[float, ...] = (0.0,)
+    alternate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A point of the search: order of a replica's groups, shifts of their backwards, the LLM's lead, what is held."""
+
+    order: IntArray
+    shift: IntArray
+    lead: int
+    hold: float
+
+
+@dataclass(slots=True)
+class Search:
+    """The best schedule of a replica so far."""
+
+    replica: Replica
+    rules: Rules
+    state: State = field(init=False)
+    seeds: list[Choice] = field(init=False)
+    best: Choice = field(init=False)
+    end_s: float = np.inf
+    place: IntArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.state = room_for(self.replica.actions, len(self.replica.load_s))
+        self.seeds = first_choices(self.replica, self.rules)
+        self.place = np.zeros(len(self.replica.own), np.int64)
+        self.score(self.seeds.pop(0))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the busiest lane hardly waits."""
+        return self.end_s <= self.replica.floor_s * (1 + CLOSE)
+
+    def score(self, choice: Choice) -> None:
+        """Make the schedule of a choice, and keep it if it is no slower than the best one."""
+        replica = self.replica
+        position = np.empty(len(choice.order), np.int64)
+        position[choice.order] = np.arange(len(choice.order))
+        group = position[replica.group]
+        actions = replica.actions
+        shifted = group + actions.is_backward * choice.shift[replica.group] - choice.lead * actions.of_llm
+        priority = shifted * (2.0 * len(replica.own)) + replica.inner
+        place = np.empty_like(self.place)
+        is_long = (choice.hold > 0) & (actions.duration_s > choice.hold * replica.llm_backward_s)
+        is_held = (is_long & (actions.of_llm < actions.is_backward)).astype(np.int64)
+        wish = Wish(group, priority, is_held, self.rules.alternate)
+        end_s, _ = list_schedule(replica.actions, wish, self.state, place)
+        if decisive(end_s) <= decisive(self.end_s):
+            self.best, self.end_s, self.place = choice, end_s, place
+
+
+def first_choices(replica: Replica, rules: Rules) -> list[Choice]:
+    """To begin with: as dealt, and hills with the lightest groups at both ends; each with every lead and hold."""
+    count = len(replica.load_s)
+    still = np.zeros(count, np.int64)
+    rising = np.argsort(replica.load_s, kind="stable")
+    orders = [np.arange(count)]
+    for share in (8, 16, 4):
+        ends = max(1, count // share)
+        orders.append(np.concatenate([rising[:ends], rising[2 * ends :][::-1], rising[ends : 2 * ends]]))
+    return [Choice(order, still, lead, hold) for order in orders for lead in rules.leads for hold in rules.holds]
+
+
+def moved(choice: Choice, rules: Rules, rng: np.random.Generator) -> Choice:
+    """A neighbour of a choice."""
+    draw, count = rng.random(), len(choice.order)
+    order, shift, lead, hold = choice.order, choice.shift, choice.lead, choice.hold
+    if draw < TOGETHER or count < 3:
+        size = 1 if draw < ELSEWHERE else int(rng.integers(2, BLOCK))
+        first = int(rng.integers(count))
+        block, rest = order[first : first + size], np.delete(order, slice(first, first + size))
+        goal = int(rng.integers(len(rest) + 1))
+        order = np.concatenate([rest[:goal], block, rest[goal:]])
+    elif draw < SWAPPED:
+        one, other = rng.integers(count, size=2)
+        order = order.copy()
+        order[[one, other]] = order[[other, one]]
+    elif draw < SHIFTED:
+        shift = shift.copy()
+        shift[rng.integers(count)] = SHIFTS[int(rng.integers(len(SHIFTS)))]
+    else:
+        lead = rules.leads[int(rng.integers(len(rules.leads)))]
+        hold = rules.holds[int(rng.integers(len(rules.holds)))]
+    return Choice(order, shift, lead, hold)
+
+
+def improve(searches: list[Search], rollouts: int) -> None:
+    """Look for faster schedules.
+
+    The slowest replica decides, so that every rollout is its: its seeds first, then moves.
+
+    Args:
+        searches: of all replicas.
+        rollouts: schedules made, of all together.
+    """
+    rng = np.random.default_rng(0)
+    for _ in range(rollouts):
+        slowest = max(searches, key=lambda one: decisive(one.end_s))
+        if slowest.is_done:
+            break
+        slowest.score(slowest.seeds.pop(0) if slowest.seeds else moved(slowest.best, slowest.rules, rng))

@@ -1,0 +1,269 @@
+"""Braid as a whole: its layouts, whom it gives which work, its search, and what it says when it cannot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from entrain_bench.arrays import IntArray
+from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.program.assignment import check_assignment
+from entrain_bench.program.layout import Layout
+from entrain_bench.program.validate import check_program
+from entrain_bench.specs.job import Degrees, LayoutRequest
+from entrain_bench.strategy.beliefs import packed_iteration_s
+from entrain_bench.strategy.interface import Strategy
+from entrain_bench.strategy.profile import Profile
+from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
+from entrain_bench_strategies.braid.assigner import deal_chunks, places_of, spread_chunks, two_columns
+from entrain_bench_strategies.braid.layout import Shape, encoder_degrees, place, shapes_of, split_layers
+from entrain_bench_strategies.braid.replicas import replicas_of
+from entrain_bench_strategies.braid.search import Choice, Rules, Search, first_choices, improve, moved
+from support.builders import (
+    AV_MODEL,
+    GIB,
+    av_samples,
+    profile_of,
+    random_samples,
+    rngs,
+    samples,
+    tiny_cluster,
+    tiny_job,
+    tiny_model,
+)
+
+MODEL = tiny_model(encoder=6, llm=6)
+BRAID = Strategy("braid", BraidPlanner(num_drafts=4, num_trials=2), BraidAssigner(), BraidScheduler(rollouts=16))
+
+
+def profile_for(model: object = MODEL, **request: int) -> Profile:
+    job = tiny_job(model, tiny_cluster(2, 4), request=LayoutRequest(**request))  # type: ignore[arg-type]
+    shapes = (
+        av_samples(np.random.default_rng(0), 64) if model is AV_MODEL else random_samples(np.random.default_rng(0), 64)
+    )
+    return profile_of(job, shapes)
+
+
+def shape(tp: int = 2, pp: int = 2, dp: int = 2, **changes: object) -> Shape:
+    plain = Shape(Degrees(tp, 1, pp, dp), tp, 1, 1, True, (False, False), 8)
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def layout_of(profile: Profile, wanted: Shape) -> Layout:
+    return place(profile.job, wanted, split_layers(profile, profile.draw(64), wanted, 512).layers)
+
+
+# Layouts
+
+
+def test_copies_of_an_encoder_cover_the_blocks_of_their_replica() -> None:
+    profile = profile_for()
+    # Two segments of one block, and in each two copies of one rank.
+    encoder, llm = layout_of(profile, shape(encoder_tp=1, segments=2)).modules
+    assert encoder.ranks.tolist() == [[[rank]] for rank in range(8)]
+    assert llm.ranks.tolist() == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    # One chain of two blocks, two copies abreast.
+    encoder, _ = layout_of(profile, shape(encoder_tp=1)).modules
+    assert encoder.ranks.tolist() == [[[0], [2]], [[1], [3]], [[4], [6]], [[5], [7]]]
+
+
+def test_an_llm_of_few_layers_leaves_blocks_to_the_encoders() -> None:
+    profile = profile_for(tiny_model(encoder=2, llm=2))
+    encoder, llm = layout_of(profile, shape(tp=1, pp=8, dp=1, encoder_tp=1, segments=8)).modules
+    assert np.unique(encoder.ranks).size == 8
+    assert np.unique(llm.ranks).tolist() == [0, 1, 2, 3]
+
+
+def test_encoders_are_split_around_the_llm() -> None:
+    profile = profile_for()
+    draw = profile.draw(64)
+    apart = split_layers(profile, draw, shape(joint=False), 512).busiest_s
+    assert split_layers(profile, draw, shape(), 512).busiest_s <= apart * (1 + 1e-9)
+
+
+def test_degrees_of_encoders_divide_those_of_the_llm() -> None:
+    job = profile_for().job
+    assert [*encoder_degrees(job, Degrees(2, 2, 1, 2), own=True)] == [(2, 2), (2, 1), (1, 1), (1, 2), (1, 4)]
+    assert [*encoder_degrees(job, Degrees(2, 2, 1, 2), own=False)] == [(2, 2)]
+    found = [*shapes_of(job, [(False, False)], True, True, True)]
+    assert len(found) == len({*found})
+    for one in found:
+        assert one.degrees.pp % one.segments == 0
+        assert one.copies_abreast * one.encoder_tp * one.encoder_cp == one.degrees.tp * one.degrees.cp
+
+
+# Who gets what
+
+
+def test_two_lanes_that_differ_most_are_balanced() -> None:
+    loads = np.array([[1.0, 1.0, 9.0], [1.0, 2.0, 1.0], [2.0, 1.0, 0.0]])
+    cost = two_columns(loads)
+    assert cost.sum(axis=0) == pytest.approx([1.0, 1.0])
+    assert cost[0, 0] == pytest.approx(0.9)
+
+
+def test_chunks_are_dealt_by_cost_in_every_microbatch() -> None:
+    replica, microbatch = np.zeros(5, np.int64), np.array([0, 0, 0, 1, 1])
+    chunk = deal_chunks(replica, microbatch, np.array([3.0, 2.0, 2.0, 1.0, 1.0]), np.array([30, 20, 20, 10, 10]), 35)
+    # 70 tokens make two chunks, of 3 and of 2 + 2; 20 make one.
+    assert chunk.tolist() == [0, 1, 1, 0, 0]
+
+
+def test_the_llm_comes_with_the_last_encoder_chunk_of_its_microbatch() -> None:
+    # Microbatch 0 of replica 0 has two chunks, so its LLM's place is 1; without items there is one place.
+    replica, microbatch = np.array([0, 0, 0, 1]), np.array([0, 0, 1, 0])
+    first, last = places_of(replica, microbatch, [np.array([0, 1, 2])], [np.array([0, 1, 0])])
+    assert first.tolist() == [0, 0, 2, 0]
+    assert last.tolist() == [1, 1, 2, 0]
+
+
+def test_a_chunk_goes_to_the_copy_furthest_below_its_share() -> None:
+    chunk = np.arange(4)
+    copy = spread_chunks(np.zeros(4, np.int64), chunk, np.ones(4), np.array([[0.75, 0.25, 0.0]]))
+    assert copy.tolist() == [0, 0, 0, 1]
+    # Items of a chunk stay together.
+    assert (
+        len({*spread_chunks(np.zeros(3, np.int64), np.array([5, 5, 5]), np.ones(3), np.full((1, 2), 0.5)).tolist()})
+        == 1
+    )
+
+
+@given(rngs)
+@settings(max_examples=20, deadline=None)
+def test_items_are_encoded_in_the_replica_that_needs_them(rng: np.random.Generator) -> None:
+    profile = profile_for()
+    layout = layout_of(profile, shape(encoder_tp=1, segments=2))
+    shapes = random_samples(rng, int(rng.integers(1, 40)))
+    assignment = BraidAssigner(encoder_tokens=256).assign(shapes, layout, profile)
+    check_assignment(assignment, MODEL, layout, shapes)
+    items, llm = assignment.modules
+    owner = shapes.item_sample[MODEL.modules[0].units(shapes)]
+    assert np.array_equal(items.replica // 4, llm.replica[owner])
+    assert np.all(items.microbatch <= llm.microbatch[owner])
+    # No two microbatches share a place.
+    pairs = {*zip(items.replica // 4, items.microbatch, llm.microbatch[owner], strict=True)}
+    assert len(pairs) == len({pair[:2] for pair in pairs})
+    check_program(BraidScheduler(rollouts=4).schedule(shapes, layout, assignment, profile))
+
+
+def test_ranks_with_much_of_the_llm_get_less_of_the_encoder() -> None:
+    profile = profile_for(tiny_model(encoder=6, llm=6, vocab_size=4000))
+    layout = layout_of(profile, shape(encoder_tp=2, segments=2))
+    shapes = random_samples(np.random.default_rng(1), 256)
+
+    def encoded(level: bool) -> IntArray:
+        labels = BraidAssigner(encoder_tokens=256, level=level).assign(shapes, layout, profile).modules[0]
+        lengths = profile.job.model.modules[0].lengths(shapes, np.arange(shapes.num_items))
+        return np.asarray(np.bincount(labels.replica, lengths, 4).reshape(2, 2).sum(axis=0))
+
+    even, levelled = encoded(False), encoded(True)
+    assert even[0] == pytest.approx(even[1], rel=0.1)
+    assert levelled[0] > 1.15 * levelled[1]
+
+
+# The search
+
+
+def searched(rollouts: int, leads: tuple[int, ...] = (0, 1000)) -> list[float]:
+    profile = profile_for()
+    layout = layout_of(profile, shape(encoder_tp=1, segments=2))
+    shapes = profile.draw(32)
+    assignment = BraidAssigner(encoder_tokens=256).assign(shapes, layout, profile)
+    program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
+    searches = [Search(replica, Rules(leads)) for replica in replicas_of(program, assignment, profile)]
+    improve(searches, rollouts)
+    return [one.end_s for one in searches]
+
+
+def test_more_rollouts_are_never_slower_and_go_to_the_slowest() -> None:
+    ends = np.array([searched(rollouts) for rollouts in (0, 8, 64)])
+    assert np.all(np.diff(ends.max(axis=1)) <= 0)
+    assert ends[2].max() < ends[0].max()
+    assert searched(64) == ends[2].tolist()
+    # One rollout is one replica's.
+    assert np.count_nonzero(np.array(searched(1)) != ends[0]) <= 1
+
+
+def test_moves_keep_all_groups() -> None:
+    rng, rules = np.random.default_rng(0), Rules((0, 4), (0.0, 2.0))
+    choice = Choice(np.arange(7), np.zeros(7, np.int64), 0, 0.0)
+    for _ in range(200):
+        choice = moved(choice, rules, rng)
+        assert sorted(choice.order) == [*range(7)]
+        assert choice.lead in rules.leads
+
+
+def test_seeds_are_orders_of_all_groups() -> None:
+    profile = profile_for()
+    layout = layout_of(profile, shape())
+    shapes = profile.draw(32)
+    assignment = BraidAssigner().assign(shapes, layout, profile)
+    program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
+    for replica in replicas_of(program, assignment, profile):
+        for choice in first_choices(replica, Rules((0,))):
+            assert sorted(choice.order) == [*range(len(replica.load_s))]
+
+
+def test_what_it_believes_is_about_what_it_takes() -> None:
+    profile = profile_for()
+    shapes = profile.draw(32)
+    program = BRAID.program(shapes, layout_of(profile, shape(encoder_tp=1, segments=2)), profile)
+    assert packed_iteration_s(program, profile) == pytest.approx(profile.trial_s(program), rel=0.1)
+
+
+# As a user meets it
+
+
+@pytest.mark.parametrize("model", [MODEL, AV_MODEL, tiny_model(encoder=0, llm=6)], ids=["one", "two", "none"])
+def test_it_plans_for_any_number_of_encoders(model: object) -> None:
+    profile = profile_for(model)
+    layout = BRAID.plan(profile)
+    check_program(BRAID.program(profile.draw(32), layout, profile))
+
+
+@pytest.mark.parametrize("request_", [{"tp": 1, "cp": 2}, {"cp": 4, "dp": 1}, {"pp": 8}, {"dp": 8}])
+def test_it_keeps_to_the_degrees_that_are_asked_for(request_: dict[str, int]) -> None:
+    llm = BRAID.plan(profile_for(**request_)).modules[-1]
+    for name, degree in request_.items():
+        if name != "pp":
+            assert getattr(llm, name) == degree
+
+
+def test_memory_makes_it_recompute_or_refuse() -> None:
+    profile = profile_for(dp=2, tp=1)
+    needed = max(
+        profile.memory.peak_bytes(BRAID.program(profile.draw(32), BRAID.plan(profile), profile)).max() for _ in range(2)
+    )
+    tight = profile.for_job(replace(profile.job, memory_budget_bytes=0.6 * needed))
+    program = BRAID.program(tight.draw(32), BRAID.plan(tight), tight)
+    assert tight.memory.peak_bytes(program).max() <= tight.job.memory_budget_bytes
+    with pytest.raises(UserError, match="memory"):
+        BRAID.plan(profile.for_job(replace(profile.job, memory_budget_bytes=1e5)))
+    assert needed < 16 * GIB
+
+
+def test_other_ratios_of_replicas_are_refused() -> None:
+    profile = profile_for()
+    layout = layout_of(profile, shape(encoder_tp=1, segments=2))
+    encoder, llm = layout.modules
+    three = replace(encoder, ranks=np.ascontiguousarray(encoder.ranks[:3]))
+    with pytest.raises(IncompatibleError, match="vision has dp=3, llm has dp=2"):
+        BraidAssigner().assign(samples((10, [40])), Layout((three, llm), 8), profile)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: BraidPlanner(num_trials=0), "strategy.planner.num_trials=0: must be at least 1"),
+        (lambda: BraidPlanner(microbatches=()), "strategy.planner.microbatches"),
+        (lambda: BraidAssigner(encoder_tokens=0), "strategy.assigner.encoder_tokens=0: must be at least 1"),
+        (lambda: BraidScheduler(rollouts=-1), "strategy.scheduler.rollouts=-1: must be at least 0"),
+        (lambda: BraidScheduler(llm_leads=(-1,)), "strategy.scheduler.llm_leads"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(make: object, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        make()  # type: ignore[operator]

@@ -1,0 +1,125 @@
+"""Actions for Braid's list scheduler, and their times once more, from the definition and in plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts
+from entrain_bench_strategies.braid.listing import BACKWARD, Actions, Wish, list_schedule, room_for
+
+type Row = tuple[Sequence[int], bool, float]
+
+
+def actions_of(
+    rows: Sequence[Row],
+    edges: Sequence[tuple[int, int, float]],
+    room: int = 99,
+    sizes: Sequence[int] | int = 1,
+    sends: Sequence[float] | float = 0.0,
+    receives: Sequence[float] | float = 0.0,
+    tails: Sequence[float] | float = 0.0,
+    of_llm: Sequence[int] | int = 0,
+) -> Actions:
+    """Actions.
+
+    Args:
+        rows: lanes, whether it is a backward, and seconds of each.
+        edges: source, user and delay.
+        room: of every lane.
+        sizes: of the actions.
+        sends: of the actions.
+        receives: of the actions.
+        tails: of the lanes.
+        of_llm: whether they are the LLM's.
+    """
+    count, num_lanes = len(rows), 1 + max(max(lanes) for lanes, _, _ in rows)
+    edges = sorted(edges)
+    station = np.arange(num_lanes)
+    for lanes, _, _ in rows:
+        station[np.isin(station, station[[*lanes]])] = station[[*lanes]].min()
+    return Actions(
+        offsets_from_counts(np.array([len(lanes) for lanes, _, _ in rows])),
+        np.concatenate([np.array(lanes, np.int64) for lanes, _, _ in rows]),
+        np.array([int(back) for _, back, _ in rows]),
+        np.broadcast_to(np.asarray(of_llm, np.int64), count).copy(),
+        np.array([seconds for _, _, seconds in rows], np.float64),
+        np.broadcast_to(np.asarray(sends, np.float64), count).copy(),
+        np.broadcast_to(np.asarray(receives, np.float64), count).copy(),
+        np.broadcast_to(np.asarray(sizes, np.int64), count).copy(),
+        np.bincount([user for _, user, _ in edges], minlength=count),
+        offsets_from_counts(np.bincount(np.array([source for source, _, _ in edges], np.int64), minlength=count)),
+        np.array([user for _, user, _ in edges], np.int64),
+        np.array([delay for _, _, delay in edges], np.float64),
+        station,
+        np.full(num_lanes, room),
+        np.broadcast_to(np.asarray(tails, np.float64), num_lanes).copy(),
+    )
+
+
+def scheduled(
+    actions: Actions,
+    group: Sequence[int],
+    priority: Sequence[float],
+    alternate: bool = True,
+    held: Sequence[int] | None = None,
+) -> tuple[IntArray, float, int]:
+    """Place of every action, the end, and the number of forced forwards."""
+    groups = np.array(group)
+    place = np.full(len(groups), -1)
+    is_held = np.zeros(len(groups), np.int64) if held is None else np.array(held)
+    wish = Wish(groups, np.array(priority, np.float64), is_held, alternate)
+    end_s, forced = list_schedule(actions, wish, room_for(actions, 1 + int(groups.max())), place)
+    return place, end_s, forced
+
+
+def timed(actions: Actions, order: Sequence[int]) -> float:
+    """End of the actions in an order that keeps to their dependencies."""
+    num_lanes = len(actions.room_bytes)
+    done, last = [0.0] * num_lanes, [-1] * num_lanes
+    ready: FloatArray = np.zeros(len(order))
+    for action in order:
+        lanes = lanes_of(actions, action)
+        begin = ready[action]
+        for lane in lanes:
+            sent = actions.send_s[last[lane]] if last[lane] >= 0 else 0.0
+            begin = max(begin, done[lane] + max(sent, actions.receive_s[action]))
+        for lane in lanes:
+            done[lane], last[lane] = begin + actions.duration_s[action], action
+        for row in range(actions.user_offsets[action], actions.user_offsets[action + 1]):
+            user = actions.user_actions[row]
+            ready[user] = max(ready[user], begin + actions.duration_s[action] + actions.user_delay_s[row])
+    return float(max(end + tail for end, tail in zip(done, actions.tail_s, strict=True)))
+
+
+def orders(actions: Actions) -> Iterator[list[int]]:
+    """Every order that keeps to the dependencies."""
+    missing = actions.num_waits.copy()
+
+    def longer(begun: list[int]) -> Iterator[list[int]]:
+        if len(begun) == len(missing):
+            yield begun
+        for action in range(len(missing)):
+            if missing[action] == 0 and action not in begun:
+                users = actions.user_actions[actions.user_offsets[action] : actions.user_offsets[action + 1]]
+                missing[users] -= 1
+                yield from longer([*begun, action])
+                missing[users] += 1
+
+    yield from longer([])
+
+
+def most_held(actions: Actions, order: Sequence[int]) -> int:
+    """Most bytes that a lane holds."""
+    held, most = np.zeros(len(actions.room_bytes), np.int64), 0
+    for action in order:
+        size = actions.size_bytes[action]
+        held[lanes_of(actions, action)] += -size if actions.is_backward[action] == BACKWARD else size
+        most = max(most, int(held.max()))
+    return most
+
+
+def lanes_of(actions: Actions, action: int) -> IntArray:
+    """Lanes of an action."""
+    return actions.lanes[actions.lane_offsets[action] : actions.lane_offsets[action + 1]]
