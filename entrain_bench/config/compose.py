@@ -48,7 +48,7 @@ NUM_PROCESSES = ("n_jobs", "num_cpus")
 SWEEPING = re.compile(r"(figure|hydra)\b")
 # Which strategies ``glob(*)`` finds for a figure: those whose YAML says one of these of ``in_figures``.
 SHOWN = "figure.strategies"
-IN_FIGURES = ("all", "main", "none")
+IN_FIGURES = ("all", "main", "free", "none")
 
 
 @dataclass(frozen=True, slots=True)
