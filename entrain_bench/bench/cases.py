@@ -42,7 +42,7 @@ PIPELINE = (
 )
 # 16 samples a bucket, 4 buckets a microbatch index: 128 buckets for 2,048 samples.
 BUCKETS = ("strategy=dflop", "strategy/planner=megatron", "microbatch_size=16")
-LPT = "entrain_bench_strategies.dflop.filling.lpt_with_exchange"
+LPT = "entrain_bench.strategy.filling.lpt_with_exchange"
 SOLVER_LIMIT = "strategy.assigner.solver_seconds"
 # So much that only the limit in seconds ends a solve.
 SOLVER_WORK = "strategy.assigner.solver_work_per_sample=1e9"

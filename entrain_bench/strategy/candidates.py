@@ -172,8 +172,8 @@ def _each_size(profile: Profile, sets: Sequence[Callable[[Profile], Iterable[Can
     found: list[Iterator[Candidate]] = []
     problem: UserError | None = None
     for candidates, each in product(sets, profile.each_microbatch_size()):
-        rising = iter(candidates(each))
         try:
+            rising = iter(candidates(each))
             found += [chain([first], rising) for first in islice(rising, 1)]
         except UserError as error:
             problem = problem or error

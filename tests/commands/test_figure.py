@@ -67,10 +67,13 @@ def test_every_row_of_a_figure_has_the_users_job() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("iteration_tme", "figure=iteration_tme: unknown (did you mean iteration_time?); choices: allocations, bubble"),
+        (
+            "iteration_tme",
+            "figure=iteration_tme: unknown (did you mean iteration_time?); choices: ablation, allocations, bubble",
+        ),
         ("claims workload=coco", "figure=claims: unknown; choices: "),
-        ("", "figure: a name must come first; choices: allocations, bubble_ratio, context_length, "),
-        ("workload=coco", "figure: a name must come first; choices: allocations, "),
+        ("", "figure: a name must come first; choices: ablation, allocations, bubble_ratio, context_length, "),
+        ("workload=coco", "figure: a name must come first; choices: ablation, allocations, "),
         (
             "iteration_time seed=0",
             "seed: figure iteration_time compares values of seed itself (range(8)); must be left",

@@ -82,8 +82,9 @@ def test_a_new_strategy_is_compared_without_being_listed(experiment: str) -> Non
 def test_the_runs_of_the_gantt_are_runs_of_the_iteration_times() -> None:
     only = ["workload=opencqa_ocr", "model=qwen25vl_llama3_1b", "seed=0"]
     shared = [cell.config for cell in compose_cells(["figure=iteration_time", *only], multirun=True)]
-    assert [cell.config for cell in compose_cells(["figure=schedule_gantt"], multirun=True)] == shared
-    assert len(shared) >= 7
+    drawn_runs = [cell.config for cell in compose_cells(["figure=schedule_gantt"], multirun=True)]
+    assert len(drawn_runs) >= 7
+    assert all(config in shared for config in drawn_runs)
 
 
 @pytest.mark.parametrize("name", DRAWN)
