@@ -45,6 +45,7 @@ MEANT = {
     "workload/dflop_single.yaml": {"images"},
     "workload/dflop_video.yaml": {"video"},
     # The scheduler is everybody's, recomputation by stage is OmniBal's.
+    "strategy/planner/mdp.yaml": {"encoder_tp"},
     "strategy/scheduler/omnibal.yaml": {"memory"},
     "workload/synthetic.yaml": {"modalities", "rank_correlation"},
     "workload/synthetic_av.yaml": {"modalities", "rank_correlation"},

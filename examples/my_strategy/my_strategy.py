@@ -26,13 +26,18 @@ What a hook may know is in its arguments: shapes of samples, a layout, an assign
     under, for_job      the same for the job with a layout's microbatch size, and for another job
     draw                samples of the workload to profile, drawn apart from the training stream; new ones at every call
     measure             seconds of one layer of each kind of a module, both passes, on one packed microbatch
+    measure_packs       the same of several packed microbatches
+    pack_times          what a sequence adds to a packed microbatch, and a microbatch besides
     forward_fit         a x^2 + b x + c through measured forwards, for each layer kind
     estimate_units      believed forward seconds of every unit (an item, for the LLM a sample) in a module
     estimate_samples    the same for every sample: all encoders together, and the LLM
     error_factor        how wrong beliefs are made (belief_error, belief_bias); estimates of your own must be times this
     belief_error, belief_bias    how wrong that is at most, as the user set it
     memory              bytes of layouts (lane_state_bytes) and of programs (peak_bytes), as anyone can work out
-    simulate            ends of a program's actions under durations that you believe in; transfers are free
+    simulate            ends of a program's actions under durations that you believe in; transfers are free, or as measured
+    handovers           measured seconds of what a program's actions hand each other
+    layer_traffic       measured seconds of the collectives of layers whose weights are sharded
+    lane_steps_s        step_s by its parts, on every lane
     step_s              measured seconds of gradient synchronisation and optimizer under a layout
     trial_s             measured seconds of a program's iteration: a trial run, for planners
 

@@ -29,7 +29,12 @@ from support.builders import TOKENS, encoder_config, llm_config, tiny_cluster
 from support.independent import simulate
 from support.programs import random_layout, random_program
 
-STRATEGIES = sorted(path.stem for path in (Path(__file__).parents[2] / "experiments" / "strategy").glob("*.yaml"))
+# The second simulator knows neither sharded weights nor weight passes (tests/costs/test_sharding.py and
+# tests/strategy/test_zero_bubble.py work them by hand).
+UNKNOWN = ("fsdp", "megatron_schedules", "orchmllm", "veomni")
+STRATEGIES = sorted(
+    {path.stem for path in (Path(__file__).parents[2] / "experiments" / "strategy").glob("*.yaml")} - {*UNKNOWN}
+)
 SMALL = ("model=tiny_av", "workload=synthetic_av", "cluster=a40x16", "global_batch=32", "microbatch_size=2")
 SMALL += ("layout.tp=2", "layout.dp=2")
 # What two orders of adding up may differ by, relative to the iteration.
@@ -149,7 +154,7 @@ def random_case(rng: np.random.Generator, frozen: tuple[str, ...]) -> Case:
         kinds = rng.choice(["image", "audio"], int(rng.integers(0, 3))).tolist()
         items = [(kind, int(rng.integers(1, 3000)), int(rng.integers(1, 300))) for kind in kinds]
         rows.append((int(rng.integers(1, 2000)), items))
-    program = random_program(rng, random_layout(rng, model), model, shapes_from_lists(["image", "audio"], rows))
+    program = random_program(rng, random_layout(rng, model), model, shapes_from_lists(["image", "audio"], rows), False)
     return Case(program, cluster, GENERATING, asdict(cluster))
 
 

@@ -58,7 +58,9 @@ TRYING = [name for name in choices("strategy") if name != "megatron_rigid"]
 # Whose microbatches are as many as their samples need; of these, the size decides what they hold.
 OWN_NUMBER = ("omnibal", "token_budget")
 # Whose microbatches have nothing to do with it.
-OWN_SIZE = ("dflop", "dynapipe")
+OWN_SIZE = ("braid", "dflop", "dynapipe")
+# Which tries as many for every schedule.
+SEVERAL_SETS = ("megatron_schedules",)
 
 
 @pytest.mark.parametrize("strategy", [name for name in TRYING if name not in OWN_SIZE])
@@ -78,7 +80,7 @@ def test_a_free_microbatch_size_is_chosen_and_every_part_follows_it(strategy: st
     assert setting.profile.under(layout).job.microbatch_size == size
 
 
-@pytest.mark.parametrize("strategy", TRYING)
+@pytest.mark.parametrize("strategy", [name for name in TRYING if name not in SEVERAL_SETS])
 def test_trials_take_the_candidate_that_is_fastest_on_trial(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[float] = []
 

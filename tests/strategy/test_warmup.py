@@ -24,10 +24,12 @@ MODEL = tiny_model(encoder=4, llm=4)
 SMALL = ("workload=synthetic", "model=tiny", "cluster=tiny", "global_batch=64", "layout.tp=1", "layout.dp=1")
 # All but those whose modules share their ranks: their encoders run in phases of their own or wherever they fit.
 CHAINS = (
+    "bridge_reorder",
     "dflop",
     "disttrain",
     "entrain",
     "hetero_noncolocated",
+    "length_grouped",
     "megatron",
     "megatron_rigid",
     "omnibal",
@@ -105,7 +107,9 @@ def test_every_1f1b_strategy_runs_ahead_as_far_as_it_is_told(strategy: str) -> N
 
 def test_strategies_without_a_chain_are_those_named_here() -> None:
     others = {name for name in choices("strategy") if name not in CHAINS}
-    assert others == {"dip", "optimus", "hetero_colocated", "dynapipe"}
+    # Other orders, and layouts of one stage.
+    orders = {"braid", "dip", "dynapipe", "hetero_colocated", "mdp", "megatron_schedules", "optimus"}
+    assert others == orders | {"fsdp", "orchmllm", "veomni"}
 
 
 def test_a_negative_number_of_extra_forwards_is_named() -> None:

@@ -69,9 +69,16 @@ def random_shapes(rng: np.random.Generator) -> SampleShapes:
 
 
 def random_program(
-    rng: np.random.Generator, layout: Layout, model: ModelSpec = MODEL, shapes: SampleShapes | None = None
+    rng: np.random.Generator,
+    layout: Layout,
+    model: ModelSpec = MODEL,
+    shapes: SampleShapes | None = None,
+    splits: bool = True,
 ) -> Program:
-    """Random chunks on random replicas, in a random order that agrees with the dependencies."""
+    """Random chunks on random replicas, in a random order that agrees with the dependencies.
+
+    With ``splits`` the backwards of some modules are split.
+    """
     shapes = random_shapes(rng) if shapes is None else shapes
     chunks = []
     for module, place in zip(model.modules, layout.modules, strict=True):
@@ -80,7 +87,7 @@ def random_program(
         chunks.append(group_chunks(module, shapes, assignment, rng.integers(0, 2, units)))
     zeros = [np.zeros((len(rows), place.pp), np.int64) for rows, place in zip(chunks, layout.modules, strict=True)]
     unordered = build_program(
-        model, layout, shapes, chunks, [Slots(z, z, z if rng.integers(2) else None) for z in zeros]
+        model, layout, shapes, chunks, [Slots(z, z, z if splits and rng.integers(2) else None) for z in zeros]
     )
     position = random_extension(rng, unordered)
     slots = [
