@@ -34,7 +34,7 @@ What a hook may know is in its arguments: shapes of samples, a layout, an assign
     error_factor        how wrong beliefs are made (belief_error, belief_bias); estimates of your own must be times this
     belief_error, belief_bias    how wrong that is at most, as the user set it
     memory              bytes of layouts (lane_state_bytes) and of programs (peak_bytes), as anyone can work out
-    simulate            ends of a program's actions under durations that you believe in; transfers are free, or as measured
+    simulate            ends of a program's actions under durations you believe in; transfers are free, or as measured
     handovers           measured seconds of what a program's actions hand each other
     layer_traffic       measured seconds of the collectives of layers whose weights are sharded
     lane_steps_s        step_s by its parts, on every lane

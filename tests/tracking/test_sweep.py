@@ -117,14 +117,14 @@ def test_names_are_what_mlflow_takes() -> None:
 
 
 def test_outputs_of_one_sweep_share_its_experiment_and_their_figures(tmp_path: Any) -> None:
-    made = outputs(["iteration_time", "robustness", "throughput", "claims"])
+    made = outputs(["iteration_time", "robustness", "results", "claims"])
     assert [sweep_of(output) for output in made] == ["iteration_time", "robustness", "iteration_time", "claims"]
     results = Results(tmp_path)
     for output in made:
         for path in output.committed:
             (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / path).touch()
-    assert {file.stem for file in drawn_from(made[:3], results)} == {"iteration_time", "throughput"}
+    assert {file.stem for file in drawn_from(made[:3], results)} == {"iteration_time", "results"}
 
 
 def test_names_for_files_stay_short_and_apart() -> None:

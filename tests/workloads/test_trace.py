@@ -210,7 +210,7 @@ def test_texts_may_be_drawn_for_the_same_images() -> None:
     assert abs(np.corrcoef(drawn.text_tokens, drawn.item_llm_tokens)[0, 1]) < 0.05
     assert np.array_equal(TraceWorkload(path=coco, text=text).source(RULES).shapes.text_tokens, drawn.text_tokens)
     assert TraceWorkload(path=coco, text=7).source(RULES).shapes.text_tokens.tolist() == [7] * 5000
-    with pytest.raises(UserError, match=r"workload\.text\.kind=normal: must be one of"):
+    with pytest.raises(UserError, match=r"workload\.text\.kind=normal: unknown"):
         TraceWorkload(path=coco, text={"kind": "normal"})
 
 
