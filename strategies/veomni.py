@@ -12,7 +12,7 @@ from entrain_bench.errors import IncompatibleError, require
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.balancing import arrival_places, longest_first
+from entrain_bench.strategy.balancing import arrival_places, longest_first_by_row
 from entrain_bench.strategy.profile import Profile
 
 
@@ -49,5 +49,5 @@ class EncoderBalance:
             step = microbatch[shapes.item_sample[units]]
             tokens = module.lengths(shapes, units)
             cost = (tokens**self.cost_exponent).astype(float)
-            modules.append(ModuleAssignment(longest_first(cost, step, placed.dp), step))
+            modules.append(ModuleAssignment(longest_first_by_row(cost, step, placed.dp), step))
         return Assignment((*modules, ModuleAssignment(replica, microbatch)))

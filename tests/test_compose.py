@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,14 @@ def test_a_choice_that_reaches_into_other_groups_is_composed_with_them(tmp_path:
     cells = composer.sweep(["strategy=wide", "model=tiny", "seed=range(16)"]).cells
     run = composer.run(cells[3])
     assert (run.strategy["name"], run.model["name"], run.model["label"], run.seed) == ("wide", "tiny", "Theirs", 3)
+
+
+def test_threads_compose_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    texts = [f"cluster={name}" for name in ("a40x64", "a40x16", "h100x64", "tiny")]
+    with ThreadPoolExecutor(len(texts)) as pool:
+        found = [run.cluster["name"] for run in pool.map(compose, texts)]
+    assert [f"cluster={name}" for name in found] == texts
 
 
 def test_a_figure_that_says_something_about_runs_is_composed(tmp_path: Path) -> None:

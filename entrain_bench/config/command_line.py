@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
+from threading import Lock
 from typing import NoReturn
 
 import yaml
@@ -25,6 +26,7 @@ from entrain_bench.errors import UserError, unknown_choice
 CONFIG_NAME = "config"
 LAUNCHER = "hydra/launcher"
 RAY_KEYS = ("num_cpus", "address")
+_COMPOSING = Lock()
 
 
 def parse_arguments(arguments: Sequence[str]) -> Namespace:
@@ -66,9 +68,11 @@ def add_config_dir(config_dir: str | None) -> list[str]:
     return [f"hydra.searchpath=['file://{quoted}']"]
 
 
-def in_tree() -> initialize_config_module:
-    """Inside, Hydra composes of the configuration tree."""
-    return initialize_config_module(CONFIG_MODULE, version_base="1.3")
+@contextmanager
+def in_tree() -> Iterator[None]:
+    """Inside, Hydra composes of the configuration tree, for one thread at a time: its state is the process's."""
+    with _COMPOSING, initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        yield
 
 
 @contextmanager

@@ -324,18 +324,7 @@ class Roofline:
         recompute: bool | FloatArray,
         split: bool = False,
     ) -> PassTimes:
-        """Times of each chunk on each stage ``[chunks, stages]``.
-
-        Args:
-            module: the module.
-            loads: what the chunks carry.
-            counts: layers of each kind on every stage ``[stages, kinds]``.
-            tp: tensor-parallel degree.
-            cp: context-parallel degree.
-            recompute: whether backward runs the forward of each layer that recomputation covers once more; or of how
-                many layers of each kind it does ``[chunks, stages, kinds]``.
-            split: whether weights' gradients are made in a pass of their own.
-        """
+        """Times of each chunk on each stage ``[chunks, stages]``; see ``LayerTimes``."""
         totals = np.zeros((4 + split, len(loads.tokens), len(counts)))
         again = remade_layers(module, counts, recompute)
         for index, (layer, times) in enumerate(

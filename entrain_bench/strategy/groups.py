@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 
-from entrain_bench.arrays import IntArray, offsets_from_counts
+from entrain_bench.arrays import IntArray, offsets_from_counts, rows_of
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 
@@ -67,3 +69,43 @@ def ranks_in_groups(group: IntArray, first_llm: IntArray, last_llm: IntArray) ->
     for row, keys in zip(rank, ((chunk, first_llm, group), (-chunk, last_llm, group)), strict=True):
         row[np.lexsort(keys)] = chunk - np.repeat(first[:-1], np.diff(first))
     return rank
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkGroups:
+    """The chunks of a draft, those of all modules in one count, in groups.
+
+    Attributes:
+        chunk: of each forward and backward ``[first_action[-1]]``.
+        chunk_set: set of lanes that each is on ``[chunks]``.
+        group: of each; groups go by set, then by first LLM microbatch ``[chunks]``.
+        rank: see ``ranks_in_groups`` ``[2, chunks]``.
+        first_group: of each set ``[sets + 1]``.
+    """
+
+    chunk: IntArray
+    chunk_set: IntArray
+    group: IntArray
+    rank: IntArray
+    first_group: IntArray
+
+
+def chunk_groups(draft: Program, assignment: Assignment, action_set: IntArray, num_sets: int) -> ChunkGroups:
+    """Groups of a draft's chunks.
+
+    Args:
+        draft: the program.
+        assignment: what it was made of.
+        action_set: set of lanes that each forward and backward is on ``[first_action[-1]]``.
+        num_sets: sets.
+    """
+    count = int(draft.first_action[-1])
+    wait, need = rows_of(draft.dep_offsets), draft.dep_actions
+    first_chunk = offsets_from_counts(np.array([len(chunks) for chunks in draft.chunks]))
+    chunk = draft.chunk[:count].astype(np.int64) + first_chunk[draft.module[:count]]
+    chunk_set = np.zeros(first_chunk[-1], np.int64)
+    chunk_set[chunk] = action_set
+    first_llm, last_llm = consumers_of(draft, assignment)
+    group, group_set = groups_of(components(len(chunk_set), chunk[wait], chunk[need]), first_llm, chunk_set)
+    first_group = offsets_from_counts(np.bincount(group_set, minlength=num_sets))
+    return ChunkGroups(chunk, chunk_set, group, ranks_in_groups(group, first_llm, last_llm), first_group)

@@ -11,7 +11,7 @@ from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, rows
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.strategy.beliefs import packed_durations
-from entrain_bench.strategy.groups import components, consumers_of, groups_of, ranks_in_groups, users_of
+from entrain_bench.strategy.groups import chunk_groups, components, users_of
 from entrain_bench.strategy.profile import Profile
 
 from .listing import BACKWARD, Actions
@@ -73,14 +73,8 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
     station = components(layout.num_lanes, first_lane[row], lanes)
     links = np.concatenate([first_lane[wait], first_lane[row]]), np.concatenate([first_lane[need], lanes])
     lane_set = components(layout.num_lanes, *links)
-    first_chunk = offsets_from_counts(np.array([len(chunks) for chunks in draft.chunks]))
-    chunk = draft.chunk[:count].astype(np.int64) + first_chunk[draft.module[:count]]
-    chunk_set = np.zeros(first_chunk[-1], np.int64)
-    chunk_set[chunk] = lane_set[first_lane]
-    first_llm, last_llm = consumers_of(draft, assignment)
-    group, group_set = groups_of(components(len(chunk_set), chunk[wait], chunk[need]), first_llm, chunk_set)
-    rank = ranks_in_groups(group, first_llm, last_llm)
-    first_group = offsets_from_counts(np.bincount(group_set, minlength=1 + int(lane_set.max())))
+    groups = chunk_groups(draft, assignment, lane_set[first_lane], 1 + int(lane_set.max()))
+    chunk, first_group = groups.chunk, groups.first_group
     is_backward = (draft.kind[:count] == BACKWARD).astype(np.int64)
     user_offsets, user_actions, edge = users_of(draft)
     tail_s = profile.lane_steps_s(layout)[1]
@@ -116,13 +110,13 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
             room[members].astype(np.int64),
             tail_s[members],
         )
-        own_group = group[chunk[own]] - first_group[one]
+        own_group = groups.group[chunk[own]] - first_group[one]
         replicas.append(
             Replica(
                 own,
                 actions,
                 own_group,
-                rank[is_backward[own], chunk[own]] + depth[own],
+                groups.rank[is_backward[own], chunk[own]] + depth[own],
                 decisive(
                     np.bincount(own_group, duration[own] * np.diff(own_lanes), first_group[one + 1] - first_group[one])
                 ),

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
+from entrain_bench.arrays import FloatArray, IntArray, rows_of
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
-from entrain_bench.strategy.groups import components, consumers_of, groups_of, ranks_in_groups, users_of
+from entrain_bench.strategy.groups import chunk_groups, components, users_of
 from entrain_bench.strategy.profile import Profile
 
 from .belief import believed_durations, lanes_of_actions
@@ -72,16 +72,11 @@ def segments_of(draft: Program, assignment: Assignment, profile: Profile, by_mod
     room = profile.job.planning_budget_bytes - memory.lane_state_bytes(draft.layout) - extra
     wait, need = rows_of(draft.dep_offsets), draft.dep_actions
     lane_set = components(draft.layout.num_lanes, lane[wait], lane[need])
-    first_chunk = offsets_from_counts(np.array([len(chunks) for chunks in draft.chunks]))
-    chunk = draft.chunk[:count].astype(np.int64) + first_chunk[draft.module[:count]]
-    chunk_set = np.zeros(first_chunk[-1], np.int64)
-    chunk_set[chunk] = lane_set[lane]
-    first_llm, last_llm = consumers_of(draft, assignment)
-    group, group_set = groups_of(components(len(chunk_set), chunk[wait], chunk[need]), first_llm, chunk_set)
-    rank = ranks_in_groups(group, first_llm, last_llm)
-    first_group = offsets_from_counts(np.bincount(group_set, minlength=1 + int(lane_set.max())))
+    groups = chunk_groups(draft, assignment, lane_set[lane], 1 + int(lane_set.max()))
+    chunk, first_group = groups.chunk, groups.first_group
     is_backward = draft.kind[:count].astype(np.int64)
-    own_group, per_group = (group - first_group[chunk_set])[chunk], len(draft.model.modules) if by_module else 1
+    own_group = (groups.group - first_group[groups.chunk_set])[chunk]
+    per_group = len(draft.model.modules) if by_module else 1
     return Segments(
         lane,
         is_backward,
@@ -93,7 +88,7 @@ def segments_of(draft: Program, assignment: Assignment, profile: Profile, by_mod
         np.floor(room).astype(np.int64),
         own_group,
         own_group * per_group + (draft.module[:count] if by_module else 0),
-        rank[is_backward, chunk],
+        groups.rank[is_backward, chunk],
         np.diff(first_group),
         per_group,
     )

@@ -8,7 +8,7 @@ from numba import njit
 from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.strategy.balancing import longest_first
+from entrain_bench.strategy.balancing import longest_first_by_row
 
 COSTS = ("linear", "quadratic")
 # Halvings of the interval in which the least cost of the longest padded batch lies: a double has 53 bits.
@@ -35,7 +35,7 @@ def balanced_batches(cost: FloatArray, row: IntArray, num_batches: int, *, padde
         padded: whether a phase pads its batches.
     """
     if not padded:
-        return longest_first(cost, row, num_batches)
+        return longest_first_by_row(cost, row, num_batches)
     rounded, batch = decisive(cost), np.zeros(len(cost), np.int64)
     for each in np.unique(row):
         mine = np.flatnonzero(row == each)

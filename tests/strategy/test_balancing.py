@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.strategy.balancing import arrival_places, longest_first
+from entrain_bench.strategy.balancing import arrival_places, longest_first_by_row
 from support.builders import as_ints
 
 
@@ -16,11 +16,11 @@ def loads(cost: np.ndarray, bins: np.ndarray, count: int) -> np.ndarray:
 
 def test_a_row_by_hand() -> None:
     # 7 and 6 open the bins; 5 joins 6, 4 joins 7, and 3, as they are equal, the first.
-    assert longest_first(np.array([3.0, 7, 5, 4, 6]), np.zeros(5, np.int64), 2).tolist() == [0, 0, 1, 0, 1]
+    assert longest_first_by_row(np.array([3.0, 7, 5, 4, 6]), np.zeros(5, np.int64), 2).tolist() == [0, 0, 1, 0, 1]
 
 
 def test_rows_are_dealt_out_apart_and_ties_go_by_index() -> None:
-    bins = longest_first(np.ones(7), as_ints([1, 0, 1, 0, 1, 0, 1]), 3)
+    bins = longest_first_by_row(np.ones(7), as_ints([1, 0, 1, 0, 1, 0, 1]), 3)
     assert bins.tolist() == [0, 0, 1, 1, 2, 2, 0]
 
 
@@ -28,7 +28,7 @@ def test_rows_are_dealt_out_apart_and_ties_go_by_index() -> None:
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=7), st.integers(1, 3))
 def test_the_fullest_bin_is_within_grahams_bound_of_the_best(cost: list[int], count: int) -> None:
     found = loads(
-        np.array(cost, float), longest_first(np.array(cost, float), np.zeros(len(cost), np.int64), count), count
+        np.array(cost, float), longest_first_by_row(np.array(cost, float), np.zeros(len(cost), np.int64), count), count
     )
     best = min(
         max(loads(np.array(cost, float), np.array(each), count)) for each in product(range(count), repeat=len(cost))
