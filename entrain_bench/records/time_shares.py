@@ -11,11 +11,9 @@ import numpy as np
 
 from entrain_bench.arrays import FloatArray, rows_of
 from entrain_bench.costs.bound import stages_held
-from entrain_bench.costs.sharding import collective_passes
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.timeline import Timeline
-from entrain_bench.simulate import place_actions
 
 TIME_SHARES = (
     "time_work_share",
@@ -37,8 +35,8 @@ def time_shares(timeline: Timeline, num_ranks: int, least_gpu_s: float, remade: 
     A rank is occupied by its passes and by what it waits for transfers alone, between the first start and the last end
     of any pass; all before and after is the step. What ranks lack of the most occupied one is split in two: stages
     whose ranks have less than those of another on average, and a rank that has more than the average of the fullest
-    stage. The rest is what the most occupied rank itself waits: as long as it would if all microbatches were alike
-    (``even_waiting_s``), and beyond that.
+    stage. The rest is what the most occupied rank itself waits: as long as filling and draining the pipeline takes with
+    mean chunks, for whichever rank that and its own occupation end last (``fill_and_drain_s``), and beyond that.
 
     Args:
         timeline: what was executed.
@@ -58,7 +56,7 @@ def time_shares(timeline: Timeline, num_ranks: int, least_gpu_s: float, remade: 
     stage_s, stage_ranks = _class_means(program, occupied)
     fullest, busiest, used = float(stage_s.max()), float(occupied.max()), program.layout.num_ranks
     work, waiting_s = min(least_gpu_s, compute), core_s - busiest
-    pipeline_s = min(even_waiting_s(timeline), waiting_s)
+    pipeline_s = min(float((occupied + fill_and_drain_s(timeline)).max()) - busiest, waiting_s)
     total_s = timeline.iteration_time_s
     gpu_s = (
         work,
@@ -91,25 +89,40 @@ def remade_share(truth: CostTruth, program: Program) -> FloatArray:
     return share
 
 
-def even_waiting_s(timeline: Timeline) -> float:
-    """What the most occupied rank would wait if all passes of one kind on a replica's stage took the same time.
+def fill_and_drain_s(timeline: Timeline) -> FloatArray:
+    """How long a mean chunk of its replica takes to reach the ranks of every lane and to return from them ``[lanes]``.
 
-    The program is placed again, with the mean of the seconds that they took and transfers that take none: every rank
-    computes as long as it did, but what it waits for comes in even steps.
+    Through the stages before: of its own module, of all of the LLM for a generator, and of the slowest encoder; of a
+    module with another DP its replicas' mean. Of the stages that a rank holds the one reached first counts, so that of
+    the first stages it is 0.
     """
-    program, passes = timeline.program, timeline.program.is_pass
-    seconds = np.where(passes, timeline.end_s - timeline.start_s, 0.0)
-    kind = np.zeros(program.num_actions, np.int64)
-    for column in (program.module, program.stage, program.replica, program.kind):
-        kind = kind * (1 + int(column.max())) + column
-    kind = np.where(passes, kind, 0)
-    count = np.bincount(kind[passes])
-    mean_s = np.bincount(kind[passes], weights=seconds[passes]) / np.maximum(count, 1)
-    even_s = np.where(passes, mean_s[kind], 0.0)
-    together = collective_passes(program)
-    start_s, end_s, _ = place_actions(program, even_s, np.zeros(len(program.dep_actions)), together=together)
-    own_s = np.bincount(rows_of(program.lane_offsets), weights=even_s[program.lane_actions])
-    return max(float(end_s[passes].max() - start_s[passes].min() - own_s.max()), 0.0)
+    program, llm = timeline.program, timeline.program.model.llm_index
+    modules = [_mean_passes_s(timeline, index) for index in range(len(program.chunks))]
+    lead_s = np.full(program.layout.num_lanes, np.inf)
+    for index, (own_s, blocks) in enumerate(zip(modules, program.layout.blocks, strict=True)):
+        before_s = np.zeros(len(own_s))
+        for other in modules[: llm if index >= llm else 0]:
+            before_s = np.maximum(before_s, _of_replicas(other, len(own_s)))
+        if index > llm:
+            before_s = before_s + _of_replicas(modules[llm], len(own_s))
+        reached_s = before_s[:, None] + np.cumsum(own_s, axis=1) - own_s
+        np.minimum.at(lead_s, blocks.lanes, reached_s.ravel()[rows_of(blocks.offsets)])
+    return lead_s
+
+
+def _of_replicas(stages_s: FloatArray, count: int) -> FloatArray:
+    """Sum over the stages of each of so many replicas, or of their mean where another number is given."""
+    through_s = stages_s.sum(axis=1)
+    return through_s if len(through_s) == count else np.full(count, through_s.mean())
+
+
+def _mean_passes_s(timeline: Timeline, module: int) -> FloatArray:
+    """Mean over a replica's chunks of the time of a forward and a backward on each stage ``[replicas, stages]``."""
+    program, seconds = timeline.program, timeline.end_s - timeline.start_s
+    placed, replica = program.layout.modules[module], program.chunks[module].replica
+    total_s = np.zeros((placed.dp, placed.pp))
+    np.add.at(total_s, replica, seconds[program.forward_actions(module)] + seconds[program.backward_actions(module)])
+    return np.asarray(total_s / np.maximum(np.bincount(replica, minlength=placed.dp), 1)[:, None])
 
 
 def _occupied_s(timeline: Timeline, remade: FloatArray) -> FloatArray:

@@ -16,14 +16,29 @@ from entrain_bench.costs.noise import ActionNoise
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import DeadlockError
 from entrain_bench.program import ActionView, Pass, Program
+from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.recomputation import covered_per_stage, recompute_chunks
 from entrain_bench.program.timeline import Timeline
-from entrain_bench.records.time_shares import TIME_SHARES, even_waiting_s, remade_share, time_shares
+from entrain_bench.records.time_shares import TIME_SHARES, fill_and_drain_s, remade_share, time_shares
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.model import ModelSpec
 from entrain_bench.strategy.schedules import chain_program, stages_behind
-from support.builders import chain_layout, durations, find, placed, rngs, tiny_cluster, tiny_model, uniform_batch
+from support.builders import (
+    TOKENS,
+    chain_layout,
+    durations,
+    encoder_config,
+    find,
+    llm_config,
+    placed,
+    rngs,
+    samples,
+    tiny_cluster,
+    tiny_model,
+    uniform_batch,
+)
 from support.programs import frameworks, random_layout, random_program
 
 MODEL = tiny_model(encoder=0, llm=2)
@@ -64,8 +79,8 @@ def test_two_stages_and_two_microbatches_by_hand() -> None:
     comm[find(program, "llm", Pass.BACKWARD, 1, [1])] = 1.0
     start[program.first_action[-1] :], end[program.first_action[-1] :] = 15.0, 16.0
     timeline = Timeline(program, start, end, comm, wait, np.zeros(2))
-    # Even passes of 3 and 2 s, and 1 and 2.5 s: 12 s, of which the first stage works 10.
-    assert even_waiting_s(timeline) == pytest.approx(2.0)
+    # To the second stage and back through mean passes of 3 s and 2 s: 13 s with its own 8, 2 s more than the first.
+    assert fill_and_drain_s(timeline) == pytest.approx([0.0, 5.0])
     found = time_shares(timeline, 3, 10.0, remade)
     assert [*found] == [*TIME_SHARES]
     assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
@@ -82,6 +97,36 @@ def test_two_stages_and_two_microbatches_by_hand() -> None:
             "unused": 16.0,
         }
     )
+
+
+def test_chunks_go_through_all_that_is_before_a_stage_in_their_own_replica() -> None:
+    model = ModelSpec.from_config(
+        {
+            "name": "handmade",
+            "modules": {
+                "vision": encoder_config(),
+                "llm": llm_config(),
+                "out": encoder_config(role="generator", item_tokens=64),
+            },
+            "tokens": TOKENS,
+        }
+    )
+    vision, llm, out = model.modules
+    places = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    ranks = np.array(places).reshape(2, 4, 1)
+    layout = Layout((placed(vision, ranks[:, :1]), placed(llm, ranks[:, 1:3]), placed(out, ranks[:1, 3:])), 2)
+    shapes = samples(*[(10, [40])] * 4)
+    replica, microbatch = np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])
+    assignment = same_microbatches(model, shapes, replica, microbatch, microbatch, None, np.zeros(4, np.int64))
+    program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
+    took = {"vision": 1.0, "llm": 10.0, "out": 100.0}
+    seconds = durations(program, lambda view: took[view.module] * (1 + view.replica) * (1 + view.microbatch))
+    nothing = np.zeros(program.num_actions)
+    timeline = Timeline(program, nothing, seconds, nothing, nothing, np.zeros(layout.num_lanes))
+    # Chunks of the first replica take 1.5 times as long on average, there and back; those of the second twice that.
+    # The generator has one replica: it is reached through the mean of both, 1.5 times the first's.
+    lead = dict(zip(layout.lane_first_rank.tolist(), fill_and_drain_s(timeline), strict=True))
+    assert lead == pytest.approx({0: 0, 1: 3, 2: 33, 3: 1.5 * 63, 4: 0, 5: 6, 6: 66})
 
 
 def test_what_is_recomputed_is_the_forward_of_the_layers_that_are() -> None:
