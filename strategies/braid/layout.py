@@ -15,7 +15,7 @@ from entrain_bench.specs.job import Degrees, Job, divisors
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
 
-from .work import chunk_layers_s, shares_of, split_chain, unit_layers_s
+from .work import chunk_layers_s, chunk_tokens, shares_of, split_chain, unit_layers_s
 
 # Alternations between splitting the LLM around the encoders and the encoders around the LLM.
 JOINT_ROUNDS = 4
@@ -119,12 +119,12 @@ class Work:
     Attributes:
         profile: what is known.
         samples: stand for a batch.
-        chunk_tokens: of an encoder chunk, about.
+        overhead: share of an encoder chunk's time that a chunk costs anyway, about.
     """
 
     profile: Profile
     samples: SampleShapes
-    chunk_tokens: int
+    overhead: float
     _units: dict[tuple[int, int, int, bool], tuple[FloatArray, FloatArray, FloatArray]] = field(
         init=False, default_factory=dict
     )
@@ -149,8 +149,9 @@ class Work:
         if module.is_encoder:
             tp, cp = shape.encoder_tp, shape.encoder_cp
             scale = self.profile.job.global_batch / len(self.samples)
-            tokens = float(module.lengths(self.samples, module.units(self.samples)).sum()) * scale
-            chunks = max(round(tokens / self.chunk_tokens), chunks)
+            lengths = module.lengths(self.samples, module.units(self.samples))
+            one = chunk_tokens(self.profile, module, lengths, tp, cp, self.overhead)
+            chunks = max(round(float(lengths.sum()) * scale / one), chunks)
         units_s, chunk_s, _ = self._of(index, tp, cp, shape.recompute[index])
         return np.asarray(((units_s + chunks * chunk_s) / shape.degrees.dp)[module.layer_kind])
 

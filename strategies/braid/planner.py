@@ -32,7 +32,7 @@ class BraidPlanner:
 
     Attributes:
         profile_samples: samples that stand for a batch.
-        encoder_tokens: tokens of an encoder chunk that the planner counts on.
+        overhead: share of an encoder chunk's time that a chunk costs anyway, as the planner counts on.
         encoder_degrees: whether encoders have TP and CP of their own.
         encoder_copies: whether a replica may hold several copies of an encoder along its pipeline.
         joint: whether encoder and LLM are split around each other.
@@ -43,7 +43,7 @@ class BraidPlanner:
     """
 
     profile_samples: int = 1024
-    encoder_tokens: int = 4096
+    overhead: float = 0.05
     encoder_degrees: bool = True
     encoder_copies: bool = True
     joint: bool = True
@@ -53,7 +53,8 @@ class BraidPlanner:
     num_trials: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("profile_samples", "encoder_tokens", "num_drafts", "num_trials"):
+        require(0 < self.overhead < 1, "strategy.planner.overhead", self.overhead, "above 0 and below 1")
+        for name in ("profile_samples", "num_drafts", "num_trials"):
             require(getattr(self, name) >= 1, f"strategy.planner.{name}", getattr(self, name), "at least 1")
         factors = [*self.microbatches]
         require(bool(factors) and min(factors) > 0, "strategy.planner.microbatches", factors, "numbers above 0")
@@ -65,7 +66,7 @@ class BraidPlanner:
         draft: MakeProgram = getattr(make_program, "draft", make_program)
 
         def candidates(each: Profile) -> list[Candidate]:
-            return by_estimate(self._candidates(each, Work(each, samples, self.encoder_tokens), batch, draft))
+            return by_estimate(self._candidates(each, Work(each, samples, self.overhead), batch, draft))
 
         return fastest_in_trials(profile, candidates, make_program, self.num_trials)
 

@@ -29,6 +29,27 @@ def chunk_layers_s(profile: Profile, module: ModuleSpec, tp: int, cp: int, recom
     return np.asarray(forward + backward + forward * _remade(module, recompute))
 
 
+def chunk_tokens(profile: Profile, module: ModuleSpec, lengths: IntArray, tp: int, cp: int, overhead: float) -> float:
+    """Tokens of a chunk of which a share of its time is what a chunk costs anyway.
+
+    Args:
+        profile: what is known.
+        module: the module.
+        lengths: of its units; one of their mean length counts ``[units]``.
+        tp: its TP.
+        cp: its CP.
+        overhead: the share, above 0 and below 1.
+    """
+    if not len(lengths):
+        return 1.0
+    mean = max(1, round(float(lengths.mean())))
+    times = profile.pack_times(module, tp, cp)
+    counts = np.bincount(module.layer_kind, minlength=len(module.kinds))
+    added_s = float(matmul(times.of(np.array([mean]))[:, 0], counts).sum())
+    fixed_s = float(matmul(times.chunk_s, counts).sum())
+    return max(1.0, mean * (fixed_s / max(added_s, 1e-12)) * (1 / overhead - 1))
+
+
 def _remade(module: ModuleSpec, recompute: bool) -> FloatArray:
     return np.array([recompute and kind.recomputed and kind.backward_share > 0 for kind in module.kinds], np.float64)
 
