@@ -113,6 +113,23 @@ def encoder_degrees(job: Job, degrees: Degrees, own: bool) -> Iterator[tuple[int
 
 
 @dataclass(frozen=True, slots=True)
+class _ModuleWork:
+    """What an iteration asks of a module with given degrees, all replicas together.
+
+    Attributes:
+        units_s: seconds of each layer by its units ``[layers]``.
+        chunk_s: by a chunk besides ``[layers]``.
+        num_chunks: chunks of an encoder at least; 0 for the LLM.
+        longest_s: of each sample's longest unit, through all layers ``[samples]``.
+    """
+
+    units_s: FloatArray
+    chunk_s: FloatArray
+    num_chunks: int
+    longest_s: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """What an iteration asks of each module, as the planner believes.
 
@@ -125,22 +142,27 @@ class Work:
     profile: Profile
     samples: SampleShapes
     overhead: float
-    _units: dict[tuple[int, int, int, bool], tuple[FloatArray, FloatArray, FloatArray]] = field(
-        init=False, default_factory=dict
-    )
+    _known: dict[tuple[int, int, int, bool], _ModuleWork] = field(init=False, default_factory=dict)
 
-    def _of(self, index: int, tp: int, cp: int, recompute: bool) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Seconds of a layer of each kind in an iteration ``[kinds]`` and by a chunk; the longest unit's of samples."""
+    def _of(self, index: int, tp: int, cp: int, recompute: bool) -> _ModuleWork:
         key = (index, tp, cp, recompute)
-        if key not in self._units:
+        if key not in self._known:
             job, module = self.profile.job, self.profile.job.model.modules[index]
             units_s = unit_layers_s(self.profile, module, self.samples, tp, cp, recompute)
             whole_s = matmul(units_s, np.bincount(module.layer_kind, minlength=len(module.kinds)))
             longest = np.zeros(len(self.samples))
-            np.maximum.at(longest, module.owners(self.samples, module.units(self.samples)), whole_s)
-            chunk_s = chunk_layers_s(self.profile, module, tp, cp, recompute)
-            self._units[key] = units_s.sum(axis=0) * (job.global_batch / len(self.samples)), chunk_s, longest
-        return self._units[key]
+            units, scale = module.units(self.samples), job.global_batch / len(self.samples)
+            np.maximum.at(longest, module.owners(self.samples, units), whole_s)
+            chunk_s, num_chunks = chunk_layers_s(self.profile, module, tp, cp, recompute), 0
+            if module.is_encoder:
+                lengths = module.lengths(self.samples, units)
+                one = chunk_tokens(self.profile, module, lengths, tp, cp, self.overhead)
+                num_chunks = round(float(lengths.sum()) * scale / one)
+            kinds = module.layer_kind
+            self._known[key] = _ModuleWork(
+                (units_s.sum(axis=0) * scale)[kinds], chunk_s[kinds], num_chunks, longest
+            )
+        return self._known[key]
 
     def layers_s(self, shape: Shape, index: int) -> FloatArray:
         """Seconds of each layer of a module in an iteration of one LLM replica, on one of its blocks ``[layers]``."""
@@ -148,21 +170,17 @@ class Work:
         tp, cp = shape.degrees.tp, shape.degrees.cp
         if module.is_encoder:
             tp, cp = shape.encoder_tp, shape.encoder_cp
-            scale = self.profile.job.global_batch / len(self.samples)
-            lengths = module.lengths(self.samples, module.units(self.samples))
-            one = chunk_tokens(self.profile, module, lengths, tp, cp, self.overhead)
-            chunks = max(round(float(lengths.sum()) * scale / one), chunks)
-        units_s, chunk_s, _ = self._of(index, tp, cp, shape.recompute[index])
-        return np.asarray(((units_s + chunks * chunk_s) / shape.degrees.dp)[module.layer_kind])
+        own = self._of(index, tp, cp, shape.recompute[index])
+        return np.asarray((own.units_s + max(own.num_chunks, chunks) * own.chunk_s) / shape.degrees.dp)
 
     def longest_s(self, shape: Shape) -> float:
         """Seconds of the sample that takes longest, forth and back: its longest item, then the LLM."""
         model, degrees = self.profile.job.model, shape.degrees
         encoders = np.zeros(len(self.samples))
         for index in range(len(model.encoders)):
-            own = self._of(index, shape.encoder_tp, shape.encoder_cp, shape.recompute[index])[2]
+            own = self._of(index, shape.encoder_tp, shape.encoder_cp, shape.recompute[index]).longest_s
             np.maximum(encoders, own, out=encoders)
-        llm = self._of(model.llm_index, degrees.tp, degrees.cp, shape.recompute[-1])[2]
+        llm = self._of(model.llm_index, degrees.tp, degrees.cp, shape.recompute[-1]).longest_s
         return float((encoders + llm).max())
 
     def least_s(self, shape: Shape) -> float:
