@@ -103,8 +103,7 @@ class BraidPlanner:
             attempt(coming)
         if not found:
             raise IncompatibleError(
-                f"strategy.planner: model={profile.job.model.name} has no layout that fits memory with a layer of the "
-                "LLM on every block"
+                f"strategy.planner: model={profile.job.model.name} has no layout that fits memory with these degrees"
             )
         for seconds, shape in found:
             yield Candidate(seconds, place(profile.job, shape, split_layers(work, shape).layers))
