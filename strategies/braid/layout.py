@@ -29,8 +29,8 @@ class Shape:
 
     Attributes:
         degrees: TP, CP and DP of the LLM, and the blocks of a replica.
-        encoder_tp, encoder_cp: of the encoders; their product divides that of the LLM, or is a multiple of it: a stage of
-            an encoder then takes several blocks.
+        encoder_tp, encoder_cp: of the encoders; their product divides that of the LLM, or is a multiple of it: a stage
+            of an encoder then takes several blocks.
         segments: runs of blocks, each with a copy of every encoder (or several side by side).
         llm_stages: of the LLM, on every ``llm_stride``-th block from the first.
         llm_stride: blocks from one of them to the next.
@@ -104,7 +104,9 @@ def encoder_degrees(job: Job, degrees: Degrees, own: bool) -> Iterator[tuple[int
     sizes = [size for module in job.model.encoders for size in module.sharded_sizes.values()]
     inside = [(tp, cp) for tp in reversed(divisors(degrees.tp)) for cp in divisors(degrees.tp * degrees.cp // tp)]
     spans = [blocks for blocks in SPANS if degrees.pp % blocks == 0]
-    across = [pair for blocks in spans for pair in ((degrees.tp, degrees.cp * blocks), (degrees.tp * blocks, degrees.cp))]
+    across = [
+        pair for blocks in spans for pair in ((degrees.tp, degrees.cp * blocks), (degrees.tp * blocks, degrees.cp))
+    ]
     for tp, cp in (*inside, *across):
         splits = cp == 1 or all(job.framework.sequence_parts(module, cp) == cp for module in job.model.encoders)
         fits = job.cluster.gpus_per_node % tp == 0 and all(size % tp == 0 for size in sizes)
@@ -159,9 +161,7 @@ class Work:
                 one = chunk_tokens(self.profile, module, lengths, tp, cp, self.overhead)
                 num_chunks = round(float(lengths.sum()) * scale / one)
             kinds = module.layer_kind
-            self._known[key] = _ModuleWork(
-                (units_s.sum(axis=0) * scale)[kinds], chunk_s[kinds], num_chunks, longest
-            )
+            self._known[key] = _ModuleWork((units_s.sum(axis=0) * scale)[kinds], chunk_s[kinds], num_chunks, longest)
         return self._known[key]
 
     def layers_s(self, shape: Shape, index: int) -> FloatArray:

@@ -70,9 +70,7 @@ class BraidPlanner:
 
         return fastest_in_trials(profile, candidates, make_program, self.num_trials)
 
-    def _candidates(
-        self, profile: Profile, work: Work, batch: SampleShapes, draft: MakeProgram
-    ) -> Iterator[Candidate]:
+    def _candidates(self, profile: Profile, work: Work, batch: SampleShapes, draft: MakeProgram) -> Iterator[Candidate]:
         """Drafts of the best shape of all with the same degrees, then of shapes next to the fastest so far."""
         rated = self._rated(profile, work, bool(getattr(draft, "choose_recomputation", False)))
         found: list[tuple[float, Shape]] = []

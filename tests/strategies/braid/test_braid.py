@@ -19,7 +19,15 @@ from entrain_bench.strategy.interface import Strategy
 from entrain_bench.strategy.profile import Profile
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
 from entrain_bench_strategies.braid.assigner import deal_chunks, places_of, spread_chunks, two_columns
-from entrain_bench_strategies.braid.layout import Shape, Work, encoder_degrees, llm_places, place, shapes_of, split_layers
+from entrain_bench_strategies.braid.layout import (
+    Shape,
+    Work,
+    encoder_degrees,
+    llm_places,
+    place,
+    shapes_of,
+    split_layers,
+)
 from entrain_bench_strategies.braid.replicas import replicas_of
 from entrain_bench_strategies.braid.search import Choice, Rules, Search, first_choices, improve, moved
 from support.builders import (
@@ -158,7 +166,9 @@ def test_a_chunk_goes_to_the_copy_furthest_below_its_share() -> None:
     copy = spread_chunks(np.zeros(4, np.int64), chunk, np.ones(4), np.array([[0.75, 0.25, 0.0]]))
     assert copy.tolist() == [0, 0, 0, 1]
     # A heavy chunk goes where most is left, whatever came before it.
-    heavy = spread_chunks(np.zeros(5, np.int64), np.arange(5), np.array([1.0, 1.0, 1.0, 1.0, 9.0]), np.array([[0.3, 0.7]]))
+    heavy = spread_chunks(
+        np.zeros(5, np.int64), np.arange(5), np.array([1.0, 1.0, 1.0, 1.0, 9.0]), np.array([[0.3, 0.7]])
+    )
     assert heavy.tolist() == [0, 0, 0, 0, 1]
     # Items of a chunk stay together.
     assert (
