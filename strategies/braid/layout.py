@@ -19,8 +19,6 @@ from .work import chunk_layers_s, chunk_tokens, shares_of, split_chain, unit_lay
 
 # Alternations between splitting the LLM around the encoders and the encoders around the LLM.
 JOINT_ROUNDS = 4
-# Blocks of the LLM that a stage of an encoder may take.
-SPANS = (2, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +67,17 @@ class Shape:
         """Degrees of the LLM, TP and CP of the encoders."""
         return self.degrees, self.encoder_tp, self.encoder_cp
 
-    def differs_once(self, other: Shape) -> bool:
-        """Whether another shape is like this but for one choice: degrees, stages, the LLM's blocks, or microbatches."""
-        return sum(one != two for one, two in zip(self._choices, other._choices, strict=True)) == 1
+    def differs_in(self, other: Shape) -> int | None:
+        """The only choice in which another shape differs from this; None if there are several, or none."""
+        pairs = zip(self._choices, other._choices, strict=True)
+        different = [choice for choice, (one, two) in enumerate(pairs) if one != two]
+        return different[0] if len(different) == 1 else None
 
     @property
     def _choices(self) -> tuple[object, ...]:
-        own = (self.encoder_tp, self.encoder_cp), self.encoder_stages, (self.llm_stages, self.llm_stride)
-        return (*own, self.degrees, self.recompute, self.num_microbatches)
+        blocks = self.llm_stages, self.llm_stride
+        encoder = self.encoder_tp, self.encoder_cp
+        return blocks, self.encoder_stages, encoder, self.num_microbatches, self.degrees, self.recompute
 
     @property
     def llm_blocks(self) -> IntArray:
@@ -92,20 +93,39 @@ class Split:
     busiest_s: float
 
 
-def encoder_degrees(job: Job, degrees: Degrees, own: bool) -> Iterator[tuple[int, int]]:
-    """TP and CP that encoders may have, that of the LLM first; only that unless they have own.
+@dataclass(frozen=True, slots=True)
+class Freedom:
+    """What shapes may have.
 
-    Those of a block of the LLM, or of a part of it; then those of two and of four blocks, for items that would keep one
-    block busy for a large share of an iteration.
+    Attributes:
+        encoder_degrees: whether encoders have TP and CP of their own.
+        spans: numbers of the LLM's blocks that a stage of an encoder may then take besides one.
+        copies: whether a replica may hold several copies of an encoder in a chain.
+        joint: see ``Shape``.
+        llm_stages: whether the LLM may have fewer stages than a replica has blocks.
+    """
+
+    encoder_degrees: bool = True
+    spans: tuple[int, ...] = ()
+    copies: bool = True
+    joint: bool = True
+    llm_stages: bool = True
+
+
+def encoder_degrees(job: Job, degrees: Degrees, freedom: Freedom) -> Iterator[tuple[int, int]]:
+    """TP and CP that encoders may have, that of the LLM first.
+
+    Those of a block of the LLM, or of a part of it; then those of several blocks, for items that would keep one block
+    busy for a large share of an iteration.
     """
     yield degrees.tp, degrees.cp
-    if not own or not job.model.encoders:
+    if not freedom.encoder_degrees or not job.model.encoders:
         return
     sizes = [size for module in job.model.encoders for size in module.sharded_sizes.values()]
     inside = [(tp, cp) for tp in reversed(divisors(degrees.tp)) for cp in divisors(degrees.tp * degrees.cp // tp)]
-    spans = [blocks for blocks in SPANS if degrees.pp % blocks == 0]
+    wide = [blocks for blocks in freedom.spans if degrees.pp % blocks == 0]
     across = [
-        pair for blocks in spans for pair in ((degrees.tp, degrees.cp * blocks), (degrees.tp * blocks, degrees.cp))
+        pair for blocks in wide for pair in ((degrees.tp, degrees.cp * blocks), (degrees.tp * blocks, degrees.cp))
     ]
     for tp, cp in (*inside, *across):
         splits = cp == 1 or all(job.framework.sequence_parts(module, cp) == cp for module in job.model.encoders)
@@ -277,18 +297,13 @@ def llm_places(job: Job, degrees: Degrees, own: bool) -> list[tuple[int, int]]:
     return [*dict.fromkeys(found)]
 
 
-def shapes_of(
-    job: Job, choices: Sequence[tuple[bool, ...]], own_degrees: bool, joint: bool, copies: bool, own_stages: bool
-) -> Iterator[Shape]:
+def shapes_of(job: Job, choices: Sequence[tuple[bool, ...]], freedom: Freedom) -> Iterator[Shape]:
     """Every shape of a job's degrees with the microbatches that its size asks for.
 
     Args:
         job: the job.
         choices: of modules that recompute.
-        own_degrees: whether encoders have TP and CP of their own.
-        joint: see ``Shape``.
-        copies: whether a replica may hold several copies of an encoder in a chain.
-        own_stages: whether the LLM may have fewer stages than a replica has blocks.
+        freedom: what shapes may have.
     """
     model = job.model
     fewest = min((len(module.layers) for module in model.encoders), default=0)
@@ -297,13 +312,13 @@ def shapes_of(
             continue
         if not model.encoders and len(model.llm.layers) < degrees.pp:
             continue
-        for (tp, cp), again in product(encoder_degrees(job, degrees, own_degrees), choices):
+        for (tp, cp), again in product(encoder_degrees(job, degrees, freedom), choices):
             stages = degrees.pp * degrees.tp * degrees.cp // max(tp * cp, degrees.tp * degrees.cp)
-            runs = divisors(stages) if copies and model.encoders else [1]
+            runs = divisors(stages) if freedom.copies and model.encoders else [1]
             runs = [run for run in runs if not fewest or stages // run <= fewest]
-            for segments, (count, stride) in product(runs, llm_places(job, degrees, own_stages)):
+            for segments, (count, stride) in product(runs, llm_places(job, degrees, freedom.llm_stages)):
                 microbatches = job.num_microbatches(degrees.dp)
-                yield Shape(degrees, tp, cp, segments, count, stride, joint, again, microbatches)
+                yield Shape(degrees, tp, cp, segments, count, stride, freedom.joint, again, microbatches)
 
 
 def _sums(layer_s: FloatArray, layers_per_stage: Sequence[int]) -> FloatArray:

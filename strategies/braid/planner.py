@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -18,7 +18,7 @@ from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import recompute_choices
 from entrain_bench.strategy.profile import Profile
 
-from .layout import Shape, Work, place, shapes_of, split_layers
+from .layout import Freedom, Shape, Work, place, shapes_of, split_layers
 
 # Replicas whose schedules are believed where a layout has more of them.
 DRAFT_REPLICAS = 16
@@ -34,6 +34,7 @@ class BraidPlanner:
         profile_samples: samples that stand for a batch.
         overhead: share of an encoder chunk's time that a chunk costs anyway, as the planner counts on.
         encoder_degrees: whether encoders have TP and CP of their own.
+        spans: numbers of the LLM's blocks that a stage of an encoder may then take besides one.
         encoder_copies: whether a replica may hold several copies of an encoder along its pipeline.
         joint: whether encoder and LLM are split around each other.
         microbatches: multiples of the job's number of microbatches that are considered.
@@ -45,6 +46,7 @@ class BraidPlanner:
     profile_samples: int = 1024
     overhead: float = 0.05
     encoder_degrees: bool = True
+    spans: tuple[int, ...] = (2, 4)
     encoder_copies: bool = True
     joint: bool = True
     microbatches: tuple[float, ...] = (1, 2, 4)
@@ -56,6 +58,8 @@ class BraidPlanner:
         require(0 < self.overhead < 1, "strategy.planner.overhead", self.overhead, "above 0 and below 1")
         for name in ("profile_samples", "num_drafts", "num_trials"):
             require(getattr(self, name) >= 1, f"strategy.planner.{name}", getattr(self, name), "at least 1")
+        wide = [*self.spans]
+        require(not wide or min(wide) >= 2, "strategy.planner.spans", wide, "numbers of 2 or more")
         factors = [*self.microbatches]
         require(bool(factors) and min(factors) > 0, "strategy.planner.microbatches", factors, "numbers above 0")
 
@@ -71,7 +75,7 @@ class BraidPlanner:
         return fastest_in_trials(profile, candidates, make_program, self.num_trials)
 
     def _candidates(self, profile: Profile, work: Work, batch: SampleShapes, draft: MakeProgram) -> Iterator[Candidate]:
-        """Drafts of the best shape of all with the same degrees, then of shapes next to the fastest so far."""
+        """Drafts of the best shapes of all with the same degrees, then of shapes next to the fastest so far."""
         rated = self._rated(profile, work, bool(getattr(draft, "choose_recomputation", False)))
         found: list[tuple[float, Shape]] = []
         tried: set[Shape] = set()
@@ -92,10 +96,7 @@ class BraidPlanner:
                 attempt(shape)
         while len(tried) < self.num_drafts:
             best_first = [shape for _, shape in sorted(found, key=lambda one: decisive(one[0]))]
-            others = (
-                other for shape in best_first for other in rated if other not in tried and shape.differs_once(other)
-            )
-            coming = next(others, None)
+            coming = next((other for shape in best_first if (other := neighbour(shape, rated, tried))), None)
             if coming is None:
                 break
             attempt(coming)
@@ -110,7 +111,9 @@ class BraidPlanner:
         """All shapes that could be among the best, those with the least busy ranks first."""
         job = profile.job
         choices = recompute_choices(job, chosen_later=recompute_later)
-        plain = shapes_of(job, choices, self.encoder_degrees, self.joint, self.encoder_copies, self.llm_stages)
+        spans = tuple(self.spans)
+        freedom = Freedom(self.encoder_degrees, spans, self.encoder_copies, self.joint, self.llm_stages)
+        plain = shapes_of(job, choices, freedom)
         shapes = [replace(shape, num_microbatches=count) for shape in plain for count in self._counts(profile, shape)]
         least_s = [decisive(work.least_s(shape)) for shape in shapes]
         rated: list[tuple[float, int]] = []
@@ -148,3 +151,21 @@ class BraidPlanner:
         if profile.memory.peak_bytes(program).max() > profile.job.planning_budget_bytes:
             return None
         return packed_iteration_s(program, profile)
+
+
+def neighbour(shape: Shape, rated: Sequence[Shape], tried: Set[Shape]) -> Shape | None:
+    """The next shape to try of those that differ from one in a single choice; None if there is none.
+
+    Every choice in turn, the one with fewest tried so far; of the others in it the first by rating.
+    """
+    counts: dict[int, int] = {}
+    coming: dict[int, Shape] = {}
+    for other in rated:
+        choice = shape.differs_in(other)
+        if choice is not None:
+            counts[choice] = counts.get(choice, 0) + (other in tried)
+            if other not in tried:
+                coming.setdefault(choice, other)
+    if not coming:
+        return None
+    return coming[min(coming, key=lambda choice: (counts[choice], choice))]

@@ -20,6 +20,7 @@ from entrain_bench.strategy.profile import Profile
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
 from entrain_bench_strategies.braid.assigner import deal_chunks, places_of, spread_chunks, two_columns
 from entrain_bench_strategies.braid.layout import (
+    Freedom,
     Shape,
     Work,
     encoder_degrees,
@@ -28,6 +29,7 @@ from entrain_bench_strategies.braid.layout import (
     shapes_of,
     split_layers,
 )
+from entrain_bench_strategies.braid.planner import neighbour
 from entrain_bench_strategies.braid.replicas import replicas_of
 from entrain_bench_strategies.braid.search import Choice, Rules, Search, first_choices, improve, moved
 from support.builders import (
@@ -107,28 +109,47 @@ def test_a_stage_of_an_encoder_takes_several_blocks_and_the_llm_only_some() -> N
 def test_no_shape_is_faster_than_its_least_time() -> None:
     profile = profile_for()
     work = Work(profile, profile.draw(64), 0.05)
-    for one in shapes_of(profile.job, [(False, False)], True, True, True, True):
-        assert split_layers(work, one).busiest_s >= work.least_s(one) * (1 - 1e-9) or one.encoder_stages == 0
+    for one in shapes_of(profile.job, [(False, False)], Freedom(spans=(2, 4))):
+        assert split_layers(work, one).busiest_s >= work.least_s(one) * (1 - 1e-9)
         assert work.least_s(one) >= work.longest_s(one)
 
 
 def test_shapes_next_to_each_other_differ_in_one_choice() -> None:
     one = shape(pp=4)
-    assert not one.differs_once(one)
-    assert one.differs_once(replace(one, llm_stages=2))
-    assert one.differs_once(replace(one, num_microbatches=4))
-    assert not one.differs_once(replace(one, llm_stages=2, num_microbatches=4))
+    assert one.differs_in(one) is None
+    fewer, finer = replace(one, llm_stages=2), replace(one, num_microbatches=4)
+    assert one.differs_in(fewer) != one.differs_in(finer)
+    assert fewer.differs_in(finer) is None
+
+
+def test_every_choice_is_tried_in_turn() -> None:
+    one = shape(pp=4)
+    fewer = [replace(one, llm_stages=count) for count in (2, 1)]
+    finer = [replace(one, num_microbatches=count) for count in (16, 32)]
+    both = replace(one, llm_stages=2, num_microbatches=16)
+    rated, tried = [*fewer, both, *finer], {one}
+    order = []
+    while (other := neighbour(one, rated, tried)) is not None:
+        order.append(other)
+        tried.add(other)
+    assert order == [fewer[0], finer[0], fewer[1], finer[1]]
 
 
 def test_degrees_of_encoders_divide_those_of_the_llm() -> None:
     job = profile_for().job
-    assert [*encoder_degrees(job, Degrees(2, 2, 1, 2), own=True)] == [(2, 2), (2, 1), (1, 1), (1, 2), (1, 4)]
-    assert [*encoder_degrees(job, Degrees(2, 2, 1, 2), own=False)] == [(2, 2)]
+    assert [*encoder_degrees(job, Degrees(2, 2, 1, 2), Freedom())] == [(2, 2), (2, 1), (1, 1), (1, 2), (1, 4)]
+    assert [*encoder_degrees(job, Degrees(2, 2, 1, 2), Freedom(encoder_degrees=False))] == [(2, 2)]
     # Two stations of one rank; four, as context parallelism only: a node has four ranks.
-    assert [*encoder_degrees(job, Degrees(1, 1, 4, 2), own=True)] == [(1, 1), (1, 2), (2, 1), (1, 4), (4, 1)]
+    assert [*encoder_degrees(job, Degrees(1, 1, 4, 2), Freedom(spans=(2, 4)))] == [
+        (1, 1),
+        (1, 2),
+        (2, 1),
+        (1, 4),
+        (4, 1),
+    ]
     assert llm_places(job, Degrees(1, 1, 4, 2), own=True) == [(4, 1), (2, 1), (2, 2), (1, 1), (1, 4)]
     assert llm_places(job, Degrees(1, 1, 4, 2), own=False) == [(4, 1)]
-    found = [*shapes_of(job, [(False, False)], True, True, True, True)]
+    found = [*shapes_of(job, [(False, False)], Freedom(spans=(2, 4)))]
     assert len(found) == len({*found})
     for one in found:
         width = one.degrees.tp * one.degrees.cp
@@ -304,6 +325,7 @@ def test_other_ratios_of_replicas_are_refused() -> None:
     ("make", "said"),
     [
         (lambda: BraidPlanner(num_trials=0), "strategy.planner.num_trials=0: must be at least 1"),
+        (lambda: BraidPlanner(spans=(1,)), r"strategy.planner.spans=\[1\]: must be numbers of 2 or more"),
         (lambda: BraidPlanner(microbatches=()), "strategy.planner.microbatches"),
         (lambda: BraidAssigner(overhead=0), "strategy.assigner.overhead=0: must be above 0 and below 1"),
         (lambda: BraidPlanner(overhead=1.0), "strategy.planner.overhead=1.0: must be above 0 and below 1"),
