@@ -50,7 +50,9 @@ class BraidAssigner:
         """
         model = profile.job.model
         *encoders, llm = layout.modules
-        work = [_work(profile, module, shapes, own) for module, own in zip(model.modules, layout.modules, strict=True)]
+        room_bytes = profile.job.planning_budget_bytes - float(profile.memory.lane_state_bytes(layout).max())
+        placed_modules = zip(model.modules, layout.modules, strict=True)
+        work = [_work(profile, module, shapes, own, room_bytes) for module, own in placed_modules]
         replica, microbatch = self._samples(profile, shapes, layout, work)
         busy_s = _lane_seconds(layout, len(encoders), _sums(replica, work[-1], llm.dp))
         busy_s += _lane_seconds(
@@ -251,10 +253,21 @@ def _copies(encoder: ModuleLayout, llm: ModuleLayout) -> int:
     return max(1, encoder.dp // llm.dp)
 
 
-def _work(profile: Profile, module: ModuleSpec, shapes: SampleShapes, placed: ModuleLayout) -> FloatArray:
-    """What each unit adds to each stage ``[units, stages]``."""
-    kinds = unit_layers_s(profile, module, shapes, placed.tp, placed.cp, placed.recompute)
-    return stage_work(module, placed.layers_per_stage, kinds)
+def _work(
+    profile: Profile, module: ModuleSpec, shapes: SampleShapes, placed: ModuleLayout, room_bytes: float
+) -> FloatArray:
+    """What each unit adds to each stage ``[units, stages]``.
+
+    A unit whose results do not fit memory even by themselves will be recomputed.
+    """
+    tp, cp, split = placed.tp, placed.cp, placed.layers_per_stage
+    seconds = stage_work(module, split, unit_layers_s(profile, module, shapes, tp, cp, placed.recompute))
+    if placed.recompute or profile.job.request.recompute is not None:
+        return seconds
+    again = stage_work(module, split, unit_layers_s(profile, module, shapes, tp, cp, recompute=True))
+    token_bytes, _ = profile.memory.token_bytes(module, placed)
+    lengths = module.lengths(shapes, module.units(shapes))
+    return np.asarray(np.where(np.outer(lengths, token_bytes) > room_bytes, again, seconds))
 
 
 def _chunk_work(profile: Profile, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
