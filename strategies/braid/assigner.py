@@ -258,7 +258,7 @@ def _work(
 ) -> FloatArray:
     """What each unit adds to each stage ``[units, stages]``.
 
-    A unit whose results do not fit memory even by themselves will be recomputed.
+    A unit that does not fit memory by itself will be recomputed, one that takes half will not; in between a share.
     """
     tp, cp, split = placed.tp, placed.cp, placed.layers_per_stage
     seconds = stage_work(module, split, unit_layers_s(profile, module, shapes, tp, cp, placed.recompute))
@@ -267,7 +267,8 @@ def _work(
     again = stage_work(module, split, unit_layers_s(profile, module, shapes, tp, cp, recompute=True))
     token_bytes, _ = profile.memory.token_bytes(module, placed)
     lengths = module.lengths(shapes, module.units(shapes))
-    return np.asarray(np.where(np.outer(lengths, token_bytes) > room_bytes, again, seconds))
+    filled = np.outer(lengths, token_bytes) / max(room_bytes, 1.0)
+    return np.asarray(seconds + np.clip(2 * filled - 1, 0.0, 1.0) * (again - seconds))
 
 
 def _chunk_work(profile: Profile, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
