@@ -118,7 +118,26 @@ def packed_iteration_s(program: Program, profile: Profile) -> float:
     """Estimated seconds of a program: its passes by ``packed_durations``, with transfers, and what follows them."""
     duration = np.zeros(program.num_actions)
     duration[: program.first_action[-1]] = packed_durations(program, profile)
-    end = profile.simulate(program, duration, transfers=True)[program.lane_actions]
-    gather, sync, optimizer = profile.lane_steps_s(program.layout)
-    through = np.maximum.reduceat(end, program.lane_offsets[:-1]) + sync
-    return float(gather.max() + through.max() + optimizer.max())
+    end = profile.simulate(program, duration, transfers=True)[: program.first_action[-1]]
+    gather, _, optimizer = profile.lane_steps_s(program.layout)
+    return float(gather.max() + (end + sync_after_s(program, profile)).max(initial=0.0) + optimizer.max())
+
+
+def sync_after_s(program: Program, profile: Profile) -> FloatArray:
+    """What follows each forward and backward until its stage's gradients are synchronised ``[first_action[-1]]``.
+
+    Overlapped synchronisations go on beside what other modules still run on their ranks. Otherwise those of all modules
+    follow a rank's last action.
+    """
+    layout, after = program.layout, np.zeros(int(program.first_action[-1]))
+    exposed = [each.sync_s for each in profile.exposed_steps(layout)]
+    if not profile.job.framework.overlap_grad_reduce:
+        lanes_s = layout.lane_sums(exposed)
+        exposed = [
+            np.maximum.reduceat(lanes_s[blocks.lanes], blocks.offsets[:-1]).reshape(-1, blocks.num_stages).max(axis=0)
+            for blocks in layout.blocks
+        ]
+    for index, seconds in enumerate(exposed):
+        for actions in (program.forward_actions(index), program.backward_actions(index)):
+            after[actions] = seconds
+    return after

@@ -119,20 +119,20 @@ class Profile:
 
         Modules that share ranks run theirs one after the other.
         """
-        exposed = self._exposed_steps(layout)
+        exposed = self.exposed_steps(layout)
         return float(layout.lane_sums([each.gather_s + each.sync_s + each.optimizer_s for each in exposed]).max())
 
     def lane_steps_s(self, layout: Layout) -> tuple[FloatArray, FloatArray, FloatArray]:
         """The parts of ``step_s`` on every lane: gather, synchronisation, optimizer ``[lanes]``."""
-        exposed = self._exposed_steps(layout)
+        exposed = self.exposed_steps(layout)
         return (
             layout.lane_sums([each.gather_s for each in exposed]),
             layout.lane_sums([each.sync_s for each in exposed]),
             layout.lane_sums([each.optimizer_s for each in exposed]),
         )
 
-    def _exposed_steps(self, layout: Layout) -> list[ExposedStep]:
-        """What no overlap hides of each module's step."""
+    def exposed_steps(self, layout: Layout) -> list[ExposedStep]:
+        """What no overlap hides of each module's step, on each of its stages."""
         costs = self._truth.step_costs
         return [costs.exposed(module, own) for module, own in zip(self.job.model.modules, layout.modules, strict=True)]
 

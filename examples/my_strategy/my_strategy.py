@@ -38,6 +38,7 @@ What a hook may know is in its arguments: shapes of samples, a layout, an assign
     handovers           measured seconds of what a program's actions hand each other
     layer_traffic       measured seconds of the collectives of layers whose weights are sharded
     lane_steps_s        step_s by its parts, on every lane
+    exposed_steps       the same on every stage of every module
     step_s              measured seconds of gradient synchronisation and optimizer under a layout
     trial_s             measured seconds of a program's iteration: a trial run, for planners
 

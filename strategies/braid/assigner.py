@@ -18,7 +18,10 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.filling import lpt_with_exchange
 from entrain_bench.strategy.profile import Profile
 
-from .work import chunk_layers_s, shares_of, stage_work, unit_layers_s
+from .work import chunk_layers_s, chunk_tokens, shares_of, stage_work, unit_layers_s
+
+# Chunks that cost so many times as much as a replica's mean one are placed before the others.
+HEAVY = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +29,18 @@ class BraidAssigner:
     """Balances samples over replicas and microbatches, then encoder chunks over the encoder's copies in each replica.
 
     Attributes:
-        encoder_tokens: tokens of an encoder chunk; items are never cut.
+        overhead: share of an encoder chunk's time that a chunk costs anyway, about: what its tokens follow from. Items
+            are never cut.
         balance: whether samples are balanced; otherwise they stay in order of arrival.
         level: whether encoder chunks level the ranks of a replica; otherwise all its copies get the same.
     """
 
-    encoder_tokens: int = 4096
+    overhead: float = 0.05
     balance: bool = True
     level: bool = True
 
     def __post_init__(self) -> None:
-        require(self.encoder_tokens >= 1, "strategy.assigner.encoder_tokens", self.encoder_tokens, "at least 1")
+        require(0 < self.overhead < 1, "strategy.assigner.overhead", self.overhead, "above 0 and below 1")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Labels of every module's units.
@@ -46,18 +50,21 @@ class BraidAssigner:
         """
         model = profile.job.model
         *encoders, llm = layout.modules
-        work = [_work(profile, module, shapes, own) for module, own in zip(model.modules, layout.modules, strict=True)]
+        room_bytes = profile.job.planning_budget_bytes - float(profile.memory.lane_state_bytes(layout).max())
+        placed_modules = zip(model.modules, layout.modules, strict=True)
+        work = [_work(profile, module, shapes, own, room_bytes) for module, own in placed_modules]
         replica, microbatch = self._samples(profile, shapes, layout, work)
         busy_s = _lane_seconds(layout, len(encoders), _sums(replica, work[-1], llm.dp))
         busy_s += _lane_seconds(
             layout, len(encoders), np.tile(_chunk_work(profile, model.llm, llm) * layout.num_microbatches, (llm.dp, 1))
         )
         chunks = []
-        for index, module in enumerate(model.encoders):
+        for index, (module, placed) in enumerate(zip(model.encoders, encoders, strict=True)):
             units = module.units(shapes)
             owner, tokens = module.owners(shapes, units), module.lengths(shapes, units)
             seconds = work[index].sum(axis=1)
-            chunks.append(deal_chunks(replica[owner], microbatch[owner], seconds, tokens, self.encoder_tokens))
+            most = chunk_tokens(profile, module, tokens, placed.tp, placed.cp, self.overhead)
+            chunks.append(deal_chunks(replica[owner], microbatch[owner], seconds, tokens, most))
         owners = [module.owners(shapes, module.units(shapes)) for module in model.encoders]
         first, last = places_of(replica, microbatch, owners, chunks)
         labels = []
@@ -67,7 +74,8 @@ class BraidAssigner:
             total = _sums(of_replica, work[index], placed.dp // copies)
             shares = self._shares(layout, index, busy_s, total, copies)
             busy_s += _lane_seconds(layout, index, (shares[:, :, None] * total[:, None]).reshape(placed.dp, -1))
-            copy = spread_chunks(of_replica, place, work[index].sum(axis=1), shares)
+            chunk_s = float(_chunk_work(profile, model.modules[index], placed).sum())
+            copy = spread_chunks(of_replica, place, work[index].sum(axis=1), shares, chunk_s)
             labels.append(ModuleAssignment(of_replica * copies + copy, place))
         return Assignment((*labels, ModuleAssignment(replica, last)))
 
@@ -134,7 +142,7 @@ def two_columns(loads: FloatArray) -> FloatArray:
 
 
 def deal_chunks(
-    replica: IntArray, microbatch: IntArray, cost_s: FloatArray, tokens: IntArray, chunk_tokens: int
+    replica: IntArray, microbatch: IntArray, cost_s: FloatArray, tokens: IntArray, most_tokens: float
 ) -> IntArray:
     """Chunk of each item, counted in its microbatch: in every one as many as tokens ask for, by LPT ``[items]``.
 
@@ -143,13 +151,13 @@ def deal_chunks(
         microbatch: of each item ``[items]``.
         cost_s: of each item ``[items]``.
         tokens: of each item ``[items]``.
-        chunk_tokens: of a chunk, about.
+        most_tokens: of a chunk, about.
     """
     if not len(replica):
         return np.zeros(0, np.int64)
     key = replica * (1 + int(microbatch.max())) + microbatch
     _, group, size = np.unique(key, return_inverse=True, return_counts=True)
-    wanted = np.rint(np.bincount(group, tokens) / chunk_tokens).astype(np.int64)
+    wanted = np.rint(np.bincount(group, tokens) / most_tokens).astype(np.int64)
     count = np.clip(wanted, 1, size)
     order = np.argsort(-decisive(cost_s), kind="stable")
     return np.asarray(_deal(order, group, cost_s, count))
@@ -188,26 +196,43 @@ def _deal(order, group, cost_s, count):  # type: ignore[no-untyped-def]
     return chosen
 
 
-def spread_chunks(replica: IntArray, chunk: IntArray, cost_s: FloatArray, shares: FloatArray) -> IntArray:
-    """Copy of the encoder that runs each item's chunk ``[items]``: chunk after chunk the one furthest below its share.
+def spread_chunks(
+    replica: IntArray, chunk: IntArray, cost_s: FloatArray, shares: FloatArray, chunk_s: float = 0.0
+) -> IntArray:
+    """Copy of the encoder that runs each item's chunk ``[items]``.
+
+    First the heavy chunks, the heaviest first, each to the copy that has most of its share left; then, chunk after
+    chunk, to the copy furthest below its share.
 
     Args:
         replica: whose copies share the work of each item ``[items]``.
         chunk: place of its chunk in their order ``[items]``.
         cost_s: of each item ``[items]``.
         shares: of the copies ``[replicas, copies]``.
+        chunk_s: what a chunk costs besides.
     """
     if not len(replica):
         return np.zeros(0, np.int64)
     key, member = np.unique(replica * (1 + int(chunk.max())) + chunk, return_inverse=True)
-    return np.asarray(_spread(key // (1 + int(chunk.max())), np.bincount(member, cost_s), shares)[member])
+    own, seconds = key // (1 + int(chunk.max())), np.bincount(member, cost_s) + chunk_s
+    total = np.bincount(own, seconds, len(shares))
+    mean = total / np.maximum(np.bincount(own, minlength=len(shares)), 1)
+    heavy = np.flatnonzero(seconds > HEAVY * mean[own])
+    heavy = heavy[np.argsort(-decisive(seconds[heavy]), kind="stable")]
+    return np.asarray(_spread(own, seconds, shares, shares * total[:, None], heavy)[member])
 
 
 @njit(cache=True)
-def _spread(replica, cost_s, shares):  # type: ignore[no-untyped-def]
+def _spread(replica, cost_s, shares, target_s, heavy):  # type: ignore[no-untyped-def]
     carried = np.zeros_like(shares)
-    chosen = np.zeros(len(replica), np.int64)
+    chosen = np.full(len(replica), -1)
+    for chunk in heavy:
+        own = replica[chunk]
+        chosen[chunk] = (target_s[own] - carried[own]).argmax()
+        carried[own, chosen[chunk]] += cost_s[chunk]
     for chunk in range(len(replica)):
+        if chosen[chunk] >= 0:
+            continue
         own, best_s = replica[chunk], np.inf
         for copy in range(shares.shape[1]):
             if shares[own, copy] > 0:
@@ -228,10 +253,22 @@ def _copies(encoder: ModuleLayout, llm: ModuleLayout) -> int:
     return max(1, encoder.dp // llm.dp)
 
 
-def _work(profile: Profile, module: ModuleSpec, shapes: SampleShapes, placed: ModuleLayout) -> FloatArray:
-    """What each unit adds to each stage ``[units, stages]``."""
-    kinds = unit_layers_s(profile, module, shapes, placed.tp, placed.cp, placed.recompute)
-    return stage_work(module, placed.layers_per_stage, kinds)
+def _work(
+    profile: Profile, module: ModuleSpec, shapes: SampleShapes, placed: ModuleLayout, room_bytes: float
+) -> FloatArray:
+    """What each unit adds to each stage ``[units, stages]``.
+
+    A unit that does not fit memory by itself will be recomputed, one that takes half will not; in between a share.
+    """
+    tp, cp, split = placed.tp, placed.cp, placed.layers_per_stage
+    seconds = stage_work(module, split, unit_layers_s(profile, module, shapes, tp, cp, placed.recompute))
+    if placed.recompute or profile.job.request.recompute is not None:
+        return seconds
+    again = stage_work(module, split, unit_layers_s(profile, module, shapes, tp, cp, recompute=True))
+    token_bytes, _ = profile.memory.token_bytes(module, placed)
+    lengths = module.lengths(shapes, module.units(shapes))
+    filled = np.outer(lengths, token_bytes) / max(room_bytes, 1.0)
+    return np.asarray(seconds + np.clip(2 * filled - 1, 0.0, 1.0) * (again - seconds))
 
 
 def _chunk_work(profile: Profile, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:

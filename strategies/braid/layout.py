@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
 
-from entrain_bench.arithmetic import decisive
-from entrain_bench.arrays import FloatArray
+from entrain_bench.arithmetic import decisive, matmul
+from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job, divisors
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
 
-from .work import chunk_layers_s, shares_of, split_chain, unit_layers_s
+from .work import chunk_layers_s, chunk_tokens, shares_of, split_chain, unit_layers_s
 
 # Alternations between splitting the LLM around the encoders and the encoders around the LLM.
 JOINT_ROUNDS = 4
@@ -27,8 +27,11 @@ class Shape:
 
     Attributes:
         degrees: TP, CP and DP of the LLM, and the blocks of a replica.
-        encoder_tp, encoder_cp: of the encoders; their product divides that of the LLM.
+        encoder_tp, encoder_cp: of the encoders; their product divides that of the LLM, or is a multiple of it: a stage
+            of an encoder then takes several blocks.
         segments: runs of blocks, each with a copy of every encoder (or several side by side).
+        llm_stages: of the LLM, on every ``llm_stride``-th block from the first.
+        llm_stride: blocks from one of them to the next.
         joint: whether the two chains are split around each other.
         recompute: modules that recompute their activations.
         num_microbatches: of an LLM replica.
@@ -38,6 +41,8 @@ class Shape:
     encoder_tp: int
     encoder_cp: int
     segments: int
+    llm_stages: int
+    llm_stride: int
     joint: bool
     recompute: tuple[bool, ...]
     num_microbatches: int
@@ -45,7 +50,39 @@ class Shape:
     @property
     def copies_abreast(self) -> int:
         """Copies of an encoder on one run of blocks."""
-        return self.degrees.tp * self.degrees.cp // (self.encoder_tp * self.encoder_cp)
+        return max(1, self.degrees.tp * self.degrees.cp // (self.encoder_tp * self.encoder_cp))
+
+    @property
+    def blocks_abreast(self) -> int:
+        """Blocks that a stage of an encoder takes."""
+        return max(1, self.encoder_tp * self.encoder_cp // (self.degrees.tp * self.degrees.cp))
+
+    @property
+    def encoder_stages(self) -> int:
+        """Stages of a copy of an encoder."""
+        return self.degrees.pp // (self.segments * self.blocks_abreast)
+
+    @property
+    def all_degrees(self) -> tuple[Degrees, int, int]:
+        """Degrees of the LLM, TP and CP of the encoders."""
+        return self.degrees, self.encoder_tp, self.encoder_cp
+
+    def differs_in(self, other: Shape) -> int | None:
+        """The only choice in which another shape differs from this; None if there are several, or none."""
+        pairs = zip(self._choices, other._choices, strict=True)
+        different = [choice for choice, (one, two) in enumerate(pairs) if one != two]
+        return different[0] if len(different) == 1 else None
+
+    @property
+    def _choices(self) -> tuple[object, ...]:
+        blocks = self.llm_stages, self.llm_stride
+        encoder = self.encoder_tp, self.encoder_cp
+        return blocks, self.encoder_stages, encoder, self.num_microbatches, self.degrees, self.recompute
+
+    @property
+    def llm_blocks(self) -> IntArray:
+        """Blocks of the LLM's stages."""
+        return np.arange(self.llm_stages) * self.llm_stride
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,75 +93,138 @@ class Split:
     busiest_s: float
 
 
-def encoder_degrees(job: Job, degrees: Degrees, own: bool) -> Iterator[tuple[int, int]]:
-    """TP and CP that encoders may have in a block of the LLM, that of the LLM first; only that unless they have own."""
+@dataclass(frozen=True, slots=True)
+class Freedom:
+    """What shapes may have.
+
+    Attributes:
+        encoder_degrees: whether encoders have TP and CP of their own.
+        spans: numbers of the LLM's blocks that a stage of an encoder may then take besides one.
+        copies: whether a replica may hold several copies of an encoder in a chain.
+        joint: see ``Shape``.
+        llm_stages: whether the LLM may have fewer stages than a replica has blocks.
+    """
+
+    encoder_degrees: bool = True
+    spans: tuple[int, ...] = ()
+    copies: bool = True
+    joint: bool = True
+    llm_stages: bool = True
+
+
+def encoder_degrees(job: Job, degrees: Degrees, freedom: Freedom) -> Iterator[tuple[int, int]]:
+    """TP and CP that encoders may have, that of the LLM first.
+
+    Those of a block of the LLM, or of a part of it; then those of several blocks, for items that would keep one block
+    busy for a large share of an iteration.
+    """
     yield degrees.tp, degrees.cp
-    if not own or not job.model.encoders:
+    if not freedom.encoder_degrees or not job.model.encoders:
         return
     sizes = [size for module in job.model.encoders for size in module.sharded_sizes.values()]
-    for tp in reversed(divisors(degrees.tp)):
-        for cp in divisors(degrees.tp * degrees.cp // tp):
-            splits = cp == 1 or all(job.framework.sequence_parts(module, cp) == cp for module in job.model.encoders)
-            if splits and all(size % tp == 0 for size in sizes) and (tp, cp) != (degrees.tp, degrees.cp):
-                yield tp, cp
+    inside = [(tp, cp) for tp in reversed(divisors(degrees.tp)) for cp in divisors(degrees.tp * degrees.cp // tp)]
+    wide = [blocks for blocks in freedom.spans if degrees.pp % blocks == 0]
+    across = [
+        pair for blocks in wide for pair in ((degrees.tp, degrees.cp * blocks), (degrees.tp * blocks, degrees.cp))
+    ]
+    for tp, cp in (*inside, *across):
+        splits = cp == 1 or all(job.framework.sequence_parts(module, cp) == cp for module in job.model.encoders)
+        fits = job.cluster.gpus_per_node % tp == 0 and all(size % tp == 0 for size in sizes)
+        if splits and fits and (tp, cp) != (degrees.tp, degrees.cp):
+            yield tp, cp
 
 
-def iteration_s(
-    profile: Profile, samples: SampleShapes, index: int, tp: int, cp: int, recompute: bool, num_chunks: float
-) -> FloatArray:
-    """Seconds of each layer of a module in an iteration, all replicas together ``[layers]``.
+@dataclass(frozen=True, slots=True)
+class _ModuleWork:
+    """What an iteration asks of a module with given degrees, all replicas together.
 
-    Args:
+    Attributes:
+        units_s: seconds of each layer by its units ``[layers]``.
+        chunk_s: by a chunk besides ``[layers]``.
+        num_chunks: chunks of an encoder at least; 0 for the LLM.
+        longest_s: of each sample's longest unit, through all layers ``[samples]``.
+    """
+
+    units_s: FloatArray
+    chunk_s: FloatArray
+    num_chunks: int
+    longest_s: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an iteration asks of each module, as the planner believes.
+
+    Attributes:
         profile: what is known.
         samples: stand for a batch.
-        index: of the module.
-        tp: its TP.
-        cp: its CP.
-        recompute: whether it recomputes.
-        num_chunks: chunks of an iteration.
+        overhead: share of an encoder chunk's time that a chunk costs anyway, about.
     """
-    module = profile.job.model.modules[index]
-    units = unit_layers_s(profile, module, samples, tp, cp, recompute).sum(axis=0)
-    kinds = units * (profile.job.global_batch / len(samples))
-    return np.asarray((kinds + num_chunks * chunk_layers_s(profile, module, tp, cp, recompute))[module.layer_kind])
+
+    profile: Profile
+    samples: SampleShapes
+    overhead: float
+    _known: dict[tuple[int, int, int, bool], _ModuleWork] = field(init=False, default_factory=dict)
+
+    def _of(self, index: int, tp: int, cp: int, recompute: bool) -> _ModuleWork:
+        key = (index, tp, cp, recompute)
+        if key not in self._known:
+            job, module = self.profile.job, self.profile.job.model.modules[index]
+            units_s = unit_layers_s(self.profile, module, self.samples, tp, cp, recompute)
+            whole_s = matmul(units_s, np.bincount(module.layer_kind, minlength=len(module.kinds)))
+            longest = np.zeros(len(self.samples))
+            units, scale = module.units(self.samples), job.global_batch / len(self.samples)
+            np.maximum.at(longest, module.owners(self.samples, units), whole_s)
+            chunk_s, num_chunks = chunk_layers_s(self.profile, module, tp, cp, recompute), 0
+            if module.is_encoder:
+                lengths = module.lengths(self.samples, units)
+                one = chunk_tokens(self.profile, module, lengths, tp, cp, self.overhead)
+                num_chunks = round(float(lengths.sum()) * scale / one)
+            kinds = module.layer_kind
+            self._known[key] = _ModuleWork((units_s.sum(axis=0) * scale)[kinds], chunk_s[kinds], num_chunks, longest)
+        return self._known[key]
+
+    def layers_s(self, shape: Shape, index: int) -> FloatArray:
+        """Seconds of each layer of a module in an iteration of one LLM replica, on one of its blocks ``[layers]``."""
+        module, chunks = self.profile.job.model.modules[index], shape.num_microbatches * shape.degrees.dp
+        tp, cp = shape.degrees.tp, shape.degrees.cp
+        if module.is_encoder:
+            tp, cp = shape.encoder_tp, shape.encoder_cp
+        own = self._of(index, tp, cp, shape.recompute[index])
+        return np.asarray((own.units_s + max(own.num_chunks, chunks) * own.chunk_s) / shape.degrees.dp)
+
+    def longest_s(self, shape: Shape) -> float:
+        """Seconds of the sample that takes longest, forth and back: its longest item, then the LLM."""
+        model, degrees = self.profile.job.model, shape.degrees
+        encoders = np.zeros(len(self.samples))
+        for index in range(len(model.encoders)):
+            own = self._of(index, shape.encoder_tp, shape.encoder_cp, shape.recompute[index]).longest_s
+            np.maximum(encoders, own, out=encoders)
+        llm = self._of(model.llm_index, degrees.tp, degrees.cp, shape.recompute[-1]).longest_s
+        return float((encoders + llm).max())
+
+    def least_s(self, shape: Shape) -> float:
+        """No split makes an iteration of a shape shorter: all work, evenly on all blocks; and the longest sample."""
+        lanes = shape.degrees.pp
+        total = self.layers_s(shape, self.profile.job.model.llm_index).sum() / lanes
+        for index in range(len(self.profile.job.model.encoders)):
+            copies = shape.copies_abreast * lanes // shape.blocks_abreast
+            total += self.layers_s(shape, index).sum() / copies
+        return max(float(total), self.longest_s(shape))
 
 
-def split_layers(profile: Profile, samples: SampleShapes, shape: Shape, chunk_tokens: int) -> Split:
-    """Split every module so that the busiest lane of a replica, encoder work levelled, is least busy.
-
-    Args:
-        profile: what is known.
-        samples: stand for a batch.
-        shape: the layout.
-        chunk_tokens: of an encoder chunk, about.
-    """
-    job, degrees = profile.job, shape.degrees
-    model, lanes = job.model, degrees.pp
-    llm_s = (
-        iteration_s(
-            profile,
-            samples,
-            model.llm_index,
-            degrees.tp,
-            degrees.cp,
-            shape.recompute[-1],
-            shape.num_microbatches * degrees.dp,
-        )
-        / degrees.dp
-    )
-    encoders_s = []
-    for index, module in enumerate(model.encoders):
-        tokens = module.lengths(samples, module.units(samples)).sum() * (job.global_batch / len(samples))
-        chunks = max(tokens / chunk_tokens, shape.num_microbatches * degrees.dp)
-        tp, cp = shape.encoder_tp, shape.encoder_cp
-        encoders_s.append(iteration_s(profile, samples, index, tp, cp, shape.recompute[index], chunks) / degrees.dp)
+def split_layers(work: Work, shape: Shape) -> Split:
+    """Split every module so that the busiest lane of a replica, encoder work levelled, is least busy."""
+    model, lanes = work.profile.job.model, shape.degrees.pp
+    llm_s = work.layers_s(shape, model.llm_index)
+    encoders_s = [work.layers_s(shape, index) for index in range(len(model.encoders))]
     encoder_lane_s = np.zeros(lanes)
     found = []
-    for _ in range(JOINT_ROUNDS if shape.joint and lanes > shape.segments else 1):
-        # An LLM of fewer layers leaves the last blocks to the encoders.
-        llm_layers = split_chain(llm_s, encoder_lane_s[: min(lanes, len(llm_s))])
+    for _ in range(JOINT_ROUNDS if shape.joint and shape.encoder_stages > 1 else 1):
+        # Other blocks than the LLM's are left to the encoders.
+        llm_layers = split_chain(llm_s, encoder_lane_s[shape.llm_blocks])
         llm_lane_s = np.zeros(lanes)
-        llm_lane_s[: len(llm_layers)] = _sums(llm_s, llm_layers)
+        llm_lane_s[shape.llm_blocks] = _sums(llm_s, llm_layers)
         layers, encoder_lane_s = _split_encoders(shape, encoders_s, llm_lane_s)
         found.append(Split((*layers, llm_layers), _busiest_s(shape, encoders_s, layers, llm_lane_s)))
     return min(found, key=lambda split: decisive(split.busiest_s))
@@ -141,10 +241,11 @@ def _split_encoders(
         llm_lane_s: of the LLM on each lane ``[lanes]``.
     """
     copies, layers, total = shape.segments * shape.copies_abreast, [], np.zeros(len(llm_lane_s))
+    grid = (shape.segments, shape.encoder_stages, shape.blocks_abreast)
     for own_s in encoders_s:
-        beside = (llm_lane_s + total if shape.joint else np.zeros_like(total)).reshape(shape.segments, -1).max(axis=0)
+        beside = (llm_lane_s + total if shape.joint else np.zeros_like(total)).reshape(grid).max(axis=(0, 2))
         layers.append(split_chain(own_s / copies, beside))
-        total = total + np.tile(_sums(own_s, layers[-1]) / copies, shape.segments)
+        total = total + np.tile(np.repeat(_sums(own_s, layers[-1]) / copies, shape.blocks_abreast), shape.segments)
     return layers, total
 
 
@@ -153,59 +254,71 @@ def _busiest_s(
 ) -> float:
     """Seconds of the busiest lane once the copies of every encoder share its work out; arguments as before."""
     busy = llm_lane_s
+    grid = (shape.segments, shape.encoder_stages, shape.blocks_abreast)
     for own_s, stages in zip(encoders_s, layers, strict=True):
-        base = np.repeat(busy.reshape(shape.segments, -1), shape.copies_abreast, axis=0)
+        base = np.repeat(busy.reshape(grid).max(axis=2), shape.copies_abreast, axis=0)
         cost = _sums(own_s, stages)
         shares, _ = shares_of(base[None], cost[None])
         of_segment = shares[0].reshape(shape.segments, -1).sum(axis=1) / shape.copies_abreast
-        busy = busy + (of_segment[:, None] * cost).ravel()
+        busy = busy + np.repeat((of_segment[:, None] * cost).ravel(), shape.blocks_abreast)
     return float(busy.max())
 
 
 def place(job: Job, shape: Shape, layers: Sequence[tuple[int, ...]]) -> Layout:
     """The layout of a shape; replicas are consecutive ranks, blocks of TP x CP ranks inside."""
     degrees, width = shape.degrees, shape.encoder_tp * shape.encoder_cp
-    lanes, abreast = degrees.pp, shape.copies_abreast
-    ranks = np.arange(degrees.dp * lanes * degrees.tp * degrees.cp)
-    blocks = ranks.reshape(degrees.dp, lanes, degrees.tp * degrees.cp)
-    runs = ranks.reshape(degrees.dp, shape.segments, lanes // shape.segments, abreast, width)
-    copies = runs.transpose(0, 1, 3, 2, 4).reshape(-1, lanes // shape.segments, width)
+    ranks = np.arange(degrees.dp * degrees.pp * degrees.tp * degrees.cp)
+    blocks = ranks.reshape(degrees.dp, degrees.pp, degrees.tp * degrees.cp)
+    runs = ranks.reshape(degrees.dp, shape.segments, shape.encoder_stages, shape.copies_abreast, width)
+    copies = runs.transpose(0, 1, 3, 2, 4).reshape(-1, shape.encoder_stages, width)
     modules = []
     for module, split, again in zip(job.model.modules, layers, shape.recompute, strict=True):
         if module.is_encoder:
             held, tp, cp = copies[:, : len(split)], shape.encoder_tp, shape.encoder_cp
         else:
-            held, tp, cp = blocks[:, : len(split)], degrees.tp, degrees.cp
+            held, tp, cp = blocks[:, shape.llm_blocks], degrees.tp, degrees.cp
         modules.append(ModuleLayout(module.name, tp, cp, split, np.ascontiguousarray(held), again))
     layout = Layout(tuple(modules), shape.num_microbatches)
     check_layout(layout, job.model, job.cluster)
     return layout
 
 
-def shapes_of(
-    job: Job, choices: Sequence[tuple[bool, ...]], own_degrees: bool, joint: bool, copies: bool
-) -> Iterator[Shape]:
+def llm_places(job: Job, degrees: Degrees, own: bool) -> list[tuple[int, int]]:
+    """Numbers of the LLM's stages and blocks from one to the next: on every block as far as it has layers.
+
+    With ``own`` also on half, a quarter, ... of the blocks, next to each other or spread over the replica: fewer
+    microbatches are under way then, and encoders have the other blocks to themselves.
+    """
+    layers, lanes = len(job.model.llm.layers), degrees.pp
+    found = [(min(lanes, layers), 1)]
+    for count in reversed(divisors(lanes)[:-1]) if own and job.model.encoders else ():
+        if count <= layers:
+            found += [(count, 1), (count, lanes // count)]
+    return [*dict.fromkeys(found)]
+
+
+def shapes_of(job: Job, choices: Sequence[tuple[bool, ...]], freedom: Freedom) -> Iterator[Shape]:
     """Every shape of a job's degrees with the microbatches that its size asks for.
 
     Args:
         job: the job.
-        choices: of recomputation.
-        own_degrees: whether encoders have TP and CP of their own.
-        joint: see ``Shape``.
-        copies: whether a replica may hold several copies of an encoder in a chain.
+        choices: of modules that recompute.
+        freedom: what shapes may have.
     """
     model = job.model
+    fewest = min((len(module.layers) for module in model.encoders), default=0)
     for degrees in job.degrees():
         if any(size % degrees.tp for size in model.llm.sharded_sizes.values()):
             continue
-        runs = divisors(degrees.pp) if copies and model.encoders else [1]
-        fewest = min((len(module.layers) for module in model.encoders), default=degrees.pp)
-        for (tp, cp), segments, again in product(encoder_degrees(job, degrees, own_degrees), runs, choices):
-            if degrees.pp // segments > fewest:
-                continue
-            if not model.encoders and len(model.llm.layers) < degrees.pp:
-                continue
-            yield Shape(degrees, tp, cp, segments, joint, again, job.num_microbatches(degrees.dp))
+        if not model.encoders and len(model.llm.layers) < degrees.pp:
+            continue
+        for (tp, cp), again in product(encoder_degrees(job, degrees, freedom), choices):
+            stages = degrees.pp * degrees.tp * degrees.cp // max(tp * cp, degrees.tp * degrees.cp)
+            runs = divisors(stages) if freedom.copies and model.encoders else [1]
+            runs = [run for run in runs if not fewest or stages // run <= fewest]
+            for segments, (count, stride) in product(runs, llm_places(job, degrees, freedom.llm_stages)):
+                microbatches = job.num_microbatches(degrees.dp)
+                yield Shape(degrees, tp, cp, segments, count, stride, freedom.joint, again, microbatches)
 
 
 def _sums(layer_s: FloatArray, layers_per_stage: Sequence[int]) -> FloatArray:

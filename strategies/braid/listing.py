@@ -42,7 +42,7 @@ class Actions(NamedTuple):
         user_delay_s: from its end until they have its results ``[users]``.
         station: lanes that some action occupies together have one number ``[lanes]``.
         room_bytes: for activations, integers ``[lanes]``.
-        tail_s: believed seconds between a lane's last action and the end of its step ``[lanes]``.
+        tail_s: believed seconds from an action's end until its stage's gradients are synchronised ``[actions]``.
     """
 
     lane_offsets: IntArray
@@ -158,11 +158,11 @@ def list_schedule(actions, wish, state, place):  # type: ignore[no-untyped-def]
         place: takes each action's place in the order ``[actions]``.
 
     Returns:
-        When the last lane is through with its step, seconds; and how many forwards were let in although memory was
+        When all gradients are synchronised, seconds; and how many forwards were let in although memory was
         full, because nothing else was left to run: none if every group fits by itself.
     """
     _begin(actions, wish, state)
-    forced = 0
+    forced, end_s = 0, 0.0
     for turn in range(len(actions.duration_s)):
         lane = _soonest(actions, wish, state)
         if lane < 0 and state.llm_left[HOLDS]:
@@ -176,10 +176,9 @@ def list_schedule(actions, wish, state, place):  # type: ignore[no-untyped-def]
         else:
             action = state.choice[lane]
         place[action] = turn
-        _run(action, _begin_s(action, actions, state), actions, wish, state)
-    end_s = 0.0
-    for lane in range(len(actions.room_bytes)):
-        end_s = max(end_s, state.done_s[lane] + actions.tail_s[lane])
+        begin_s = _begin_s(action, actions, state)
+        _run(action, begin_s, actions, wish, state)
+        end_s = max(end_s, begin_s + actions.duration_s[action] + actions.tail_s[action])
     return end_s, forced
 
 

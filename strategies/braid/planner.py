@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -18,10 +18,12 @@ from entrain_bench.strategy.interface import MakeProgram
 from entrain_bench.strategy.planning import recompute_choices
 from entrain_bench.strategy.profile import Profile
 
-from .layout import Shape, place, shapes_of, split_layers
+from .layout import Freedom, Shape, Work, place, shapes_of, split_layers
 
 # Replicas whose schedules are believed where a layout has more of them.
 DRAFT_REPLICAS = 16
+# Shapes are considered whose rating is at most so many times the best.
+WORST = 1.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,27 +32,34 @@ class BraidPlanner:
 
     Attributes:
         profile_samples: samples that stand for a batch.
-        encoder_tokens: tokens of an encoder chunk that the planner counts on.
+        overhead: share of an encoder chunk's time that a chunk costs anyway, as the planner counts on.
         encoder_degrees: whether encoders have TP and CP of their own.
+        spans: numbers of the LLM's blocks that a stage of an encoder may then take besides one.
         encoder_copies: whether a replica may hold several copies of an encoder along its pipeline.
         joint: whether encoder and LLM are split around each other.
         microbatches: multiples of the job's number of microbatches that are considered.
-        num_drafts: shapes whose schedule of a profiled batch is believed, and half as many variants of the best.
+        llm_stages: whether the LLM may have fewer stages than a replica has blocks.
+        num_drafts: shapes whose schedule of a profiled batch is believed.
         num_trials: best by that belief that fit memory and run the batch on trial.
     """
 
     profile_samples: int = 1024
-    encoder_tokens: int = 4096
+    overhead: float = 0.05
     encoder_degrees: bool = True
+    spans: tuple[int, ...] = (2, 4)
     encoder_copies: bool = True
     joint: bool = True
     microbatches: tuple[float, ...] = (1, 2, 4)
-    num_drafts: int = 16
+    llm_stages: bool = True
+    num_drafts: int = 24
     num_trials: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("profile_samples", "encoder_tokens", "num_drafts", "num_trials"):
+        require(0 < self.overhead < 1, "strategy.planner.overhead", self.overhead, "above 0 and below 1")
+        for name in ("profile_samples", "num_drafts", "num_trials"):
             require(getattr(self, name) >= 1, f"strategy.planner.{name}", getattr(self, name), "at least 1")
+        wide = [*self.spans]
+        require(not wide or min(wide) >= 2, "strategy.planner.spans", wide, "numbers of 2 or more")
         factors = [*self.microbatches]
         require(bool(factors) and min(factors) > 0, "strategy.planner.microbatches", factors, "numbers above 0")
 
@@ -61,40 +70,62 @@ class BraidPlanner:
         draft: MakeProgram = getattr(make_program, "draft", make_program)
 
         def candidates(each: Profile) -> list[Candidate]:
-            return by_estimate(self._candidates(each, samples, batch, draft))
+            return by_estimate(self._candidates(each, Work(each, samples, self.overhead), batch, draft))
 
         return fastest_in_trials(profile, candidates, make_program, self.num_trials)
 
-    def _candidates(
-        self, profile: Profile, samples: SampleShapes, batch: SampleShapes, draft: MakeProgram
-    ) -> Iterator[Candidate]:
-        """The shapes with the least busy ranks, and the best of these with other numbers of microbatches."""
+    def _candidates(self, profile: Profile, work: Work, batch: SampleShapes, draft: MakeProgram) -> Iterator[Candidate]:
+        """Drafts of the best shapes of all with the same degrees, then of shapes next to the fastest so far."""
+        rated = self._rated(profile, work, bool(getattr(draft, "choose_recomputation", False)))
         found: list[tuple[float, Shape]] = []
-        later = bool(getattr(draft, "choose_recomputation", False))
-        first = sorted(self._ranked(profile, samples, later), key=lambda one: one[0])
-        for _, shape in islice(first, self.num_drafts):
-            found += self._drafted(profile, samples, shape, batch, draft)
+        tried: set[Shape] = set()
+
+        def attempt(shape: Shape) -> None:
+            tried.add(shape)
+            seconds = self._drafted_s(profile, work, shape, batch, draft)
+            if seconds is not None:
+                found.append((seconds, shape))
+
+        seen: set[object] = set()
+        for shape in rated:
+            if shape.all_degrees not in seen and (not found or len(tried) < self.num_drafts // 2):
+                seen.add(shape.all_degrees)
+                attempt(shape)
+        if not found:
+            for shape in islice((shape for shape in rated if shape not in tried), 4 * self.num_drafts):
+                attempt(shape)
+        while len(tried) < self.num_drafts:
+            best_first = [shape for _, shape in sorted(found, key=lambda one: decisive(one[0]))]
+            coming = next((other for shape in best_first if (other := neighbour(shape, rated, tried))), None)
+            if coming is None:
+                break
+            attempt(coming)
         if not found:
             raise IncompatibleError(
-                f"strategy.planner: model={profile.job.model.name} has no layout that fits memory with a layer of the "
-                "LLM on every block"
+                f"strategy.planner: model={profile.job.model.name} has no layout that fits memory with these degrees"
             )
-        found.sort(key=lambda one: decisive(one[0]))
-        others = [
-            replace(shape, num_microbatches=count)
-            for _, shape in found
-            for count in self._counts(profile, shape)
-            if count != shape.num_microbatches
-        ]
-        for shape in others[: -(-self.num_drafts // 2)]:
-            found += self._drafted(profile, samples, shape, batch, draft)
         for seconds, shape in found:
-            yield Candidate(seconds, self._layout(profile, samples, shape))
+            yield Candidate(seconds, place(profile.job, shape, split_layers(work, shape).layers))
 
-    def _ranked(self, profile: Profile, samples: SampleShapes, recompute_later: bool) -> Iterator[tuple[float, Shape]]:
-        choices = recompute_choices(profile.job, chosen_later=recompute_later)
-        for shape in shapes_of(profile.job, choices, self.encoder_degrees, self.joint, self.encoder_copies):
-            yield decisive(split_layers(profile, samples, shape, self.encoder_tokens).busiest_s), shape
+    def _rated(self, profile: Profile, work: Work, recompute_later: bool) -> list[Shape]:
+        """All shapes that could be among the best, those with the least busy ranks first."""
+        job = profile.job
+        choices = recompute_choices(job, chosen_later=recompute_later)
+        spans = tuple(self.spans)
+        freedom = Freedom(self.encoder_degrees, spans, self.encoder_copies, self.joint, self.llm_stages)
+        plain = shapes_of(job, choices, freedom)
+        shapes = [replace(shape, num_microbatches=count) for shape in plain for count in self._counts(profile, shape)]
+        least_s = [decisive(work.least_s(shape)) for shape in shapes]
+        rated: list[tuple[float, int]] = []
+        best_s = np.inf
+        for index in np.argsort(least_s, kind="stable").tolist():
+            if least_s[index] > WORST * best_s:
+                break
+            shape = shapes[index]
+            rating_s = decisive(max(split_layers(work, shape).busiest_s, work.longest_s(shape)))
+            best_s = min(best_s, rating_s)
+            rated.append((rating_s, index))
+        return [shapes[index] for rating_s, index in sorted(rated) if rating_s <= WORST * best_s]
 
     def _counts(self, profile: Profile, shape: Shape) -> list[int]:
         """Numbers of microbatches to consider: a replica has a sample for each."""
@@ -102,25 +133,39 @@ class BraidPlanner:
         most = job.global_batch // dp
         return sorted({min(most, max(1, round(job.num_microbatches(dp) * factor))) for factor in self.microbatches})
 
-    def _layout(self, profile: Profile, samples: SampleShapes, shape: Shape) -> Layout:
-        return place(profile.job, shape, split_layers(profile, samples, shape, self.encoder_tokens).layers)
-
-    def _drafted(
-        self, profile: Profile, samples: SampleShapes, shape: Shape, batch: SampleShapes, draft: MakeProgram
-    ) -> list[tuple[float, Shape]]:
-        """The shape with the believed seconds of its schedule, if that fits memory."""
+    def _drafted_s(
+        self, profile: Profile, work: Work, shape: Shape, batch: SampleShapes, draft: MakeProgram
+    ) -> float | None:
+        """Believed seconds of the schedule of a shape; None if it does not fit memory."""
         # Of many replicas a few stand for all; their shares of optimizer states are a little larger.
         dp = shape.degrees.dp
         few = replace(shape, degrees=replace(shape.degrees, dp=min(dp, DRAFT_REPLICAS)))
-        layers = split_layers(profile, samples, shape, self.encoder_tokens).layers
-        layout = place(profile.job, few, layers)
+        layout = place(profile.job, few, split_layers(work, shape).layers)
         batch = batch.take(np.arange(len(batch) * few.degrees.dp // dp))
         if profile.memory.lane_state_bytes(layout).max() > profile.job.planning_budget_bytes:
-            return []
+            return None
         try:
             program = draft(batch, layout)
         except UserError:
-            return []
+            return None
         if profile.memory.peak_bytes(program).max() > profile.job.planning_budget_bytes:
-            return []
-        return [(packed_iteration_s(program, profile), shape)]
+            return None
+        return packed_iteration_s(program, profile)
+
+
+def neighbour(shape: Shape, rated: Sequence[Shape], tried: Set[Shape]) -> Shape | None:
+    """The next shape to try of those that differ from one in a single choice; None if there is none.
+
+    Every choice in turn, the one with fewest tried so far; of the others in it the first by rating.
+    """
+    counts: dict[int, int] = {}
+    coming: dict[int, Shape] = {}
+    for other in rated:
+        choice = shape.differs_in(other)
+        if choice is not None:
+            counts[choice] = counts.get(choice, 0) + (other in tried)
+            if other not in tried:
+                coming.setdefault(choice, other)
+    if not coming:
+        return None
+    return coming[min(coming, key=lambda choice: (counts[choice], choice))]

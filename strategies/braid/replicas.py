@@ -10,7 +10,7 @@ from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, rows_of, take_rows
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
-from entrain_bench.strategy.beliefs import packed_durations
+from entrain_bench.strategy.beliefs import packed_durations, sync_after_s
 from entrain_bench.strategy.groups import chunk_groups, components, users_of
 from entrain_bench.strategy.profile import Profile
 
@@ -47,7 +47,9 @@ class Replica:
         actions = self.actions
         counts = np.diff(actions.lane_offsets)
         work = np.bincount(actions.lanes, np.repeat(actions.duration_s, counts), len(actions.room_bytes))
-        return float((work + actions.tail_s).max())
+        tail_s = np.full(len(work), np.inf)
+        np.minimum.at(tail_s, actions.lanes, np.repeat(actions.tail_s, counts))
+        return float((work + tail_s).max())
 
 
 def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> list[Replica]:
@@ -77,7 +79,7 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
     chunk, first_group = groups.chunk, groups.first_group
     is_backward = (draft.kind[:count] == BACKWARD).astype(np.int64)
     user_offsets, user_actions, edge = users_of(draft)
-    tail_s = profile.lane_steps_s(layout)[1]
+    tail_s = sync_after_s(draft, profile)
     duration = packed_durations(draft, profile)
     places = [np.arange(own.pp) for own in layout.modules]
     stage = np.concatenate([np.zeros(0, np.int64), *places])
@@ -108,7 +110,7 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
             handed.delay_s[edge[users]],
             station[members],
             room[members].astype(np.int64),
-            tail_s[members],
+            tail_s[own],
         )
         own_group = groups.group[chunk[own]] - first_group[one]
         replicas.append(

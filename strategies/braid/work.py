@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
-from entrain_bench.arithmetic import decisive, matmul
+from entrain_bench.arithmetic import matmul
 from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.compiled import inlined
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.beliefs import packed_units_s
@@ -29,6 +31,27 @@ def chunk_layers_s(profile: Profile, module: ModuleSpec, tp: int, cp: int, recom
     return np.asarray(forward + backward + forward * _remade(module, recompute))
 
 
+def chunk_tokens(profile: Profile, module: ModuleSpec, lengths: IntArray, tp: int, cp: int, overhead: float) -> float:
+    """Tokens of a chunk of which a share of its time is what a chunk costs anyway.
+
+    Args:
+        profile: what is known.
+        module: the module.
+        lengths: of its units; one of their mean length counts ``[units]``.
+        tp: its TP.
+        cp: its CP.
+        overhead: the share, above 0 and below 1.
+    """
+    if not len(lengths):
+        return 1.0
+    mean = max(1, round(float(lengths.mean())))
+    times = profile.pack_times(module, tp, cp)
+    counts = np.bincount(module.layer_kind, minlength=len(module.kinds))
+    added_s = float(matmul(times.of(np.array([mean]))[:, 0], counts).sum())
+    fixed_s = float(matmul(times.chunk_s, counts).sum())
+    return max(1.0, mean * (fixed_s / max(added_s, 1e-12)) * (1 / overhead - 1))
+
+
 def _remade(module: ModuleSpec, recompute: bool) -> FloatArray:
     return np.array([recompute and kind.recomputed and kind.backward_share > 0 for kind in module.kinds], np.float64)
 
@@ -43,21 +66,44 @@ def shares_of(base_s: FloatArray, cost_s: FloatArray) -> tuple[FloatArray, Float
     Returns:
         Shares ``[replicas, copies]``, each row's sum 1, and the busiest of the lanes that take some ``[replicas]``.
     """
-    cost = np.maximum(cost_s, 1e-12)[:, None]
-    low = base_s.max(axis=2).min(axis=1)
-    high = low + cost_s.max(axis=1)
+    return tuple(_shares(np.ascontiguousarray(base_s), np.ascontiguousarray(cost_s)))
 
-    def taken(level: FloatArray) -> FloatArray:
-        return np.maximum(((level[:, None, None] - base_s) / cost).min(axis=2), 0.0)
 
-    for _ in range(LEVEL_STEPS):
-        middle = (low + high) / 2
-        enough = taken(middle).sum(axis=1) >= 1
-        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    shares = taken(high)
-    total = shares.sum(axis=1, keepdims=True)
-    even = np.full_like(shares, 1 / shares.shape[1])
-    return np.where(total > 0, shares / np.maximum(total, 1e-300), even), high
+@njit(cache=True)
+def _shares(base_s, cost_s):  # type: ignore[no-untyped-def]
+    replicas, copies, stages = base_s.shape
+    shares, high = np.zeros((replicas, copies)), np.zeros(replicas)
+    for own in range(replicas):
+        low_s, most_s = np.inf, 0.0
+        for stage in range(stages):
+            most_s = max(most_s, cost_s[own, stage])
+        for copy in range(copies):
+            low_s = min(low_s, base_s[own, copy].max())
+        high_s = low_s + most_s
+        for _ in range(LEVEL_STEPS):
+            middle_s = (low_s + high_s) / 2
+            if _taken(middle_s, base_s[own], cost_s[own], shares[own]) >= 1:
+                high_s = middle_s
+            else:
+                low_s = middle_s
+        total = _taken(high_s, base_s[own], cost_s[own], shares[own])
+        for copy in range(copies):
+            shares[own, copy] = shares[own, copy] / total if total > 0 else 1 / copies
+        high[own] = high_s
+    return shares, high
+
+
+@inlined
+def _taken(level_s, base_s, cost_s, share):  # type: ignore[no-untyped-def]
+    """Share of the work that each copy can take below a level, and their sum."""
+    total = 0.0
+    for copy in range(len(base_s)):
+        share[copy] = np.inf
+        for stage in range(len(cost_s)):
+            share[copy] = min(share[copy], (level_s - base_s[copy, stage]) / max(cost_s[stage], 1e-12))
+        share[copy] = max(share[copy], 0.0)
+        total += share[copy]
+    return total
 
 
 def split_chain(layer_s: FloatArray, base_s: FloatArray) -> tuple[int, ...]:
@@ -69,25 +115,31 @@ def split_chain(layer_s: FloatArray, base_s: FloatArray) -> tuple[int, ...]:
         layer_s: of each layer ``[layers]``.
         base_s: what each lane has ``[lanes]``.
     """
-    count, prefix = len(layer_s), np.concatenate(([0.0], np.cumsum(layer_s)))
+    prefix = np.concatenate(([0.0], np.cumsum(layer_s)))
+    return tuple(np.diff(_cuts(prefix, np.ascontiguousarray(base_s, np.float64))).tolist())
+
+
+@njit(cache=True)
+def _cuts(prefix, base_s):  # type: ignore[no-untyped-def]
+    """First layer of every lane, and the number of layers ``[lanes + 1]``."""
+    lanes, count = len(base_s), len(prefix) - 1
     best = np.full(count + 1, np.inf)
     best[0] = 0.0
-    cuts = []
-    span = prefix[None, :] - prefix[:, None]
-    later = np.arange(count + 1)[:, None] < np.arange(count + 1)[None, :]
-    for own in base_s:
-        busiest = np.where(later, np.maximum(best[:, None], span + own), np.inf)
-        cuts.append(_rounded_argmin(busiest))
-        best = busiest.min(axis=0)
-    bounds = [count]
-    for cut in reversed(cuts):
-        bounds.append(int(cut[bounds[-1]]))
-    return tuple(np.diff(bounds[::-1]).tolist())
-
-
-def _rounded_argmin(values: FloatArray) -> IntArray:
-    """The first row of each column whose value counts as its least."""
-    return np.asarray(decisive(np.where(np.isfinite(values), values, 1e300)).argmin(axis=0))
+    cut = np.zeros((lanes, count + 1), np.int64)
+    for lane in range(lanes):
+        longer = np.full(count + 1, np.inf)
+        for end in range(lane + 1, count + 1):
+            for first in range(lane, end):
+                busiest = max(best[first], prefix[end] - prefix[first] + base_s[lane])
+                # What is as good but for rounding is no better.
+                if busiest < longer[end] * (1 - 1e-9):
+                    longer[end], cut[lane, end] = busiest, first
+        best = longer
+    bounds = np.zeros(lanes + 1, np.int64)
+    bounds[lanes] = count
+    for lane in range(lanes - 1, -1, -1):
+        bounds[lane] = cut[lane, bounds[lane + 1]]
+    return bounds
 
 
 def stage_work(module: ModuleSpec, layers_per_stage: tuple[int, ...], kinds_s: FloatArray) -> FloatArray:

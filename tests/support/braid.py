@@ -31,7 +31,7 @@ def actions_of(
         sizes: of the actions.
         sends: of the actions.
         receives: of the actions.
-        tails: of the lanes.
+        tails: of the actions.
         of_llm: whether they are the LLM's.
     """
     count, num_lanes = len(rows), 1 + max(max(lanes) for lanes, _, _ in rows)
@@ -54,7 +54,7 @@ def actions_of(
         np.array([delay for _, _, delay in edges], np.float64),
         station,
         np.full(num_lanes, room),
-        np.broadcast_to(np.asarray(tails, np.float64), num_lanes).copy(),
+        np.broadcast_to(np.asarray(tails, np.float64), count).copy(),
     )
 
 
@@ -79,6 +79,7 @@ def timed(actions: Actions, order: Sequence[int]) -> float:
     num_lanes = len(actions.room_bytes)
     done, last = [0.0] * num_lanes, [-1] * num_lanes
     ready: FloatArray = np.zeros(len(order))
+    end = 0.0
     for action in order:
         lanes = lanes_of(actions, action)
         begin = ready[action]
@@ -87,10 +88,11 @@ def timed(actions: Actions, order: Sequence[int]) -> float:
             begin = max(begin, done[lane] + max(sent, actions.receive_s[action]))
         for lane in lanes:
             done[lane], last[lane] = begin + actions.duration_s[action], action
+        end = max(end, begin + actions.duration_s[action] + actions.tail_s[action])
         for row in range(actions.user_offsets[action], actions.user_offsets[action + 1]):
             user = actions.user_actions[row]
             ready[user] = max(ready[user], begin + actions.duration_s[action] + actions.user_delay_s[row])
-    return float(max(end + tail for end, tail in zip(done, actions.tail_s, strict=True)))
+    return float(end)
 
 
 def orders(actions: Actions) -> Iterator[list[int]]:

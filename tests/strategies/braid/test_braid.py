@@ -19,7 +19,17 @@ from entrain_bench.strategy.interface import Strategy
 from entrain_bench.strategy.profile import Profile
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
 from entrain_bench_strategies.braid.assigner import deal_chunks, places_of, spread_chunks, two_columns
-from entrain_bench_strategies.braid.layout import Shape, encoder_degrees, place, shapes_of, split_layers
+from entrain_bench_strategies.braid.layout import (
+    Freedom,
+    Shape,
+    Work,
+    encoder_degrees,
+    llm_places,
+    place,
+    shapes_of,
+    split_layers,
+)
+from entrain_bench_strategies.braid.planner import neighbour
 from entrain_bench_strategies.braid.replicas import replicas_of
 from entrain_bench_strategies.braid.search import Choice, Rules, Search, first_choices, improve, moved
 from support.builders import (
@@ -48,12 +58,12 @@ def profile_for(model: object = MODEL, **request: int) -> Profile:
 
 
 def shape(tp: int = 2, pp: int = 2, dp: int = 2, **changes: object) -> Shape:
-    plain = Shape(Degrees(tp, 1, pp, dp), tp, 1, 1, True, (False, False), 8)
+    plain = Shape(Degrees(tp, 1, pp, dp), tp, 1, 1, pp, 1, True, (False, False), 8)
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
 def layout_of(profile: Profile, wanted: Shape) -> Layout:
-    return place(profile.job, wanted, split_layers(profile, profile.draw(64), wanted, 512).layers)
+    return place(profile.job, wanted, split_layers(Work(profile, profile.draw(64), 0.05), wanted).layers)
 
 
 # Layouts
@@ -72,27 +82,79 @@ def test_copies_of_an_encoder_cover_the_blocks_of_their_replica() -> None:
 
 def test_an_llm_of_few_layers_leaves_blocks_to_the_encoders() -> None:
     profile = profile_for(tiny_model(encoder=2, llm=2))
-    encoder, llm = layout_of(profile, shape(tp=1, pp=8, dp=1, encoder_tp=1, segments=8)).modules
+    encoder, llm = layout_of(profile, shape(tp=1, pp=8, dp=1, encoder_tp=1, segments=8, llm_stages=4)).modules
     assert np.unique(encoder.ranks).size == 8
     assert np.unique(llm.ranks).tolist() == [0, 1, 2, 3]
 
 
 def test_encoders_are_split_around_the_llm() -> None:
     profile = profile_for()
-    draw = profile.draw(64)
-    apart = split_layers(profile, draw, shape(joint=False), 512).busiest_s
-    assert split_layers(profile, draw, shape(), 512).busiest_s <= apart * (1 + 1e-9)
+    work = Work(profile, profile.draw(64), 0.05)
+    apart = split_layers(work, shape(joint=False)).busiest_s
+    assert split_layers(work, shape()).busiest_s <= apart * (1 + 1e-9)
+
+
+def test_a_stage_of_an_encoder_takes_several_blocks_and_the_llm_only_some() -> None:
+    profile = profile_for()
+    wide = shape(tp=1, pp=4, dp=2, encoder_tp=1, encoder_cp=2, segments=2, llm_stages=2)
+    encoder, llm = layout_of(profile, wide).modules
+    assert encoder.ranks.tolist() == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]
+    assert llm.ranks.tolist() == [[[0], [1]], [[4], [5]]]
+    spread = replace(wide, segments=1, llm_stride=2)
+    encoder, llm = layout_of(profile, spread).modules
+    assert encoder.ranks.tolist() == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    assert llm.ranks.tolist() == [[[0], [2]], [[4], [6]]]
+
+
+def test_no_shape_is_faster_than_its_least_time() -> None:
+    profile = profile_for()
+    work = Work(profile, profile.draw(64), 0.05)
+    for one in shapes_of(profile.job, [(False, False)], Freedom(spans=(2, 4))):
+        assert split_layers(work, one).busiest_s >= work.least_s(one) * (1 - 1e-9)
+        assert work.least_s(one) >= work.longest_s(one)
+
+
+def test_shapes_next_to_each_other_differ_in_one_choice() -> None:
+    one = shape(pp=4)
+    assert one.differs_in(one) is None
+    fewer, finer = replace(one, llm_stages=2), replace(one, num_microbatches=4)
+    assert one.differs_in(fewer) != one.differs_in(finer)
+    assert fewer.differs_in(finer) is None
+
+
+def test_every_choice_is_tried_in_turn() -> None:
+    one = shape(pp=4)
+    fewer = [replace(one, llm_stages=count) for count in (2, 1)]
+    finer = [replace(one, num_microbatches=count) for count in (16, 32)]
+    both = replace(one, llm_stages=2, num_microbatches=16)
+    rated, tried = [*fewer, both, *finer], {one}
+    order = []
+    while (other := neighbour(one, rated, tried)) is not None:
+        order.append(other)
+        tried.add(other)
+    assert order == [fewer[0], finer[0], fewer[1], finer[1]]
 
 
 def test_degrees_of_encoders_divide_those_of_the_llm() -> None:
     job = profile_for().job
-    assert [*encoder_degrees(job, Degrees(2, 2, 1, 2), own=True)] == [(2, 2), (2, 1), (1, 1), (1, 2), (1, 4)]
-    assert [*encoder_degrees(job, Degrees(2, 2, 1, 2), own=False)] == [(2, 2)]
-    found = [*shapes_of(job, [(False, False)], True, True, True)]
+    assert [*encoder_degrees(job, Degrees(2, 2, 1, 2), Freedom())] == [(2, 2), (2, 1), (1, 1), (1, 2), (1, 4)]
+    assert [*encoder_degrees(job, Degrees(2, 2, 1, 2), Freedom(encoder_degrees=False))] == [(2, 2)]
+    # Two stations of one rank; four, as context parallelism only: a node has four ranks.
+    assert [*encoder_degrees(job, Degrees(1, 1, 4, 2), Freedom(spans=(2, 4)))] == [
+        (1, 1),
+        (1, 2),
+        (2, 1),
+        (1, 4),
+        (4, 1),
+    ]
+    assert llm_places(job, Degrees(1, 1, 4, 2), own=True) == [(4, 1), (2, 1), (2, 2), (1, 1), (1, 4)]
+    assert llm_places(job, Degrees(1, 1, 4, 2), own=False) == [(4, 1)]
+    found = [*shapes_of(job, [(False, False)], Freedom(spans=(2, 4)))]
     assert len(found) == len({*found})
     for one in found:
-        assert one.degrees.pp % one.segments == 0
-        assert one.copies_abreast * one.encoder_tp * one.encoder_cp == one.degrees.tp * one.degrees.cp
+        width = one.degrees.tp * one.degrees.cp
+        assert one.copies_abreast * one.encoder_tp * one.encoder_cp == one.blocks_abreast * width
+        assert one.segments * one.encoder_stages * one.blocks_abreast == one.degrees.pp
 
 
 # Who gets what
@@ -124,6 +186,11 @@ def test_a_chunk_goes_to_the_copy_furthest_below_its_share() -> None:
     chunk = np.arange(4)
     copy = spread_chunks(np.zeros(4, np.int64), chunk, np.ones(4), np.array([[0.75, 0.25, 0.0]]))
     assert copy.tolist() == [0, 0, 0, 1]
+    # A heavy chunk goes where most is left, whatever came before it.
+    heavy = spread_chunks(
+        np.zeros(5, np.int64), np.arange(5), np.array([1.0, 1.0, 1.0, 1.0, 9.0]), np.array([[0.3, 0.7]])
+    )
+    assert heavy.tolist() == [0, 0, 0, 0, 1]
     # Items of a chunk stay together.
     assert (
         len({*spread_chunks(np.zeros(3, np.int64), np.array([5, 5, 5]), np.ones(3), np.full((1, 2), 0.5)).tolist()})
@@ -137,7 +204,7 @@ def test_items_are_encoded_in_the_replica_that_needs_them(rng: np.random.Generat
     profile = profile_for()
     layout = layout_of(profile, shape(encoder_tp=1, segments=2))
     shapes = random_samples(rng, int(rng.integers(1, 40)))
-    assignment = BraidAssigner(encoder_tokens=256).assign(shapes, layout, profile)
+    assignment = BraidAssigner(overhead=0.5).assign(shapes, layout, profile)
     check_assignment(assignment, MODEL, layout, shapes)
     items, llm = assignment.modules
     owner = shapes.item_sample[MODEL.modules[0].units(shapes)]
@@ -155,7 +222,7 @@ def test_ranks_with_much_of_the_llm_get_less_of_the_encoder() -> None:
     shapes = random_samples(np.random.default_rng(1), 256)
 
     def encoded(level: bool) -> IntArray:
-        labels = BraidAssigner(encoder_tokens=256, level=level).assign(shapes, layout, profile).modules[0]
+        labels = BraidAssigner(overhead=0.5, level=level).assign(shapes, layout, profile).modules[0]
         lengths = profile.job.model.modules[0].lengths(shapes, np.arange(shapes.num_items))
         return np.asarray(np.bincount(labels.replica, lengths, 4).reshape(2, 2).sum(axis=0))
 
@@ -171,7 +238,7 @@ def searched(rollouts: int, leads: tuple[int, ...] = (0, 1000)) -> list[float]:
     profile = profile_for()
     layout = layout_of(profile, shape(encoder_tp=1, segments=2))
     shapes = profile.draw(32)
-    assignment = BraidAssigner(encoder_tokens=256).assign(shapes, layout, profile)
+    assignment = BraidAssigner(overhead=0.5).assign(shapes, layout, profile)
     program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
     searches = [Search(replica, Rules(leads)) for replica in replicas_of(program, assignment, profile)]
     improve(searches, rollouts)
@@ -258,8 +325,10 @@ def test_other_ratios_of_replicas_are_refused() -> None:
     ("make", "said"),
     [
         (lambda: BraidPlanner(num_trials=0), "strategy.planner.num_trials=0: must be at least 1"),
+        (lambda: BraidPlanner(spans=(1,)), r"strategy.planner.spans=\[1\]: must be numbers of 2 or more"),
         (lambda: BraidPlanner(microbatches=()), "strategy.planner.microbatches"),
-        (lambda: BraidAssigner(encoder_tokens=0), "strategy.assigner.encoder_tokens=0: must be at least 1"),
+        (lambda: BraidAssigner(overhead=0), "strategy.assigner.overhead=0: must be above 0 and below 1"),
+        (lambda: BraidPlanner(overhead=1.0), "strategy.planner.overhead=1.0: must be above 0 and below 1"),
         (lambda: BraidScheduler(rollouts=-1), "strategy.scheduler.rollouts=-1: must be at least 0"),
         (lambda: BraidScheduler(llm_leads=(-1,)), "strategy.scheduler.llm_leads"),
     ],

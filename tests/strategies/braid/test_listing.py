@@ -59,9 +59,9 @@ def test_what_memory_waits_for_is_not_held() -> None:
 def test_transfers_hold_both_ends() -> None:
     # Sent for 0.5 s and received for 0.3 s at the same time, there after 0.7 s.
     rows: list[Row] = [((0,), F, 1.0), ((1,), F, 1.0), ((0,), F, 1.0)]
-    actions = actions_of(rows, [(0, 1, 0.7)], sends=[0.5, 0, 0], receives=[0, 0.3, 0.2], tails=[0.0, 0.25])
+    actions = actions_of(rows, [(0, 1, 0.7)], sends=[0.5, 0, 0], receives=[0, 0.3, 0.2], tails=[0.0, 0.25, 0.0])
     place, end_s, _ = scheduled(actions, [0, 0, 1], [0.0, 1.0, 2.0])
-    # Lane 1 begins at 1.7, lane 0 goes on at 1.5; the step follows on lane 1.
+    # Lane 1 begins at 1.7, lane 0 goes on at 1.5; a synchronisation follows on lane 1.
     assert end_s == pytest.approx(2.95)
     assert end_s == pytest.approx(timed(actions, np.argsort(place)))
 
@@ -120,7 +120,7 @@ def random_actions(draw: st.DrawFn, most_groups: int) -> tuple[Actions, list[int
         sizes=sizes,
         sends=rng.integers(0, 2, len(rows)).astype(np.float64),
         receives=rng.integers(0, 2, len(rows)).astype(np.float64),
-        tails=rng.integers(0, 4, num_lanes).astype(np.float64),
+        tails=rng.integers(0, 4, len(rows)).astype(np.float64),
     )
     return actions, groups, rng.random(len(rows)).tolist()
 

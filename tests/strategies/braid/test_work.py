@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench_strategies.braid.work import shares_of, split_chain
@@ -33,6 +33,7 @@ def test_no_work_is_shared_out_evenly_or_not_at_all() -> None:
     assert level[0] == 1.0
 
 
+@settings(deadline=None)  # compiles
 @given(st.integers(0, 2**32 - 1))
 def test_moving_work_between_copies_never_lowers_the_busiest(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -47,6 +48,7 @@ def test_moving_work_between_copies_never_lowers_the_busiest(seed: int) -> None:
     assert np.all(base[0][~taking].max(axis=1) >= level[0] - 1e-6)
 
 
+@settings(deadline=None)  # compiles
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4))
 def test_splits_are_as_good_as_brute_force(seed: int, lanes: int) -> None:
     rng = np.random.default_rng(seed)

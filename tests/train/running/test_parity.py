@@ -37,6 +37,11 @@ VIRTUAL = {
     "interleaved": ("strategy.planner.virtual_stages=2", *DEGREES["pp2_dp2"]),
     "virtual_closed": ("strategy.planner._target_=support.train.parity.VirtualPlanner", "layout.tp=1", "layout.dp=4"),
 }
+# Encoders on two of the LLM's blocks each.
+WIDE = {
+    name: ("strategy.planner._target_=support.train.parity.WidePlanner", *degrees)
+    for name, degrees in (("wide", DEGREES["pp2_dp2"]), ("wide_pp4", ("layout.tp=1", "layout.pp=4", "layout.dp=1")))
+}
 # Schedules of virtual stages and of split backwards.
 PP4 = ("layout.tp=1", "layout.pp=4", "layout.dp=1")
 V = ("strategy/planner=megatron_schedules", "strategy.planner.schedules=[zb_v]")
@@ -51,7 +56,7 @@ SCHEDULES = {
     "zb_v_recomputed": ("strategy/scheduler=zb_v", *V, *PP4, "layout.recompute=[vision,llm]"),
     "interleaved_pp4": ("strategy.planner.virtual_stages=2", *PP4),
 }
-LAYOUTS = DEGREES | VIRTUAL | SETTINGS | SAMPLES | SCHEDULES
+LAYOUTS = DEGREES | VIRTUAL | WIDE | SETTINGS | SAMPLES | SCHEDULES
 MODELS = {"one_encoder": ("model=tiny",), "two_encoders": ("model=tiny_av", AUDIO)}
 # Strategy, layout and change of what is in every run of the tests; the rest is for make test-slow.
 Case = tuple[str, str, str]
@@ -66,6 +71,7 @@ QUICK: dict[str, list[Case]] = {
         ("megatron", "zb_v_recomputed", ""),
         ("dip", "virtual_closed", ""),
         ("hetero_colocated", "sharded_optimizer", ""),
+        ("braid", "wide", ""),
         ("fsdp", "dp1", ""),
     ],
     # With a sample a microbatch some replicas have nothing to encode.
