@@ -15,6 +15,7 @@ from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.records.outcome import Outcome
 from entrain_bench.records.records import METRICS
+from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.strategy.profile import Profile
 
@@ -22,6 +23,8 @@ from entrain_bench.strategy.profile import Profile
 WRONG_BELIEF = 0.2
 # Iterations over which decisions must not see the truth: an observer has learnt by then.
 WATCHED_ITERATIONS = 3
+# Rounding of shares that are 1 together.
+SHARES_TOLERANCE = 1e-9
 # Constants of the truth times these; sizes, memory, the datasheet's peak and the host link are what everybody knows.
 OTHER_TRUTH = {
     "gemm_efficiency": 0.6,
@@ -64,8 +67,11 @@ def require_valid(config: RunConfig) -> Outcome:
     outcome = run_experiment(config)
     metrics = outcome.metrics
     wrong = [name for name in METRICS if name not in metrics or not isfinite(metrics[name])]
-    for name, least, most in (("gap_to_lower_bound", 0.0, np.inf), ("bubble_ratio", 0.0, 1.0)):
+    shares = ((name, 0.0, 1.0) for name in ("bubble_ratio", *TIME_SHARES))
+    for name, least, most in (("gap_to_lower_bound", 0.0, np.inf), *shares):
         wrong += [f"{name}={metrics[name]}"] if name not in wrong and not least <= metrics[name] < most else []
+    if not wrong and abs(sum(metrics[name] for name in TIME_SHARES) - 1.0) > SHARES_TOLERANCE:
+        wrong.append("time_*_share, which are not 1 together")
     if wrong:
         raise ViolationError(f"metrics that cannot be: {', '.join(wrong)}")
     return outcome

@@ -12,7 +12,7 @@ from math import inf
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
+from entrain_bench.arrays import BoolArray, FloatArray, IntArray, offsets_from_counts, rows_of
 from entrain_bench.costs.steps import ExposedStep
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -122,11 +122,7 @@ def _work_bound(
         work.append(share)
         heavy.append(np.zeros((len(heaviest), first_stage[-1])))
         heavy[-1][:, first : first + placed.pp] = heaviest
-    paths = _paths(truth, layout, shapes, split)
-    held = np.zeros((layout.num_lanes, first_stage[-1]), bool)
-    for index, blocks in enumerate(layout.blocks):
-        stage = first_stage[index] + rows_of(blocks.offsets) % blocks.num_stages
-        held[blocks.lanes, stage] = True
+    paths, held = _paths(truth, layout, shapes, split), stages_held(layout)
     work_s, heavy_s = np.concatenate(work), np.concatenate(heavy)
     fill_s, drain_s = (np.concatenate([getattr(path, name) for path in paths]) for name in ("fill_s", "drain_s"))
     gather_s, sync_s, optimizer_s = (
@@ -153,6 +149,15 @@ def _work_bound(
     return best
 
 
+def stages_held(layout: Layout) -> BoolArray:
+    """Which stages, of all modules one after the other, the ranks of every lane hold ``[lanes, stages]``."""
+    first_stage = np.cumsum([0, *(module.pp for module in layout.modules)])
+    held = np.zeros((layout.num_lanes, first_stage[-1]), bool)
+    for first, blocks in zip(first_stage[:-1], layout.blocks, strict=True):
+        held[blocks.lanes, first + rows_of(blocks.offsets) % blocks.num_stages] = True
+    return held
+
+
 def _busiest_replica_s(
     truth: CostTruth, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray
 ) -> tuple[FloatArray, FloatArray]:
@@ -176,21 +181,30 @@ def _busiest_replica_s(
     return total_s[0] / placed.dp, total_s[1:]
 
 
-def cluster_bound_s(truth: CostTruth, shapes: SampleShapes) -> float:
-    """A bound on the iteration time under any layout: all work over all GPUs, or the longest sample at its widest.
-
-    Work is what GPUs take for all of it, however packed and split (``LayerTimes.gpu_s``). A sample passes an item's
-    encoder, the LLM and an item's generator one after the other, each at the tensor and context parallelism that suit
-    it best; those of one role may run side by side.
-    """
-    modules, ranks = truth.model.modules, truth.cluster.num_ranks
+def least_gpu_s(truth: CostTruth, shapes: SampleShapes) -> float:
+    """GPU time that all work takes at least, however packed and split, under any layout (``LayerTimes.gpu_s``)."""
     work = 0.0
-    for module in modules:
+    for module in truth.model.modules:
         lengths = module.lengths(shapes, module.units(shapes))
         if len(lengths):
             loads = truth.layer_times.loads(module, lengths, np.array([0, len(lengths)]))
             counts = module.kind_counts([len(module.layers)])
             work += float(truth.layer_times.gpu_s(module, loads, counts)[0, 0])
+    return work
+
+
+def cluster_bound_s(truth: CostTruth, shapes: SampleShapes, work: float) -> float:
+    """A bound on the iteration time under any layout: all work over all GPUs, or the longest sample at its widest.
+
+    A sample passes an item's encoder, the LLM and an item's generator one after the other, each at the tensor and
+    context parallelism that suit it best; those of one role may run side by side.
+
+    Args:
+        truth: the cost truth.
+        shapes: the samples.
+        work: their GPU time (``least_gpu_s``).
+    """
+    modules, ranks = truth.model.modules, truth.cluster.num_ranks
     longest, node = int(np.argmax(shapes.llm_tokens)), truth.cluster.gpus_per_node
     # Mostly even one GPU is through with it in less.
     for widths in [(1, 1)], [(tp, cp) for tp in divisors(node) for cp in divisors(ranks // tp)]:

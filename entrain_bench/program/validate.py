@@ -5,18 +5,27 @@ from __future__ import annotations
 import numpy as np
 
 from entrain_bench.arrays import rows_of
-from entrain_bench.errors import UserError
+from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.program.columns import Program
 
 
 def check_program(program: Program) -> None:
     """Check that every unit is processed exactly once and every lane runs exactly its own actions.
 
+    Where weights are sharded, gradients are scattered as a backward makes them, so it makes those of weights, too.
+
     Whether the lane orders agree with the dependencies is found out by executing them (``DeadlockError``).
 
     Raises:
         UserError: naming the sample, microbatch or rank.
+        IncompatibleError: for a split backward of a module whose weights are sharded.
     """
+    for index, placed in enumerate(program.layout.modules):
+        if placed.sharded and program.splits_backward(index):
+            raise IncompatibleError(
+                f"strategy.scheduler: splits the backward of {placed.module}, whose weights are sharded; those take "
+                "whole backwards"
+            )
     shapes = program.shapes
     for module, chunks in zip(program.model.modules, program.chunks, strict=True):
         units = module.units(shapes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 
@@ -53,7 +53,7 @@ def drifts(before: pd.DataFrame, after: pd.DataFrame) -> list[Drift]:
 
     A setting that only one of them knows had in all runs of the other the value that most runs of the one have, for
     settings are added with what was before as their default; ``variant``, which only names what there was, that of the
-    one's run that is otherwise the same.
+    one's run that is otherwise the same. A metric that a run of the first table lacks, for it is older, has not moved.
 
     Args:
         before: a table of ``read_text`` with the columns of ``table.csv``.
@@ -66,7 +66,10 @@ def drifts(before: pd.DataFrame, after: pd.DataFrame) -> list[Drift]:
     found = [
         Drift(f"column {name}", "", *("yes" if name in table.columns else "" for table in (before, after)))
         for name in columns
-        if len(before) and len(after) and not (name in before.columns and name in after.columns)
+        if len(before)
+        and len(after)
+        and not (name in before.columns and name in after.columns)
+        and not (name in METRICS and name in after.columns)
     ]
     before, after = _completed(before, after), _completed(after, before)
     identity = [name for name in before.columns if name not in _BESIDE]
@@ -83,9 +86,14 @@ def drifts(before: pd.DataFrame, after: pd.DataFrame) -> list[Drift]:
             found.append(Drift(name, "", *("" if each is None else "yes" for each in (one, other))))
         else:
             known = [column for column in one if column in OUTCOME and column in other]
-            moved = [column for column in known if one[column] != other[column]]
+            moved = [column for column in known if one[column] != other[column] and not _is_older(one, column)]
             found += [Drift(name, column, one[column], other[column]) for column in moved]
     return found
+
+
+def _is_older(run: Mapping[str, str], metric: str) -> bool:
+    """Whether a run has a result but not this metric."""
+    return metric in METRICS and run.get("status") == "ok" and not run[metric]
 
 
 def _completed(table: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:

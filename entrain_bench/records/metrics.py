@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray, rows_of
-from entrain_bench.costs.bound import cluster_bound_s, lower_bound_s
+from entrain_bench.costs.bound import cluster_bound_s, least_gpu_s, lower_bound_s
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.hosttime import HostTime
 from entrain_bench.program.parents import parent_microbatches
 from entrain_bench.program.timeline import Timeline
+from entrain_bench.records.time_shares import remade_share, time_shares
 
 
 def microbatch_forward(timeline: Timeline, modules: Sequence[int]) -> tuple[IntArray, FloatArray]:
@@ -70,6 +71,7 @@ def measure(timeline: Timeline, truth: CostTruth, host_time: HostTime | None = N
     flops_per_s = flops / seconds / cluster.num_ranks
     split = any(program.splits_backward(index) for index in range(len(program.chunks)))
     bound_s = lower_bound_s(truth, program.layout, program.shapes, split)
+    work_s = least_gpu_s(truth, program.shapes)
     busy_s = rank_seconds(timeline, timeline.end_s - timeline.start_s)
     exposed_s = rank_seconds(timeline, timeline.comm_s + timeline.transfer_wait_s)
     return {
@@ -88,5 +90,6 @@ def measure(timeline: Timeline, truth: CostTruth, host_time: HostTime | None = N
         "assignment_exposed_s": host_time.exposed_s(seconds),
         "lower_bound_s": bound_s,
         "gap_to_lower_bound": seconds / bound_s - 1.0,
-        "cluster_bound_s": cluster_bound_s(truth, program.shapes),
+        "cluster_bound_s": cluster_bound_s(truth, program.shapes, work_s),
+        **time_shares(timeline, cluster.num_ranks, work_s, remade_share(truth, program)),
     }

@@ -23,6 +23,7 @@ from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import COSMETIC_KEYS, workload_of
 from entrain_bench.records.leaves import flatten
 from entrain_bench.records.outcome import Outcome
+from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.records.variants import VARIANT, variant_text
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.workload import Counts
@@ -55,6 +56,7 @@ METRICS = (
     "lower_bound_s",
     "gap_to_lower_bound",
     "cluster_bound_s",
+    *TIME_SHARES,
 )
 # What an iteration has of its own.
 PER_ITERATION = tuple(name for name in METRICS if name != "planning_time_s")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.arrays import FloatArray, offsets_from_counts
-from entrain_bench.costs.bound import _busiest_replica_s, cluster_bound_s, lower_bound_s
+from entrain_bench.costs.bound import _busiest_replica_s, cluster_bound_s, least_gpu_s, lower_bound_s
 from entrain_bench.costs.roofline import loads_of
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import DeadlockError
@@ -219,7 +219,7 @@ def test_nothing_beats_either_bound(name: str, rng: np.random.Generator, framewo
         return
     split = any(program.splits_backward(index) for index in range(len(model.modules)))
     assert lower_bound_s(truth, layout, shapes, split) <= seconds * (1 + 1e-12)
-    assert cluster_bound_s(truth, shapes) <= seconds * (1 + 1e-12)
+    assert cluster_bound_s(truth, shapes, least_gpu_s(truth, shapes)) <= seconds * (1 + 1e-12)
 
 
 def test_encoders_of_one_sample_may_run_side_by_side() -> None:
@@ -231,7 +231,7 @@ def test_encoders_of_one_sample_may_run_side_by_side() -> None:
     assignment = same_microbatches(model, shapes, *np.zeros((3, 1), np.int64))
     program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
     seconds = Simulator(truth, 1e15).execute(program).iteration_time_s
-    assert cluster_bound_s(truth, shapes) <= seconds
+    assert cluster_bound_s(truth, shapes, least_gpu_s(truth, shapes)) <= seconds
 
 
 def test_the_cluster_bound_is_all_work_over_all_gpus_or_the_longest_sample_at_its_widest() -> None:
@@ -244,7 +244,7 @@ def test_the_cluster_bound_is_all_work_over_all_gpus_or_the_longest_sample_at_it
         loads = loads_of(module, lengths, np.array([0, len(lengths)]))
         counts = module.kind_counts([len(module.layers)])
         work += float(one.layer_times.stages_s(module, loads, counts, 1, 1, False).total_s.sum())
-    assert cluster_bound_s(one, shapes) == pytest.approx(work, rel=1e-12)
+    assert cluster_bound_s(one, shapes, least_gpu_s(one, shapes)) == pytest.approx(work, rel=1e-12)
     # On many GPUs launches and latency keep a sample from getting any faster: no degree beats the best.
     many = CostTruth(model, tiny_cluster(4, 8))
     path = 0.0
@@ -253,7 +253,7 @@ def test_the_cluster_bound_is_all_work_over_all_gpus_or_the_longest_sample_at_it
         loads, counts = loads_of(module, lengths), module.kind_counts([len(module.layers)])
         widths = [(tp, cp) for tp in (1, 2, 4) for cp in (1, 2, 4, 8, 16, 32) if tp * cp <= 32]
         path += min(float(many.layer_times.stages_s(module, loads, counts, *w, False).total_s.sum()) for w in widths)
-    assert cluster_bound_s(many, shapes) == pytest.approx(max(path, work / 32), rel=1e-12)
+    assert cluster_bound_s(many, shapes, least_gpu_s(many, shapes)) == pytest.approx(max(path, work / 32), rel=1e-12)
 
 
 @settings(max_examples=60, deadline=None)

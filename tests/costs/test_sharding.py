@@ -21,7 +21,7 @@ from entrain_bench.costs.sharding import (
     layer_traffic,
 )
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import UserError
+from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment, same_microbatches
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
@@ -168,6 +168,15 @@ def test_nothing_is_left_to_synchronise_at_the_end() -> None:
     assert not steps.sync_s.any()
     assert not steps.gather_s.any()
     assert steps.optimizer_s == pytest.approx([m.parameters / 2 * 30 / 1e9 for m in MODEL.modules], rel=1e-12)
+
+
+def test_backwards_are_whole() -> None:
+    layout = layout_of(MODEL, 2)
+    shapes, assignment = uniform_batch(MODEL, 2, dp=2)
+    behind = stages_behind(layout)
+    program = chain_program(MODEL, shapes, layout, assignment, behind, weight_delay=behind)
+    with pytest.raises(IncompatibleError, match="scheduler: splits the backward of vision, whose weights are sharded"):
+        Simulator(CostTruth(MODEL, CLUSTER, Framework()), 1e12).execute(program)
 
 
 def uneven() -> Program:

@@ -18,7 +18,9 @@ def test_markdown_tables_align_and_escape() -> None:
 def of_strategy(name: str, *times: float, **changes: Any) -> list[dict[str, Any]]:
     """Runs of a strategy, a seed a time; one that is 0 failed."""
     made = [
-        {"iteration_time_s": time, "gap_to_lower_bound": 0.5 - 0.2 * seed} if time else {"status": "failed"}
+        {"iteration_time_s": time, "gap_to_lower_bound": 0.5 - 0.2 * seed, "cluster_bound_s": 0.5}
+        if time
+        else {"status": "failed"}
         for seed, time in enumerate(times)
     ]
     case = {"strategy": name, "model": "tiny", "workload": "coco", "status": "ok", "reason": "told so"} | changes
@@ -39,8 +41,8 @@ def test_results_show_means_intervals_gaps_the_best_and_what_failed() -> None:
     assert results_markdown(data).splitlines() == [
         "| model, workload | First | Second | Third | Fourth | Fifth |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
-        f"| Tiny Coco | **1.500 ± {half:.3f}** (40%) | **1.250 ± 0.000** (40%) | 1.000 (50%), 1 of 2 failed | skipped |"
-        " 2.500 ± 0.000 (40%) |",
+        f"| Tiny Coco | **1.500 ± {half:.3f}** (40%, 200%) | **1.250 ± 0.000** (40%, 150%) |"
+        " 1.000 (50%, 100%), 1 of 2 failed | skipped | 2.500 ± 0.000 (40%, 400%) |",
         "",
         "- Third fails at seed 1 on Tiny Coco: told so",
         "- Fourth is skipped at seed 0 on Tiny Coco: told so",

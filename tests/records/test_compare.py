@@ -54,6 +54,22 @@ def test_a_setting_that_was_not_known_had_its_default() -> None:
     assert [str(drift) for drift in drifts(table({})[:0], table({}))] == ["a w m c 0: new"]
 
 
+def test_a_metric_that_a_run_is_older_than_has_not_moved() -> None:
+    older, newer = table({}, {"seed": "1"}), table({}, {"seed": "1", "mfu": "0.5"})
+    assert [str(drift) for drift in drifts(older, newer.assign(time_step_share="0.1"))] == [
+        "a w m c 1: mfu 0.25 -> 0.5 (+1.0e+00)"
+    ]
+    # A table may hold runs of several ages; one that is there has moved, one that is gone as well.
+    some = older.assign(time_step_share=["", "0.1"])
+    assert [str(drift) for drift in drifts(some, newer.assign(mfu="0.25", time_step_share="0.2"))] == [
+        "a w m c 1: time_step_share 0.1 -> 0.2 (+1.0e+00)"
+    ]
+    assert len(drifts(some, older)) == 1
+    # Without a result a run has no metric that could be missing.
+    failed = table({"status": "failed", "mfu": ""})
+    assert [drift.column for drift in drifts(failed, table({}))] == ["status", "mfu"]
+
+
 def test_the_reference_is_in_the_order_and_form_that_tables_are_written_in() -> None:
     text = (Path(__file__).parents[2] / "results" / "reference" / "table.csv").read_text()
     read = read_text(text)

@@ -12,29 +12,24 @@ import numpy as np
 import pytest
 
 from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.costs import roofline, steps, truth
+from entrain_bench.costs import roofline, sharding, steps, truth
 from entrain_bench.costs.transfers import Transfers
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import DeadlockError
 from entrain_bench.experiment import prepare
 from entrain_bench.program import Pass, Program
-from entrain_bench.program.layout import Layout
+from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.run import compose_cells
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import Framework
-from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import shapes_from_lists
 from support.builders import TOKENS, encoder_config, llm_config, tiny_cluster
 from support.independent import simulate
 from support.programs import random_layout, random_program
 
-# The second simulator knows neither sharded weights nor weight passes (tests/costs/test_sharding.py and
-# tests/strategy/test_zero_bubble.py work them by hand).
-UNKNOWN = ("fsdp", "megatron_schedules", "orchmllm", "veomni")
-STRATEGIES = sorted(
-    {path.stem for path in (Path(__file__).parents[2] / "experiments" / "strategy").glob("*.yaml")} - {*UNKNOWN}
-)
+STRATEGIES = sorted(path.stem for path in (Path(__file__).parents[2] / "experiments" / "strategy").glob("*.yaml"))
 SMALL = ("model=tiny_av", "workload=synthetic_av", "cluster=a40x16", "global_batch=32", "microbatch_size=2")
 SMALL += ("layout.tp=2", "layout.dp=2")
 # What two orders of adding up may differ by, relative to the iteration.
@@ -111,7 +106,7 @@ def test_both_agree_on_small_programs_under_all_settings(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["default", "encoders whole", "two instances"])
-@pytest.mark.parametrize("strategy", ["megatron", "disttrain"])
+@pytest.mark.parametrize("strategy", ["megatron", "disttrain", "fsdp"])
 def test_both_agree_on_context_parallelism(strategy: str, name: str) -> None:
     case = decided(strategy, *SMALL, "layout.cp=2")
     assert {placed.cp for placed in case.program.layout.modules} == {2}
@@ -125,8 +120,16 @@ def test_both_agree_on_the_default_setting(strategy: str) -> None:
     assert max(found.values()) < AGREE, found
 
 
+@pytest.mark.parametrize("schedule", ["zb_h1", "zb_v"])
+def test_both_agree_on_split_backwards(schedule: str) -> None:
+    case = decided("megatron_schedules", *SMALL, f"strategy.planner.schedules=[{schedule}]")
+    assert all(case.program.splits_backward(index) for index in range(len(case.program.chunks)))
+    found = {name: disagreement(case, framework) for name, framework in FRAMEWORKS.items()}
+    assert max(found.values()) < AGREE, found
+
+
 @pytest.mark.parametrize("frozen", ["vision", "llm"])
-@pytest.mark.parametrize("strategy", ["dip", "entrain", "hetero_colocated", "megatron"])
+@pytest.mark.parametrize("strategy", ["dip", "entrain", "fsdp", "hetero_colocated", "megatron"])
 def test_both_agree_on_modules_that_do_not_learn(strategy: str, frozen: str) -> None:
     case = decided(strategy, *SMALL, f"freeze=[{frozen}]")
     settings = {name: replace(framework, freeze=(frozen,)) for name, framework in FRAMEWORKS.items()}
@@ -144,7 +147,7 @@ FROZEN: list[tuple[str, ...]] = [(), (), ("vision",), ("llm",), ("vision", "audi
 
 
 def random_case(rng: np.random.Generator, frozen: tuple[str, ...]) -> Case:
-    """Any degrees and placement, virtual stages, offload and a single rank between modules among them."""
+    """Any degrees and placement; virtual stages, offload, shards, split backwards and a single rank between modules."""
     model, cluster = ModelSpec.from_config(GENERATING).with_frozen(frozen), tiny_cluster(8, 8)
     # Sizes at which all efficiencies fall.
     sizes = {"gemm_half_flops": 1e6, "attention_half_tokens": 500.0, "attention_half_head_dim": 40.0}
@@ -154,7 +157,7 @@ def random_case(rng: np.random.Generator, frozen: tuple[str, ...]) -> Case:
         kinds = rng.choice(["image", "audio"], int(rng.integers(0, 3))).tolist()
         items = [(kind, int(rng.integers(1, 3000)), int(rng.integers(1, 300))) for kind in kinds]
         rows.append((int(rng.integers(1, 2000)), items))
-    program = random_program(rng, random_layout(rng, model), model, shapes_from_lists(["image", "audio"], rows), False)
+    program = random_program(rng, random_layout(rng, model), model, shapes_from_lists(["image", "audio"], rows))
     return Case(program, cluster, GENERATING, asdict(cluster))
 
 
@@ -230,6 +233,44 @@ def products_hide_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(roofline.Roofline, "_exposed_s", lambda self, comm, _, *given: exposed_s(self, comm, 0, *given))
 
 
+def what_hides_under_products_hides_without_them(patch: pytest.MonkeyPatch) -> None:
+    inside_s = roofline.Roofline._tensor_parallel_s
+    patch.setattr(roofline.Roofline, "_tensor_parallel_s", lambda self, *given: inside_s(self, *given[:-1], False))
+
+
+def gradients_are_reduced_before_weight_passes(patch: pytest.MonkeyPatch) -> None:
+    def last_backwards(program: Program, index: int) -> list[IntArray]:
+        return steps._extreme(program, index, Pass.BACKWARD, slice(None))
+
+    patch.setattr(steps, "last_of_stages", last_backwards)
+
+
+def sharded_gradients_travel_in_bf16(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sharding, "FP32_BYTES", 2)
+
+
+def weights_stay_from_forward_to_backward(patch: pytest.MonkeyPatch) -> None:
+    traffic = sharding.layer_traffic
+
+    def gathered_once(module: ModuleSpec, placed: ModuleLayout, cluster: ClusterSpec) -> sharding.LayerTraffic:
+        own = traffic(module, placed, cluster)
+        return replace(own, again_s=0 * own.again_s)
+
+    patch.setattr(sharding, "layer_traffic", gathered_once)
+
+
+def no_pass_gathers_for_the_next(patch: pytest.MonkeyPatch) -> None:
+    neighbours = sharding._neighbours
+    patch.setattr(sharding, "_neighbours", lambda *given: tuple(np.full_like(each, -1) for each in neighbours(*given)))
+
+
+def replicas_do_not_wait_for_each_other(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(truth, "collective_passes", lambda program: np.full(program.num_actions, -1))
+
+
+ZB_H1 = (*SMALL, "strategy.planner.schedules=[zb_h1]")
+
+
 @pytest.mark.parametrize(
     ("plant", "name", "strategy", "overrides"),
     [
@@ -244,6 +285,12 @@ def products_hide_nothing(patch: pytest.MonkeyPatch) -> None:
         (products_hide_nothing, "whole hidden states", "megatron", SMALL),
         # Stages of several buckets.
         (gradients_wait_for_the_end_of_a_backward, "default", "megatron", ()),
+        (what_hides_under_products_hides_without_them, "whole hidden states", "megatron_schedules", ZB_H1),
+        (gradients_are_reduced_before_weight_passes, "default", "megatron_schedules", ZB_H1),
+        (sharded_gradients_travel_in_bf16, "default", "fsdp", SMALL),
+        (weights_stay_from_forward_to_backward, "default", "fsdp", SMALL),
+        (no_pass_gathers_for_the_next, "default", "fsdp", SMALL),
+        (replicas_do_not_wait_for_each_other, "default", "orchmllm", SMALL),
     ],
 )
 def test_a_planted_fault_is_noticed(

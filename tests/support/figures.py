@@ -15,6 +15,7 @@ from matplotlib.text import Text
 
 from entrain_bench.figures._style import styled
 from entrain_bench.records.tables import Runs
+from entrain_bench.records.time_shares import TIME_SHARES
 
 TRACES, MODELS = ["chartqa", "opencqa_ocr", "coco", "mathvision", "sroie"], ["qwen25vl_llama3_1b", "qwen25vl_llama3_3b"]
 ALL_TRACES = [*TRACES, "chartqa_qa", "nextqa", "librispeech"]
@@ -38,11 +39,18 @@ def table(
             "lower_bound_s": 0.6 * scale,
             "encoder_forward_std_ms": scale,
             "llm_forward_std_ms": scale / 3,
+            **time_shares(strategies.index(strategy)),
         }
         labels = {"strategy": strategy, "workload": workload, "model": model, "seed": seed}
         outcome: dict[str, Any] = numbers if state == "ok" else {"reason": "told so"}
         rows.append({"reason": ""} | labels | {"status": state} | outcome)
     return pd.DataFrame(rows)
+
+
+def time_shares(place: int) -> dict[str, float]:
+    """A third of the time is work; the rest is spread over the classes, more and more over the later ones."""
+    parts = np.arange(1.0, len(TIME_SHARES)) ** (place / 4)
+    return dict(zip(TIME_SHARES, [1 / 3, *(parts / parts.sum() * 2 / 3)], strict=True))
 
 
 def actions(strategies: Sequence[str], workloads: Sequence[str] = TRACES[1:3]) -> pd.DataFrame:
@@ -196,6 +204,7 @@ def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
         "measured_gantt": lambda: views(traces[:1]),
         "memory_over_time": lambda: Runs(table(strategies, traces[:1]), actions(strategies, traces[:1])),
         "throughput": lambda: table(strategies, traces[:5]),
+        "where_time_goes": lambda: table(strategies, traces[:5]),
         "bubble_ratio": lambda: table(strategies, traces[:3]),
         "misprediction": lambda: errors(strategies, traces[:3]),
         "warmup": lambda: warmups(strategies, traces[:2]),

@@ -77,7 +77,7 @@ def random_program(
 ) -> Program:
     """Random chunks on random replicas, in a random order that agrees with the dependencies.
 
-    With ``splits`` the backwards of some modules are split.
+    With ``splits`` the backwards of some modules are split, but for those whose weights are sharded.
     """
     shapes = random_shapes(rng) if shapes is None else shapes
     chunks = []
@@ -86,9 +86,9 @@ def random_program(
         assignment = ModuleAssignment(rng.integers(0, place.dp, units), rng.integers(0, 4, units))
         chunks.append(group_chunks(module, shapes, assignment, rng.integers(0, 2, units)))
     zeros = [np.zeros((len(rows), place.pp), np.int64) for rows, place in zip(chunks, layout.modules, strict=True)]
-    unordered = build_program(
-        model, layout, shapes, chunks, [Slots(z, z, z if splits and rng.integers(2) else None) for z in zeros]
-    )
+    late = [splits and not place.sharded and bool(rng.integers(2)) for place in layout.modules]
+    slots = [Slots(z, z, z if own else None) for z, own in zip(zeros, late, strict=True)]
+    unordered = build_program(model, layout, shapes, chunks, slots)
     position = random_extension(rng, unordered)
     slots = [
         Slots(
@@ -102,7 +102,12 @@ def random_program(
 
 
 def random_layout(rng: np.random.Generator, model: ModelSpec) -> Layout:
-    """Random degrees of every module, virtual stages among them, on ranks of its own or from rank 0 on."""
+    """Random degrees of every module, virtual stages among them, on ranks of its own or from rank 0 on.
+
+    Or all modules on the same ranks in one stage, sharded most of them.
+    """
+    if not rng.integers(4):
+        return _random_shards(rng, model)
     modules, free = [], 0
     for module in model.modules:
         tp, cp = ((1, 1), (1, 1), (2, 1), (1, 2), (2, 2))[rng.integers(5)]
@@ -115,21 +120,42 @@ def random_layout(rng: np.random.Generator, model: ModelSpec) -> Layout:
     return Layout(tuple(modules), 4, single_rank_boundary=not rng.integers(4))
 
 
+def _random_shards(rng: np.random.Generator, model: ModelSpec) -> Layout:
+    degrees = ([(1, 1)], [(2, 1), (1, 2)], [(2, 2)])[rng.integers(3)]
+    dp, width = rng.integers(1, 4), degrees[0][0] * degrees[0][1]
+    ranks, modules = np.arange(dp * width).reshape(dp, 1, width), []
+    for module in model.modules:
+        place = placed(module, ranks, *degrees[rng.integers(len(degrees))], recompute=bool(rng.integers(2)))
+        modules.append(replace(place, sharded=bool(rng.integers(4))))
+    return Layout(tuple(modules), 4, single_rank_boundary=not rng.integers(4))
+
+
 def random_extension(rng: np.random.Generator, program: Program) -> np.ndarray:
-    """Position of every action in a random order in which nothing precedes what it waits for."""
-    needs = {
-        action: set(program.dep_actions[program.dep_offsets[action] : program.dep_offsets[action + 1]].tolist())
-        for action in range(program.num_actions)
-    }
-    position = np.zeros(program.num_actions, np.int64)
-    for at in range(program.num_actions):
-        ready = [action for action, missing in needs.items() if not missing]
+    """Position of every action in a random order in which nothing precedes what it waits for.
+
+    Passes that begin together because their weights are sharded have one place: replicas have them in one order.
+    """
+    place_of = [_place(program, action) for action in range(program.num_actions)]
+    needs: dict[tuple[int, ...], set[tuple[int, ...]]] = {place: set() for place in place_of}
+    for action, place in enumerate(place_of):
+        entries = slice(program.dep_offsets[action], program.dep_offsets[action + 1])
+        needs[place] |= {place_of[needed] for needed in program.dep_actions[entries].tolist()}
+    position = {}
+    for at in range(len(needs)):
+        ready = [place for place, missing in needs.items() if not missing]
         chosen = ready[rng.integers(0, len(ready))]
         position[chosen] = at
         del needs[chosen]
         for missing in needs.values():
             missing.discard(chosen)
-    return position
+    return np.array([position[place] for place in place_of])
+
+
+def _place(program: Program, action: int) -> tuple[int, ...]:
+    index, view = int(program.module[action]), program.view(action)
+    if view.members and program.layout.modules[index].sharded:
+        return index, view.kind, view.microbatch, view.part
+    return (action,)
 
 
 def random_times(rng: np.random.Generator, program: Program) -> tuple[np.ndarray, np.ndarray]:

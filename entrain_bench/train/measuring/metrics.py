@@ -13,12 +13,13 @@ from entrain_bench.hosttime import HostTime
 from entrain_bench.program import Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import measure
+from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.train.measuring.losses import total_loss
 from entrain_bench.train.measuring.merge import merge_timeline
 from entrain_bench.train.measuring.seen import Seen
 
 # What the simulator's constants of the cluster say nothing about when ranks compute on a CPU.
-OF_THE_CLUSTER = ("mfu", "lower_bound_s", "gap_to_lower_bound")
+OF_THE_CLUSTER = ("mfu", "lower_bound_s", "gap_to_lower_bound", "cluster_bound_s", *TIME_SHARES)
 
 
 def metrics_of(

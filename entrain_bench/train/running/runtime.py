@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from entrain_bench.arrays import IntArray
 from entrain_bench.costs.memory import Memory
-from entrain_bench.errors import IncompatibleError, OutOfMemoryError
+from entrain_bench.errors import OutOfMemoryError
 from entrain_bench.program import Pass, Program
 from entrain_bench.train.device import to_device
 from entrain_bench.train.measuring.clock import Clock
@@ -108,16 +108,7 @@ class Runtime:
         """This rank's work for a program, whose inputs are made from now on.
 
         Works are run in the order in which they were prepared. A thread may prepare one while another runs.
-
-        Raises:
-            IncompatibleError: for a split backward of a stage whose weights are sharded.
         """
-        for (module, _), stage in self.stages.items():
-            if isinstance(stage, ShardedStage) and program.splits_backward(module):
-                raise IncompatibleError(
-                    f"strategy.scheduler: splits the backward of {program.model.modules[module].name}, whose weights "
-                    f"are sharded; harness=train runs those whole"
-                )
         plan = plan_rank(program, dist.get_rank(), self.settings.framework)
         data = SampleData(program.shapes, self.seed, self.vocab_size, pinned=self.device.type == "cuda")
         makers = [

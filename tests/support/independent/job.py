@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from entrain_bench.program import Program
+from entrain_bench.program import Pass, Program
 from support.independent.layers import BF16, Layer, LayerTimes, Machine, frozen, layers_of
 
 ROLES = ("encoder", "llm", "generator")
@@ -17,7 +17,7 @@ class Action(NamedTuple):
     """A pass of a chunk on a stage; sorts as programs number theirs."""
 
     module: int
-    backward: bool
+    kind: Pass
     chunk: int
     stage: int
 
@@ -28,6 +28,7 @@ class Chunk:
 
     replica: int
     microbatch: int
+    part: int
     units: list[int]
 
 
@@ -48,6 +49,7 @@ class Job:
     _times: dict[tuple[int, int], list[LayerTimes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        assert not self.program.remade, "recomputation by chunk is not known here"
         named = self.model["modules"]
         names = sorted(named, key=lambda name: ROLES.index(named[name]["role"]))
         self.configs = [named[name] for name in names]
@@ -63,9 +65,9 @@ class Job:
         self.placed = self.program.layout.modules
         self.chunks = [
             [
-                Chunk(int(replica), int(microbatch), rows.members[lo:hi].tolist())
-                for replica, microbatch, lo, hi in zip(
-                    rows.replica, rows.microbatch, rows.offsets[:-1], rows.offsets[1:], strict=True
+                Chunk(int(replica), int(microbatch), int(part), rows.members[lo:hi].tolist())
+                for replica, microbatch, part, lo, hi in zip(
+                    rows.replica, rows.microbatch, rows.part, rows.offsets[:-1], rows.offsets[1:], strict=True
                 )
             ]
             for rows in self.program.chunks
@@ -84,6 +86,7 @@ class Job:
         for lane, order in enumerate(self.orders):
             for action in order:
                 self.lanes.setdefault(action, []).append(lane)
+        self.split = {action.module for action in self.lanes if action.kind is Pass.WEIGHT}
 
     def _order(self, lane: int) -> list[Action]:
         entries = slice(self.program.lane_offsets[lane], self.program.lane_offsets[lane + 1])
@@ -96,7 +99,7 @@ class Job:
             return None
         labels = (int(column[number]) for column in (program.module, program.kind, program.chunk, program.stage))
         module, kind, chunk, stage = labels
-        return Action(module, kind == 1, chunk, stage)
+        return Action(module, Pass(kind), chunk, stage)
 
     def ranks(self, action: Action) -> list[int]:
         """Ranks that run an action."""
@@ -134,28 +137,26 @@ class Job:
             for layer in self.layers[module]:
                 if layer.kind not in kinds:
                     machine = Machine(self.cluster, {**self.framework, "sequence_parallel": self.splits_states(module)})
-                    times = machine.layer_times(layer, lengths, placed.tp, self.sequence_parts(module))
+                    parts, split = self.sequence_parts(module), module in self.split
+                    times = machine.layer_times(layer, lengths, placed.tp, parts, split)
                     if placed.recompute and layer.is_block and layer.gradients:
-                        again, comm = times.forward + times.backward, times.forward_comm + times.backward_comm
-                        times = LayerTimes(times.forward, times.forward_comm, again, comm)
+                        again = times.backward + times.forward, times.backward_comm + times.forward_comm
+                        times = replace(times, backward=again[0], backward_comm=again[1])
                     kinds[layer.kind] = times
             self._times[module, chunk] = [kinds[layer.kind] for layer in self.layers[module]]
         return self._times[module, chunk]
 
     def seconds(self, action: Action) -> list[float]:
-        """Seconds of each of the stage's layers in an action, communication included."""
+        """Seconds of each of the stage's layers in an action, what they send each other included."""
         times = self.layer_times(action.module, action.chunk)
         mine = [times[layer] for layer in self.stage_layers(action.module, action.stage)]
-        if action.backward:
-            return [each.backward + each.backward_comm for each in mine]
-        return [each.forward + each.forward_comm for each in mine]
+        return [sum(each.of(action.kind)) for each in mine]
 
     def comm_s(self, action: Action) -> float:
-        """Communication inside an action."""
+        """Communication of its layers inside an action."""
         times = self.layer_times(action.module, action.chunk)
         mine = [times[layer] for layer in self.stage_layers(action.module, action.stage)]
-        inside = sum(each.backward_comm if action.backward else each.forward_comm for each in mine)
-        return inside + self.offload_s.get(action, 0.0)
+        return sum(each.of(action.kind)[1] for each in mine)
 
     def parameters(self, module: int, stage: int) -> list[float]:
         """Parameters on a rank of each of a stage's layers; an embedding that is there already is not held again."""
@@ -169,6 +170,11 @@ class Job:
         """Those that learn."""
         learns = [self.layers[module][layer].learns for layer in self.stage_layers(module, stage)]
         return [each * still for each, still in zip(self.parameters(module, stage), learns, strict=True)]
+
+    def sharing(self, module: int, stage: int) -> list[int]:
+        """Ranks that would hold, or that share out, the same weights; the first of each tensor-parallel group."""
+        placed = self.placed[module]
+        return [rank for block in placed.ranks[:, stage].tolist() for rank in block[:: placed.tp]]
 
     def is_tied(self, module: int) -> bool:
         """Whether embedding and head are one tensor."""
@@ -187,7 +193,7 @@ class Job:
         for order in self.orders:
             for module, placed in enumerate(self.placed):
                 mine = [action for action in order if action.module == module]
-                forwards, backwards = ([a for a in mine if a.backward == way] for way in (False, True))
+                forwards, backwards = ([a for a in mine if a.kind is way] for way in (Pass.FORWARD, Pass.BACKWARD))
                 if not placed.offload or not forwards or not backwards:
                     continue
                 if order.index(forwards[-1]) > order.index(backwards[0]):
@@ -207,17 +213,21 @@ class Job:
                 for stage in range(1, placed.pp):
                     left = self.layers[module][: self.stage_layers(module, stage)[0]]
                     size = BF16 * left[-1].hidden * tokens
-                    here, before = (Action(module, False, number, each) for each in (stage, stage - 1))
+                    here, before = (Action(module, Pass.FORWARD, number, each) for each in (stage, stage - 1))
                     yield here, before, size
                     wanted = any(layer.gradients for layer in left)
-                    yield before._replace(backward=True), here._replace(backward=True), size * wanted
+                    yield before._replace(kind=Pass.BACKWARD), here._replace(kind=Pass.BACKWARD), size * wanted
                 if self.configs[module]["role"] != "encoder":
-                    last = Action(module, True, number, placed.pp - 1)
-                    yield last, last._replace(backward=False), 0
+                    last = Action(module, Pass.BACKWARD, number, placed.pp - 1)
+                    yield last, last._replace(kind=Pass.FORWARD), 0
+                for stage in range(placed.pp) if module in self.split else ():
+                    late = Action(module, Pass.WEIGHT, number, stage)
+                    yield late, late._replace(kind=Pass.BACKWARD), 0
         yield from self._needs_between_modules()
 
     def _needs_between_modules(self) -> Iterator[tuple[Action, Action, int]]:
         llm, deepest = self.llm, self.placed[self.llm].pp - 1
+        ahead, back = Pass.FORWARD, Pass.BACKWARD
         width = BF16 * self.configs[llm]["hidden_size"]
         wanted = [any(layer.gradients for layer in layers) for layers in self.layers]
         holder = {sample: number for number, chunk in enumerate(self.chunks[llm]) for sample in chunk.units}
@@ -232,10 +242,10 @@ class Job:
                     handed[partner] = handed.get(partner, 0) + self.handed_tokens[item]
                 for partner, tokens in handed.items():
                     if self.configs[module]["role"] == "encoder":
-                        yield Action(llm, False, partner, 0), Action(module, False, number, last), tokens * width
+                        yield Action(llm, ahead, partner, 0), Action(module, ahead, number, last), tokens * width
                         size = tokens * width * wanted[module]
-                        yield Action(module, True, number, last), Action(llm, True, partner, 0), size
+                        yield Action(module, back, number, last), Action(llm, back, partner, 0), size
                     else:
-                        yield Action(module, False, number, 0), Action(llm, False, partner, deepest), tokens * width
+                        yield Action(module, ahead, number, 0), Action(llm, ahead, partner, deepest), tokens * width
                         size = tokens * width * wanted[llm]
-                        yield Action(llm, True, partner, deepest), Action(module, True, number, 0), size
+                        yield Action(llm, back, partner, deepest), Action(module, back, number, 0), size

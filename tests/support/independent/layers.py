@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from math import ceil
 from typing import Any
+
+from entrain_bench.program import Pass
 
 BF16, FP32 = 2, 4
 
@@ -56,12 +57,20 @@ class Layer:
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Seconds of both passes, communication inside them apart."""
+    """Seconds of each pass, communication inside it apart; a weight pass has none, a whole backward no weight pass."""
 
     forward: float
     forward_comm: float
     backward: float
     backward_comm: float
+    weight: float
+
+    def of(self, kind: Pass) -> tuple[float, float]:
+        """Of one pass: computation, communication."""
+        if kind is Pass.WEIGHT:
+            return self.weight, 0.0
+        ahead, back = (self.forward, self.forward_comm), (self.backward, self.backward_comm)
+        return back if kind is Pass.BACKWARD else ahead
 
 
 def layers_of(config: Mapping[str, Any]) -> list[Layer]:
@@ -165,7 +174,7 @@ class Machine:
         for tier in self.config["tiers"]:
             size = tier.get("num_ranks", self.config["num_nodes"] * self.config["gpus_per_node"])
             members = Counter(rank // inside for rank in ranks)
-            if any(one // (size // inside) == other // (size // inside) for one, other in combinations(members, 2)):
+            if len({member // (size // inside) for member in members}) < len(members):
                 slowest = min(slowest, min(members.values()) * tier["bandwidth_bytes_per_s"])
             inside = size
         return (len(ranks) - 1) * (latency + num_bytes / len(ranks) / slowest)
@@ -184,15 +193,16 @@ class Machine:
         arithmetic = flops / (device["peak_bf16_flops"] * device["gemm_efficiency"])
         return max(arithmetic, self.elementwise_s(moved), device["kernel_launch_s"])
 
-    def layer_times(self, layer: Layer, lengths: Sequence[int], tp: int, cp: int) -> LayerTimes:
-        """One layer on one chunk of sequences of the given lengths."""
+    def layer_times(self, layer: Layer, lengths: Sequence[int], tp: int, cp: int, split: bool) -> LayerTimes:
+        """One layer on one chunk of sequences of the given lengths; the products for weights may be put off."""
         device, tokens = self.config["device"], sum(lengths)
         products = [self.product_s(each, tokens, tp, cp) for each in layer.products]
         states, rest = layer.hidden_bytes, layer.elementwise_bytes - layer.hidden_bytes
         shared = tp if self.framework["sequence_parallel"] else 1
         traffic = self.elementwise_s((rest / tp + states / shared) * tokens / cp)
         others = max(traffic, layer.launches * device["kernel_launch_s"])
-        forward, backward = sum(products) + others, layer.gradients * sum(products) + 2 * others
+        weight = sum(products) if split and layer.learns else 0.0
+        forward, backward = sum(products) + others, layer.gradients * sum(products) + 2 * others - weight
         across = 0.0
         if layer.attention:
             ahead, back = self._attention_s(layer.attention, lengths, tp * cp)
@@ -202,12 +212,12 @@ class Machine:
                 across = self.gather_s(2 * BF16 * keys / tp * tokens, range(tp * cp), cp)
         one = self.gather_s(BF16 * layer.hidden * tokens / cp, range(tp)) if tp > 1 else 0.0
         columns = [took for took, each in zip(products, layer.products, strict=True) if not each.splits_k]
-        ahead, back, hidden = self._collectives_s(layer, one, columns[: layer.gathers])
+        ahead, back, hidden = self._collectives_s(layer, one, columns[: layer.gathers], split)
         forward_comm = self._exposed_s(ahead, 0.0, forward) + across
         backward_comm = self._exposed_s(back, hidden, backward) + 2 * across
         if not layer.gradients:
             backward = backward_comm = 0.0
-        return LayerTimes(forward, forward_comm, backward, backward_comm)
+        return LayerTimes(forward, forward_comm, backward, backward_comm, weight)
 
     def _attention_s(
         self, attention: tuple[int, int, bool, int, int], lengths: Sequence[int], parts: int
@@ -223,15 +233,19 @@ class Machine:
         ahead = max(flops / (peak * device["attention_forward_efficiency"]), launch)
         return ahead, max(2.5 * flops / (peak * device["attention_backward_efficiency"]), launch)
 
-    def _collectives_s(self, layer: Layer, one: float, columns: Sequence[float]) -> tuple[float, float, float]:
+    def _collectives_s(
+        self, layer: Layer, one: float, columns: Sequence[float], split: bool
+    ) -> tuple[float, float, float]:
         """Of forward, of backward, and what hides in backward; ``one`` all-gather of the hidden states each."""
+        # Beside an input's gradient, and beside a weight's.
+        beside_input, beside_weight = columns, [] if split else columns
         if self.framework["sequence_parallel"]:
             ahead = (layer.gathers + layer.scatters) * one
             back = ahead + (layer.gathers * one if layer.learns else 0.0)
-            hidden = sum(2 * min(one, product) for product in columns)
+            hidden = sum(min(one, product) for product in [*beside_input, *beside_weight])
         else:
             ahead, back = 2 * layer.scatters * one, 2 * layer.gathers * one
-            hidden = sum(min(2 * one, product) for product in columns)
+            hidden = sum(min(2 * one, product) for product in beside_weight)
         return ahead, back, hidden if layer.learns else 0.0
 
     def _exposed_s(self, comm: float, hidden: float, compute: float) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 
 from entrain_bench.program import Program
 from support.independent.job import Action, Job
+from support.independent.sharding import exposed_s, meetings
 from support.independent.steps import StepTimes, place_steps, weights_ready
 from support.independent.transfers import Traffic, Transfer, traffic_of
 
@@ -33,7 +34,7 @@ def simulate(
     job = Job(model, cluster, framework, program)
     clock = _Clock(job, traffic_of(job))
     clock.run()
-    comm = {action: job.comm_s(action) for action in clock.end}
+    comm = {action: job.comm_s(action) + clock.extra[action] for action in clock.end}
     return Times(clock.start, clock.end, comm, place_steps(job, clock.end, clock.traffic.hold_s), job)
 
 
@@ -48,6 +49,12 @@ class _Clock:
 
     def __post_init__(self) -> None:
         self.release, self.stall = weights_ready(self.job)
+        self.extra: dict[Action, float] = defaultdict(float)
+        for added in (self.job.offload_s, exposed_s(self.job)):
+            for action, seconds in added.items():
+                self.extra[action] += seconds
+        self.groups, self.met = meetings(self.job), dict[int, float]()
+        self.group_of = {action: number for number, group in enumerate(self.groups) for action in group}
         self.place = [0] * len(self.job.orders)
         self.lane_free = [0.0] * len(self.job.orders)
         self.link_free: dict[object, float] = defaultdict(float)
@@ -81,17 +88,36 @@ class _Clock:
         if self.place[lane] == len(order):
             return
         action = order[self.place[lane]]
-        lanes = self.job.lanes[action]
-        together = all(
-            self.place[each] < len(self.job.orders[each]) and self.job.orders[each][self.place[each]] == action
-            for each in lanes
-        )
-        if action in self.start or not together or self.missing[action]:
+        number = self.group_of.get(action)
+        if number is not None and number not in self.met:
+            self._meet(number)
             return
-        ready = max(self.data_there[action], self.release.get(action, 0.0), *(self.lane_free[each] for each in lanes))
+        lanes = self.job.lanes[action]
+        if action in self.start or not self._arrived(action) or self.missing[action]:
+            return
+        free = max(self.lane_free[lane] for lane in lanes) if number is None else self.met[number]
+        ready = max(self.data_there[action], self.release.get(action, 0.0), free)
         self.start[action] = ready + self.stall.get(action, 0.0)
-        took = sum(self.job.seconds(action)) + self.job.offload_s.get(action, 0.0)
+        took = sum(self.job.seconds(action)) + self.extra[action]
         self._push(self.start[action] + took, 0, (), action)
+
+    def _arrived(self, action: Action) -> bool:
+        """Whether all its lanes have come to it."""
+        orders = self.job.orders
+        return all(
+            self.place[lane] < len(orders[lane]) and orders[lane][self.place[lane]] == action
+            for lane in self.job.lanes[action]
+        )
+
+    def _meet(self, number: int) -> None:
+        """Let a group of passes begin when all their lanes are free; each then waits for its own data."""
+        group = self.groups[number]
+        if not all(self._arrived(action) for action in group):
+            return
+        lanes = [lane for action in group for lane in self.job.lanes[action]]
+        self.met[number] = max(self.lane_free[lane] for lane in lanes)
+        for lane in lanes:
+            self._try(lane)
 
     def _finish(self, action: Action, now: float) -> None:
         self.end[action] = now

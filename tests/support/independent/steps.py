@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from entrain_bench.program import Pass
 from support.independent.job import Action, Job
 from support.independent.layers import BF16, FP32
 
@@ -20,6 +21,7 @@ class Stage:
 
     module: int
     stage: int
+    sharded: bool
     lanes: tuple[int, ...]
     layer_parameters: list[float]
     buckets: list[float]
@@ -34,7 +36,7 @@ class Stage:
     @property
     def sharing(self) -> int:
         """How many of them an instance of the distributed optimizer has."""
-        return self.copies // self.instances
+        return self.copies // (1 if self.sharded else self.instances)
 
 
 def stages_of(job: Job) -> list[Stage]:
@@ -50,10 +52,11 @@ def stages_of(job: Job) -> list[Stage]:
                 buckets.append(min(size, left))
                 left -= buckets[-1]
             ranks = sorted(set(placed.ranks[:, stage].ravel().tolist()))
-            ring = [rank for block in placed.ranks[:, stage].tolist() for rank in block[:: placed.tp]]
+            ring = job.sharing(module, stage)
             asked = job.framework["encoder_optimizers"] if job.configs[module]["role"] == "encoder" else 1
             instances = max(n for n in range(1, asked + 1) if asked % n == 0 and copies % n == 0)
-            stages.append(Stage(module, stage, _lanes(job, ranks), held, buckets, ring, instances))
+            lanes = _lanes(job, ranks)
+            stages.append(Stage(module, stage, placed.sharded, lanes, held, buckets, ring, instances))
     return stages
 
 
@@ -63,8 +66,8 @@ def _lanes(job: Job, ranks: list[int]) -> tuple[int, ...]:
 
 
 def sync_s(job: Job, stage: Stage, parameters: float) -> float:
-    """Reduction of the gradients of some parameters over all copies."""
-    if stage.copies == 1:
+    """Reduction of the gradients of some parameters over all copies; of sharded ones none is left."""
+    if stage.copies == 1 or stage.sharded:
         return 0.0
     if not job.framework["distributed_optimizer"]:
         return 2 * job.machine.ring_s(FP32 * parameters, stage.ring)
@@ -74,18 +77,27 @@ def sync_s(job: Job, stage: Stage, parameters: float) -> float:
 
 
 def gather_s(job: Job, stage: Stage, parameters: float) -> float:
-    """Gather of some sharded weights."""
-    if stage.copies == 1 or not job.framework["distributed_optimizer"]:
+    """Gather of some weights that the optimizer's ranks hold a part of each."""
+    if stage.copies == 1 or stage.sharded or not job.framework["distributed_optimizer"]:
         return 0.0
     return job.machine.ring_s(BF16 * parameters, stage.ring[: stage.sharing])
 
 
-def first_passes(job: Job, stage: Stage, backward: bool) -> list[Action]:
-    """The first forward of every replica on a stage, or the last backward."""
+def first_passes(job: Job, stage: Stage) -> list[Action]:
+    """The first forward of every replica on a stage."""
+    return _outermost(job, stage, Pass.FORWARD, 1)
+
+
+def last_passes(job: Job, stage: Stage) -> list[Action]:
+    """The last pass of every replica on a stage that makes gradients of weights."""
+    return _outermost(job, stage, Pass.WEIGHT if stage.module in job.split else Pass.BACKWARD, -1)
+
+
+def _outermost(job: Job, stage: Stage, kind: Pass, way: int) -> list[Action]:
     found: dict[int, Action] = {}
     for order in job.orders:
-        for action in reversed(order) if backward else order:
-            if (action.module, action.backward, action.stage) == (stage.module, backward, stage.stage):
+        for action in order[::way]:
+            if (action.module, action.kind, action.stage) == (stage.module, kind, stage.stage):
                 found.setdefault(job.chunks[action.module][action.chunk].replica, action)
     return list(found.values())
 
@@ -119,7 +131,7 @@ def weights_ready(job: Job) -> tuple[dict[Action, float], dict[Action, float]]:
         if not sum(took):
             continue
         begin = max(free[lane] for lane in stage.lanes)
-        for action in first_passes(job, stage, backward=False):
+        for action in first_passes(job, stage):
             needed, _ = edges_s(job.seconds(action), stage.layer_parameters, buckets)
             if job.framework["align_param_gather"]:
                 there = [begin + sum(took[: place + 1]) for place in range(len(took))]
@@ -160,7 +172,7 @@ def place_steps(job: Job, end: dict[Action, float], hold_s: dict[Action, float])
     optimizer = []
     for stage in stages:
         begin = max(ready, *(free[lane] for lane in stage.lanes))
-        shards = stage.sharing if job.framework["distributed_optimizer"] else 1
+        shards = stage.sharing if stage.sharded or job.framework["distributed_optimizer"] else 1
         # Read: gradient, weight, both moments in fp32. Written: weight, both moments, the bf16 weight.
         done = begin + job.machine.elementwise_s((4 * FP32 + 3 * FP32 + BF16) * sum(stage.layer_parameters) / shards)
         if not job.framework["overlap_param_gather"]:
@@ -175,7 +187,7 @@ def _beside(job: Job, stages: list[Stage], end: dict[Action, float]) -> list[tup
     links: dict[int, float] = defaultdict(float)
     through = []
     for stage in reversed(stages):
-        last = first_passes(job, stage, backward=True)
+        last = last_passes(job, stage)
         took = [sync_s(job, stage, bucket) for bucket in stage.buckets]
         clock = max(links[lane] for lane in stage.lanes)
         passes = []

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from entrain_bench.program import Pass
 from support.independent.job import Action, Job
 
 
@@ -57,7 +58,7 @@ def traffic_of(job: Job) -> Traffic:
     traffic = Traffic(defaultdict(list), defaultdict(list), defaultdict(float))
     needs = sorted((target, source, num_bytes) for target, source, num_bytes in job.needs())
     collective = _collectives(job, needs)
-    relay: dict[tuple[int, bool], list[tuple[Action, Action, int]]] = defaultdict(list)
+    relay: dict[tuple[int, Pass], list[tuple[Action, Action, int]]] = defaultdict(list)
     moves = []
     for target, source, num_bytes in needs:
         here, there = job.ranks(target), job.ranks(source)
@@ -66,7 +67,7 @@ def traffic_of(job: Job) -> Traffic:
         elif job.program.layout.single_rank_boundary and source.module != target.module:
             of_llm = source if source.module == job.llm else target
             microbatch = job.chunks[job.llm][of_llm.chunk].microbatch
-            relay[microbatch, target.backward].append((target, source, num_bytes))
+            relay[microbatch, target.kind].append((target, source, num_bytes))
         elif (target, source) in collective:
             traffic.direct[source].append((target, collective[target, source]))
         else:
@@ -118,7 +119,7 @@ def _queued(job: Job, moves: Sequence[_Move], traffic: Traffic) -> None:
         traffic.queued[move.source].append(transfer)
 
 
-def _relayed(job: Job, relay: dict[tuple[int, bool], list[tuple[Action, Action, int]]], traffic: Traffic) -> None:
+def _relayed(job: Job, relay: dict[tuple[int, Pass], list[tuple[Action, Action, int]]], traffic: Traffic) -> None:
     """One rank gathers an LLM microbatch of all replicas, then scatters it; it has one link in and one out."""
     ranks = [rank for placed in job.placed for rank in placed.ranks.ravel().tolist()]
     latency, bandwidth = job.machine.tier(ranks)
@@ -144,7 +145,7 @@ def _collectives(job: Job, needs: Sequence[tuple[Action, Action, int]]) -> dict[
         if ours != theirs:
             continue
         fan_in, fan_out = encoder.dp // groups, llm.dp // groups
-        calls: dict[tuple[int, int, bool], list[tuple[Action, Action, int]]] = defaultdict(list)
+        calls: dict[tuple[int, int, Pass], list[tuple[Action, Action, int]]] = defaultdict(list)
         for target, source, num_bytes in needs:
             if {target.module, source.module} != {module, job.llm}:
                 continue
@@ -152,8 +153,9 @@ def _collectives(job: Job, needs: Sequence[tuple[Action, Action, int]]) -> dict[
             chunk = job.chunks[module][of_encoder.chunk]
             group = chunk.replica // fan_in
             if group == job.chunks[job.llm][of_llm.chunk].replica // fan_out:
-                calls[group, chunk.microbatch, target.backward].append((target, source, num_bytes))
-        for (group, _, backward), carried in calls.items():
+                calls[group, chunk.microbatch, target.kind].append((target, source, num_bytes))
+        for (group, _, kind), carried in calls.items():
+            backward = kind is Pass.BACKWARD
             total, ranks = sum(num_bytes for _, _, num_bytes in carried), ours[group]
             seconds = job.machine.gather_s(total, ranks, fan_out if backward else fan_in)
             if backward and llm.pp > 1:

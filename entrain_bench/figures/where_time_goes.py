@@ -1,0 +1,163 @@
+"""Where the GPU time of an iteration goes, under every strategy: ideal work, and everything else by its cause.
+
+No figure of a paper: arXiv:2605.27918, Figure 6, has the idle share alone. Cells of
+``experiments/figure/iteration_time.yaml``. Every second of every GPU is in one class (docs/metrics.md), so a bar is
+100 %; segments are means over the seeds that have a result. The number is the share of ideal work, by which strategies
+with the same samples on the same cluster are as fast as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from entrain_bench.figures._bars import Grid
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, legend_above, panels
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.labels import families
+from entrain_bench.records.records import Results
+from entrain_bench.records.tables import over_seeds, run_table
+from entrain_bench.records.time_shares import TIME_SHARES
+
+EXPERIMENT = "iteration_time"
+RUNS = True
+CASE = ["model", "workload", "strategy"]
+MAX_COLUMNS = 5
+# Height of a strategy, of a panel's title and axis, and of what is above all panels.
+BAR_IN, PANEL_IN, HEAD_IN = 0.128, 0.32, 0.85
+# Least share whose number has room in its segment.
+WRITTEN = 0.12
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a class is drawn: computation blue, communication yellow, unequal load red, what remains grey."""
+
+    label: str
+    colour: str
+    hatch: str | None = None
+
+
+LOOKS = dict(
+    zip(
+        TIME_SHARES,
+        (
+            Look("ideal work", "#123c69"),
+            Look("slower computation: packs, splits", "#5b8fc0"),
+            Look("recomputation", "#b9d3ea"),
+            Look("communication", "#e8b02f"),
+            Look("unequal stages", "#7f1d1d"),
+            Look("unequal replicas", "#cf4a3c"),
+            Look("unequal microbatches, order", "#f3a08c"),
+            Look("pipeline fill and drain", "#bdbdbd"),
+            Look("step: gradients, optimizer, weights", "#757575"),
+            Look("unused GPUs", "#ffffff", "//////"),
+        ),
+        strict=True,
+    )
+)
+
+
+def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
+    """The table of the sweep's runs."""
+    return run_table(cells, results)
+
+
+def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+    """A panel a trace and model, traces side by side; a bar a strategy, those of a family together."""
+    grid, table = Grid.of(data), summarise(data)
+    rows = {tuple(row[name] for name in CASE): row for row in table.to_dict("records")}
+    strategies = by_family(data)
+    wide = -(-len(grid.workloads) // -(-len(grid.workloads) // MAX_COLUMNS))
+    deep = -(-len(grid.workloads) // wide)
+    height_in = HEAD_IN + len(grid.models) * deep * (PANEL_IN + BAR_IN * _height(strategies))
+    figure, axes = panels(len(grid.models) * deep, wide, DOUBLE_COLUMN_IN, height_in, sharex=True, sharey=True)
+    places = [(model, workload) for model in grid.models for workload in [*grid.workloads, *[""] * wide][: deep * wide]]
+    for place, (panel, (model, workload)) in enumerate(zip(axes, places, strict=True)):
+        if not workload:
+            panel.set_visible(False)
+            continue
+        _draw_panel(panel, {name: rows.get((model, workload, name)) for name in grid.strategies}, strategies, grid)
+        panel.set_title(grid.workloads[workload])
+        if len(grid.models) > 1 and place % wide == wide - 1:
+            panel.yaxis.set_label_position("right")
+            panel.set_ylabel(grid.models[model], rotation=270, va="bottom", fontsize="large")
+    figure.supxlabel("Share of GPU time (%)", fontsize="medium")
+    legend_above(figure, _handles(table))
+    return figure, table
+
+
+def summarise(data: pd.DataFrame) -> pd.DataFrame:
+    """Means of the classes over the seeds that succeeded, and what failed, by model, workload and strategy."""
+    return over_seeds(data, CASE, **{name: (name, "mean") for name in TIME_SHARES})
+
+
+def by_family(data: pd.DataFrame) -> dict[str, float]:
+    """Position of every strategy from the top: in the order of the table, half a bar between families."""
+    found: dict[str, float] = {}
+    stated = families(data)
+    # The first is what the others are compared with, beside the family that follows.
+    (first, _), *others = stated.items()
+    groups = list(dict.fromkeys(family for _, family in others))
+    found[first] = 0.0
+    for gap, family in enumerate(groups):
+        for name, own in others:
+            if own == family:
+                found[name] = len(found) + 0.5 * gap
+    return found
+
+
+def _height(positions: Mapping[str, float]) -> float:
+    return max(positions.values()) + 1.0
+
+
+def _draw_panel(
+    panel: Axes, rows: Mapping[str, Mapping[Hashable, Any] | None], positions: Mapping[str, float], grid: Grid
+) -> None:
+    for strategy, position in positions.items():
+        row = rows[strategy]
+        if row is None or not row["num_ok"] or pd.isna(row[TIME_SHARES[0]]):
+            text = "no cell" if row is None else row["status"] if not row["num_ok"] else "older run"
+            panel.text(0.02, position, text, va="center_baseline", color=FAINT, style="italic")
+            continue
+        left = 0.0
+        for name, look in LOOKS.items():
+            style: dict[str, Any] = {"color": look.colour, "edgecolor": "#9a9a9a" if look.hatch else "white"}
+            panel.barh(position, row[name], 0.86, left, hatch=look.hatch, linewidth=0.25, zorder=2, **style)
+            left += row[name]
+        work = row[TIME_SHARES[0]]
+        text = f"{100 * work:.0f}{'*' if row['num_ok'] < row['num_runs'] else ''}"
+        inside = work >= WRITTEN
+        panel.text(
+            work - 0.02 if inside else work + 0.02,
+            position,
+            text,
+            ha="right" if inside else "left",
+            va="center_baseline",
+            color="white",
+            zorder=3,
+        )
+    panel.set_xlim(0, 1)
+    panel.set_xticks([0, 0.5, 1], ["0", "50", "100"])
+    panel.set_ylim(_height(positions) - 0.5, -0.5)
+    panel.set_yticks([*positions.values()], [grid.strategies[name] for name in positions])
+    panel.tick_params(axis="y", length=0)
+    panel.grid(visible=False, axis="y")
+
+
+def _handles(table: pd.DataFrame) -> list[Artist]:
+    """What the colours and numbers are; classes that nobody has any of are left out."""
+    shown = [look for name, look in LOOKS.items() if (table[name] > 0).any()]
+    patches: list[Artist] = [
+        Patch(facecolor=look.colour, edgecolor="#9a9a9a" if look.hatch else "none", hatch=look.hatch, label=look.label)
+        for look in shown
+    ]
+    lacking = "; *: some seeds fail" if table["num_ok"].between(1, table["num_runs"] - 1).any() else ""
+    return [*patches, Patch(facecolor="none", label=f"number: ideal work in %{lacking}")]

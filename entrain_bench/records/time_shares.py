@@ -1,0 +1,165 @@
+"""Where an iteration's GPU time goes: every second of every rank in one class, so that all classes are 100 %.
+
+docs/metrics.md defines the classes; ``where_time_goes`` draws them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from entrain_bench.arrays import FloatArray, rows_of
+from entrain_bench.costs.bound import stages_held
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.program import Pass, Program
+from entrain_bench.program.timeline import Timeline
+
+TIME_SHARES = (
+    "time_work_share",
+    "time_kernels_share",
+    "time_recompute_share",
+    "time_comm_share",
+    "time_stages_share",
+    "time_replicas_share",
+    "time_microbatches_share",
+    "time_pipeline_share",
+    "time_step_share",
+    "time_unused_share",
+)
+
+
+def time_shares(timeline: Timeline, num_ranks: int, least_gpu_s: float, remade: FloatArray) -> dict[str, float]:
+    """Shares of the GPU time of an iteration, by ``TIME_SHARES``; none is negative, and together they are 1.
+
+    A rank is occupied by its passes and by what it waits for transfers alone, between the first start and the last end
+    of any pass; all before and after is the step. What ranks lack of the most occupied one is split in two: stages
+    whose ranks have less than those of another on average, and a rank that has more than the average of the fullest
+    stage. The rest is what the most occupied rank itself waits: as long as filling and draining the pipeline takes with
+    mean chunks, for whichever rank that and its own occupation end last (``fill_and_drain_s``), and beyond that.
+
+    Args:
+        timeline: what was executed.
+        num_ranks: of the cluster, unused ones included.
+        least_gpu_s: GPU time that the samples need at least (``costs.bound.least_gpu_s``); of more than there is
+            computation all of that counts as work.
+        remade: share of the computation of each action that runs a forward once more ``[actions]``.
+    """
+    program, width = timeline.program, timeline.program.layout.lane_width
+    begin_s = float(timeline.start_s[program.is_pass].min())
+    core_s = float(timeline.end_s[program.is_pass].max()) - begin_s
+    kinds_s = _occupied_s(timeline, remade)
+    # A lane's clock is that of several ranks where they were measured: its actions then may overlap.
+    kinds_s *= np.minimum(core_s / np.maximum(kinds_s.sum(axis=0), core_s), 1.0)
+    occupied = np.minimum(kinds_s.sum(axis=0), core_s)
+    compute, again, comm, synced = (kinds_s * width).sum(axis=1).tolist()
+    stage_s, stage_ranks = _class_means(program, occupied)
+    fullest, busiest, used = float(stage_s.max()), float(occupied.max()), program.layout.num_ranks
+    work, waiting_s = min(least_gpu_s, compute), core_s - busiest
+    pipeline_s = min(float((occupied + fill_and_drain_s(timeline)).max()) - busiest, waiting_s)
+    total_s = timeline.iteration_time_s
+    gpu_s = (
+        work,
+        compute - work,
+        again,
+        comm,
+        float(((fullest - stage_s) * stage_ranks).sum()),
+        max(busiest - fullest, 0.0) * used,
+        (waiting_s - pipeline_s) * used,
+        pipeline_s * used,
+        (total_s - core_s) * used + synced,
+        (num_ranks - used) * total_s,
+    )
+    return {name: seconds / (num_ranks * total_s) for name, seconds in zip(TIME_SHARES, gpu_s, strict=True)}
+
+
+def remade_share(truth: CostTruth, program: Program) -> FloatArray:
+    """Share of every action's computation that is recomputation ``[actions]``; only backwards have any."""
+    share = np.zeros(program.num_actions)
+    for index, (module, placed) in enumerate(zip(program.model.modules, program.layout.modules, strict=True)):
+        remade = program.remade[index] if program.remade else None
+        if not placed.recompute and (remade is None or not remade.any()):
+            continue
+        split = program.splits_backward(index)
+        chunks = program.shapes, program.chunks[index]
+        with_s = truth.chunk_times(module, placed, *chunks, remade, split).backward_s
+        without_s = truth.chunk_times(module, replace(placed, recompute=False), *chunks, None, split).backward_s
+        once_more = np.divide(with_s - without_s, with_s, out=np.zeros_like(with_s), where=with_s > without_s)
+        share[program.backward_actions(index)] = once_more
+    return share
+
+
+def fill_and_drain_s(timeline: Timeline) -> FloatArray:
+    """How long a mean chunk of its replica takes to reach the ranks of every lane and to return from them ``[lanes]``.
+
+    Through the stages before: of its own module, of all of the LLM for a generator, and of the slowest encoder; of a
+    module with another DP its replicas' mean. Of the stages that a rank holds the one reached first counts, so that of
+    the first stages it is 0.
+    """
+    program, llm = timeline.program, timeline.program.model.llm_index
+    modules = [_mean_passes_s(timeline, index) for index in range(len(program.chunks))]
+    lead_s = np.full(program.layout.num_lanes, np.inf)
+    for index, (own_s, blocks) in enumerate(zip(modules, program.layout.blocks, strict=True)):
+        before_s = np.zeros(len(own_s))
+        for other in modules[: llm if index >= llm else 0]:
+            before_s = np.maximum(before_s, _of_replicas(other, len(own_s)))
+        if index > llm:
+            before_s = before_s + _of_replicas(modules[llm], len(own_s))
+        reached_s = before_s[:, None] + np.cumsum(own_s, axis=1) - own_s
+        np.minimum.at(lead_s, blocks.lanes, reached_s.ravel()[rows_of(blocks.offsets)])
+    return lead_s
+
+
+def _of_replicas(stages_s: FloatArray, count: int) -> FloatArray:
+    """Sum over the stages of each of so many replicas, or of their mean where another number is given."""
+    through_s = stages_s.sum(axis=1)
+    return through_s if len(through_s) == count else np.full(count, through_s.mean())
+
+
+def _mean_passes_s(timeline: Timeline, module: int) -> FloatArray:
+    """Mean over a replica's chunks of the time of a forward and a backward on each stage ``[replicas, stages]``."""
+    program, seconds = timeline.program, timeline.end_s - timeline.start_s
+    placed, replica = program.layout.modules[module], program.chunks[module].replica
+    total_s = np.zeros((placed.dp, placed.pp))
+    np.add.at(total_s, replica, seconds[program.forward_actions(module)] + seconds[program.backward_actions(module)])
+    return np.asarray(total_s / np.maximum(np.bincount(replica, minlength=placed.dp), 1)[:, None])
+
+
+def _occupied_s(timeline: Timeline, remade: FloatArray) -> FloatArray:
+    """What occupies a rank of every lane between the first and the last pass of any, in seconds ``[4, lanes]``.
+
+    Computation, that of recomputation, communication, and synchronisation of gradients after the lane's last pass.
+    """
+    program, lanes = timeline.program, timeline.program.layout.num_lanes
+    lane, action = rows_of(program.lane_offsets), program.lane_actions
+    passes = program.is_pass[action]
+    own, mine = action[passes], lane[passes]
+    start_s, end_s = timeline.start_s[own], timeline.end_s[own]
+    begin_s, last_s = float(start_s.min()), float(end_s.max())
+    before_s = np.where(np.diff(mine, prepend=-1) == 0, np.append(begin_s, end_s[:-1]), begin_s)
+    # What a first pass waits for its weights before any other has begun is of the step.
+    waited_s = np.minimum(timeline.transfer_wait_s[own], np.maximum(start_s - before_s, 0.0))
+    busy_s = end_s - start_s
+    inside_s = np.clip(timeline.comm_s[own], 0.0, busy_s)
+    computed_s = busy_s - inside_s
+    again_s = remade[own] * computed_s
+    free_s = np.full(lanes, begin_s)
+    np.maximum.at(free_s, mine, end_s)
+    syncs = program.kind[action] == Pass.GRAD_SYNC
+    theirs, sync = lane[syncs], action[syncs]
+    shown_s = np.minimum(timeline.end_s[sync], last_s) - np.maximum(timeline.start_s[sync], free_s[theirs])
+    parts = (
+        (mine, computed_s - again_s),
+        (mine, again_s),
+        (mine, inside_s + waited_s),
+        (theirs, np.maximum(shown_s, 0)),
+    )
+    return np.stack([np.bincount(at, weights=seconds, minlength=lanes) for at, seconds in parts])
+
+
+def _class_means(program: Program, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Mean over the ranks that hold the same stages, and how many they are ``[classes]``."""
+    _, number = np.unique(stages_held(program.layout), axis=0, return_inverse=True)
+    width = program.layout.lane_width
+    ranks = np.bincount(number.ravel(), weights=width)
+    return np.bincount(number.ravel(), weights=seconds * width) / ranks, ranks
