@@ -134,7 +134,10 @@ class BalancedBatchSampler(Sampler[list[int]]):
             plan: the file.
             rank: replica of the plan's LLM that this process is part of; None asks ``torch.distributed``.
             world_size: how many replicas the plan's LLM has; None likewise.
-            shuffle, counts, learning_lag, config_dir: as of the constructor.
+            shuffle: as of the constructor.
+            counts: likewise.
+            learning_lag: likewise.
+            config_dir: likewise.
 
         Raises:
             UserError: naming the file, the argument or the data that is wrong.
