@@ -17,6 +17,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Self
 
+# Every process compiles the timed loops anew and holds about half a GiB.
+MAX_PROCESSES = 8
 # What a process that is told to end may take for tidying up.
 END_S = 10.0
 
@@ -54,6 +56,11 @@ def work_off[Job, Result](
     """
     with Crew() as crew:
         yield from crew.work_off(function, jobs, num_processes)
+
+
+def num_processes() -> int:
+    """Cells that commands run at a time on this machine."""
+    return min(os.cpu_count() or 1, MAX_PROCESSES)
 
 
 class Crew:

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrain_bench.commands.outputs import num_processes
-from entrain_bench.commands.publish import log_to_mlflow, write_tables
 from entrain_bench.commands.watch import say
 from entrain_bench.config.comments import documented_keys
 from entrain_bench.config.compose import Composer, swept_keys
@@ -29,6 +27,7 @@ from entrain_bench.records.records import Results
 from entrain_bench.records.report import make_console
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.tracking.sweep import sweep_name
+from entrain_bench.workers import num_processes
 
 EXIT_FAILED = 1
 FILE = "recommendation.yaml"
@@ -147,7 +146,10 @@ def _asked(composer: Composer, overrides: Sequence[str], framework: Framework | 
         if not nodes:
             raise UserError(f"{chosen}: none of these runs within {framework.name}")
         texts += [text for text in framework.overrides if text.partition("=")[0] not in keys]
-    own = {name: tuple(node[framework.key]) if framework else () for name, node in nodes.items()}
+        for name, node in nodes.items():
+            listed = isinstance(node[framework.key], list)
+            require(listed, f"strategy={name}: {framework.key}", node[framework.key], "a list of overrides")
+    own = {name: tuple(map(str, node[framework.key])) if framework else () for name, node in nodes.items()}
     contenders = {name: Contender(name, (f"strategy={name}", *own[name])) for name in nodes}
     orders = {name: node.get("display_order") for name, node in nodes.items()}
     return Asked(Job(tuple(texts), first.seed), contenders, first, orders, frozenset(keys))
@@ -171,6 +173,9 @@ def _print(lines: Iterable[str]) -> None:
 
 def _publish(results: Results, keys: Iterable[str], overrides: Sequence[str], config: RunConfig) -> None:
     """Tables and MLflow, as after a sweep; and what became of samples."""
+    # It draws pictures: what that imports would take seconds before the first run.
+    from entrain_bench.commands.publish import log_to_mlflow, write_tables
+
     write_tables(results)
     records = [record for key in keys if (record := results.read(key))]
     for line in notices(records):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from entrain_bench.config.schema import RunConfig
@@ -18,8 +18,8 @@ from entrain_bench.records.statistics import Interval, ratio_interval
 
 # Strategies behind the fastest whose time and firmness are looked into.
 NUM_RIVALS = 2
-# Seeds at which assumptions are changed.
-NUM_CHANGED = 2
+# Seeds at which assumptions are changed: as many runs as a round of the race.
+NUM_CHANGED = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,15 @@ class Answer:
         baseline: the strategy that the speed-up is over; empty if it has no result, or is the fastest.
         speedup: of the fastest over it, seed by seed.
         layout: the fastest's at the first seed.
+        num_replicas: of the LLM in it.
         num_alike: seeds of the fastest at which it plans the same layout.
         peak_bytes: its highest memory of a GPU at any seed.
         budget_bytes, capacity_bytes: what programs may use of a GPU, and what it has.
-        bound_s: of every layout; ``layout_bound_s``: of its own, mean over seeds.
+        bound_s: what no layout is below (``cluster_bound_s``), mean over seeds.
         layout_bound_s: of any order and assignment under its layout.
         spent: where time goes, for the fastest and its rivals at the seeds that they share.
-        firm: what changed assumptions do.
+        firm: what changed assumptions do, at ``changed_seeds``.
+        changed_seeds: the first ones of the race.
         records: of the fastest and its rivals, by name.
     """
 
@@ -53,6 +55,7 @@ class Answer:
     baseline: str
     speedup: Interval | None
     layout: Layout
+    num_replicas: int
     num_alike: int
     peak_bytes: float
     budget_bytes: float
@@ -61,6 +64,7 @@ class Answer:
     layout_bound_s: float
     spent: Mapping[str, Spent]
     firm: Sequence[Firm]
+    changed_seeds: Sequence[int]
     records: Mapping[str, Sequence[Record]]
 
     @property
@@ -75,7 +79,7 @@ class Answer:
 
 
 def answer_of(
-    session: Session, raced: Raced, baseline: str, refusals: Mapping[str, str], given: Sequence[str]
+    session: Session, raced: Raced, baseline: str, refusals: Mapping[str, str], given: Collection[str]
 ) -> Answer | None:
     """The answer of a race; None if nobody has a result. Runs the fastest and its rivals under changed assumptions.
 
@@ -107,6 +111,7 @@ def answer_of(
         baseline=baseline if speedup_over(raced, best, baseline) else "",
         speedup=speedup_over(raced, best, baseline),
         layout=layouts[0],
+        num_replicas=layouts[0].modules[job.model.llm_index].dp,
         num_alike=sum(layout_to_json(layout) == layout_to_json(layouts[0]) for layout in layouts),
         peak_bytes=max(record.metrics["peak_memory_bytes"] for record in own),
         budget_bytes=job.memory_budget_bytes,
@@ -115,15 +120,17 @@ def answer_of(
         layout_bound_s=mean_of(own, "lower_bound_s"),
         spent={name: Spent.of(session.records([name], shared)) for name in (best, *rivals)},
         firm=firmness(session, raced, [best, *rivals], given),
+        changed_seeds=seeds[:NUM_CHANGED],
         records={name: session.records([name], shared) for name in (best, *rivals)},
     )
 
 
-def firmness(session: Session, raced: Raced, names: Sequence[str], given: Sequence[str]) -> list[Firm]:
+def firmness(session: Session, raced: Raced, names: Sequence[str], given: Collection[str]) -> list[Firm]:
     """What changed assumptions do to the first of some strategies and to the others, at the first seeds."""
-    seeds = session.job.seeds(min(NUM_CHANGED, min(len(raced.times[name]) for name in names)))
+    seeds = session.job.seeds(NUM_CHANGED)
     usual = {seed: raced.times[names[0]][seed] for seed in seeds}
     changes = {label: change for label, change in ASSUMPTIONS.items() if change.partition("=")[0] not in given}
+    session.fetch((name, seed, (change,)) for seed in seeds for change in changes.values() for name in names)
     return [firm(label, names[0], usual, session.times(names, seeds, [change])) for label, change in changes.items()]
 
 

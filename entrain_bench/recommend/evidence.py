@@ -53,7 +53,8 @@ class Firm:
     Attributes:
         label: the assumption that does not hold, in words.
         change: the fastest's time over its usual one, at the same seeds; None if it has no result there.
-        rivals: by strategy its time over the fastest's under the changed assumption; None without a result.
+        rivals: by strategy its time over the fastest's under the changed assumption, or where that has no result there
+            over its usual one; None without a result.
     """
 
     label: str
@@ -76,8 +77,9 @@ def firm(label: str, best: str, usual: Times, changed: Mapping[str, Times]) -> F
         changed: times by strategy and seed where the assumption does not hold.
     """
     own = changed[best]
-    rivals = {name: _ratio(times, own) for name, times in changed.items() if name != best}
-    return Firm(label, _ratio(own, usual), rivals)
+    change = _ratio(own, usual)
+    rivals = {name: _ratio(times, own if change else usual) for name, times in changed.items() if name != best}
+    return Firm(label, change, rivals)
 
 
 def mean_of(records: Sequence[Record], metric: str) -> float:

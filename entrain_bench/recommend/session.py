@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
@@ -98,15 +98,24 @@ class Session:
         Raises:
             UserError: for what cannot be composed, and a record that cannot be written.
         """
-        wanted = {self._overrides(name, seed, changed): (name, seed) for seed in seeds for name in names}
-        new = {overrides: who for overrides, who in wanted.items() if overrides not in self._records}
+        wanted = [(name, seed, tuple(changed)) for seed in seeds for name in names]
+        self.fetch(wanted)
+        return [self._records[self._overrides(*each)] for each in wanted]
+
+    def fetch(self, wanted: Iterable[tuple[str, int, tuple[str, ...]]]) -> None:
+        """Run what is missing of some runs, all side by side: strategies, seeds and further overrides.
+
+        Raises:
+            UserError: as ``records`` does.
+        """
+        named = {self._overrides(*each): each for each in wanted}
+        new = {overrides: each for overrides, each in named.items() if overrides not in self._records}
         for cell, record in self._run(new):
             self._records[cell.overrides] = record
             self.keys[cell.key] = None
-            name, seed = new[cell.overrides]
+            name, seed, changed = new[cell.overrides]
             if not changed:
                 self.watch(self.contenders[name], seed, record)
-        return [self._records[overrides] for overrides in wanted]
 
     def times(self, names: Sequence[str], seeds: Sequence[int], changed: Sequence[str] = ()) -> dict[str, Times]:
         """Seconds an iteration by strategy and seed; None for a run without a result."""

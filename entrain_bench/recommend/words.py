@@ -14,7 +14,7 @@ from entrain_bench.records.records import labels_of
 from entrain_bench.records.report import GAP, NOTHING, Column, decimals, table_lines
 from entrain_bench.records.statistics import Interval
 from entrain_bench.records.words import spell_seeds
-from entrain_bench.report.words import count, listing
+from entrain_bench.report.words import listing
 
 GIB = 2**30
 INDENT = "  "
@@ -66,7 +66,10 @@ def _as_good(ranked: Sequence[Place]) -> str:
         return "There is nothing to compare it with."
     if all(place.time is None or place.time.num_values == 1 for place in ranked):
         return "With one seed, chance is not ruled out."
-    return f"Not significantly slower: {listing(good)}." if good else "All others are significantly slower."
+    if good:
+        return f"Not significantly slower: {listing(good)}."
+    far = " or far behind" if any(place.verdict == FAR_BEHIND for place in ranked) else ""
+    return f"All others are significantly slower{far}."
 
 
 def setting(answer: Answer) -> str:
@@ -133,11 +136,9 @@ def _seeds_word(answer: Answer) -> str:
 
 def _layout(answer: Answer) -> Iterator[str]:
     yield from layout_lines(answer.layout)
-    config, layout = answer.config, answer.layout
-    size = config.microbatch_size
-    samples = f" of {size} samples on average" if size else ""
-    number = layout.num_microbatches
-    yield f"{number} microbatch{'' if number == 1 else 'es'} a replica{samples}."
+    config, layout, number = answer.config, answer.layout, answer.layout.num_microbatches
+    size = config.global_batch / (answer.num_replicas * number)
+    yield f"{number} microbatch{'' if number == 1 else 'es'} a replica, of {size:g} samples on average."
     memory = config.strategy["scheduler"].get("memory", "module")
     recomputed = [placed.module for placed in layout.modules if placed.recompute]
     if memory != "module":
@@ -199,11 +200,7 @@ def _room(answer: Answer) -> str:
 def _firm_heading(answer: Answer) -> str:
     rivals = [*answer.firm[0].rivals]
     among = f", against {listing(rivals)}" if rivals else ""
-    return f"How firm that is{among} (plans made anew, {count(_num_changed(answer), 'seed')})"
-
-
-def _num_changed(answer: Answer) -> int:
-    return max((row.change.num_values for row in answer.firm if row.change), default=0)
+    return f"How firm that is{among} (planned anew, {spell_seeds(answer.changed_seeds)})"
 
 
 def _firm_lines(answer: Answer) -> Iterator[str]:
