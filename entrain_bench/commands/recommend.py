@@ -15,7 +15,7 @@ from entrain_bench.errors import UserError, require, unknown_choice
 from entrain_bench.files import write_atomically
 from entrain_bench.program.plan_file import plan_text
 from entrain_bench.recommend.answer import answer_of
-from entrain_bench.recommend.frameworks import FRAMEWORKS, Framework, Refusals
+from entrain_bench.recommend.frameworks import FRAMEWORKS, Framework, Refusals, contenders_within
 from entrain_bench.recommend.live import Ticker
 from entrain_bench.recommend.planned import plan_of_answer
 from entrain_bench.recommend.session import Contender, Job, Session, race
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
         answer = answer_of(session, raced, baseline, refusals.reasons, asked.given)
     composer.save()
     if answer:
-        plan = plan_of_answer(answer, asked.job, asked.contenders[answer.best.name], usual_choices())
+        plan = plan_of_answer(answer, asked.job, usual_choices())
         _print([*answer_lines(answer, width), *refusals.lines(session, answer, plan, path, width)])
         _write(path, plan_text(plan))
         say(f"written: {path} (entrain-bench plan={path} runs it; with harness=train on real ranks)")
@@ -149,10 +149,12 @@ def _asked(composer: Composer, overrides: Sequence[str], framework: Framework | 
         for name, node in nodes.items():
             listed = isinstance(node[framework.key], list)
             require(listed, f"strategy={name}: {framework.key}", node[framework.key], "a list of overrides")
-    own = {name: tuple(map(str, node[framework.key])) if framework else () for name, node in nodes.items()}
-    contenders = {name: Contender(name, (f"strategy={name}", *own[name])) for name in nodes}
-    orders = {name: node.get("display_order") for name, node in nodes.items()}
-    return Asked(Job(tuple(texts), first.seed), contenders, first, orders, frozenset(keys))
+        model = None if "layout.recompute" in keys else ModelSpec.from_config(first.model)
+        found = contenders_within(framework, {name: nodes[name][framework.key] for name in nodes}, model)
+    else:
+        found = [Contender(name, (f"strategy={name}",)) for name in nodes]
+    orders = {each.name: nodes[each.strategy].get("display_order") for each in found}
+    return Asked(Job(tuple(texts), first.seed), {each.name: each for each in found}, first, orders, frozenset(keys))
 
 
 def _check(key: str, text: str, several: bool) -> None:

@@ -11,7 +11,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.program.layout_json import layout_to_json
 from entrain_bench.recommend.evidence import ASSUMPTIONS, Firm, Spent, firm, mean_of
 from entrain_bench.recommend.race import FASTEST, NO_RESULT, Place, places
-from entrain_bench.recommend.session import Raced, Session
+from entrain_bench.recommend.session import Contender, Raced, Session
 from entrain_bench.records.comparison import with_result
 from entrain_bench.records.records import Record
 from entrain_bench.records.statistics import Interval, ratio_interval
@@ -27,11 +27,12 @@ class Answer:
     """What is known of a job.
 
     Attributes:
-        config: the fastest strategy's run at the first seed.
+        contender: the fastest.
+        config: its run at the first seed.
         num_gpus: of the cluster.
         raced: the race.
         places: everybody's, the fastest first.
-        reasons: why strategies have no place, by name.
+        reasons: why strategies have no place, by name; of those that have none under any overrides.
         baseline: the strategy that the speed-up is over; empty if it has no result, or is the fastest.
         speedup: of the fastest over it, seed by seed.
         layout: the fastest's at the first seed.
@@ -47,6 +48,7 @@ class Answer:
         records: of the fastest and its rivals, by name.
     """
 
+    contender: Contender
     config: RunConfig
     num_gpus: int
     raced: Raced
@@ -101,13 +103,16 @@ def answer_of(
     layouts = [session.layout(best, seed) for seed in seeds]
     config = session.config(best, seeds[0])
     job = prepare(config).job
+    placed = {session.contenders[place.name].strategy for place in ranked if place.time}
+    variants = {name for name, each in session.contenders.items() if each.strategy in placed}
     reasons = {place.name: reason_of(session, raced, place.name) for place in ranked if place.verdict == NO_RESULT}
     return Answer(
+        contender=session.contenders[best],
         config=config,
         num_gpus=job.cluster.num_ranks,
         raced=raced,
         places=ranked,
-        reasons={name: refusals.get(name, reason) for name, reason in reasons.items()},
+        reasons={name: refusals.get(name, reason) for name, reason in reasons.items() if name not in variants},
         baseline=baseline if speedup_over(raced, best, baseline) else "",
         speedup=speedup_over(raced, best, baseline),
         layout=layouts[0],

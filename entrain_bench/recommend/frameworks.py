@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,8 +13,9 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.program.plan_file import TrainingPlan
 from entrain_bench.recommend import megatron
 from entrain_bench.recommend.answer import Answer, reason_of
-from entrain_bench.recommend.session import Raced, Session
+from entrain_bench.recommend.session import Contender, Raced, Session
 from entrain_bench.specs.job import Job
+from entrain_bench.specs.model import ModelSpec
 
 INDENT = "  "
 
@@ -27,6 +28,8 @@ class Framework:
         name: what it is called.
         key: of a strategy's YAML: the overrides under which the framework may run it; without, it never does.
         overrides: of the job, for what the framework does whatever the strategy.
+        recomputation: what of a model it can recompute, by name: each strategy is considered with each, unless
+            ``layout.recompute`` is given.
         layout_refusal: why it cannot take a layout; empty if it can.
         program_refusal: why it would not run a program so; empty if it would.
         flags: of a layout and a microbatch size.
@@ -36,6 +39,7 @@ class Framework:
     name: str
     key: str
     overrides: tuple[str, ...]
+    recomputation: Callable[[ModelSpec], Mapping[str, Sequence[str]]]
     layout_refusal: Callable[[Job, Layout], str]
     program_refusal: Callable[[Job, Program], str]
     flags: Callable[[Job, Layout, int], list[str]]
@@ -47,12 +51,34 @@ FRAMEWORKS: Mapping[str, Framework] = {
         "Megatron-LM",
         "within_megatron",
         megatron.OVERRIDES,
+        megatron.recomputation,
         megatron.layout_refusal,
         megatron.program_refusal,
         megatron.flags,
         megatron.takes_arrivals,
     )
 }
+
+
+def contenders_within(
+    framework: Framework, names: Mapping[str, Sequence[str]], model: ModelSpec | None
+) -> list[Contender]:
+    """The strategies as a framework may run them.
+
+    Args:
+        framework: the framework.
+        names: by strategy the overrides under which it may run them.
+        model: whose recomputation is chosen; None leaves it as it is.
+    """
+    again = framework.recomputation(model) if model else {"": None}
+    return [
+        Contender(
+            f"{name}{suffix}",
+            (f"strategy={name}", *own, *([] if modules is None else [f"layout.recompute=[{','.join(modules)}]"])),
+        )
+        for name, own in names.items()
+        for suffix, modules in again.items()
+    ]
 
 
 @dataclass(slots=True)
@@ -89,7 +115,9 @@ class Refusals:
         setting, program = _program(session, answer.best.name, answer.seeds[0])
         yield f"Flags of {self.framework.name}"
         flags = self.framework.flags(setting, plan.layout, plan.job.microbatch_size)
-        words = textwrap.wrap(" ".join(flag.replace(" ", "\0") for flag in flags), width - 2 * len(INDENT))
+        words = textwrap.wrap(
+            " ".join(flag.replace(" ", "\0") for flag in flags), width - 2 * len(INDENT), break_on_hyphens=False
+        )
         yield from (INDENT + line.replace("\0", " ") for line in words)
         feed = (
             "Samples as they arrive."

@@ -19,6 +19,7 @@ from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.job import Job
+from entrain_bench.specs.model import ModelSpec
 from entrain_bench.strategy.balancing import arrival_places
 from entrain_bench.strategy.interleaved import interleaved_program
 from entrain_bench.strategy.schedules import chain_program, stages_behind
@@ -35,6 +36,13 @@ def layout_refusal(job: Job, layout: Layout) -> str:
 def program_refusal(job: Job, program: Program) -> str:
     """Why Megatron-LM would not run a program so; empty if it would."""
     return next(_program_reasons(job, program), "")
+
+
+def recomputation(model: ModelSpec) -> dict[str, tuple[str, ...]]:
+    """What of a model its flags can recompute: nothing, the LLM, everything."""
+    every = tuple(module.name for module in model.modules)
+    own = {} if every == (model.llm.name,) else {f" recomputing {model.llm.name}": (model.llm.name,)}
+    return {"": (), **own, " recomputing": every}
 
 
 def flags(job: Job, layout: Layout, microbatch_size: int) -> list[str]:

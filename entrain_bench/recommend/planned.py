@@ -7,21 +7,20 @@ from collections.abc import Mapping
 from entrain_bench.config.overrides import parse
 from entrain_bench.program.plan_file import Expected, PlannedJob, TrainingPlan
 from entrain_bench.recommend.answer import Answer
-from entrain_bench.recommend.session import Contender, Job
+from entrain_bench.recommend.session import Job
 
 CHOSEN = ("model", "workload", "cluster")
 # What the file states by itself; that a planner's options led to the layout, no one who takes it has to know.
 STATED = (*CHOSEN, "global_batch", "microbatch_size")
-OF_THE_PLANNER = ("strategy/planner", "strategy.planner")
+OF_THE_PLANNER = ("strategy/planner", "strategy.planner", "layout.")
 
 
-def plan_of_answer(answer: Answer, job: Job, contender: Contender, usual: Mapping[str, str]) -> TrainingPlan:
+def plan_of_answer(answer: Answer, job: Job, usual: Mapping[str, str]) -> TrainingPlan:
     """The plan.
 
     Args:
         answer: whose fastest strategy it is of.
         job: what was asked for.
-        contender: the fastest.
         usual: choices of groups where none was asked for.
     """
     keys = {parse(text).key_or_group: text for text in job.overrides}
@@ -37,6 +36,6 @@ def plan_of_answer(answer: Answer, job: Job, contender: Contender, usual: Mappin
         seed=config.seed,
         overrides=tuple(text for key, text in keys.items() if key not in STATED),
     )
-    options = tuple(text for text in contender.overrides[1:] if not text.startswith(OF_THE_PLANNER))
+    options = tuple(text for text in answer.contender.overrides[1:] if not text.startswith(OF_THE_PLANNER))
     expected = Expected(time.mean, time.low, time.high, time.num_values)
-    return TrainingPlan(contender.name, options, planned, layout, expected)
+    return TrainingPlan(answer.contender.strategy, options, planned, layout, expected)

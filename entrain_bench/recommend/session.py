@@ -27,12 +27,17 @@ class Contender:
     """A strategy that is considered.
 
     Attributes:
-        name: the choice.
+        name: what it is called: the choice, and what tells it from others of the same.
         overrides: what makes it, its choice first.
     """
 
     name: str
     overrides: tuple[str, ...]
+
+    @property
+    def strategy(self) -> str:
+        """The choice."""
+        return self.overrides[0].partition("=")[2]
 
 
 @dataclass(frozen=True, slots=True)

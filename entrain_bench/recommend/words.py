@@ -35,7 +35,8 @@ def answer_lines(answer: Answer, width: int) -> Iterator[str]:
     yield from _wrapped(setting(answer), width)
     yield ""
     yield from ranking_lines(answer.places, width)
-    yield from _wrapped(_seeds_word(answer), width)
+    if len(answer.spent) > 1:
+        yield from _wrapped(_seeds_word(answer), width)
     for name, reason in answer.reasons.items():
         yield from _wrapped(f"No result: {name}: {reason}", width, hang=INDENT)
     yield ""
@@ -52,12 +53,12 @@ def answer_lines(answer: Answer, width: int) -> Iterator[str]:
 
 def headline(answer: Answer) -> str:
     """What to run, how long it takes, and who else is as good."""
-    best, time = answer.best, answer.best.time
+    time = answer.best.time
     assert time
     over = ""
     if answer.baseline and answer.speedup:
         over = f", {_times(answer.speedup)} as fast as {answer.baseline}"
-    return f"Run strategy={best.name}: {_seconds(time)} an iteration{over}. {_as_good(answer.places)}"
+    return f"Run {' '.join(answer.contender.overrides)}: {_seconds(time)} an iteration{over}. {_as_good(answer.places)}"
 
 
 def _as_good(ranked: Sequence[Place]) -> str:

@@ -21,6 +21,12 @@ from entrain_bench.run import Done, run_one
 JOB = ["model=tiny", "cluster=tiny", "workload=synthetic", "layout.tp=1", "global_batch=16", "microbatch_size=2"]
 TINY = [*JOB, "layout.dp=2", "iterations=1", "mlflow=false", "seed=4"]
 
+MINE = """
+defaults: [{planner: megatron}, {assigner: token_budget}, {scheduler: megatron}]
+name: mine
+within_megatron: [strategy.planner.placement=first_stage, strategy.planner.split=ends]
+"""
+
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,16 +87,20 @@ def test_an_answer_its_plan_and_that_it_is_kept(
 
 def test_within_a_framework_only_what_it_runs_is_considered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = f"--output={tmp_path / 'mine.yaml'}"
-    out, _ = said(capsys, *TINY, "--within", "megatron", "strategy=megatron,entrain,token_budget", where)
-    assert out.startswith("Run strategy=megatron: ")
+    (tmp_path / "own" / "strategy").mkdir(parents=True)
+    (tmp_path / "own" / "strategy" / "mine.yaml").write_text(MINE)
+    mine = ["--config-dir=own", "strategy=megatron,entrain,mine", "layout.recompute=[]", where]
+    out, _ = said(capsys, *TINY, "--within", "megatron", *mine)
+    assert out.startswith("Run strategy=megatron strategy.planner.placement=first_stage")
     assert "entrain" not in out
-    assert re.search(r"No result: token_budget: Megatron-LM does not run it: its\s+microbatches have", out)
+    assert re.search(r"No result: mine: Megatron-LM does not run it: its\s+microbatches have", out)
     assert "  --tensor-model-parallel-size 1 --pipeline-model-parallel-size 2 --context-parallel-size 1" in out
     assert "Samples as they arrive." in out
     plan = read_plan(tmp_path / "mine.yaml")
     # What led to the layout is of no use beside it.
     assert plan.options == ()
     assert {"encoder_sp=false", "encoder_cp=false"} < {*plan.job.overrides}
+    assert "recomputing" not in out
     assert [placed.pp for placed in plan.layout.modules] == [1, 2]
 
 
