@@ -131,7 +131,7 @@ def test_without_any_result_the_reasons_are_shown(capsys: pytest.CaptureFixture[
         (["--seconds", "0"], "--seconds=0.0: must be above 0"),
         (["workload=trace", "workload.path=none.parquet"], "workload.path=none.parquet: "),
         (["--config-dir", "nowhere"], "--config-dir=nowhere: must be a folder"),
-        (["results_dir=taken/by"], "results_dir=taken/by: must be a writable folder, but "),
+        (["results_dir=taken/by", "strategy=megatron"], "results_dir=taken/by: must be a writable folder, but "),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
