@@ -4,7 +4,7 @@ The first round has one seed, of which nothing is known but the times: who is ``
 strategies drop out that are significantly slower than the fastest (``statistics.not_worse``). Rounds decide from times
 alone, so the same job has the same race on every machine. As two rounds test, each does so at half of ``LEVEL``.
 
-In the reference's ten cases of the default job (``results/reference/table.csv``: five traces, two LLMs, 17 to 19
+In the reference's ten cases of the default job (``results/reference/table.csv``: five traces, two LLMs, 18
 strategies), begun at each of eight seeds, this race finds the strategy with the least mean over all eight seeds in
 80 of 80 (2026-11-22).
 """
@@ -23,8 +23,8 @@ from entrain_bench.records.statistics import LEVEL, Interval, mean_interval, not
 ROUNDS = (1, 3, 5)
 # Of every round that tests: all but the first.
 ROUND_LEVEL = LEVEL / (len(ROUNDS) - 1)
-# Times the fastest at one seed. In the reference's cases a seed's ratio is off its mean over seeds by up to 1.19x, on
-# MathVision, whose microbatches vary most, by up to 1.81x.
+# Times the fastest at one seed. In the reference's cases a seed's ratio is off its mean over seeds by up to 1.21x, on
+# MathVision, whose microbatches vary most, by up to 1.90x.
 FAR = 1.5
 # What places say of a strategy.
 FASTEST, AS_GOOD, SLOWER, FAR_BEHIND, NO_RESULT = "fastest", "as good", "slower", "far behind", "no result"

@@ -240,7 +240,7 @@ def _range(ratio: Interval | None) -> str:
 
 
 def _section(title: str, lines: Iterator[str] | Sequence[str], width: int) -> Iterator[str]:
-    yield title
+    yield from _wrapped(title, width)
     yield from _hung(lines, width)
     yield ""
 
