@@ -9,13 +9,16 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from typing import Self
 
+# Every process compiles the timed loops anew and holds about half a GiB.
+MAX_PROCESSES = 8
 # What a process that is told to end may take for tidying up.
 END_S = 10.0
 
@@ -51,35 +54,64 @@ def work_off[Job, Result](
         jobs: taken one by one, as processes become free.
         num_processes: processes at most, at least 1; one is started when a job finds none free.
     """
-    waiting, busy, idle = iter(jobs), dict[Connection, tuple[_Worker, Job]](), list[_Worker]()
-    try:
-        while True:
-            while len(busy) < num_processes:
-                try:
-                    job = next(waiting)
-                except StopIteration:
-                    break
-                worker = _give(job, idle, function)
-                busy[worker.connection] = worker, job
-            if not busy:
-                return
-            for connection in wait([*busy]):
-                assert isinstance(connection, Connection)
-                worker, job = busy.pop(connection)
-                try:
-                    result = connection.recv()
-                # The latter where it died before it took the job, or within its answer.
-                except (EOFError, OSError):
-                    yield job, Died.with_code(worker.end())
-                else:
-                    idle.append(worker)
-                    yield job, result
-    finally:
-        left = [*idle, *(worker for worker, _ in busy.values())]
-        for worker in left:
-            worker.process.terminate()
-        for worker in left:
-            worker.end()
+    with Crew() as crew:
+        yield from crew.work_off(function, jobs, num_processes)
+
+
+def num_processes() -> int:
+    """Cells that commands run at a time on this machine."""
+    return min(os.cpu_count() or 1, MAX_PROCESSES)
+
+
+class Crew:
+    """Processes that stay from one ``work_off`` to the next, which must all be of the same function."""
+
+    def __init__(self) -> None:
+        self._idle: list[_Worker] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _end(self._idle)
+
+    def work_off[Job, Result](
+        self, function: Callable[[Job], Result], jobs: Iterable[Job], num_processes: int
+    ) -> Iterator[tuple[Job, Result | Died]]:
+        """As the function of this name."""
+        waiting, busy, idle = iter(jobs), dict[Connection, tuple[_Worker, Job]](), self._idle
+        try:
+            while True:
+                while len(busy) < num_processes:
+                    try:
+                        job = next(waiting)
+                    except StopIteration:
+                        break
+                    worker = _give(job, idle, function)
+                    busy[worker.connection] = worker, job
+                if not busy:
+                    return
+                for connection in wait([*busy]):
+                    assert isinstance(connection, Connection)
+                    worker, job = busy.pop(connection)
+                    try:
+                        result = connection.recv()
+                    # The latter where it died before it took the job, or within its answer.
+                    except (EOFError, OSError):
+                        yield job, Died.with_code(worker.end())
+                    else:
+                        idle.append(worker)
+                        yield job, result
+        finally:
+            _end([worker for worker, _ in busy.values()])
+
+
+def _end(workers: Sequence[_Worker]) -> None:
+    """End processes, all at once."""
+    for worker in workers:
+        worker.process.terminate()
+    for worker in workers:
+        worker.end()
 
 
 def _give[Job](job: Job, idle: list[_Worker], function: Callable[[Job], object]) -> _Worker:

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import FloatArray
 from entrain_bench.errors import UserError, require, unknown_choice
 from entrain_bench.program.assignment import Assignment, same_microbatches
@@ -41,7 +42,7 @@ type Layers = list[tuple[int, ...]]
 """Layers of each stage, for every module of the model."""
 
 PLACEMENTS = ("auto", "first_stage", "leading_stages")
-SPLITS = ("balanced", "uniform")
+SPLITS = ("balanced", "uniform", "ends")
 ORDERS = ("loop", "v")
 
 
@@ -81,8 +82,9 @@ class MegatronPlanner:
         placement: ``first_stage``, ``leading_stages``, or ``auto`` for either.
         profile_samples: samples averaged into one shape.
         num_trials: best estimates that fit memory and run a profiled batch on trial.
-        split: LLM layers so that the slowest stage is fastest (``balanced``), or as many blocks on every stage and
-            encoders on the first (``uniform``).
+        split: LLM layers so that the slowest stage is fastest (``balanced``), as many blocks on every stage and
+            encoders on the first (``uniform``), or likewise but for the first and the last stage, whose numbers make
+            the slowest stage fastest (``ends``: Megatron-LM's ``--decoder-first-pipeline-num-layers`` and ``-last-``).
         virtual_stages: stages that each rank of a pipeline holds.
         virtual_order: how they follow each other over the ranks: ``loop``, or ``v`` for two down the ranks and back.
         schedules: those of ``SCHEDULES`` that are considered, each with ``num_trials``; none: the one that the options
@@ -209,6 +211,8 @@ class MegatronPlanner:
             return None
         if self.split == "balanced":
             return costs.loaded_splits[stages - 1]
+        if self.split == "ends":
+            return costs.ends_split(stages)
         return None if (num_layers - 2) % stages else spread_blocks(num_layers, stages)
 
 
@@ -235,12 +239,30 @@ class Costs:
         return [partitions(layer_s) for layer_s in self.layer_s]
 
     @cached_property
-    def loaded_splits(self) -> list[tuple[int, ...]]:
-        """The LLM's with encoders on its first stage and generators on its last, counted with its outer layers."""
+    def loaded_s(self) -> FloatArray:
+        """The LLM's layers, encoders counted with its first and generators with its last."""
         loaded = self.llm_s.copy()
         loaded[0] += sum(float(c.sum()) for c in self.layer_s[: self.model.llm_index])
         loaded[-1] += sum(float(c.sum()) for c in self.layer_s[self.model.llm_index + 1 :])
-        return partitions(loaded)
+        return loaded
+
+    @cached_property
+    def loaded_splits(self) -> list[tuple[int, ...]]:
+        """The LLM's with encoders on its first stage and generators on its last."""
+        return partitions(self.loaded_s)
+
+    def ends_split(self, stages: int) -> tuple[int, ...] | None:
+        """Likewise, at least one block on every stage and as many on all but the first and the last; None if none."""
+        blocks = len(self.llm_s) - 2
+        if stages == 1:
+            return (blocks + 2,)
+        inner = stages - 2
+        found = [
+            (1 + first, *[middle] * inner, 1 + blocks - first - inner * middle)
+            for middle in (range(1, blocks + 1) if inner else [0])
+            for first in range(1, blocks - inner * middle)
+        ]
+        return min(found, key=lambda layers: decisive(stage_sums(self.loaded_s, layers).max()), default=None)
 
     @cached_property
     def slowest_s(self) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -21,7 +21,9 @@ README = (Path(__file__).parents[1] / "README.md").read_text()
 EXAMPLES = [text for text in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "entrain_bench" in text]
 LINES = README.replace("\\\n", " ")
 RUNS = re.findall(
-    r"^    entrain-bench ((?!check|figure|profile|reference|report|verify|--help).*?)(?:  +#.*)?$", LINES, re.M
+    r"^    entrain-bench ((?!check|figure|plan=|profile|recommend|reference|report|verify|--help).*?)(?:  +#.*)?$",
+    LINES,
+    re.M,
 )
 # A profiled device takes its file, which is not there.
 COMMANDS = [command for command in RUNS if "cluster.device.path" not in command]

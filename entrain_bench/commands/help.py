@@ -17,6 +17,7 @@ PLACES = {"model/module": "model/module@model.modules.llm"}
 OPTIONS = {
     "--multirun, -m": "a sweep over several values of keys: a,b or range(8); finished runs are skipped",
     "--config-dir DIR": "a folder of yours with further choices: DIR/strategy/mine.yaml",
+    "plan=FILE": "job, strategy and layout of a plan that recommend wrote",
     "--help=GROUP": "choices of {groups}; or a key in full",
 }
 EXAMPLES = (

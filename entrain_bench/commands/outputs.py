@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,6 +21,7 @@ from entrain_bench.records.records import Results
 from entrain_bench.run import Done
 from entrain_bench.study import Output, Study, bring_up_to_date
 from entrain_bench.tracking.local import store_path
+from entrain_bench.workers import num_processes
 
 # With runs of their own that no figure shares; made when named, and for the reference.
 OF_THEIR_OWN = ("tables", "free_degrees")
@@ -35,8 +35,6 @@ DOCUMENTS = {
     "free_degrees": "The same with degrees of each planner's choice; free_degrees.md.",
     "tables": "The measured tables of docs/strategies; tables/<name>.md.",
 }
-# Every process compiles the timed loops anew and holds about half a GiB.
-MAX_PROCESSES = 8
 
 
 def summaries() -> dict[str, str]:
@@ -135,8 +133,3 @@ def drawn_from(made: Sequence[Output], results: Results) -> list[Path]:
     alike = [output for output in made if [*output.sweeps] == [*made[-1].sweeps]]
     files = [results.root / path for output in alike for path in output.committed]
     return [file for file in files if file.exists()]
-
-
-def num_processes() -> int:
-    """Cells that run at a time."""
-    return min(os.cpu_count() or 1, MAX_PROCESSES)

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, first_line, in_tree, one_line_errors
+from entrain_bench.config.given_plan import with_plan
 from entrain_bench.config.overrides import NESTED, group_of, is_choice, is_inside, is_plain, parse
 from entrain_bench.config.schema import (
     GROUP_KEYS,
@@ -89,6 +90,7 @@ class Composer:
             UserError: for unknown keys, unknown choices, wrong types and values out of range.
         """
         with one_line_errors([*self._search, *overrides]):
+            overrides = with_plan(overrides)
             _check_overrides(overrides)
             plain = dict(_plain(text) for text in overrides if is_plain(parse(text)))
             values = self._choices(tuple(text for text in overrides if not is_plain(parse(text))))

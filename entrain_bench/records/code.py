@@ -109,12 +109,20 @@ def _path_of(module: str, roots: Mapping[str, Path]) -> Path | None:
     """The file of a module; None if it does not count, or there is none."""
     top, *inner = module.split(".")
     root = roots.get(top)
-    if root is None or (inner and not root.is_dir()):
+    if root is None:
         return None
+    return _own_file(root, *inner) if top in OWN_PACKAGES else _file(root, *inner)
+
+
+def _file(root: Path, *inner: str) -> Path | None:
     if not root.is_dir():
-        return root if root.suffix == ".py" else None
+        return root if root.suffix == ".py" and not inner else None
     place = root.joinpath(*inner)
     return next((file for file in (place / INIT, place.with_suffix(".py")) if file.is_file()), None)
+
+
+# Strategies share most of what they import, and a sweep asks for all of them.
+_own_file = cache(_file)
 
 
 def _read(content: bytes, store: Store) -> tuple[str, list[str]]:

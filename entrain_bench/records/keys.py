@@ -15,7 +15,9 @@ from entrain_bench.records.code import code_version, planning_version
 from entrain_bench.specs.workload import Workload
 
 # Keys that say nothing about the result.
-COSMETIC_KEYS = frozenset({"label", "display_order", "family", "in_figures", "source", "sources"})
+COSMETIC_KEYS = frozenset({"label", "display_order", "family", "in_figures", "source", "sources", "within_megatron"})
+# What planners call a file that they read; its content decides as options do.
+PLAN_FILE = "path"
 # What is decided after planning.
 BEYOND_PLANS = frozenset({"iterations", "harness"})
 
@@ -38,9 +40,13 @@ def plan_key(config: RunConfig) -> str:
 
 
 def _data(config: RunConfig) -> list[str]:
-    """Fingerprints of the files behind a run: its workload's, and its device's if that is profiled."""
+    """Fingerprints of the files behind a run: its workload's, its device's if profiled, its plan's if that is given."""
     device = ProfiledDevice.of(config.cluster)
-    return [workload_of(config).fingerprint(), *([device.fingerprint()] if device else [])]
+    found = [workload_of(config).fingerprint(), *([device.fingerprint()] if device else [])]
+    if PLAN_FILE in config.strategy["planner"]:
+        planner = instantiate(config.strategy["planner"], "strategy.planner", "plan")
+        found += [planner.fingerprint()] if hasattr(planner, "fingerprint") else []
+    return found
 
 
 def workload_of(config: RunConfig) -> Workload:

@@ -92,19 +92,38 @@ def summary(records: Sequence[Record], width: int) -> Iterator[Text]:
     # Without a label there would be nothing to call a row.
     labels = varying(rows) or ["strategy"]
     shared = [f"{name} {text}" for name, text in rows[0].contender.labels.items() if name not in labels]
-    yield from _wrapped(", ".join([*shared, spell_seeds([seed for row in rows for seed in row.contender.runs])]), width)
+    yield from wrapped(", ".join([*shared, spell_seeds([seed for row in rows for seed in row.contender.runs])]), width)
     if any(row.standing.time for row in rows):
         baseline = cases[0].baseline
         columns = _fitting(_label_columns(rows, labels), _value_columns(rows, baseline), width)
-        yield from _wrapped(_legend([column.heading for column in columns], baseline), width)
+        yield from wrapped(_legend([column.heading for column in columns], baseline), width)
         yield from _table(cases, columns, len(labels))
-    words = [*map(Text, problems(rows, labels)), *_wrapped(f"{winners(cases)} {losses(rows)}".strip(), width)]
-    words += [line for notice in notices(records) for line in _wrapped(notice, width)]
+    words = [*map(Text, problems(rows, labels)), *wrapped(f"{winners(cases)} {losses(rows)}".strip(), width)]
+    words += [line for notice in notices(records) for line in wrapped(notice, width)]
     yield from [Text(), *words] if words else []
 
 
 def _table(cases: Sequence[Case], columns: Sequence[Column], num_labels: int) -> Iterator[Text]:
     """A line for the headings, and one a row, the best in bold; jobs of several rows are set apart."""
+    heading, rule, *lines = table_lines(columns, num_labels)
+    yield Text(heading)
+    yield Text(rule)
+    apart, place = any(len(case.rows) > 1 for case in cases), 0
+    for case in cases:
+        if apart and place:
+            yield Text()
+        for row in case.rows:
+            yield Text(lines[place], style="bold" if row.best else "")
+            place += 1
+
+
+def table_lines(columns: Sequence[Column], num_labels: int) -> list[str]:
+    """Columns as lines: headings, a rule, and one a row; the first ``num_labels`` columns are flush left.
+
+    Args:
+        columns: of as many cells each.
+        num_labels: how many of them are names.
+    """
     lines = [
         GAP.join(
             text + " " * (column.width - cell_len(text)) if place < num_labels else text.rjust(column.width)
@@ -112,15 +131,7 @@ def _table(cases: Sequence[Case], columns: Sequence[Column], num_labels: int) ->
         ).rstrip()
         for texts in zip(*((column.heading, *column.cells) for column in columns), strict=True)
     ]
-    yield Text(lines[0])
-    yield Text("─" * max(map(cell_len, lines)))
-    apart, place = any(len(case.rows) > 1 for case in cases), 1
-    for case in cases:
-        if apart and place > 1:
-            yield Text()
-        for row in case.rows:
-            yield Text(lines[place], style="bold" if row.best else "")
-            place += 1
+    return [lines[0], "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * max(map(cell_len, lines)), *lines[1:]]
 
 
 def _fitting(labels: Sequence[Column], values: Sequence[Column], width: int) -> list[Column]:
@@ -142,7 +153,7 @@ def _label_columns(rows: Sequence[Row], labels: Sequence[str]) -> list[Column]:
 def _value_columns(rows: Sequence[Row], baseline: str) -> list[Column]:
     """Every column that says something, in the order of the table."""
     times, speedups = [row.standing.time for row in rows], [row.standing.speedup for row in rows]
-    digits = _decimals([time.mean for time in times if time])
+    digits = decimals([time.mean for time in times if time])
     columns = [
         Column(
             "s/iter", [f"{row.standing.time.mean:.{digits}f}" if row.standing.time else _status(row) for row in rows]
@@ -166,7 +177,7 @@ def _legend(headings: Sequence[str], baseline: str) -> str:
     return "; ".join(text for heading, text in meanings.items() if heading in headings)
 
 
-def _decimals(times: Sequence[float]) -> int:
+def decimals(times: Sequence[float]) -> int:
     """Decimals that show enough of the least time."""
     enough = (n for n in range(DECIMALS, MAX_DECIMALS) if min(times, default=1.0) * 10**n >= 10 ** (SIGNIFICANT - 1))
     return next(enough, MAX_DECIMALS)
@@ -199,6 +210,6 @@ def _mean(row: Row, metric: str, scale: float, digits: int) -> str:
     return f"{scale * math.fsum(values) / len(values):.{digits}f}" if values else NOTHING
 
 
-def _wrapped(text: str, width: int) -> list[Text]:
+def wrapped(text: str, width: int) -> list[Text]:
     """Text in lines of whole words."""
     return [Text(line) for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)]

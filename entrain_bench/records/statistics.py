@@ -63,14 +63,15 @@ def ratio_chance(numerators: Sequence[float], denominators: Sequence[float]) -> 
     return min(1.0, 2 * min(_chance(logs), _chance([-value for value in logs])))
 
 
-def not_worse[Name: Hashable](times: Mapping[Name, Sequence[float]]) -> set[Name]:
+def not_worse[Name: Hashable](times: Mapping[Name, Sequence[float]], level: float = LEVEL) -> set[Name]:
     """The names whose times are not significantly longer than those of the name with the least mean.
 
-    One-sided paired t-tests of the logarithms against that name, at ``LEVEL`` for all of them together by Holm's rule.
+    One-sided paired t-tests of the logarithms against that name, at a level for all of them together by Holm's rule.
     With a single seed nothing can be told: what is not equal to the best counts as worse.
 
     Args:
         times: of each name, the same seeds in the same order.
+        level: how often one as good as the best may be declared worse.
     """
     # Of equal means the one with the least first seed, so that the order of the names decides nothing.
     best = min(times, key=lambda name: (decisive(math.fsum(times[name])), *times[name]))
@@ -78,7 +79,7 @@ def not_worse[Name: Hashable](times: Mapping[Name, Sequence[float]]) -> set[Name
     names, left = {best}, len(chances)
     for name, chance in sorted(chances.items(), key=lambda item: item[1]):
         # Once one is not rejected, none with a greater chance is.
-        if chance > LEVEL / left or len(names) > 1:
+        if chance > level / left or len(names) > 1:
             names.add(name)
         left -= 1
     return names

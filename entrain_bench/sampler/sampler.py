@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch.utils.data import Sampler
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import UserError, require
 from entrain_bench.program.layout import Layout
+from entrain_bench.program.plan_file import read_plan
 from entrain_bench.sampler.learning import Lessons, Timings, executed, learns
 from entrain_bench.sampler.microbatches import FIXED, Dealt, batches_of
 from entrain_bench.sampler.planning import BatchPlan, Request, fingerprint, plan_batches
@@ -112,6 +113,54 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self._furthest = -1
         # Where the epoch stands: the next microbatch is ``_place`` of ``_iteration``.
         self._epoch, self._iteration, self._place, self._resumed = 0, 0, 0, False
+
+    @classmethod
+    def from_plan(
+        cls,
+        shapes: SampleShapes | str | Path,
+        plan: str | Path,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        shuffle: bool = True,
+        counts: str = FIXED,
+        learning_lag: int = 2,
+        config_dir: str | None = None,
+    ) -> Self:
+        """The sampler of a plan's file (``entrain-bench recommend``): its job, its strategy and its layout.
+
+        Args:
+            shapes: as of the constructor; the samples of the plan's workload, or others.
+            plan: the file.
+            rank: replica of the plan's LLM that this process is part of; None asks ``torch.distributed``.
+            world_size: how many replicas the plan's LLM has; None likewise.
+            shuffle: as of the constructor.
+            counts: likewise.
+            learning_lag: likewise.
+            config_dir: likewise.
+
+        Raises:
+            UserError: naming the file, the argument or the data that is wrong.
+        """
+        known = read_plan(plan)
+        job = known.job
+        return cls(
+            shapes,
+            strategy=known.strategy,
+            model=job.model,
+            cluster=job.cluster,
+            global_batch=job.global_batch,
+            microbatch_size=job.microbatch_size,
+            rank=rank,
+            world_size=world_size,
+            seed=job.seed,
+            shuffle=shuffle,
+            layout=known.layout,
+            counts=counts,
+            learning_lag=learning_lag,
+            overrides=[text for text in (*known.options, *job.overrides) if not text.startswith("workload")],
+            config_dir=config_dir,
+        )
 
     def __len__(self) -> int:
         """Microbatches of this rank in an epoch.

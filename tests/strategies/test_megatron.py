@@ -368,3 +368,22 @@ def test_a_request_that_no_placement_meets_is_refused() -> None:
 def test_tp_that_does_not_divide_the_heads_is_named() -> None:
     with pytest.raises(UserError, match=r"layout\.tp=8: must divide the 4"):
         plan_with(MegatronPlanner(profile_samples=4), profile_for(ROW, tp=8))
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5, 8])
+def test_stages_but_for_the_ends_are_the_fastest_of_all_that_have_as_many_layers(stages: int) -> None:
+    model = tiny_model(encoder=3, llm=8)
+    rng = np.random.default_rng(stages)
+    costs = Costs(model, (rng.random(5), rng.random(10)))
+    loaded = costs.llm_s.copy()
+    loaded[0] += costs.layer_s[0].sum()
+    every = {
+        (1 + first, *[middle] * (stages - 2), 1 + last) if stages > 1 else (10,)
+        for first, middle, last in product(range(1, 9), repeat=3)
+        if stages == 1 or first + middle * (stages - 2) + last == 8
+    }
+    fastest = min(stage_sums(loaded, layers).max() for layers in every)
+    found = costs.ends_split(stages)
+    assert found in every
+    assert stage_sums(loaded, found).max() == pytest.approx(fastest)
+    assert costs.ends_split(9) is None

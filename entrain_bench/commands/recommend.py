@@ -1,0 +1,193 @@
+"""``entrain-bench recommend [key=value ...]``: the strategy to run for a job, its plan, why, and how firm that is."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrain_bench.commands.watch import say
+from entrain_bench.config.comments import documented_keys
+from entrain_bench.config.compose import Composer, swept_keys
+from entrain_bench.config.schema import ASIDE, RunConfig
+from entrain_bench.errors import UserError, require, unknown_choice
+from entrain_bench.files import write_atomically
+from entrain_bench.program.plan_file import plan_text
+from entrain_bench.recommend.answer import answer_of
+from entrain_bench.recommend.frameworks import FRAMEWORKS, Framework, Refusals, contenders_within
+from entrain_bench.recommend.live import Ticker
+from entrain_bench.recommend.planned import plan_of_answer
+from entrain_bench.recommend.session import Contender, Job, Session, race
+from entrain_bench.recommend.words import answer_lines
+from entrain_bench.records.comparison import baseline_of
+from entrain_bench.records.keys import workload_of
+from entrain_bench.records.notices import notices
+from entrain_bench.records.records import Results
+from entrain_bench.records.report import make_console
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.tracking.sweep import sweep_name
+from entrain_bench.workers import num_processes
+
+EXIT_FAILED = 1
+FILE = "recommendation.yaml"
+EVERY_STRATEGY = "strategy=glob(*)"
+# Strategies are compared as they are, in simulation, and a plan is what comes out.
+REFUSED = {
+    "plan": "is what comes out; entrain-bench plan=FILE runs one",
+    "figure": "says nothing about a job",
+    "hydra": "says nothing about a job",
+    "harness": "must be simulate, which strategies are compared in; leave it out",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line asks for.
+
+    Attributes:
+        job: the job.
+        contenders: who is considered, by name.
+        config: the first contender's run at the first seed.
+        orders: display order of each.
+        given: keys of the overrides.
+    """
+
+    job: Job
+    contenders: Mapping[str, Contender]
+    config: RunConfig
+    orders: Mapping[str, float | None]
+    given: frozenset[str]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Answer, and write the plan.
+
+    Returns:
+        0, or 1 if no strategy has a result.
+
+    Raises:
+        UserError: for bad input, data that cannot be read, and a folder that cannot be written.
+    """
+    options = _parse(arguments)
+    composer = Composer(options.config_dir)
+    framework = _framework(options.within)
+    asked = _asked(composer, options.overrides, framework)
+    results, baseline = Results(Path(asked.config.results_dir)), baseline_of(asked.orders)
+    results.prepare()
+    refusals, width = Refusals(framework), make_console().width
+    path = Path(options.output or results.root / FILE)
+    with (
+        Ticker(len(asked.contenders)) as ticker,
+        Session(asked.job, asked.contenders, results, composer, num_processes(), ticker) as session,
+    ):
+        raced = race(session, [baseline], refusals.check(session), options.seconds, ticker.end_of_round)
+        ticker.say("changed assumptions")
+        answer = answer_of(session, raced, baseline, refusals.reasons, asked.given)
+    composer.save()
+    if answer:
+        plan = plan_of_answer(answer, asked.job, usual_choices())
+        _print([*answer_lines(answer, width), *refusals.lines(session, answer, plan, path, width)])
+        _write(path, plan_text(plan))
+        say(f"written: {path} (entrain-bench plan={path} runs it; with harness=train on real ranks)")
+    else:
+        _print(f"{name}: {reason}" for name, reason in refusals.reasons_of(session, raced).items())
+        say("entrain-bench: no strategy has a result")
+    _publish(results, session.keys, options.overrides, asked.config)
+    return 0 if answer else EXIT_FAILED
+
+
+def usual_choices() -> dict[str, str]:
+    """What is chosen of every group where nobody asks for anything else."""
+    return {key.name: key.default for key in documented_keys()}
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        prog="entrain-bench recommend",
+        usage="%(prog)s [-h] [--within FRAMEWORK] [--seconds S] [--output FILE] [--config-dir DIR] [key=value ...]",
+        description="Race all strategies on a job in simulation, over as many seeds as it takes to tell them apart; "
+        "say which to run, with which layout, why, and how firm that is; and write its plan.",
+        epilog="example: entrain-bench recommend workload=trace workload.path=mine.parquet model=qwen25vl_llama3_3b "
+        "cluster=h100x64",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as of a run; strategy: several as a,b")
+    parser.add_argument("--within", metavar="FRAMEWORK", help=f"only what it runs as it is ({', '.join(FRAMEWORKS)})")
+    parser.add_argument("--seconds", type=float, help="begin no round of seeds after so many (default: no limit)")
+    parser.add_argument("--output", metavar="FILE", help=f"where the plan goes (default: results_dir/{FILE})")
+    parser.add_argument(
+        "--config-dir", metavar="DIR", help="a folder of yours with further strategies, workloads, models"
+    )
+    options = parser.parse_intermixed_args(arguments)
+    require(options.seconds is None or options.seconds > 0, "--seconds", options.seconds, "above 0")
+    return options
+
+
+def _framework(name: str | None) -> Framework | None:
+    if name is not None and name not in FRAMEWORKS:
+        raise unknown_choice("--within", name, FRAMEWORKS)
+    return FRAMEWORKS[name] if name else None
+
+
+def _asked(composer: Composer, overrides: Sequence[str], framework: Framework | None) -> Asked:
+    """The job and its strategies, once all that can be wrong with them is known to be right."""
+    keys = dict(zip(swept_keys(overrides), overrides, strict=True))
+    for key, several in swept_keys(overrides).items():
+        _check(key, keys[key], several)
+    chosen = keys.pop("strategy", EVERY_STRATEGY)
+    names = [cell[0].partition("=")[2] for cell in composer.sweep([chosen]).cells]
+    first = composer.run([f"strategy={names[0]}", *keys.values()])
+    workload_of(first).source(ModelSpec.from_config(first.model).tokens)
+    texts = [text for key, text in keys.items() if key not in ("seed", *ASIDE)]
+    nodes = {name: composer.run([f"strategy={name}"]).strategy for name in names}
+    if framework:
+        nodes = {name: node for name, node in nodes.items() if framework.key in node}
+        if not nodes:
+            raise UserError(f"{chosen}: none of these runs within {framework.name}")
+        texts += [text for text in framework.overrides if text.partition("=")[0] not in keys]
+        for name, node in nodes.items():
+            listed = isinstance(node[framework.key], list)
+            require(listed, f"strategy={name}: {framework.key}", node[framework.key], "a list of overrides")
+        model = None if "layout.recompute" in keys else ModelSpec.from_config(first.model)
+        found = contenders_within(framework, {name: nodes[name][framework.key] for name in nodes}, model)
+    else:
+        found = [Contender(name, (f"strategy={name}",)) for name in nodes]
+    orders = {each.name: nodes[each.strategy].get("display_order") for each in found}
+    return Asked(Job(tuple(texts), first.seed), {each.name: each for each in found}, first, orders, frozenset(keys))
+
+
+def _check(key: str, text: str, several: bool) -> None:
+    group = key.replace("/", ".").partition(".")[0]
+    if group in REFUSED:
+        raise UserError(f"{text}: {REFUSED[group]}")
+    if group == "strategy" and key != "strategy":
+        raise UserError(f"{text}: changes every strategy; name yours in a YAML of your --config-dir, or leave it out")
+    if several and key != "strategy":
+        raise UserError(f"{text}: must be one value; several are taken of strategy only")
+
+
+def _print(lines: Iterable[str]) -> None:
+    console = make_console()
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def _publish(results: Results, keys: Iterable[str], overrides: Sequence[str], config: RunConfig) -> None:
+    """Tables and MLflow, as after a sweep; and what became of samples."""
+    # It draws pictures: what that imports would take seconds before the first run.
+    from entrain_bench.commands.publish import log_to_mlflow, write_tables
+
+    write_tables(results)
+    records = [record for key in keys if (record := results.read(key))]
+    for line in notices(records):
+        say(line)
+    if config.mlflow:
+        log_to_mlflow(results, records, sweep_name(["recommend", *overrides]), config.mlflow_uri)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise UserError(f"--output={path}: cannot be written to ({error.strerror})") from error

@@ -1,0 +1,247 @@
+"""Plans as files: a job, the strategy to run it with, its layout, and what to expect; YAML with a version.
+
+``entrain-bench recommend`` writes one, ``plan=FILE`` runs it with any harness, ``BalancedBatchSampler.from_plan`` feeds
+a training loop by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from entrain_bench.errors import UserError, require
+from entrain_bench.program.layout import Layout
+from entrain_bench.program.layout_json import layout_of_values, layout_values
+from entrain_bench.specs.parse import parse
+
+VERSION = 1
+HEADER = (
+    "# A plan of entrain-bench: entrain-bench plan=THIS_FILE runs it, with harness=train on real ranks.\n"
+    "# layers_per_stage counts embedding and head; ranks are [replica][stage], TP innermost.\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedJob:
+    """What a plan is for; names are choices of the configuration.
+
+    Attributes:
+        model, workload, cluster: the choices.
+        global_batch: samples of an iteration.
+        microbatch_size: samples of a microbatch.
+        seed: of the samples that were planned with.
+        overrides: all else that was asked for, ``key=value``.
+    """
+
+    model: str
+    workload: str
+    cluster: str
+    global_batch: int
+    microbatch_size: int
+    seed: int
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What an iteration takes in simulation.
+
+    Attributes:
+        iteration_time_s: mean over seeds.
+        low_s, high_s: ends of its 95% interval; the mean of a single seed.
+        num_seeds: how many.
+    """
+
+    iteration_time_s: float
+    low_s: float
+    high_s: float
+    num_seeds: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """A plan.
+
+    Attributes:
+        strategy: the choice.
+        options: what is changed in it, ``key=value``; of its planner nothing, for the layout is there.
+        job: what the plan is for.
+        layout: where everything is.
+        expected: what to expect.
+    """
+
+    strategy: str
+    options: tuple[str, ...]
+    job: PlannedJob
+    layout: Layout
+    expected: Expected
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """The top level of the file; as ``TrainingPlan``."""
+
+    version: int
+    strategy: str
+    job: Mapping[str, Any]
+    expected: Mapping[str, Any]
+    layout: Mapping[str, Any]
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """A layout as the file has it (``program.layout.Layout``)."""
+
+    modules: tuple[Mapping[str, Any], ...]
+    num_microbatches: int
+    single_rank_boundary: bool = False
+    split_backward: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """A module's layout as the file has it (``program.layout.ModuleLayout``)."""
+
+    module: str
+    tp: int
+    cp: int
+    layers_per_stage: tuple[int, ...]
+    ranks: Any
+    recompute: bool = False
+    offload: bool = False
+    sharded: bool = False
+
+
+def plan_text(plan: TrainingPlan) -> str:
+    """A plan as the text of its file."""
+    job = asdict(plan.job) | {"overrides": [*plan.job.overrides]}
+    values = {
+        "version": VERSION,
+        "strategy": plan.strategy,
+        "options": [*plan.options],
+        "job": job,
+        "expected": asdict(plan.expected),
+    }
+    layout = layout_values(plan.layout)
+    modules = layout.pop("modules")
+    lines = [HEADER.rstrip("\n"), _yaml(values), "layout:", _indented(_yaml(layout), 2), "  modules:"]
+    for module in modules:
+        first, *rest = [f"{name}: {_flow(value)}" for name, value in module.items()]
+        lines += [f"    - {first}", *(f"      {text}" for text in rest)]
+    return "\n".join(lines) + "\n"
+
+
+def read_plan(path: str | Path) -> TrainingPlan:
+    """The plan of a file.
+
+    Raises:
+        UserError: naming the file and the field that is wrong. Whether the layout fits a model and a cluster is left to
+            ``check_layout``.
+    """
+    where = f"plan={path}"
+    try:
+        values = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{where}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{where}: not YAML: {' '.join(str(error).split())}") from error
+    try:
+        return _parsed(values)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def plan_fingerprint(path: str | Path) -> str:
+    """Hash of a plan's file.
+
+    Raises:
+        UserError: if it cannot be read.
+    """
+    try:
+        return sha256(Path(path).read_bytes()).hexdigest()
+    except OSError as error:
+        raise UserError(f"plan={path}: cannot be read ({error.strerror})") from error
+
+
+def plan_overrides(plan: TrainingPlan, path: str | Path) -> tuple[str, ...]:
+    """The overrides of a run that follows a plan, whose layout is read from its file."""
+    job = plan.job
+    quoted = str(path).replace("\\", "\\\\").replace("'", "\\'")
+    return (
+        f"strategy={plan.strategy}",
+        *plan.options,
+        "strategy/planner=given",
+        f"strategy.planner.path='{quoted}'",
+        f"model={job.model}",
+        f"workload={job.workload}",
+        f"cluster={job.cluster}",
+        f"global_batch={job.global_batch}",
+        f"microbatch_size={job.microbatch_size}",
+        f"seed={job.seed}",
+        *job.overrides,
+    )
+
+
+def _parsed(values: Any) -> TrainingPlan:
+    version = values.get("version") if isinstance(values, Mapping) else None
+    if isinstance(values, Mapping) and "version" in values:
+        require(version == VERSION, "version", version, f"{VERSION}, which this entrain-bench reads")
+    file = parse(_File, values, "plan")
+    job, expected = parse(PlannedJob, file.job, "job"), parse(Expected, file.expected, "expected")
+    for name in ("global_batch", "microbatch_size"):
+        require(getattr(job, name) >= 1, f"job.{name}", getattr(job, name), "at least 1")
+    require(0 <= job.seed < 2**32, "job.seed", job.seed, "in 0..2^32-1")
+    for name in ("iteration_time_s", "low_s", "high_s"):
+        require(getattr(expected, name) > 0, f"expected.{name}", getattr(expected, name), "positive")
+    for where, texts in (("options", file.options), ("job.overrides", job.overrides)):
+        for text in texts:
+            require("=" in text, where, text, "key=value")
+    return TrainingPlan(file.strategy, file.options, job, _layout(file.layout), expected)
+
+
+def _layout(values: Mapping[str, Any]) -> Layout:
+    placed = parse(_Layout, values, "layout")
+    require(len(placed.modules) >= 1, "layout.modules", [], "at least one")
+    require(placed.num_microbatches >= 1, "layout.num_microbatches", placed.num_microbatches, "at least 1")
+    modules = [_module(module, f"layout.modules[{index}]") for index, module in enumerate(placed.modules)]
+    return layout_of_values(
+        {**{name: getattr(placed, name) for name in _Layout.__dataclass_fields__}, "modules": modules}
+    )
+
+
+def _module(values: Any, where: str) -> dict[str, Any]:
+    """A module's values, its ranks as whole numbers of the shape that its degrees ask for."""
+    module = parse(_Module, values, where)
+    for name in ("tp", "cp"):
+        require(getattr(module, name) >= 1, f"{where}.{name}", getattr(module, name), "at least 1")
+    stages = module.layers_per_stage
+    require(bool(stages) and min(stages) >= 1, f"{where}.layers_per_stage", [*stages], "at least 1 on each stage")
+    shape = f"[replica][{len(stages)} stages][{module.tp * module.cp} ranks], whole numbers of at least 0"
+    try:
+        ranks = np.array(module.ranks)
+        fits = ranks.ndim == 3 and ranks.dtype.kind == "i" and ranks.shape[1:] == (len(stages), module.tp * module.cp)
+    except ValueError:
+        fits = False
+    require(fits and ranks.size > 0 and int(ranks.min()) >= 0, f"{where}.ranks", module.ranks, shape)
+    return {**{name: getattr(module, name) for name in _Module.__dataclass_fields__}, "ranks": ranks}
+
+
+def _yaml(values: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=10**6).rstrip("\n")
+
+
+def _flow(value: Any) -> str:
+    """A value on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**9)
+    return text.removesuffix("...\n").rstrip("\n")
+
+
+def _indented(text: str, width: int) -> str:
+    return "\n".join(" " * width + line for line in text.splitlines())

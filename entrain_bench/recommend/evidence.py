@@ -1,0 +1,96 @@
+"""What stands behind an answer: where time goes, and how firm the order is; pure functions of records and times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from entrain_bench.records.comparison import TIME, Times, with_result
+from entrain_bench.records.records import Record
+from entrain_bench.records.statistics import Interval, ratio_interval
+
+# What can be wrong with what strategies and the cost model assume: a label, and the override.
+ASSUMPTIONS = {
+    "estimates off by up to 30%, each its own way": "belief_error=0.3",
+    "estimates off by up to 30%, alike for a length": "belief_bias=0.3",
+    "network at half its bandwidth": "speed.network=0.5",
+    "network at twice its bandwidth": "speed.network=2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds of an iteration, the average GPU's share; means over the same seeds for all that are compared.
+
+    Attributes:
+        iteration_s: the whole, ``busy_s`` and ``idle_s``.
+        busy_s: inside of actions, communication there included.
+        idle_s: ``bubble_ratio`` of the iteration.
+        exposed_comm_s: communication that is waited for, in busy or idle time.
+        step_s: before the first forward and after the last backward.
+    """
+
+    iteration_s: float
+    busy_s: float
+    idle_s: float
+    exposed_comm_s: float
+    step_s: float
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> Spent:
+        """The means of at least one record."""
+        iteration_s = mean_of(records, TIME)
+        idle_s = math.fsum(each.metrics["bubble_ratio"] * each.metrics[TIME] for each in records) / len(records)
+        step_s = iteration_s - mean_of(records, "core_time_s")
+        return cls(iteration_s, iteration_s - idle_s, idle_s, mean_of(records, "exposed_comm_s"), step_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Firm:
+    """What an assumption changes.
+
+    Attributes:
+        label: the assumption that does not hold, in words.
+        change: the fastest's time over its usual one, at the same seeds; None if it has no result there.
+        rivals: by strategy its time over the fastest's under the changed assumption, or where that has no result there
+            over its usual one; None without a result.
+    """
+
+    label: str
+    change: Interval | None
+    rivals: Mapping[str, Interval | None]
+
+    @property
+    def overtaking(self) -> list[str]:
+        """Who is faster then."""
+        return [name for name, ratio in self.rivals.items() if ratio and (self.change is None or ratio.mean < 1)]
+
+
+def firm(label: str, best: str, usual: Times, changed: Mapping[str, Times]) -> Firm:
+    """What an assumption changes for the fastest strategy and its rivals.
+
+    Args:
+        label: the assumption, in words.
+        best: the fastest.
+        usual: its times by seed.
+        changed: times by strategy and seed where the assumption does not hold.
+    """
+    own = changed[best]
+    change = _ratio(own, usual)
+    rivals = {name: _ratio(times, own if change else usual) for name, times in changed.items() if name != best}
+    return Firm(label, change, rivals)
+
+
+def mean_of(records: Sequence[Record], metric: str) -> float:
+    """Mean of a metric over records that have it."""
+    return math.fsum(record.metrics[metric] for record in records) / len(records)
+
+
+def _ratio(times: Times, others: Times) -> Interval | None:
+    """Over the seeds at which both have a result, if those are all."""
+    one, other = with_result(times), with_result(others)
+    shared = [seed for seed in one if seed in other]
+    if not shared or len(shared) < len(times):
+        return None
+    return ratio_interval([one[seed] for seed in shared], [other[seed] for seed in shared])

@@ -1,0 +1,159 @@
+"""Plans as files: what is written is read, and whatever is wrong is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from entrain_bench.cli import run_command
+from entrain_bench.config.compose import compose
+from entrain_bench.errors import UserError
+from entrain_bench.experiment import prepare, run_experiment
+from entrain_bench.program.layout_json import layout_to_json
+from entrain_bench.program.plan_file import Expected, PlannedJob, TrainingPlan, plan_overrides, plan_text, read_plan
+from entrain_bench.records.keys import identify, plan_key
+from entrain_bench.sampler import BalancedBatchSampler
+
+TINY = ("layout.tp=1", "layout.dp=2", "iterations=1")
+JOB = PlannedJob("tiny", "synthetic", "tiny", 8, 2, 3, ("iterations=1",))
+OPTIONS = ("strategy.assigner.defer=false",)
+
+
+@pytest.fixture(scope="module")
+def plan() -> TrainingPlan:
+    setting = prepare(
+        compose("strategy=entrain", "model=tiny", "cluster=tiny", "global_batch=8", "microbatch_size=2", *TINY)
+    )
+    layout = setting.strategy.plan(setting.profile)
+    return TrainingPlan("entrain", OPTIONS, JOB, layout, Expected(1.0, 0.9, 1.1, 3))
+
+
+@pytest.fixture
+def file(plan: TrainingPlan, tmp_path: Path) -> Path:
+    path = tmp_path / "it's a plan.yaml"
+    path.write_text(plan_text(plan))
+    return path
+
+
+def test_what_is_written_is_read(plan: TrainingPlan, file: Path) -> None:
+    found = read_plan(file)
+    assert layout_to_json(found.layout) == layout_to_json(plan.layout)
+    assert (found.strategy, found.options, found.job, found.expected) == ("entrain", OPTIONS, JOB, plan.expected)
+    assert plan_text(found) == plan_text(plan)
+
+
+def changed(file: Path, place: str, value: Any) -> None:
+    """The file with one of its values exchanged; None removes it."""
+    values = node = yaml.safe_load(file.read_text())
+    *path, last = place.split(".")
+    for key in path:
+        node = node[int(key)] if key.isdigit() else node[key]
+    if value is None:
+        del node[last]
+    else:
+        node[last] = value
+    file.write_text(yaml.safe_dump(values))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        ("version", 2, "version=2: must be 1"),
+        ("version", None, "plan.version: missing"),
+        ("strategy", None, "plan.strategy: missing"),
+        ("strategy", 3, "plan.strategy=3: must be text"),
+        ("strategi", "x", "plan key=strategi: unknown (did you mean strategy?)"),
+        ("options", ["defer"], "options=defer: must be key=value"),
+        ("options", "defer=1", "plan.options=defer=1: must be a list"),
+        ("job", [], "plan.job=[]: must be a mapping"),
+        ("job.model", None, "job.model: missing"),
+        ("job.global_batch", 0, "job.global_batch=0: must be at least 1"),
+        ("job.microbatch_size", "two", "job.microbatch_size=two: must be an integer"),
+        ("job.seed", -1, "job.seed=-1: must be in 0..2^32-1"),
+        ("job.overrides", ["x"], "job.overrides=x: must be key=value"),
+        ("expected.iteration_time_s", -1.0, "expected.iteration_time_s=-1.0: must be positive"),
+        ("expected.num_seeds", 1.5, "expected.num_seeds=1.5: must be an integer"),
+        ("layout.modules", [], "layout.modules=[]: must be at least one"),
+        ("layout.num_microbatches", 0, "layout.num_microbatches=0: must be at least 1"),
+        ("layout.split_backward", "no", "layout.split_backward=no: must be true or false"),
+        ("layout.modules.0.tp", 0, "layout.modules[0].tp=0: must be at least 1"),
+        ("layout.modules.1.layers_per_stage", [], "layout.modules[1].layers_per_stage=[]: must be at least 1 on each"),
+        ("layout.modules.1.layers_per_stage", [5, 5], "layout.modules[1].ranks="),
+        ("layout.modules.0.ranks", [[[0], [1, 2]]], "layout.modules[0].ranks="),
+        ("layout.modules.0.ranks", "all", "layout.modules[0].ranks=all: must be [replica][1 stages][1 ranks]"),
+        ("layout.modules.0.ranks", [[[-1]]], "layout.modules[0].ranks=[[[-1]]]: must be"),
+        ("layout.modules.0.recompute", "yes please", "layout.modules[0].recompute=yes please: must be true or false"),
+        ("layout.modules.0.pp", 3, "layout.modules[0] key=pp: unknown"),
+    ],
+)
+def test_every_wrong_field_is_one_line(file: Path, place: str, value: Any, says: str) -> None:
+    changed(file, place, value)
+    with pytest.raises(UserError) as caught:
+        read_plan(file)
+    assert str(caught.value).startswith(f"plan={file}: {says}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "says"), [("a: [", "not YAML: "), ("7", "plan=7: must be a mapping")])
+def test_what_is_no_plan_is_one_line(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=says):
+        read_plan(path)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_plan(tmp_path / "nowhere.yaml")
+
+
+def test_a_run_follows_a_plan_under_other_settings(plan: TrainingPlan, file: Path) -> None:
+    config = compose(f"plan={str(file)!r}".replace("it's", r"it\'s").replace('"', "'"), "seed=9", "workload=synthetic")
+    assert (config.seed, config.global_batch, config.iterations) == (9, 8, 1)
+    assert config.strategy["assigner"]["defer"] is False
+    outcome = run_experiment(config)
+    assert layout_to_json(outcome.layout) == layout_to_json(plan.layout)
+
+
+def test_what_a_file_says_is_part_of_a_runs_key(file: Path) -> None:
+    overrides = plan_overrides(read_plan(file), file)
+    before = compose(*overrides)
+    keys = identify(before)[0], plan_key(before)
+    changed(file, "layout.num_microbatches", 4)
+    after = compose(*overrides)
+    assert identify(after)[0] != keys[0]
+    assert plan_key(after) != keys[1]
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["layout.tp=2"], "layout.tp=2: is decided by plan="),
+        (["strategy.planner.path=x"], "strategy.planner.path=x: is decided by plan="),
+        (["microbatch_size=1"], "microbatch_size=1: is decided by plan="),
+        (["plan=other.yaml"], "plan=other.yaml: plan must be given once"),
+        (["cluster=a40x64", "model=qwen25vl_llama3_1b"], "layout.vision.layers_per_stage=10: must be 34 layers in all"),
+    ],
+)
+def test_what_a_plan_decides_cannot_be_given(
+    plan: TrainingPlan, tmp_path: Path, more: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(plan_text(plan))
+    assert run_command([f"plan={path}", *more, f"results_dir={tmp_path}", "mlflow=false"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"entrain-bench: {says}")
+
+
+def test_a_sampler_follows_a_plan(file: Path, tmp_path: Path) -> None:
+    import pandas as pd
+
+    trace = tmp_path / "mine.parquet"
+    pd.DataFrame({"text_tokens": [10 + 7 * (row % 5) for row in range(20)]}).to_parquet(trace)
+    one = BalancedBatchSampler.from_plan(trace, file, rank=0, world_size=2)
+    assert layout_to_json(one.layout) == layout_to_json(read_plan(file).layout)
+    assert (one.global_batch, one.num_microbatches, one.num_iterations) == (8, 2, 2)
+    both = [index for rank in range(2) for row in one.microbatches(0, rank=rank) for index in row]
+    assert len({*both}) == 8
+    with pytest.raises(UserError, match="world_size=4: must be 2, the replicas of the layout's LLM"):
+        BalancedBatchSampler.from_plan(trace, file, rank=0, world_size=4)
