@@ -17,6 +17,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 
 from entrain_bench.figures._bars import Grid
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, legend_above, panels
@@ -32,8 +33,8 @@ CASE = ["model", "workload", "strategy"]
 MAX_COLUMNS = 5
 # Height of a strategy, of a panel's title and axis, and of what is above all panels.
 BAR_IN, PANEL_IN, HEAD_IN = 0.128, 0.32, 0.85
-# Least share whose number has room in its segment.
-WRITTEN = 0.12
+# Share of a panel's width that a digit takes.
+DIGIT = 0.085
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +135,15 @@ def _draw_panel(
             left += row[name]
         work = row[TIME_SHARES[0]]
         text = f"{100 * work:.0f}{'*' if row['num_ok'] < row['num_runs'] else ''}"
-        inside = work >= WRITTEN
+        # A number that its own bar is too short for stands on the next ones, outlined.
         panel.text(
-            work - 0.02 if inside else work + 0.02,
+            max(work - 0.02, DIGIT * len(text)),
             position,
             text,
-            ha="right" if inside else "left",
+            ha="right",
             va="center_baseline",
             color="white",
+            path_effects=[withStroke(linewidth=1.5, foreground=LOOKS[TIME_SHARES[0]].colour)],
             zorder=3,
         )
     panel.set_xlim(0, 1)
