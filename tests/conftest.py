@@ -16,5 +16,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Training first: one worker gets all of it and starts one server of ranks, and none waits for it at the end."""
-    items.sort(key=lambda item: "train" not in item.path.parts)
+    """Training first: one worker gets all of it and starts one server of ranks, and none waits for it at the end.
+
+    Then from the last to the first: what runs all strategies comes after training has, so that each is compiled once.
+    """
+    training = [item for item in items if "train" in item.path.parts]
+    items[:] = training + [item for item in reversed(items) if "train" not in item.path.parts]
