@@ -19,10 +19,9 @@ from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.run import compose_cells
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.framework import Framework
-from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
 from entrain_bench.strategy.schedules import chain_program, stages_behind
-from support.builders import TOKENS, encoder_config, llm_config, placed, rngs, samples, tiny_cluster, tiny_model
+from support.builders import generating_model, placed, rngs, samples, tiny_cluster, tiny_model
 from support.programs import frameworks, random_layout, random_program
 
 SMALL = ["cluster=a40x16", "global_batch=32", "microbatch_size=2", "layout.dp=2"]
@@ -108,17 +107,7 @@ def test_modules_of_different_dp_on_shared_ranks_do_not_lift_the_bound() -> None
         assert seconds >= lower_bound_s(s.truth, layout, shapes) * (1 - 1e-12)
 
 
-GENERATING = ModelSpec.from_config(
-    {
-        "name": "handmade",
-        "modules": {
-            "vision": encoder_config(),
-            "llm": llm_config(),
-            "out": encoder_config(role="generator", item_tokens=64),
-        },
-        "tokens": TOKENS,
-    }
-)
+GENERATING = generating_model()
 TRUTH = CostTruth(GENERATING, tiny_cluster())
 
 

@@ -23,15 +23,12 @@ from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.time_shares import TIME_SHARES, fill_and_drain_s, remade_share, time_shares
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.framework import Framework
-from entrain_bench.specs.model import ModelSpec
 from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import (
-    TOKENS,
     chain_layout,
     durations,
-    encoder_config,
     find,
-    llm_config,
+    generating_model,
     placed,
     rngs,
     samples,
@@ -100,17 +97,7 @@ def test_two_stages_and_two_microbatches_by_hand() -> None:
 
 
 def test_chunks_go_through_all_that_is_before_a_stage_in_their_own_replica() -> None:
-    model = ModelSpec.from_config(
-        {
-            "name": "handmade",
-            "modules": {
-                "vision": encoder_config(),
-                "llm": llm_config(),
-                "out": encoder_config(role="generator", item_tokens=64),
-            },
-            "tokens": TOKENS,
-        }
-    )
+    model = generating_model()
     vision, llm, out = model.modules
     places = [[0, 1, 2, 3], [4, 5, 6, 7]]
     ranks = np.array(places).reshape(2, 4, 1)

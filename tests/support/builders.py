@@ -84,6 +84,16 @@ def encoder_config(blocks: int = 2, modality: str = "image", **changes: Any) -> 
     return config | changes
 
 
+def generating_model() -> ModelSpec:
+    """An image encoder, an LLM and an image generator behind it."""
+    modules = {
+        "vision": encoder_config(),
+        "llm": llm_config(),
+        "out": encoder_config(role="generator", item_tokens=64),
+    }
+    return ModelSpec.from_config({"name": "handmade", "modules": modules, "tokens": TOKENS})
+
+
 def tiny_model(encoder: int = 2, llm: int = 2, audio: int = 0, **llm_changes: Any) -> ModelSpec:
     """A model with the given numbers of blocks; 0 leaves an encoder out. Every module has two layers more."""
     modules = {}
