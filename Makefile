@@ -23,10 +23,10 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	@echo 'installing into .venv (about 5 GB; a minute or two)'
 	@if uv --version >/dev/null 2>&1; then \
 	  uv venv --quiet --allow-existing --python 3.12 .venv; \
-	  uv pip install --quiet --python $(PYTHON) -c constraints.txt -e '.[dev,joblib]'; \
+	  uv pip install --quiet --python $(PYTHON) -c constraints.txt -e '.[data,dev,joblib]'; \
 	elif [ -n "$(BASE_PYTHON)" ]; then \
 	  $(BASE_PYTHON) -m venv .venv; \
-	  $(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,joblib]'; \
+	  $(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[data,dev,joblib]'; \
 	else \
 	  echo "setup: needs uv or a Python >= 3.12 on PATH" >&2; exit 1; \
 	fi
