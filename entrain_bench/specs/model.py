@@ -12,6 +12,7 @@ from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import IncompatibleError, UserError, require
 from entrain_bench.specs.layer import BF16_BYTES, Layer
 from entrain_bench.specs.module_layers import ModuleConfig, Role, build_layers, gemms_of
+from entrain_bench.specs.numerics import check_numerics
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import MAX_TOKENS, TileRules, TokenRules
@@ -317,6 +318,7 @@ def _build_module(name: str, config: ModuleConfig) -> ModuleSpec:
     require(inside, f"{where}.full_attention_layers", full, f"layers in 0..{config.num_layers - 1}")
     divides = config.num_heads % config.num_kv_heads == 0
     require(divides, f"{where}.num_kv_heads", config.num_kv_heads, f"a divisor of num_heads={config.num_heads}")
+    check_numerics(config, where)
     if config.role == Role.LLM:
         _require_size(config, "vocab_size", where, MAX_SIZE)
         _require_size(config, "context_tokens", where, MAX_TOKENS)

@@ -2,6 +2,7 @@
 
 from entrain_bench.train.modules.build import build_stage
 from entrain_bench.train.modules.ends import input_width
+from entrain_bench.train.modules.grids import in_stage_order, merge_tokens
 from entrain_bench.train.modules.packing import Pack, StageGroups
 from entrain_bench.train.modules.parameters import NamedParameter, initialise, named_parameters
 from entrain_bench.train.modules.stage import Stage
@@ -12,7 +13,9 @@ __all__ = [
     "Stage",
     "StageGroups",
     "build_stage",
+    "in_stage_order",
     "initialise",
     "input_width",
+    "merge_tokens",
     "named_parameters",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -13,13 +14,28 @@ from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec as LayerPart
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch import Tensor
+from torch.nn.functional import gelu, relu, silu
 
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.numerics import activation_of
 from entrain_bench.train.modules.attention import PackedAttention
-from entrain_bench.train.modules.norms import NORM_EPSILON, Norm
+from entrain_bench.train.modules.norms import Norm
 from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct
+
+
+def _squared_relu(rows: Tensor) -> Tensor:
+    return relu(rows).square()
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": partial(gelu, approximate="tanh"),
+    "squared_relu": _squared_relu,
+}
 
 
 def transformer_config(
@@ -28,11 +44,15 @@ def transformer_config(
     """megatron-core's description of a module's blocks; no dropout, fused kernels where they keep less for backward.
 
     Raises:
-        IncompatibleError: for biases that megatron-core's layers do not offer.
+        IncompatibleError: for biases and activations that megatron-core's layers do not offer.
     """
     config = module.config
     if config.linear_bias and not config.qkv_bias:
         raise IncompatibleError(f"model.modules.{module.name}: linear_bias needs qkv_bias to train")
+    if config.gated_mlp and activation_of(config) != "silu":
+        raise IncompatibleError(
+            f"model.modules.{module.name}.activation={config.activation}: gated blocks train with silu"
+        )
     return TransformerConfig(
         num_layers=config.num_layers,
         hidden_size=config.hidden_size,
@@ -41,11 +61,11 @@ def transformer_config(
         kv_channels=config.head_dim,
         ffn_hidden_size=config.ffn_hidden_size,
         gated_linear_unit=config.gated_mlp,
-        activation_func=torch.nn.functional.silu if config.gated_mlp else torch.nn.functional.gelu,
+        activation_func=_ACTIVATIONS[activation_of(config)],
         add_bias_linear=config.linear_bias,
         add_qkv_bias=config.qkv_bias,
         normalization="LayerNorm" if config.norm_bias else "RMSNorm",
-        layernorm_epsilon=NORM_EPSILON,
+        layernorm_epsilon=config.norm_epsilon,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         tensor_model_parallel_size=tp,

@@ -8,6 +8,7 @@ from entrain_bench.errors import IncompatibleError
 from entrain_bench.program.layout import check_tensor_parallel
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.modules.attention import FLASH_HEAD_DIMS, uses_flash
+from entrain_bench.train.modules.grids import check_windows
 from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.parameters import initialise
 from entrain_bench.train.modules.positions import on_grid
@@ -59,6 +60,8 @@ def _check(model: ModelSpec, module: ModuleSpec, tp: int) -> None:
     llm_size = model.llm.config.hidden_size
     if module.is_encoder and module.layers[-1].gemms[-1].n != llm_size:
         raise IncompatibleError(f"{where}.head_gemms: the last must give the LLM's hidden_size={llm_size}")
+    if on_grid(module):
+        check_windows(module)
     unit = 4 if on_grid(module) else 2
     if config.rotary and config.head_dim % unit:
         raise IncompatibleError(f"{where}.head_dim={config.head_dim}: rotary positions need a multiple of {unit}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from itertools import pairwise
 
 import torch
@@ -21,8 +20,10 @@ from torch.nn import Parameter
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.device import to_device
+from entrain_bench.train.modules.grids import Arrangement, merge_tokens
 from entrain_bench.train.modules.norms import Norm
 from entrain_bench.train.modules.packing import Pack, Share, Shares, StageGroups, positions_of, share_of
+from entrain_bench.train.modules.positions import on_grid
 from entrain_bench.train.modules.products import Fold, Products, fold_between
 from entrain_bench.train.modules.split import ColumnProduct, Splitter
 
@@ -34,16 +35,6 @@ def input_width(module: ModuleSpec) -> int:
     if width != int(width):
         raise IncompatibleError(f"model.modules.{module.name}.embed_gemms[0]: k * rows_per_token={width} is no integer")
     return int(width)
-
-
-def merge_tokens(module: ModuleSpec) -> int:
-    """Consecutive encoder tokens that become one LLM token."""
-    rows = module.layers[-1].gemms[-1].rows_per_token
-    if (merge := round(1 / rows)) < 1 or not math.isclose(merge * rows, 1):
-        raise IncompatibleError(
-            f"model.modules.{module.name}.head_gemms: the last rows_per_token={rows} is not 1 / an integer"
-        )
-    return merge
 
 
 def whole_tokens(config: TransformerConfig) -> TransformerConfig:
@@ -70,11 +61,16 @@ class EncoderEmbedding(torch.nn.Module):
         if gemms[-1].rows_per_token != 1 or gemms[-1].n != config.hidden_size:
             raise IncompatibleError(f"{where}: the last must give one row of hidden_size={config.hidden_size} a token")
         self.halo_tokens = sum(fold.halo_tokens for fold in folds)
-        # Convolutions have biases and GELU after each; a patch embedding is one plain product.
-        convolutions = module.config.norm_bias
-        self.products = Products(
-            gemms, folds, whole_tokens(config), groups, bias=convolutions, activate_last=convolutions
+        # Convolutions over frames have biases and GELU after each; patches are embedded by one product, with a bias in
+        # encoders whose norms have one.
+        convolutions, activated = module.config.norm_bias, module.config.norm_bias and not on_grid(module)
+        if module.config.window_tokens and self.halo_tokens:
+            raise IncompatibleError(f"{where}: windows of a picture need patches that do not overlap")
+        self.products = Products(gemms, folds, whole_tokens(config), groups, bias=convolutions, activate_last=activated)
+        self.positions = (
+            Parameter(torch.empty(count, config.hidden_size)) if (count := module.config.learned_positions) else None
         )
+        self.module = module.name
         self.groups = groups
         self.dtype = config.params_dtype
 
@@ -84,13 +80,25 @@ class EncoderEmbedding(torch.nn.Module):
         start = max(0, share.start - self.halo_tokens)
         wider = Share(share.total, start, share.stop, share.padded)
         rows = wider.pad(features).to(self.dtype).reshape(-1, self.channels)
-        hidden: Tensor = self.products(rows, positions_of(pack.lengths, wider))
+        positions = positions_of(pack.lengths, wider)
+        hidden: Tensor = self.products(rows, positions)
+        if self.positions is not None:
+            hidden = hidden + self._learned(positions)
         hidden = hidden[share.start - start :]
         if not self.groups.splits_tokens:
             return hidden
         # A copy: a view would keep all tokens.
         own: Tensor = scatter_to_sequence_parallel_region(hidden, group=self.groups.tp).clone()
         return own
+
+    def _learned(self, positions: Tensor) -> Tensor:
+        assert self.positions is not None
+        most, given = len(self.positions), int(positions.max()) + 1
+        if given > most:
+            raise IncompatibleError(
+                f"model.modules.{self.module}.learned_positions={most}: an item of the workload has {given} tokens"
+            )
+        return self.positions[to_device(positions, self.positions.device)]
 
 
 class Projector(torch.nn.Module):
@@ -113,8 +121,8 @@ class Projector(torch.nn.Module):
         self.products = Products(gemms, folds, whole_tokens(config), groups, bias=True, activate_last=False)
         self.groups, self.cp = groups, groups.cp
 
-    def forward(self, hidden: Tensor, pack: Pack) -> Tensor:
-        """``[tokens of this rank, hidden_size]`` to ``[sum(outputs), LLM hidden size]``.
+    def forward(self, hidden: Tensor, pack: Pack, arrangement: Arrangement | None) -> Tensor:
+        """``[tokens of this rank, hidden_size]`` to ``[sum(outputs), LLM hidden size]``, in the order of the pack.
 
         Context parallel ranks project a share of the outputs each.
         """
@@ -126,7 +134,10 @@ class Projector(torch.nn.Module):
             )
         hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True, group=self.cp)
         share = share_of(sum(pack.outputs), self.cp)
-        token = to_device(share.pad(self._taken_tokens(pack), -1).flatten(), hidden.device)
+        taken = share.pad(self._taken_tokens(pack), -1).flatten()
+        if arrangement and arrangement.windows:
+            taken = torch.where(taken >= 0, arrangement.place[taken.clamp(min=0)], -1)
+        token = to_device(taken, hidden.device)
         rows = torch.where((token >= 0)[:, None], hidden.index_select(0, token.clamp(min=0)), 0.0)
         outputs = gather_from_sequence_parallel_region(
             self.products(rows), tensor_parallel_output_grad=False, group=self.cp

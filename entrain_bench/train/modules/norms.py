@@ -10,15 +10,13 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.functional import layer_norm, rms_norm
 
-NORM_EPSILON = 1e-5  # Llama 3 (arXiv:2407.21783) and torch's LayerNorm
-
 
 class Norm(torch.nn.Module):
     """LayerNorm or RMSNorm as the configuration says; megatron-core's own torch norms refuse sequence parallelism."""
 
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = NORM_EPSILON, **_: Any) -> None:
+    def __init__(self, config: TransformerConfig, hidden_size: int, **_: Any) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps = config.layernorm_epsilon
         self.weight = Parameter(torch.ones(hidden_size))
         self.bias = Parameter(torch.zeros(hidden_size)) if config.normalization == "LayerNorm" else None
         for parameter in self.parameters():

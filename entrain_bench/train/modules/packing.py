@@ -45,6 +45,9 @@ class Pack:
         labels: LLM ``[sum(lengths)]``: the id to predict at each position, -1 for none.
         remade: how many of a stage's blocks, the first ones, keep their input only and run again in backward.
         splits_backward: whether backward leaves the gradients of weights to a pass of their own.
+        positions: LLM: time, height and width of each token ``[3, sum(lengths)]``; None: its place in its sample.
+        grids: encoders of pictures: rows and columns of tokens of each item, (0, 0) where they are not known; empty if
+            none is.
     """
 
     lengths: tuple[int, ...]
@@ -53,6 +56,8 @@ class Pack:
     labels: Tensor | None = None
     remade: int = 0
     splits_backward: bool = False
+    positions: Tensor | None = None
+    grids: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +143,11 @@ def make_segments(
     return Segments(tuple(query_lengths), tuple(key_lengths), first_key, *to_device(offsets, device))
 
 
-def segments_of(
-    lengths: tuple[int, ...], share: Share, *, causal: bool, device: torch.device, window_tokens: int = 0
-) -> Segments:
-    """Segments of packed sequences, or of windows of ``window_tokens`` in each; padding attends to itself alone."""
+def segments_of(runs: Sequence[int], share: Share, *, causal: bool, device: torch.device) -> Segments:
+    """Segments of runs of tokens, packed sequences or windows; padding attends to itself alone."""
     queries, keys, first_keys = [], [], []
     start = 0
-    for length in (*_windows(lengths, window_tokens), share.padded - share.total):
+    for length in (*runs, share.padded - share.total):
         stop = start + length
         low, high = max(start, share.start), min(stop, share.stop)
         if low < high:
@@ -155,9 +158,8 @@ def segments_of(
     return make_segments(queries, keys, first_keys[0], device)
 
 
-def _windows(lengths: tuple[int, ...], window_tokens: int) -> list[int]:
-    if not window_tokens:
-        return list(lengths)
+def consecutive_windows(lengths: Sequence[int], window_tokens: int) -> list[int]:
+    """Windows of ``window_tokens`` consecutive tokens in each sequence; a sequence's last may be shorter."""
     return [min(window_tokens, length - at) for length in lengths for at in range(0, length, window_tokens)]
 
 
@@ -166,9 +168,3 @@ def positions_of(lengths: tuple[int, ...], share: Share) -> Tensor:
     sizes = torch.tensor(lengths)
     starts = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
     return share.pad(torch.arange(share.total) - starts)
-
-
-def sequence_lengths_of(lengths: tuple[int, ...], share: Share) -> Tensor:
-    """Length of the sequence that each token this rank holds belongs to, on the CPU; 1 for padding."""
-    sizes = torch.tensor(lengths)
-    return share.pad(torch.repeat_interleave(sizes, sizes), 1)

@@ -1,54 +1,87 @@
-"""Positions of tokens: rotary angles in one or two dimensions, and sinusoids."""
+"""Positions of tokens: rotary angles in one, two or three dimensions, and sinusoids."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.numerics import RopeScaling
 
-_LLM_THETA = 500_000.0  # Llama 3, arXiv:2407.21783, Sec. 3.2
-_VISION_THETA = 10_000.0  # Qwen2.5-VL, Hugging Face modeling_qwen2_5_vl.py, read 2026-11
 _SINUSOID_TIMESCALE = 10_000.0  # arXiv:1706.03762, Sec. 3.5
 
 
 def on_grid(module: ModuleSpec) -> bool:
-    """Whether rotary positions are two-dimensional: in encoders of pictures."""
+    """Whether tokens are patches of pictures, whose rotary positions are two-dimensional."""
     return module.is_encoder and "audio" not in module.config.modalities
 
 
-def rotary_angles(positions: Tensor, head_dim: int) -> Tensor:
-    """Angles of one-dimensional rotary positions ``[tokens, 1, 1, head_dim]``, float32 (arXiv:2104.09864)."""
-    return _twice(_angles(positions, head_dim // 2, _LLM_THETA))
+def rotary_angles(positions: Tensor, module: ModuleSpec) -> Tensor:
+    """Angles of an LLM's rotary positions, float32 (arXiv:2104.09864; in three dimensions arXiv:2409.12191, Sec. 2.1).
+
+    Args:
+        positions: ``[tokens]``, or time, height and width ``[3, tokens]``.
+        module: whose ``mrope_sections`` say which frequencies turn with which of the three.
+
+    Returns:
+        ``[tokens, 1, 1, head_dim]``, both halves alike.
+    """
+    config = module.config
+    scaling = RopeScaling.of(config.rope_scaling)
+    frequencies = rotary_frequencies(config.head_dim // 2, config.rope_theta, scaling, positions.device)
+    if positions.dim() == 1:
+        return _twice(positions[:, None] * frequencies)
+    sections = torch.tensor(config.mrope_sections or (len(frequencies), 0, 0))
+    turning = torch.repeat_interleave(torch.arange(3), sections).to(positions.device)
+    return _twice(positions[turning].T * frequencies)
 
 
-def grid_rotary_angles(rows: Tensor, columns: Tensor, head_dim: int) -> Tensor:
+def grid_rotary_angles(rows: Tensor, columns: Tensor, module: ModuleSpec) -> Tensor:
     """Angles of two-dimensional rotary positions ``[tokens, 1, 1, head_dim]``, float32.
 
     The first half of the frequencies turns with the row, the second with the column (Qwen2.5-VL, arXiv:2502.13923).
     """
-    halves = [_angles(places, head_dim // 4, _VISION_THETA) for places in (rows, columns)]
-    return _twice(torch.cat(halves, dim=-1))
+    config = module.config
+    frequencies = rotary_frequencies(config.head_dim // 4, config.rope_theta, None, rows.device)
+    return _twice(torch.cat([places[:, None] * frequencies for places in (rows, columns)], dim=-1))
 
 
-def grid_places(positions: Tensor, lengths: Tensor, merge_tokens: int) -> tuple[Tensor, Tensor]:
-    """Row and column of tokens on a near-square grid, each ``[tokens]``.
+def rotary_frequencies(count: int, theta: float, scaling: RopeScaling | None, device: torch.device) -> Tensor:
+    """Radians that each of ``count`` pairs of features turns by a position ``[count]``, float32."""
+    frequencies = 1.0 / theta ** (torch.arange(count, device=device) / count)
+    if scaling is None:
+        return frequencies
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    turns = frequencies * scaling.original_context_tokens / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / scaling.factor)
 
-    Shapes carry no height and width, so an item's blocks of ``merge_tokens`` tokens fill rows of ceil(sqrt(blocks));
-    the tokens of a block are next to each other, as in Qwen2.5-VL.
+
+def multimodal_positions(parts: Sequence[int | tuple[int, int, int, int]]) -> Tensor:
+    """Time, height and width of a sample's LLM tokens ``[3, tokens]``, int64, on the CPU.
+
+    A text token is one further in all three than what came before it. The tokens of a picture or a video have their
+    places on its grid, from there on; what follows begins behind the grid's longer side. So Hugging Face's
+    ``Qwen2_5_VLModel.get_rope_index`` (transformers 5.23) counts, whatever a video's length.
 
     Args:
-        positions: place of each token in its item.
-        lengths: tokens of each token's item.
-        merge_tokens: consecutive tokens that become one LLM token.
+        parts: in order; tokens of text, or frames, rows and columns of a grid of LLM tokens and the time between its
+            frames.
     """
-    side = math.ceil(math.sqrt(merge_tokens))
-    blocks = (lengths + merge_tokens - 1) // merge_tokens
-    wide = blocks.double().sqrt().ceil().long()
-    block, inside = positions // merge_tokens, positions % merge_tokens
-    return block // wide * side + inside // side, block % wide * side + inside % side
+    found, start = [], 0
+    for part in parts:
+        if isinstance(part, int):
+            found.append((torch.arange(part) + start).expand(3, -1))
+            start += part
+            continue
+        frames, rows, columns, step = part
+        axes = torch.arange(frames) * step, torch.arange(rows), torch.arange(columns)
+        found.append(torch.stack(torch.meshgrid(*axes, indexing="ij")).flatten(1) + start)
+        start += max(rows, columns)
+    return torch.cat(found, dim=1)
 
 
 def sinusoids(positions: Tensor, width: int) -> Tensor:
@@ -57,11 +90,6 @@ def sinusoids(positions: Tensor, width: int) -> Tensor:
     step = math.log(_SINUSOID_TIMESCALE) / max(1, half - 1)
     angles = positions[:, None] * torch.exp(-step * torch.arange(half, device=positions.device))
     return torch.cat([angles.sin(), angles.cos()], dim=1)
-
-
-def _angles(places: Tensor, count: int, theta: float) -> Tensor:
-    inverse = theta ** (-torch.arange(count, device=places.device) / count)
-    return places[:, None] * inverse
 
 
 def _twice(angles: Tensor) -> Tensor:

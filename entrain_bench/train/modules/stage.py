@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
@@ -13,17 +15,18 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.device import to_device
 from entrain_bench.train.modules.attention import Mask
 from entrain_bench.train.modules.blocks import transformer_block, transformer_config
-from entrain_bench.train.modules.ends import EncoderEmbedding, LanguageHead, Projector, TokenEmbedding, merge_tokens
+from entrain_bench.train.modules.ends import EncoderEmbedding, LanguageHead, Projector, TokenEmbedding
+from entrain_bench.train.modules.grids import arrangement_of
 from entrain_bench.train.modules.packing import (
     Pack,
     Share,
     StageGroups,
+    consecutive_windows,
     positions_of,
     segments_of,
-    sequence_lengths_of,
     shares_of,
 )
-from entrain_bench.train.modules.positions import grid_places, grid_rotary_angles, on_grid, rotary_angles, sinusoids
+from entrain_bench.train.modules.positions import grid_rotary_angles, rotary_angles, sinusoids
 from entrain_bench.train.modules.rotation import Rotation, rotation_of
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct, Splitter, WeightPass
 
@@ -70,10 +73,10 @@ class Stage(torch.nn.Module):
         """Run the layers on a chunk.
 
         Args:
-            hidden: a first stage takes the features of all tokens ``[sum(lengths), input_width]`` (encoder) or all
-                projected tokens ``[number of -1 in token_ids, hidden_size]`` (LLM; None for none); others the hidden
-                states of this rank's tokens ``[ceil(sum(lengths) / ranks), hidden_size]``, those of context and, with
-                sequence parallelism, tensor parallelism.
+            hidden: a first stage takes the features of all tokens ``[sum(lengths), input_width]`` (encoder; in the
+                order of ``in_stage_order``) or all projected tokens ``[number of -1 in token_ids, hidden_size]`` (LLM;
+                None for none); others the hidden states of this rank's tokens ``[ceil(sum(lengths) / ranks),
+                hidden_size]``, those of context and, with sequence parallelism, tensor parallelism.
             pack: the chunk's sequences.
 
         Returns:
@@ -85,7 +88,7 @@ class Stage(torch.nn.Module):
         shares = shares_of(sum(pack.lengths), self.groups)
         if self._is_first:
             hidden = self.layers["0"](hidden, pack, shares)
-            if not self.module.config.rotary:
+            if not self.module.config.rotary and not self.module.config.learned_positions:
                 hidden = hidden + self._sinusoids(pack, shares.hidden, hidden)
         assert hidden is not None
         hidden = self._run_blocks(hidden, pack, shares.products)
@@ -93,7 +96,7 @@ class Stage(torch.nn.Module):
             return hidden
         head = self.layers[str(self.held[-1])]
         if isinstance(head, Projector):
-            return head(hidden, pack)  # type: ignore[no-any-return]
+            return head(hidden, pack, arrangement_of(self.module, pack))  # type: ignore[no-any-return]
         weight = self.tied_embedding() if self._is_first else None
         return head(hidden, pack, shares.products, weight)  # type: ignore[no-any-return]
 
@@ -142,9 +145,8 @@ class Stage(torch.nn.Module):
             assert attention is not None
             window = attention.window_tokens
             if window not in masks:
-                segments = segments_of(
-                    pack.lengths, share, causal=attention.causal, device=hidden.device, window_tokens=window
-                )
+                runs = self._runs(pack, window)
+                segments = segments_of(runs, share, causal=attention.causal, device=hidden.device)
                 masks[window] = Mask(segments, rotation)
             inputs = (self.layers[str(index)], hidden, masks[window])
             again = self.recompute or place < pack.remade
@@ -154,16 +156,23 @@ class Stage(torch.nn.Module):
                 hidden = _run_block(*inputs)
         return hidden.squeeze(1)
 
+    def _runs(self, pack: Pack, window_tokens: int) -> Sequence[int]:
+        """Runs of tokens that attend to each other: sequences, or windows in them."""
+        if not window_tokens:
+            return pack.lengths
+        arrangement = arrangement_of(self.module, pack)
+        return arrangement.windows if arrangement else consecutive_windows(pack.lengths, window_tokens)
+
     def _rotation(self, pack: Pack, share: Share, hidden: Tensor) -> Rotation | None:
-        config, device = self.module.config, hidden.device
-        if not config.rotary:
+        device = hidden.device
+        if not self.module.config.rotary:
             return None
-        positions = positions_of(pack.lengths, share)
-        if not on_grid(self.module):
-            return rotation_of(rotary_angles(to_device(positions, device), config.head_dim), hidden.dtype)
-        places = grid_places(positions, sequence_lengths_of(pack.lengths, share), merge_tokens(self.module))
-        rows, columns = to_device(torch.stack(places), device)
-        return rotation_of(grid_rotary_angles(rows, columns, config.head_dim), hidden.dtype)
+        if arrangement := arrangement_of(self.module, pack):
+            places = torch.stack([share.pad(arrangement.rows), share.pad(arrangement.columns)])
+            rows, columns = to_device(places, device)
+            return rotation_of(grid_rotary_angles(rows, columns, self.module), hidden.dtype)
+        positions = positions_of(pack.lengths, share) if pack.positions is None else share.pad(pack.positions.T).T
+        return rotation_of(rotary_angles(to_device(positions, device), self.module), hidden.dtype)
 
     def _sinusoids(self, pack: Pack, share: Share, hidden: Tensor) -> Tensor:
         positions = to_device(positions_of(pack.lengths, share), hidden.device)

@@ -14,7 +14,7 @@ from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import build_layers
 from entrain_bench.train.device import to_device
 from entrain_bench.train.modules import Pack, StageGroups, build_stage, input_width
-from entrain_bench.train.modules.ends import merge_tokens
+from entrain_bench.train.modules.grids import merge_tokens
 from entrain_bench.train.modules.packing import shares_of
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.profiling.packs import Target

@@ -21,8 +21,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
-from entrain_bench.train.modules import Pack, Stage, StageGroups, input_width
-from entrain_bench.train.modules.ends import merge_tokens
+from entrain_bench.train.modules import Pack, Stage, StageGroups, input_width, merge_tokens
 from entrain_bench.train.running.step import OptimizerSettings
 
 # What megatron-core notes at parameters; sharded ones are other objects.

@@ -12,8 +12,7 @@ from torch import Tensor
 from entrain_bench.costs.memory import Memory
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
-from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, input_width
-from entrain_bench.train.modules.ends import merge_tokens
+from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, input_width, merge_tokens
 from support.builders import TOKENS, placed
 from support.train.allocations import allocated, num_bytes, saved_bytes
 from support.train.modules import CPU, module_config
@@ -37,7 +36,7 @@ def input_of(module: ModuleSpec, layer: int, groups: StageGroups, dtype: torch.d
 
 def wide_model() -> ModelSpec:
     """The tiny modules with two blocks each, whose hidden states are wide: what is kept besides is little."""
-    vision = {"num_layers": 2, "window_tokens": 8, "full_attention_layers": [1]}
+    vision = {"num_layers": 2, "window_tokens": 16, "full_attention_layers": [1]}
     gemms = [{"k": 1024, "n": 256, "rows_per_token": 0.25}, {"k": 256, "n": 256, "rows_per_token": 0.25}]
     wide = {"hidden_size": 256, "ffn_hidden_size": 512}
     modules = {

@@ -23,6 +23,7 @@ from entrain_bench.train.modules import (
     Stage,
     StageGroups,
     build_stage,
+    in_stage_order,
     input_width,
     named_parameters,
 )
@@ -46,7 +47,7 @@ def module_config(name: str, llm_width: int = 128, **changes: Any) -> dict[str, 
 def small_model(**llm_changes: Any) -> ModelSpec:
     """The tiny modules with two blocks each (three in vision, the second with full attention)."""
     modules = {
-        "vision": module_config("tiny_vision", num_layers=3, window_tokens=8, full_attention_layers=[1]),
+        "vision": module_config("tiny_vision", num_layers=3, window_tokens=16, full_attention_layers=[1]),
         "audio": module_config("tiny_audio", num_layers=2),
         "llm": module_config("tiny_llm", num_layers=2, vocab_size=96, **llm_changes),
     }
@@ -102,6 +103,7 @@ def run_module(
     ends = [0, *cuts, len(module.layers)]
     stages = [stage_of(model, module, groups, range(lo, hi), **options) for lo, hi in pairwise(ends)]
     first, pack = batch_of(module, short)
+    first = in_stage_order(module, pack, first) if module.is_encoder else first
     pack = replace(pack, splits_backward=splits_backward)
     device = options.get("device", CPU)
     inputs, outputs = [], [first.to(device)]

@@ -30,10 +30,13 @@ class Reference:
 
     def norm(self, x: Tensor, key: str) -> Tensor:
         weight = self.weights[f"{self.name}.{key}.weight"]
+        epsilon = self.config.norm_epsilon
         if self.config.norm_bias:
             centred = x - x.mean(-1, keepdim=True)
-            return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight + self.get(f"{key}.bias")
-        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+            return centred / (centred.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight + self.get(
+                f"{key}.bias"
+            )
+        return x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight
 
     def block(self, x: Tensor, index: int, mask: Tensor, angles: Tensor | None) -> Tensor:
         c, at = self.config, f"{index}"
@@ -62,10 +65,12 @@ class Reference:
         x = self.linear(patches, "0.products.products.0")
         places = [patch_place(t, length) for t in range(length)]
         quarter = self.config.head_dim // 4
-        frequencies = [10000.0 ** (-i / quarter) for i in range(quarter)]
+        frequencies = [self.config.rope_theta ** (-i / quarter) for i in range(quarter)]
         half = torch.tensor([[place * f for place in rc for f in frequencies] for rc in places])
-        window = torch.arange(length) // self.config.window_tokens
-        local, full = window[:, None] == window, torch.ones(length, length, dtype=torch.bool)
+        side = int(self.config.window_tokens**0.5)
+        windows = [(row // side, column // side) for row, column in places]
+        local = torch.tensor([[one == other for other in windows] for one in windows])
+        full = torch.ones(length, length, dtype=torch.bool)
         for index in range(1, self.config.num_layers + 1):
             x = self.block(x, index, full if index - 1 in self.config.full_attention_layers else local, half)
         rows = fit(self.norm(x, f"{self.config.num_layers + 1}.norm"), 4 * num_outputs).view(num_outputs, -1)
@@ -92,7 +97,7 @@ class Reference:
         given = iter(projected)
         x = torch.stack([next(given) if token < 0 else table[token] for token in ids.tolist()])
         half = self.config.head_dim // 2
-        frequencies = torch.tensor([500000.0 ** (-i / half) for i in range(half)])
+        frequencies = torch.tensor([self.config.rope_theta ** (-i / half) for i in range(half)])
         angles = torch.arange(len(ids))[:, None] * frequencies
         mask = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
         for index in range(1, self.config.num_layers + 1):

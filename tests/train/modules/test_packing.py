@@ -14,8 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from entrain_bench.train.modules import NamedParameter, attention
 from entrain_bench.train.modules.attention import packed_attention
-from entrain_bench.train.modules.packing import Segments, Share, make_segments, segments_of
-from entrain_bench.train.modules.positions import grid_places
+from entrain_bench.train.modules.packing import Segments, Share, consecutive_windows, make_segments, segments_of
 from support.train.reference import normal
 
 CPU = torch.device("cpu")
@@ -48,7 +47,8 @@ def test_segments_of_all_ranks_are_the_block_diagonal_mask(
     rows = []
     for rank in range(cp):
         share = Share(total, rank * size, (rank + 1) * size, size * cp)
-        segments = segments_of(lengths, share, causal=causal, device=CPU, window_tokens=window)
+        runs = consecutive_windows(lengths, window) if window else lengths
+        segments = segments_of(runs, share, causal=causal, device=CPU)
         rows.append(dense_mask(segments, size, size * cp, causal))
     assert torch.cat(rows).tolist() == expected
 
@@ -113,11 +113,3 @@ def test_shards_assemble_to_the_full_parameter(dim: int, stride: int, tp: int) -
     shards = [part.shard(full) for part in named]
     assert all(list(shard.shape) == shape for shard in shards)
     assert torch.equal(named[0].assemble(shards), full)
-
-
-def test_grid_of_an_item_by_hand() -> None:
-    # 5 blocks of 2 x 2 patches: a row of 3 blocks and a row of 2.
-    positions, lengths = torch.arange(20), torch.full((20,), 20)
-    rows, columns = grid_places(positions, lengths, 4)
-    assert rows.tolist() == [0, 0, 1, 1] * 3 + [2, 2, 3, 3] * 2
-    assert columns.tolist() == [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 0, 1, 0, 1, 2, 3, 2, 3]

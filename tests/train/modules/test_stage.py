@@ -163,18 +163,21 @@ def test_llm_takes_text_alone(alone: StageGroups) -> None:
 
 
 def test_windows_and_items_do_not_see_each_other(alone: StageGroups) -> None:
-    """Between blocks 2 and 3 (one windowed block) a token depends on its own window of 8 alone."""
+    """Between blocks 2 and 3 (one windowed block) a token depends on its own window of 4 x 4 patches alone.
+
+    Grids of 4 x 6 and 2 x 2 patches: windows of 16, 8 and 4 tokens, one after another in the stages.
+    """
     model = small_model()
-    stage = stage_of(model, model.module("vision"), alone, range(3, 4))
-    hidden = torch.randn(24, 64, requires_grad=True)
-    (stage(hidden, Pack((19, 5)))[9].sum()).backward()
+    stage, pack = stage_of(model, model.module("vision"), alone, range(3, 4)), Pack((24, 4), grids=((4, 6), (2, 2)))
+    hidden = torch.randn(28, 64, requires_grad=True)
+    (stage(hidden, pack)[18].sum()).backward()
     assert hidden.grad is not None
     depends = hidden.grad.abs().sum(1) > 0
-    assert depends.nonzero().flatten().tolist() == list(range(8, 16))
+    assert depends.nonzero().flatten().tolist() == list(range(16, 24))
     full = stage_of(model, model.module("vision"), alone, range(2, 3))
     hidden.grad = None
-    (full(hidden, Pack((19, 5)))[9].sum()).backward()
-    assert (hidden.grad.abs().sum(1) > 0).nonzero().flatten().tolist() == list(range(19))
+    (full(hidden, pack)[18].sum()).backward()
+    assert (hidden.grad.abs().sum(1) > 0).nonzero().flatten().tolist() == list(range(24))
 
 
 def test_bf16_is_near_fp32(alone: StageGroups) -> None:
@@ -258,6 +261,8 @@ class GroupSize:
         ),
         ("vision", {"embed_gemms": [{"k": 12, "n": 63}]}, 1, "embed_gemms: the last must give one row"),
         ("vision", {"head_dim": 18}, 1, "head_dim=18"),
+        ("vision", {"window_tokens": 8}, 1, "window_tokens=8: must be the square of a multiple of 2"),
+        ("vision", {"activation": "gelu"}, 1, "activation=gelu: gated blocks"),
         ("vision", {"qkv_bias": False}, 1, "linear_bias needs qkv_bias"),
         ("vision", {"head_gemms": [{"k": 64, "n": 127}]}, 1, "hidden_size=128"),
         ("vision", {"head_gemms": [{"k": 64, "n": 128, "rows_per_token": 0.3}]}, 1, r"rows_per_token=0.3"),

@@ -1,0 +1,7 @@
+"""Published weights: safetensors checkpoints of Hugging Face read into stages and written from them."""
+
+from entrain_bench.train.weights.checkpoint import Checkpoint
+from entrain_bench.train.weights.reading import load_weights
+from entrain_bench.train.weights.writing import save_weights
+
+__all__ = ["Checkpoint", "load_weights", "save_weights"]
