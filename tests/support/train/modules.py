@@ -103,32 +103,46 @@ def run_module(
     ends = [0, *cuts, len(module.layers)]
     stages = [stage_of(model, module, groups, range(lo, hi), **options) for lo, hi in pairwise(ends)]
     first, pack = batch_of(module, short)
-    first = in_stage_order(module, pack, first) if module.is_encoder else first
     pack = replace(pack, splits_backward=splits_backward)
-    device = options.get("device", CPU)
-    inputs, outputs = [], [first.to(device)]
-    for stage in stages:
-        inputs.append(outputs[-1].detach().requires_grad_())
-        outputs.append(stage(inputs[-1], pack))
-    output = outputs[-1]
-    gradient = torch.ones_like(output)
+    return run_stages(stages, first.to(options.get("device", CPU)), pack)
+
+
+def run_stages(stages: Sequence[Stage], first: Tensor | None, pack: Pack, gradient: Tensor | None = None) -> Grads:
+    """Output, gradient of the input (of an LLM) and full gradients of consecutive stages, over all ranks.
+
+    Args:
+        stages: a whole module.
+        first: its input; an encoder's in the order of the pack.
+        pack: its sequences.
+        gradient: of the output; by default ones, or fixed random numbers for an encoder.
+    """
+    module, groups = stages[0].module, stages[0].groups
     if module.is_encoder:
-        gradient = normal(np.random.default_rng(6), *output.shape).to(device)
+        first = in_stage_order(module, pack, first)
+    inputs, output = [], first
+    outputs = []
+    for stage in stages:
+        inputs.append(None if output is None else output.detach().requires_grad_())
+        outputs.append(output := stage(inputs[-1], pack))
+    if gradient is None:
+        gradient = torch.ones_like(output)
+        if module.is_encoder:
+            gradient = normal(np.random.default_rng(6), *output.shape).to(output.device)
     left = []
-    for stage, received, sent in zip(reversed(stages), reversed(inputs), reversed(outputs[1:]), strict=True):
-        if splits_backward:
+    for stage, received, sent in zip(reversed(stages), reversed(inputs), reversed(outputs), strict=True):
+        if pack.splits_backward:
             received.grad, weights = stage.backward_inputs(get_gradient_edge(sent), gradient, received)
             left.append(weights)
         else:
             sent.backward(gradient)
-        gradient = received.grad
+        gradient = None if received is None else received.grad
     for weights in left:
         weights.run()
     output = output.detach().clone()
     if not module.is_encoder:
         dist.all_reduce(output, group=groups.cp)
     result = {"output": output}
-    if not module.is_encoder:
+    if not module.is_encoder and inputs[0] is not None:
         result["input"] = inputs[0].grad
     for stage in stages:
         for named in named_parameters(stage):

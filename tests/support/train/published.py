@@ -1,0 +1,368 @@
+"""Small random models of Hugging Face's ``transformers``, and stages filled with their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional
+from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionMultiModalProjector
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
+from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, in_stage_order
+from entrain_bench.train.modules.positions import multimodal_positions
+from entrain_bench.train.weights import Checkpoint, load_weights
+from entrain_bench.train.weights.naming import stored_tensors
+from entrain_bench.train.weights.reading import Roots, check_tensors
+from entrain_bench.train.weights.writing import _unpacked
+from support.builders import TOKENS
+from support.train.modules import CPU, Grads, module_config, run_stages
+from support.train.reference import normal
+
+LLM = {"num_layers": 3, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "ffn_hidden_size": 96}
+TEXT = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "attn_implementation": "eager",
+}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LENGTHS = (9, 30, 14)
+# Gradients so much smaller than the largest are zero but for rounding.
+ROUNDING = 1e-4
+# Rows and columns of patches; two frames of a video are pictures of their own. Windows are 4 x 4 patches.
+GRIDS = ((4, 6), (10, 8), (6, 6), (6, 6))
+PICTURES = Pack(tuple(h * w for h, w in GRIDS), tuple(h * w // 4 for h, w in GRIDS), grids=GRIDS)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published model beside ours.
+
+    Attributes:
+        spec: ours.
+        module: the module that is compared.
+        tensors: the published tensors by the names of a checkpoint.
+        run: inputs of our first stage, the pack, the gradient of the output (None: one), and what the published model
+            gives: its output, and gradients by the names of a checkpoint.
+    """
+
+    spec: ModelSpec
+    module: str
+    tensors: Mapping[str, Tensor]
+    run: Callable[[], tuple[Tensor | None, Pack, Tensor | None, Grads]]
+
+
+def spec_of(**modules: dict[str, Any]) -> ModelSpec:
+    return ModelSpec.from_config({"name": "small", "modules": modules, "tokens": TOKENS})
+
+
+def llm_config(**changes: Any) -> dict[str, Any]:
+    return module_config("tiny_llm", **LLM, vocab_size=96) | changes
+
+
+def randomised(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
+    """The model in evaluation mode, with values that exercise every parameter, norms and biases included."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            offset = 1.0 if "norm" in name and parameter.dim() == 1 and name.endswith("weight") else 0.0
+            parameter.normal_(offset, 0.1, generator=generator)
+    return model.eval()
+
+
+def grads_of(model: torch.nn.Module, beginning: str) -> Grads:
+    return {beginning + name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def tensors_of(model: torch.nn.Module, beginning: str) -> dict[str, Tensor]:
+    return {beginning + name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def text_model(kind: str) -> Published:
+    """Qwen2.5 (biases, theta of a million, tied embeddings) or Llama 3.1 (scaled frequencies, untied)."""
+    torch.manual_seed(0)
+    if kind == "qwen25":
+        rope = {"rope_type": "default", "rope_theta": 1e6}
+        config = transformers.Qwen2Config(**TEXT, rms_norm_eps=1e-6, tie_word_embeddings=True, rope_parameters=rope)
+        model = randomised(transformers.Qwen2ForCausalLM(config))
+        spec = spec_of(llm=llm_config(qkv_bias=True, rope_theta=1e6, norm_epsilon=1e-6, tied_embeddings=True))
+    else:
+        rope = {"rope_type": "llama3", "rope_theta": 5e5, "original_max_position_embeddings": 32, **LLAMA3}
+        config = transformers.LlamaConfig(**TEXT, rms_norm_eps=1e-5, tie_word_embeddings=False, rope_parameters=rope)
+        model = randomised(transformers.LlamaForCausalLM(config))
+        scaling = {**LLAMA3, "original_context_tokens": 32}
+        spec = spec_of(
+            llm=llm_config(rope_theta=5e5, norm_epsilon=1e-5, tied_embeddings=False, rope_scaling=scaling)
+        )
+
+    def run() -> tuple[Tensor | None, Pack, Tensor | None, Grads]:
+        rng = np.random.default_rng(3)
+        ids = torch.from_numpy(rng.integers(96, size=sum(LENGTHS)))
+        labels = torch.from_numpy(np.where(rng.random(len(ids)) < 0.7, rng.integers(96, size=len(ids)), -1))
+        losses = [
+            functional.cross_entropy(model(row[None]).logits[0], label, ignore_index=-1, reduction="sum")
+            for row, label in zip(ids.split(LENGTHS), labels.split(LENGTHS), strict=True)
+        ]
+        loss = torch.stack(losses).sum()
+        loss.backward()
+        return None, Pack(LENGTHS, (), ids, labels), None, {"output": loss.detach(), **grads_of(model, "")}
+
+    return Published(spec, "llm", tensors_of(model, ""), run)
+
+
+VISION = {
+    "depth": 4,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_heads": 4,
+    "window_size": 56,
+    "fullatt_block_indexes": [1, 3],
+    "out_hidden_size": 64,
+    "tokens_per_second": 2,
+    "attn_implementation": "eager",
+}
+
+
+def vision_config() -> dict[str, Any]:
+    return module_config(
+        "tiny_vision", 64, num_layers=4, ffn_hidden_size=96, window_tokens=16, full_attention_layers=[1, 3]
+    )
+
+
+def qwen_vision() -> Published:
+    """Qwen2.5-VL's vision tower on two pictures and a video of two frames."""
+    torch.manual_seed(0)
+    model = randomised(Qwen2_5_VisionTransformerPretrainedModel(transformers.Qwen2_5_VLConfig(vision_config=VISION).vision_config))
+    spec = spec_of(vision=vision_config(), llm=llm_config())
+
+    def run() -> tuple[Tensor | None, Pack, Tensor | None, Grads]:
+        rng = np.random.default_rng(4)
+        pixels = normal(rng, sum(PICTURES.lengths), 1176)
+        output = model(pixels, torch.tensor([[1, 4, 6], [1, 10, 8], [2, 6, 6]])).pooler_output
+        gradient = normal(rng, *output.shape)
+        output.backward(gradient)
+        return pixels, PICTURES, gradient, {"output": output.detach(), **grads_of(model, "visual.")}
+
+    return Published(spec, "vision", tensors_of(model, "visual."), run)
+
+
+def siglip() -> Published:
+    """SigLIP without its last norm, and LLaVA-OneVision's projector, on three tiles of 4 x 4 patches."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+    tower = transformers.SiglipVisionConfig(**sizes, image_size=56, patch_size=14, attn_implementation="eager")
+    tower.vision_use_head = False
+    model = randomised(transformers.SiglipVisionModel(tower))
+    joint = transformers.LlavaOnevisionConfig(
+        vision_config=tower.to_dict(), text_config=transformers.Qwen2Config(**TEXT).to_dict()
+    )
+    projector = randomised(LlavaOnevisionMultiModalProjector(joint), 1)
+    gemms = {"embed_gemms": [{"k": 588, "n": 64}], "head_gemms": [{"k": 64, "n": 64}, {"k": 64, "n": 64}]}
+    heads = {"num_heads": 4, "num_kv_heads": 4, "head_dim": 16, "hidden_size": 64, "ffn_hidden_size": 96}
+    vision = module_config("siglip_so400m", 64, **gemms, **heads, num_layers=3, learned_positions=16)
+    spec = spec_of(vision=vision, llm=llm_config())
+    pack = Pack((16, 16, 16), (16, 16, 16))
+
+    def run() -> tuple[Tensor | None, Pack, Tensor | None, Grads]:
+        rng = np.random.default_rng(4)
+        pixels = normal(rng, 3, 3, 56, 56)
+        hidden = model(pixels, output_hidden_states=True).hidden_states[-1]
+        output = projector(hidden).flatten(0, 1)
+        gradient = normal(rng, *output.shape)
+        output.backward(gradient)
+        # Patches row by row, each with its colours first.
+        patches = pixels.unfold(2, 14, 14).unfold(3, 14, 14).permute(0, 2, 3, 1, 4, 5).reshape(48, 588)
+        found = grads_of(model, "vision_tower.vision_model.") | grads_of(projector, "multi_modal_projector.")
+        return patches, pack, gradient, {"output": output.detach(), **found}
+
+    tensors = tensors_of(model, "vision_tower.vision_model.") | tensors_of(projector, "multi_modal_projector.")
+    return Published(spec, "vision", tensors, run)
+
+
+def whisper() -> Published:
+    """Whisper's encoder on two segments of equal length, then the mean of pairs and a product."""
+    torch.manual_seed(0)
+    frames, mels = 24, 8
+    config = transformers.WhisperConfig(
+        d_model=64,
+        encoder_layers=3,
+        encoder_attention_heads=4,
+        encoder_ffn_dim=96,
+        num_mel_bins=mels,
+        max_source_positions=frames,
+        attn_implementation="eager",
+    )
+    model = randomised(WhisperEncoder(config))
+    projector = randomised(torch.nn.Linear(64, 64), 1)
+    gemms = [{"k": 3 * mels, "n": 64, "rows_per_token": 2.0}, {"k": 192, "n": 64}]
+    audio = module_config("tiny_audio", 64, num_layers=3, ffn_hidden_size=96, embed_gemms=gemms)
+    spec = spec_of(audio=audio, llm=llm_config())
+    pack = Pack((frames, frames), (frames // 2, frames // 2))
+
+    def run() -> tuple[Tensor | None, Pack, Tensor | None, Grads]:
+        rng = np.random.default_rng(4)
+        features = normal(rng, 2, mels, 2 * frames)
+        hidden = model(features).last_hidden_state
+        output = projector(hidden.view(2, frames // 2, 2, 64).mean(2)).flatten(0, 1)
+        gradient = normal(rng, *output.shape)
+        output.backward(gradient)
+        # Two rows a token, each of the frames that the first convolution sees there: before, at and after.
+        windows = functional.pad(features, (1, 1)).unfold(2, 3, 1).permute(0, 2, 3, 1).reshape(2 * frames, -1)
+        found = grads_of(model, "audio_tower.") | grads_of(projector, "multi_modal_projector.linear.")
+        return windows, pack, gradient, {"output": output.detach(), **found}
+
+    tensors = tensors_of(model, "audio_tower.") | tensors_of(projector, "multi_modal_projector.linear.")
+    return Published(spec, "audio", tensors, run)
+
+
+def qwen25vl(folder: Path, groups: StageGroups) -> dict[str, float]:
+    """Errors of the whole of Qwen2.5-VL: two pictures and a video among text, one sample without any."""
+    torch.manual_seed(0)
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
+    text = {**TEXT, "rms_norm_eps": 1e-6, "rope_parameters": rope, "tie_word_embeddings": True}
+    tokens = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
+    config = transformers.Qwen2_5_VLConfig(vision_config=VISION, text_config=text, tie_word_embeddings=True, **tokens)
+    model = randomised(transformers.Qwen2_5_VLForConditionalGeneration(config))
+    changes = {"qkv_bias": True, "rope_theta": 1e6, "norm_epsilon": 1e-6, "tied_embeddings": True}
+    spec = spec_of(vision=vision_config(), llm=llm_config(**changes, mrope_sections=[2, 3, 3], mrope_steps_per_s=2))
+    rng = np.random.default_rng(8)
+    pixels = normal(rng, sum(PICTURES.lengths), 1176)
+    text_ids = [rng.integers(90, size=count).tolist() for count in (3, 2, 5, 4, 7, 11)]
+    # Sample 0: text, picture, text, picture, text; sample 1: text, video, text; sample 2: text.
+    samples = [
+        [*text_ids[0], *[90] * 6, *text_ids[1], *[90] * 20, *text_ids[2]],
+        [*text_ids[3], *[91] * 18, *text_ids[4]],
+        text_ids[5],
+    ]
+    parts = [[3, (1, 2, 3, 1), 2, (1, 5, 4, 1), 5], [4, (2, 3, 3, 2), 7], [11]]
+    losses, labels = [], []
+    given: dict[str, Any]
+    for number, row in enumerate(samples):
+        ids = torch.tensor([row])
+        kinds = torch.where(ids == 90, 1, torch.where(ids == 91, 2, 0))
+        given = [
+            {"pixel_values": pixels[:104], "image_grid_thw": torch.tensor([[1, 4, 6], [1, 10, 8]])},
+            {
+                "pixel_values_videos": pixels[104:],
+                "video_grid_thw": torch.tensor([[2, 6, 6]]),
+                "second_per_grid_ts": torch.tensor([1.0]),
+            },
+            {},
+        ][number]
+        label = torch.where(ids[0] < 90, ids[0], -1).roll(-1)
+        label[-1] = -1
+        labels.append(label)
+        logits = model(input_ids=ids, mm_token_type_ids=kinds, **given).logits[0]
+        losses.append(functional.cross_entropy(logits, label, ignore_index=-1, reduction="sum"))
+    loss = torch.stack(losses).sum()
+    loss.backward()
+    # Names of checkpoints on the hub.
+    renamed = {
+        name: name.replace("model.visual.", "visual.").replace("model.language_model.", "model.")
+        for name, _ in model.named_parameters()
+    }
+    tensors = {renamed[name]: value for name, value in tensors_of(model, "").items()}
+    wanted = {"output": loss.detach(), **{renamed[name]: value for name, value in grads_of(model, "").items()}}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    checkpoint = Checkpoint.open(folder)
+    roots = check_tensors(checkpoint, spec)
+    vision, llm = (
+        filled(spec, name, range(len(spec.module(name).layers)), groups, checkpoint, roots) for name in ("vision", "llm")
+    )
+    ids = torch.tensor([-1 if token in (90, 91) else token for row in samples for token in row])
+    pack = Pack(
+        tuple(map(len, samples)),
+        (),
+        ids,
+        torch.cat(labels),
+        positions=torch.cat([multimodal_positions(row) for row in parts], dim=1),
+    )
+    projected = vision(in_stage_order(vision.module, PICTURES, pixels), PICTURES).detach()
+    found = run_stages([llm], projected, pack)
+    encoded = run_stages([vision], pixels, PICTURES, found.pop("input"))
+    encoded.pop("output")
+    every = unpacked(spec, "llm", found, roots) | unpacked(spec, "vision", encoded, roots)
+    return errors(every, wanted)
+
+
+CASES: dict[str, Callable[[], Published]] = {
+    "qwen25": lambda: text_model("qwen25"),
+    "llama31": lambda: text_model("llama31"),
+    "qwen25vl_vision": qwen_vision,
+    "siglip": siglip,
+    "whisper": whisper,
+}
+
+
+def module_errors(case: str, folder: Path, groups: StageGroups, cuts: tuple[int, ...] = ()) -> dict[str, float]:
+    """Largest difference of the output and of every gradient, relative to the largest published value."""
+    published = CASES[case]()
+    first, pack, gradient, wanted = published.run()
+    module = published.spec.module(published.module)
+    checkpoint, roots = stored(published, folder)
+    ends = [0, *cuts, len(module.layers)]
+    stages = [filled(published.spec, published.module, range(*part), groups, checkpoint, roots) for part in pairwise(ends)]
+    return errors(unpacked(published.spec, published.module, run_stages(stages, first, pack, gradient), roots), wanted)
+
+
+def stored(published: Published, folder: Path) -> tuple[Checkpoint, Roots]:
+    """A checkpoint of one module, its other modules left out, and its roots."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in published.tensors.items()}, folder / "model.safetensors")
+    checkpoint = Checkpoint.open(folder)
+    alone = ModelSpec("alone", (published.spec.module(published.module),), published.spec.tokens)
+    return checkpoint, check_tensors(checkpoint, alone)
+
+
+def filled(
+    spec: ModelSpec, name: str, layers: range, groups: StageGroups, checkpoint: Checkpoint, roots: Roots
+) -> Stage:
+    module = spec.module(name)
+    stage = build_stage(
+        spec, module, layers, groups, dtype=torch.float32, seed=0, device=CPU, recompute=False
+    )
+    load_weights(checkpoint, spec, [stage], roots)
+    return stage
+
+
+def unpacked(spec: ModelSpec, name: str, found: Grads, roots: Roots) -> Grads:
+    """Gradients by the names of a checkpoint."""
+    module = spec.module(name)
+    parts = stored_tensors(spec, module)
+    result = {key: value for key, value in found.items() if key in ("output", "input")}
+    for key, value in found.items():
+        if key not in result:
+            result |= _unpacked(module, parts[key.removeprefix(f"{name}.")], value, roots)
+    return result
+
+
+def errors(found: Grads, wanted: Grads) -> dict[str, float]:
+    """Largest difference of each tensor relative to its largest value.
+
+    What is nothing but rounding (softmax takes no notice of keys' biases) is compared with the largest gradient.
+    """
+    gradients = [float(value.abs().max()) for name, value in wanted.items() if name != "output"]
+    least, result = ROUNDING * max(gradients), {}
+    for name, value in wanted.items():
+        largest = max(float(value.abs().max()), least)
+        own = found.get(name)
+        result[name] = float((own - value).abs().max() if own is not None else value.abs().max()) / largest
+    return result
