@@ -59,6 +59,7 @@ def truncated(shapes: SampleShapes, context_tokens: int) -> SampleShapes:
         "text_tokens": text[left],
         "item_offsets": offsets_from_counts(counts[left]),
         **{name: getattr(shapes, name)[kept] for name in ("item_modality", "item_encoder_tokens", "item_llm_tokens")},
+        "item_grids": None if shapes.item_grids is None else shapes.item_grids[kept],
         "sample_ids": shapes.sample_ids[left],
         "sample_names": None if shapes.sample_names is None else shapes.sample_names[left],
     }

@@ -19,7 +19,14 @@ _TOKEN_DECIMALS = 3
 def image_tokens(
     widths: FloatArray, heights: FloatArray, rules: TokenRules, min_tokens: int, max_tokens: int
 ) -> IntArray:
-    """LLM tokens of images resized by Qwen2.5-VL's rule (arXiv:2502.13923; Hugging Face ``smart_resize``).
+    """LLM tokens of images resized by Qwen2.5-VL's rule (``image_grids``) ``[images]``, from 1 to ``max_tokens``."""
+    return image_grids(widths, heights, rules, min_tokens, max_tokens).prod(axis=1)
+
+
+def image_grids(
+    widths: FloatArray, heights: FloatArray, rules: TokenRules, min_tokens: int, max_tokens: int
+) -> IntArray:
+    """Rows and columns of LLM tokens of resized images (Qwen2.5-VL, arXiv:2502.13923; Hugging Face ``smart_resize``).
 
     Each side goes to the nearest multiple of ``patch_pixels * merge_patches`` (halves to even). An image whose area is
     then above ``max_tokens`` is scaled down with its proportions kept and its sides rounded down; one below
@@ -34,10 +41,10 @@ def image_tokens(
         max_tokens: largest area, in LLM tokens; at least ``min_tokens``.
 
     Returns:
-        LLM tokens ``[images]``, between 1 and ``max_tokens``.
+        ``[images, 2]``.
     """
     factor = rules.patch_pixels * rules.merge_patches
-    sides = np.stack((widths, heights)).astype(np.float64)
+    sides = np.stack((heights, widths)).astype(np.float64)
     area = sides.prod(axis=0)
     nearest = np.maximum(1, np.rint(sides / factor))
     shrink, grow = np.sqrt(area / (max_tokens * factor**2)), np.sqrt(min_tokens * factor**2 / area)
@@ -45,8 +52,9 @@ def image_tokens(
     larger = np.ceil(sides * grow / factor)
     cells = nearest.prod(axis=0)
     units = np.where(cells > max_tokens, smaller, np.where(cells < min_tokens, larger, nearest))
-    short, long = units.min(axis=0), units.max(axis=0)
-    return np.asarray(short * np.minimum(long, max_tokens // short), np.int64)
+    short, long = units.min(axis=0), np.argmax(units, axis=0)
+    is_long = np.arange(2)[:, None] == long
+    return np.asarray(np.where(is_long, np.minimum(units, max_tokens // short), short), np.int64).T
 
 
 def image_items(
@@ -58,8 +66,9 @@ def image_items(
     """
     if rules.tiles is not None:
         return tiled_images(counts, widths, heights, rules.tiles)
-    llm = image_tokens(widths, heights, rules, rules.min_image_tokens, max_image_tokens)
-    return Items(counts, llm * rules.merge_patches**2, llm)
+    grids = image_grids(widths, heights, rules, rules.min_image_tokens, max_image_tokens)
+    llm = grids.prod(axis=1)
+    return Items(counts, llm * rules.merge_patches**2, llm, grids * rules.merge_patches)
 
 
 def video_items(
@@ -90,9 +99,10 @@ def video_items(
     frames = np.round(np.nan_to_num(seconds) * rules.video_frames_per_s, _TOKEN_DECIMALS)
     present = ~np.isnan(seconds)
     groups = np.where(present, np.maximum(1, frames // rules.temporal_patch_frames), 0).astype(np.int64)
-    frame_tokens = image_tokens(widths, heights, rules, min_frame_tokens, max_frame_tokens)
-    llm = np.repeat(frame_tokens, groups[present])
-    return Items(groups, llm * rules.merge_patches**2, llm)
+    frame_grids = image_grids(widths, heights, rules, min_frame_tokens, max_frame_tokens)
+    grids = np.repeat(frame_grids, groups[present], axis=0)
+    llm = grids.prod(axis=1)
+    return Items(groups, llm * rules.merge_patches**2, llm, grids * rules.merge_patches)
 
 
 def audio_items(seconds: FloatArray, rules: TokenRules) -> Items:

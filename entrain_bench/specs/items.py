@@ -20,11 +20,13 @@ class Items:
         counts: items of each sample ``[samples]``.
         encoder_tokens: tokens inside the encoder ``[items]``.
         llm_tokens: projected tokens handed to the LLM ``[items]``.
+        grids: rows and columns of the encoder tokens ``[items, 2]``; None if they are not known.
     """
 
     counts: IntArray
     encoder_tokens: IntArray
     llm_tokens: IntArray
+    grids: IntArray | None = None
 
 
 def shapes_of(
@@ -63,6 +65,7 @@ def shapes_of(
         _joined([part.encoder_tokens for part in parts])[order],
         _joined([part.llm_tokens for part in parts])[order],
         sample_names,
+        None if (grids := _grids([(part.grids, len(part.llm_tokens)) for part in parts])) is None else grids[order],
     )
 
 
@@ -79,6 +82,7 @@ def concatenate(parts: Sequence[SampleShapes]) -> SampleShapes:
         np.concatenate([_names(part) for part in parts])
         if any(part.sample_names is not None for part in parts)
         else None,
+        _grids([(part.item_grids, part.num_items) for part in parts]),
     )
 
 
@@ -93,6 +97,13 @@ def _identities(given: IntArray | TextArray | None, num_samples: int) -> tuple[I
 
 def _names(shapes: SampleShapes) -> TextArray:
     return np.array([shapes.name_of(sample) for sample in range(len(shapes))], np.object_)
+
+
+def _grids(parts: Sequence[tuple[IntArray | None, int]]) -> IntArray | None:
+    """Grids of several items, 0 for those of a part that knows none; None if no part knows any."""
+    if all(grids is None for grids, _ in parts):
+        return None
+    return np.concatenate([np.zeros((count, 2), np.int64) if grids is None else grids for grids, count in parts])
 
 
 def _joined(arrays: Sequence[IntArray]) -> IntArray:

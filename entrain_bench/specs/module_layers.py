@@ -30,7 +30,7 @@ class ModuleConfig:
 
     Training alone reads what decides numbers and costs nothing: ``rope_theta`` and ``rope_scaling`` (``RopeScaling``)
     of rotary positions; ``mrope_sections``, the frequencies that turn with time, height and width (arXiv:2409.12191,
-    section 2.1), and ``mrope_steps_per_s``, how far time advances in a second of video; ``norm_epsilon``;
+    section 2.1), and ``mrope_frame_step``, how far time goes on from one video item to the next; ``norm_epsilon``;
     ``activation`` (default: SiLU in gated blocks, otherwise GELU); ``learned_positions`` of an encoder, as many as an
     item may have tokens (0: rotary positions or fixed sinusoids; these parameters are not counted); and ``checkpoint``,
     how published weights name the module's tensors.
@@ -63,7 +63,7 @@ class ModuleConfig:
     rope_theta: float = 10_000.0  # arXiv:2104.09864, section 3.2.2
     rope_scaling: Mapping[str, Any] | None = None
     mrope_sections: tuple[int, ...] = ()
-    mrope_steps_per_s: float = 0.0
+    mrope_frame_step: float = 0.0
     norm_epsilon: float = 1e-5  # torch.nn.LayerNorm's
     activation: str = ""
     learned_positions: int = 0

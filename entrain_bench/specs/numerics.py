@@ -68,4 +68,4 @@ def check_numerics(config: ModuleConfig, where: str) -> None:
             f"{where}.mrope_sections={sections}: must be three counts of frequencies that sum to head_dim / 2="
             f"{config.head_dim // 2}"
         )
-    require(config.mrope_steps_per_s >= 0, f"{where}.mrope_steps_per_s", config.mrope_steps_per_s, "at least 0")
+    require(config.mrope_frame_step >= 0, f"{where}.mrope_frame_step", config.mrope_frame_step, "at least 0")

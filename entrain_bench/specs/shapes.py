@@ -27,6 +27,8 @@ class SampleShapes:
         item_encoder_tokens: tokens inside the encoder ``[items]``.
         item_llm_tokens: projected tokens handed to the LLM ``[items]``.
         sample_names: what messages call each sample ``[samples]``; None for its identity.
+        item_grids: rows and columns of each item's encoder tokens ``[items, 2]``, 0 where they are not known or there
+            are none; None if no item's are known. Training alone reads them.
     """
 
     modalities: tuple[str, ...]
@@ -37,6 +39,7 @@ class SampleShapes:
     item_encoder_tokens: IntArray
     item_llm_tokens: IntArray
     sample_names: TextArray | None = None
+    item_grids: IntArray | None = None
 
     def __post_init__(self) -> None:
         items = len(self.item_modality)
@@ -55,8 +58,20 @@ class SampleShapes:
         empty = np.flatnonzero(self.llm_tokens == 0)
         if empty.size:
             raise UserError(f"sample {self.name_of(empty[0])}: has neither text nor items")
+        if self.item_grids is not None:
+            self._check_grids(self.item_grids)
         freeze(self.sample_ids, self.text_tokens, self.item_offsets, self.item_modality)
         freeze(self.item_encoder_tokens, self.item_llm_tokens)
+
+    def _check_grids(self, grids: IntArray) -> None:
+        if grids.shape != (len(self.item_modality), 2):
+            raise UserError("sample shapes: item columns differ in length")
+        places = grids.prod(axis=1)
+        if wrong := np.flatnonzero((places != 0) & (places != self.item_encoder_tokens)).tolist():
+            rows, columns = grids[wrong[0]].tolist()
+            tokens = int(self.item_encoder_tokens[wrong[0]])
+            raise UserError(f"sample shapes: an item of {tokens} encoder tokens has a grid of {rows} x {columns}")
+        freeze(grids)
 
     def __len__(self) -> int:
         return len(self.sample_ids)
@@ -108,6 +123,7 @@ class SampleShapes:
             self.item_encoder_tokens[items],
             self.item_llm_tokens[items],
             None if self.sample_names is None else self.sample_names[samples],
+            None if self.item_grids is None else self.item_grids[items],
         )
 
 

@@ -8,7 +8,6 @@ next to each other, so that every window is a run of tokens, and the projector u
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -80,7 +79,13 @@ def arrangement_of(module: ModuleSpec, pack: Pack) -> Arrangement | None:
     config = module.config
     if not on_grid(module) or not (config.rotary or config.window_tokens):
         return None
-    return arrange(pack.lengths, pack.grids, merge_tokens(module), config.window_tokens)
+    merged = merge_tokens(module)
+    if odd := [grid for grid in pack.grids if any(size % _side(merged) for size in grid)]:
+        rows, columns = odd[0]
+        raise IncompatibleError(
+            f"model.modules.{module.name}: a picture of {rows} x {columns} patches is not made of squares of {merged}"
+        )
+    return arrange(pack.lengths, pack.grids, merged, config.window_tokens)
 
 
 def in_stage_order(module: ModuleSpec, pack: Pack, features: Tensor) -> Tensor:
@@ -112,11 +117,6 @@ def merge_tokens(module: ModuleSpec) -> int:
             f"model.modules.{module.name}.head_gemms: the last rows_per_token={rows} is not 1 / an integer"
         )
     return merge
-
-
-def grids_fit(lengths: Sequence[int], grids: Sequence[tuple[int, int]]) -> bool:
-    """Whether grids that are known have as many places as their pictures have tokens."""
-    return all(rows * columns in (0, length) for length, (rows, columns) in zip(lengths, grids, strict=True))
 
 
 def _side(merge_tokens: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -60,16 +61,33 @@ def rotary_frequencies(count: int, theta: float, scaling: RopeScaling | None, de
     return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
-def multimodal_positions(parts: Sequence[int | tuple[int, int, int, int]]) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The LLM tokens of a picture, or of a video.
+
+    Attributes:
+        rows, columns: of its grid of LLM tokens.
+        frames: of a video; 1 for a picture.
+        frame_step: time from one frame to the next.
+        tokens: how many there are, if the last row is not full.
+    """
+
+    rows: int
+    columns: int
+    frames: int = 1
+    frame_step: float = 1.0
+    tokens: int | None = None
+
+
+def multimodal_positions(parts: Sequence[int | Picture]) -> Tensor:
     """Time, height and width of a sample's LLM tokens ``[3, tokens]``, int64, on the CPU.
 
     A text token is one further in all three than what came before it. The tokens of a picture or a video have their
-    places on its grid, from there on; what follows begins behind the grid's longer side. So Hugging Face's
-    ``Qwen2_5_VLModel.get_rope_index`` (transformers 5.23) counts, whatever a video's length.
+    places on its grid, from there on; what follows begins behind the grid's longer side, whatever a video's length, as
+    Hugging Face's ``Qwen2_5_VLModel.get_rope_index`` (transformers 5.23) counts.
 
     Args:
-        parts: in order; tokens of text, or frames, rows and columns of a grid of LLM tokens and the time between its
-            frames.
+        parts: in order; a number is one of text tokens.
     """
     found, start = [], 0
     for part in parts:
@@ -77,10 +95,10 @@ def multimodal_positions(parts: Sequence[int | tuple[int, int, int, int]]) -> Te
             found.append((torch.arange(part) + start).expand(3, -1))
             start += part
             continue
-        frames, rows, columns, step = part
-        axes = torch.arange(frames) * step, torch.arange(rows), torch.arange(columns)
-        found.append(torch.stack(torch.meshgrid(*axes, indexing="ij")).flatten(1) + start)
-        start += max(rows, columns)
+        time = (torch.arange(part.frames) * part.frame_step).long()
+        grid = torch.meshgrid(time, torch.arange(part.rows), torch.arange(part.columns), indexing="ij")
+        found.append(torch.stack(grid).flatten(1)[:, : part.tokens] + start)
+        start += max(part.rows, part.columns)
     return torch.cat(found, dim=1)
 
 

@@ -8,7 +8,7 @@ vocabulary. Only shapes come from the workload.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import isqrt, sqrt
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ from torch import Tensor
 from entrain_bench.arrays import IntArray
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.train.modules import Pack, input_width
+from entrain_bench.train.modules import Pack, in_stage_order, input_width
+from entrain_bench.train.modules.positions import Picture, multimodal_positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +69,26 @@ class SampleData:
             splits_backward: whether gradients of weights have a pass of their own.
         """
         pack = self.encoder_pack(members) if module.is_encoder else self.llm_pack(members)
+        if module.config.mrope_sections:
+            pack = replace(pack, positions=self.positions(module, members))
         pack = replace(pack, remade=remade, splits_backward=splits_backward)
         return Inputs(pack, self.features(module, members) if module.is_encoder and not stage else None)
 
     def encoder_pack(self, items: IntArray) -> Pack:
-        """Lengths of the given items."""
+        """Lengths and grids of the given items."""
         shapes = self.shapes
-        return Pack(tuple(shapes.item_encoder_tokens[items].tolist()), tuple(shapes.item_llm_tokens[items].tolist()))
+        known = shapes.item_grids[items].tolist() if shapes.item_grids is not None else []
+        return Pack(
+            tuple(shapes.item_encoder_tokens[items].tolist()),
+            tuple(shapes.item_llm_tokens[items].tolist()),
+            grids=tuple((rows, columns) for rows, columns in known),
+        )
 
     def features(self, module: ModuleSpec, items: IntArray) -> Tensor:
-        """Input of an encoder for the given items ``[tokens, input width]``, float32, on the CPU."""
+        """Input of an encoder for the given items ``[tokens, input width]``, float32, on the CPU.
+
+        In the order of ``in_stage_order``.
+        """
         samples, lengths = self.shapes.item_sample[items], self.shapes.item_encoder_tokens[items]
         numbers = items - self.shapes.item_offsets[samples]
         size = (int(lengths.sum()), input_width(module))
@@ -89,7 +100,7 @@ class SampleData:
             self._noise(sample, 1 + number).random(out=values, dtype=np.float32)
             values -= 0.5
             values *= sqrt(12)
-        return features
+        return in_stage_order(module, self.encoder_pack(items), features)
 
     def llm_pack(self, samples: IntArray) -> Pack:
         """Tokens and labels of the given samples: the items' projected tokens, then the text, which is predicted."""
@@ -103,6 +114,43 @@ class SampleData:
             labels.append(np.append(row[1:], -1))
         token_ids, targets = (torch.from_numpy(np.concatenate(rows)) for rows in (ids, labels))
         return Pack(tuple(lengths.tolist()), (), token_ids, targets)
+
+    def positions(self, llm: ModuleSpec, samples: IntArray) -> Tensor:
+        """Time, height and width of the LLM tokens of the given samples ``[3, tokens]``.
+
+        A sample's neighbouring video items of one size are the frames of one video; audio counts as text does.
+        """
+        shapes, found = self.shapes, []
+        for sample in samples.tolist():
+            parts: list[int | Picture] = []
+            before: Picture | None = None
+            for item in range(int(shapes.item_offsets[sample]), int(shapes.item_offsets[sample + 1])):
+                name, tokens = shapes.modalities[int(shapes.item_modality[item])], int(shapes.item_llm_tokens[item])
+                if name == "audio":
+                    parts.append(tokens)
+                    before = None
+                    continue
+                picture = replace(self._picture(item, tokens), frame_step=llm.config.mrope_frame_step)
+                if name == "video" and before == replace(picture, frames=before.frames if before else 0):
+                    picture = replace(before, frames=before.frames + 1)
+                    parts.pop()
+                parts.append(picture)
+                before = picture if name == "video" else None
+            if text := int(shapes.text_tokens[sample]):
+                parts.append(text)
+            found.append(multimodal_positions(parts))
+        return torch.cat(found, dim=1)
+
+    def _picture(self, item: int, tokens: int) -> Picture:
+        """Places of an item's LLM tokens: on its grid, or in rows of ceil(sqrt(tokens)) if that is not known."""
+        grids = self.shapes.item_grids
+        if grids is not None and grids[item, 0]:
+            rows, columns = grids[item].tolist()
+            merged = isqrt(int(self.shapes.item_encoder_tokens[item]) // tokens)
+            if rows * columns == tokens * merged**2:
+                return Picture(rows // merged, columns // merged)
+        columns = isqrt(tokens - 1) + 1
+        return Picture(-(-tokens // columns), columns, tokens=tokens)
 
     def _noise(self, sample: int, stream: int) -> np.random.Generator:
         identity = int(self.shapes.sample_ids[sample])

@@ -42,7 +42,7 @@ class Checkpoint:
             single = folder / SINGLE
             if not single.is_file():
                 raise UserError(f"harness.weights={folder}: has neither {SINGLE} nor {INDEX}")
-            return cls(folder, {name: single for name in _names(single)})
+            return cls(folder, dict.fromkeys(_names(single), single))
         try:
             files = {str(name): str(file) for name, file in json.loads(index.read_text())["weight_map"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -95,5 +95,3 @@ def _opened(file: Path) -> Any:
 def close_files() -> None:
     """Let go of the files that reading has opened."""
     _opened.cache_clear()
-
-

@@ -156,12 +156,14 @@ def scheme_of(module: ModuleSpec) -> Scheme:
         IncompatibleError: for a module of an architecture that has no scheme.
     """
     if not module.config.checkpoint:
-        raise IncompatibleError(f"model.modules.{module.name}.checkpoint: not stated, so no published weights can be read")
+        raise IncompatibleError(
+            f"model.modules.{module.name}.checkpoint: not stated, so no published weights can be read"
+        )
     return SCHEMES[module.config.checkpoint]
 
 
 def stored_tensors(model: ModelSpec, module: ModuleSpec) -> dict[str, Stored]:
-    """What every parameter of a module is made of, by the key that ``named_parameters`` gives it, without the module's name."""
+    """What every parameter of a module is made of, by ``named_parameters``'s key without the module's name."""
     scheme, config = scheme_of(module), module.config
     last = len(module.layers) - 1
     found: dict[str, Stored] = {}

@@ -116,7 +116,9 @@ def _check_positions(checkpoint: Checkpoint, model: ModelSpec, roots: Roots) -> 
         if width != module.config.hidden_size or not torch.allclose(
             given, sinusoids(torch.arange(rows), width), rtol=0.0, atol=_ROUNDED
         ):
-            raise UserError(f"harness.weights={checkpoint.folder}: {name} holds other positions than Whisper's sinusoids")
+            raise UserError(
+                f"harness.weights={checkpoint.folder}: {name} holds other positions than Whisper's sinusoids"
+            )
 
 
 def _listed(names: list[str]) -> str:

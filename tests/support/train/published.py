@@ -20,7 +20,7 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, in_stage_order
-from entrain_bench.train.modules.positions import multimodal_positions
+from entrain_bench.train.modules.positions import Picture, multimodal_positions
 from entrain_bench.train.weights import Checkpoint, load_weights
 from entrain_bench.train.weights.naming import stored_tensors
 from entrain_bench.train.weights.reading import Roots, check_tensors
@@ -75,7 +75,7 @@ def llm_config(**changes: Any) -> dict[str, Any]:
     return module_config("tiny_llm", **LLM, vocab_size=96) | changes
 
 
-def randomised(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
+def randomised(model: torch.nn.Module, seed: int = 0, std: float = 0.1) -> torch.nn.Module:
     """The model in evaluation mode, with values that exercise every parameter, norms and biases included."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -83,7 +83,7 @@ def randomised(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
             if not parameter.requires_grad:
                 continue
             offset = 1.0 if "norm" in name and parameter.dim() == 1 and name.endswith("weight") else 0.0
-            parameter.normal_(offset, 0.1, generator=generator)
+            parameter.normal_(offset, std, generator=generator)
     return model.eval()
 
 
@@ -108,9 +108,7 @@ def text_model(kind: str) -> Published:
         config = transformers.LlamaConfig(**TEXT, rms_norm_eps=1e-5, tie_word_embeddings=False, rope_parameters=rope)
         model = randomised(transformers.LlamaForCausalLM(config))
         scaling = {**LLAMA3, "original_context_tokens": 32}
-        spec = spec_of(
-            llm=llm_config(rope_theta=5e5, norm_epsilon=1e-5, tied_embeddings=False, rope_scaling=scaling)
-        )
+        spec = spec_of(llm=llm_config(rope_theta=5e5, norm_epsilon=1e-5, tied_embeddings=False, rope_scaling=scaling))
 
     def run() -> tuple[Tensor | None, Pack, Tensor | None, Grads]:
         rng = np.random.default_rng(3)
@@ -149,7 +147,9 @@ def vision_config() -> dict[str, Any]:
 def qwen_vision() -> Published:
     """Qwen2.5-VL's vision tower on two pictures and a video of two frames."""
     torch.manual_seed(0)
-    model = randomised(Qwen2_5_VisionTransformerPretrainedModel(transformers.Qwen2_5_VLConfig(vision_config=VISION).vision_config))
+    model = randomised(
+        Qwen2_5_VisionTransformerPretrainedModel(transformers.Qwen2_5_VLConfig(vision_config=VISION).vision_config)
+    )
     spec = spec_of(vision=vision_config(), llm=llm_config())
 
     def run() -> tuple[Tensor | None, Pack, Tensor | None, Grads]:
@@ -169,7 +169,8 @@ def siglip() -> Published:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
     tower = transformers.SiglipVisionConfig(**sizes, image_size=56, patch_size=14, attn_implementation="eager")
     tower.vision_use_head = False
-    model = randomised(transformers.SiglipVisionModel(tower))
+    # Large enough for the two forms of GELU to differ.
+    model = randomised(transformers.SiglipVisionModel(tower), std=0.25)
     joint = transformers.LlavaOnevisionConfig(
         vision_config=tower.to_dict(), text_config=transformers.Qwen2Config(**TEXT).to_dict()
     )
@@ -241,7 +242,7 @@ def qwen25vl(folder: Path, groups: StageGroups) -> dict[str, float]:
     config = transformers.Qwen2_5_VLConfig(vision_config=VISION, text_config=text, tie_word_embeddings=True, **tokens)
     model = randomised(transformers.Qwen2_5_VLForConditionalGeneration(config))
     changes = {"qkv_bias": True, "rope_theta": 1e6, "norm_epsilon": 1e-6, "tied_embeddings": True}
-    spec = spec_of(vision=vision_config(), llm=llm_config(**changes, mrope_sections=[2, 3, 3], mrope_steps_per_s=2))
+    spec = spec_of(vision=vision_config(), llm=llm_config(**changes, mrope_sections=[2, 3, 3], mrope_frame_step=2))
     rng = np.random.default_rng(8)
     pixels = normal(rng, sum(PICTURES.lengths), 1176)
     text_ids = [rng.integers(90, size=count).tolist() for count in (3, 2, 5, 4, 7, 11)]
@@ -251,7 +252,7 @@ def qwen25vl(folder: Path, groups: StageGroups) -> dict[str, float]:
         [*text_ids[3], *[91] * 18, *text_ids[4]],
         text_ids[5],
     ]
-    parts = [[3, (1, 2, 3, 1), 2, (1, 5, 4, 1), 5], [4, (2, 3, 3, 2), 7], [11]]
+    parts = [[3, Picture(2, 3), 2, Picture(5, 4), 5], [4, Picture(3, 3, 2, 2.0), 7], [11]]
     losses, labels = [], []
     given: dict[str, Any]
     for number, row in enumerate(samples):
@@ -285,7 +286,8 @@ def qwen25vl(folder: Path, groups: StageGroups) -> dict[str, float]:
     checkpoint = Checkpoint.open(folder)
     roots = check_tensors(checkpoint, spec)
     vision, llm = (
-        filled(spec, name, range(len(spec.module(name).layers)), groups, checkpoint, roots) for name in ("vision", "llm")
+        filled(spec, name, range(len(spec.module(name).layers)), groups, checkpoint, roots)
+        for name in ("vision", "llm")
     )
     ids = torch.tensor([-1 if token in (90, 91) else token for row in samples for token in row])
     pack = Pack(
@@ -319,7 +321,9 @@ def module_errors(case: str, folder: Path, groups: StageGroups, cuts: tuple[int,
     module = published.spec.module(published.module)
     checkpoint, roots = stored(published, folder)
     ends = [0, *cuts, len(module.layers)]
-    stages = [filled(published.spec, published.module, range(*part), groups, checkpoint, roots) for part in pairwise(ends)]
+    stages = [
+        filled(published.spec, published.module, range(*part), groups, checkpoint, roots) for part in pairwise(ends)
+    ]
     return errors(unpacked(published.spec, published.module, run_stages(stages, first, pack, gradient), roots), wanted)
 
 
@@ -336,9 +340,7 @@ def filled(
     spec: ModelSpec, name: str, layers: range, groups: StageGroups, checkpoint: Checkpoint, roots: Roots
 ) -> Stage:
     module = spec.module(name)
-    stage = build_stage(
-        spec, module, layers, groups, dtype=torch.float32, seed=0, device=CPU, recompute=False
-    )
+    stage = build_stage(spec, module, layers, groups, dtype=torch.float32, seed=0, device=CPU, recompute=False)
     load_weights(checkpoint, spec, [stage], roots)
     return stage
 

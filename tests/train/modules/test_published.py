@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
 
 from entrain_bench.train.modules import StageGroups
 from entrain_bench.train.platform import prepare_platform
-from support.train.published import CASES, module_errors, qwen25vl
+from support.train.published import CASES, PICTURES, module_errors, qwen25vl, spec_of
+from support.train.ranks import run_ranks
 
 TOLERANCE = 1e-4
 
@@ -35,3 +39,61 @@ def test_qwen25vl_equals_the_published_one_from_pixels_to_loss(alone: StageGroup
     found = qwen25vl(tmp_path, alone)
     assert len(found) > 80
     assert max(found.values()) < TOLERANCE, found
+
+
+def on_two_ranks(_: int, folder: Path) -> dict[str, float]:
+    """Worst error by case and layout; in stages cut after the first and the second block."""
+    prepare_platform()
+    one = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    two = dist.new_group([0, 1])
+    layouts = {
+        "tp2": StageGroups(two, one, one),
+        "tp2 sp": StageGroups(two, one, one, sequence_parallel=True),
+        "cp2": StageGroups(one, two, two),
+    }
+    found = {}
+    for name, groups in layouts.items():
+        for case in CASES:
+            own = folder / f"{dist.get_rank()}" / name / case
+            found[f"{case} {name}"] = max(module_errors(case, own, groups, (1, 2)).values())
+    whole = folder / f"{dist.get_rank()}" / "whole"
+    found["qwen25vl tp2 sp"] = max(qwen25vl(whole, layouts["tp2 sp"]).values())
+    return found
+
+
+@pytest.mark.slow
+def test_tensor_and_context_parallel_stages_equal_the_published_ones(tmp_path: Path) -> None:
+    for found in run_ranks(on_two_ranks, 2, tmp_path):
+        assert len(found) == 3 * len(CASES) + 1
+        assert max(found.values()) < TOLERANCE, found
+
+
+# What each architecture's numbers depend on, done wrong.
+FAULTS: list[tuple[str, str, dict[str, Any]]] = [
+    ("qwen25", "llm", {"rope_theta": 500_000.0}),
+    ("qwen25", "llm", {"norm_epsilon": 1e-3}),
+    ("llama31", "llm", {"rope_scaling": None}),
+    ("qwen25vl_vision", "vision", {"window_tokens": 64}),
+    ("qwen25vl_vision", "vision", {"full_attention_layers": [1]}),
+    ("siglip", "vision", {"activation": "gelu"}),
+    ("whisper", "audio", {"norm_epsilon": 1e-3}),
+]
+
+
+@pytest.mark.parametrize(("case", "name", "changes"), FAULTS)
+def test_planted_faults_show(
+    alone: StageGroups, tmp_path: Path, case: str, name: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = CASES[case]()
+    config = replace(original.spec.module(name).config, **changes)
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    others = {m.name: {f.name: getattr(m.config, f.name) for f in fields(m.config)} for m in original.spec.modules}
+    monkeypatch.setitem(CASES, case, lambda: replace(original, spec=spec_of(**others | {name: values})))
+    found = module_errors(case, tmp_path, alone)
+    assert found["output"] > TOLERANCE, found["output"]
+
+
+def test_unknown_grids_are_not_the_published_ones(alone: StageGroups, tmp_path: Path) -> None:
+    """A grid of 4 x 6 patches and one of 10 x 8 are no near-squares."""
+    with mock.patch("support.train.published.PICTURES", replace(PICTURES, grids=())):
+        assert module_errors("qwen25vl_vision", tmp_path, alone)["output"] > TOLERANCE
