@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.errors import IncompatibleError, UserError, require, unknown_choice
+from entrain_bench.train.learning_rate import check_learning_rate
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16")  # by torch's names
@@ -22,7 +23,16 @@ class TrainSettings:
         num_ranks: ranks; must be those of the cluster.
         device: ``cpu`` (gloo), ``cuda`` (NCCL), or ``auto`` for a GPU where there is one.
         dtype: of parameters and activations; gradients are fp32.
-        learning_rate, weight_decay, epsilon, clip_grad: of Adam; ``clip_grad`` 0 does not clip.
+        learning_rate: of Adam, at its highest.
+        min_learning_rate: at the end of a decay.
+        warmup_iterations: iterations in which the rate rises to its highest.
+        learning_rate_decay: how it goes down afterwards: ``constant``, ``linear`` or ``cosine``.
+        decay_iterations: iterations after which it is at its lowest; 0: those of the run.
+        betas: of Adam's moments.
+        weight_decay, epsilon, clip_grad: of Adam; ``clip_grad`` 0 does not clip.
+        loss_chunk_tokens: text tokens whose logits exist at a time; 0: all, and those of other tokens.
+        weights: a folder of published weights that training starts from; None: random ones.
+        save_weights: a folder where weights are written in the same format after the last iteration; None: nowhere.
         timeout_s: longest time a rank waits for another while it trains.
         planning_timeout_s: longest time ranks wait for rank 0 to plan, or to assign an iteration.
         on_non_finite: what a loss that is not finite does: ``stop`` the run, or ``skip`` the optimizer step.
@@ -37,9 +47,17 @@ class TrainSettings:
     device: str = "auto"
     dtype: str = "float32"
     learning_rate: float = 1e-3
+    min_learning_rate: float = 0.0
+    warmup_iterations: int = 0
+    learning_rate_decay: str = "constant"
+    decay_iterations: int = 0
+    betas: tuple[float, ...] = (0.9, 0.999)
     weight_decay: float = 0.0
     epsilon: float = 1e-8
     clip_grad: float = 1.0
+    loss_chunk_tokens: int = 1024
+    weights: str | None = None
+    save_weights: str | None = None
     timeout_s: float = 120.0
     planning_timeout_s: float = 1800.0
     on_non_finite: str = "stop"
@@ -55,7 +73,18 @@ class TrainSettings:
         for name in ("timeout_s", "planning_timeout_s"):
             require(getattr(self, name) > 0, f"harness.{name}", getattr(self, name), "positive")
         require(self.checkpoint_every >= 1, "harness.checkpoint_every", self.checkpoint_every, "at least 1")
-        require(self.learning_rate >= 0, "harness.learning_rate", self.learning_rate, "at least 0")
+        check_learning_rate(
+            self.learning_rate,
+            self.min_learning_rate,
+            self.warmup_iterations,
+            self.learning_rate_decay,
+            self.decay_iterations,
+        )
+        fits = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        require(fits, "harness.betas", [*self.betas], "two numbers from 0 to below 1")
+        require(self.weight_decay >= 0, "harness.weight_decay", self.weight_decay, "at least 0")
+        require(self.epsilon > 0, "harness.epsilon", self.epsilon, "positive")
+        require(self.loss_chunk_tokens >= 0, "harness.loss_chunk_tokens", self.loss_chunk_tokens, "at least 0")
         require(self.clip_grad >= 0, "harness.clip_grad", self.clip_grad, "at least 0 (0: no clipping)")
         if generators := self.truth.model.generators:
             raise IncompatibleError(

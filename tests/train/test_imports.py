@@ -16,9 +16,11 @@ import entrain_bench
 PACKAGE = Path(str(entrain_bench.__file__)).parent
 # Rooms of entrain_bench.train; each imports those before it only.
 ROOMS = (
+    ("learning_rate",),
     ("settings", "platform"),
     ("device",),
     ("modules", "messages"),
+    ("weights",),
     ("measuring",),
     ("running",),
     ("launching",),

@@ -25,6 +25,7 @@ def build_stage(
     seed: int,
     device: torch.device,
     recompute: bool,
+    loss_chunk_tokens: int = 0,
 ) -> Stage:
     """Build and initialise a stage; call ``prepare_platform`` before.
 
@@ -37,6 +38,7 @@ def build_stage(
         seed: of the initial weights, which do not depend on the layout.
         device: of the parameters.
         recompute: whether each block keeps its input only and runs again in backward.
+        loss_chunk_tokens: predicted tokens whose logits exist at a time; 0: those of all tokens.
 
     Raises:
         IncompatibleError: for an architecture that cannot be built, or whose heads the GPU's attention cannot take.
@@ -49,7 +51,7 @@ def build_stage(
             f"multiple of {FLASH_HEAD_DIMS.step}, at most {FLASH_HEAD_DIMS[-1]}"
         )
     with torch.device(device):
-        stage = Stage(module, layers, groups, dtype=dtype, recompute=recompute)
+        stage = Stage(module, layers, groups, dtype=dtype, recompute=recompute, loss_chunk_tokens=loss_chunk_tokens)
     initialise(stage, seed)
     return stage
 

@@ -16,6 +16,7 @@ from megatron.core.tensor_parallel import (
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import Parameter
+from torch.utils.checkpoint import checkpoint
 
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.specs.model import ModuleSpec
@@ -194,16 +195,28 @@ class TokenEmbedding(torch.nn.Module):
 
 
 class LanguageHead(torch.nn.Module):
-    """Final norm, logits of all positions, and the cross entropy of the labelled ones."""
+    """Final norm, logits, and the cross entropy of the labelled positions.
 
-    def __init__(self, module: ModuleSpec, config: TransformerConfig, groups: StageGroups, *, own_weight: bool) -> None:
+    Logits are of all positions at once, or, with ``chunk_tokens``, of as many labelled ones at a time, which are
+    computed again in backward; others have none.
+    """
+
+    def __init__(
+        self,
+        module: ModuleSpec,
+        config: TransformerConfig,
+        groups: StageGroups,
+        *,
+        own_weight: bool,
+        chunk_tokens: int = 0,
+    ) -> None:
         super().__init__()
-        self.tp = groups.tp
+        self.groups, self.chunk_tokens = groups, chunk_tokens
         self.norm = Norm(config, config.hidden_size)
         self.logits = ColumnProduct(
             config.hidden_size,
             module.config.vocab_size,
-            config=config,
+            config=whole_tokens(config) if chunk_tokens else config,
             init_method=config.init_method,
             bias=False,
             skip_weight_param_allocation=not own_weight,
@@ -220,8 +233,30 @@ class LanguageHead(torch.nn.Module):
             weight: the input embedding, where it is tied and on this stage.
         """
         assert pack.labels is not None
-        labels = to_device(share.pad(pack.labels, -1), hidden.device)
-        logits, _ = self.logits(self.norm(hidden), weight=weight)
+        labels = share.pad(pack.labels, -1)
+        hidden = self.norm(hidden)
+        if not self.chunk_tokens:
+            return self._loss(hidden, to_device(labels, hidden.device), weight)
+        if self.groups.splits_tokens:
+            # Every tensor parallel rank goes on with the same tokens, so each has the whole gradient.
+            hidden = gather_from_sequence_parallel_region(
+                hidden, tensor_parallel_output_grad=False, group=self.groups.tp
+            )
+        places = (labels >= 0).nonzero().flatten()
+        if not len(places):
+            # One that counts nothing: every parameter gets its gradient.
+            places = torch.zeros(1, dtype=torch.int64)
+        chosen = hidden.index_select(0, to_device(places, hidden.device))
+        wanted = to_device(labels[places], hidden.device)
+        losses = [
+            checkpoint(self._loss, rows, targets, weight, use_reentrant=False, preserve_rng_state=False)
+            for rows, targets in zip(chosen.split(self.chunk_tokens), wanted.split(self.chunk_tokens), strict=True)
+        ]
+        return torch.stack(losses).sum()
+
+    def _loss(self, hidden: Tensor, labels: Tensor, weight: Parameter | None) -> Tensor:
+        """Summed cross entropy of normalised rows, the labels -1 left out."""
+        logits, _ = self.logits(hidden, weight=weight)
         logits = logits.float()  # frees those in bfloat16 before the loss
-        losses = vocab_parallel_cross_entropy(logits, labels.clamp(min=0), tp_group=self.tp)
+        losses = vocab_parallel_cross_entropy(logits, labels.clamp(min=0), tp_group=self.groups.tp)
         return torch.where(labels >= 0, losses, 0.0).sum()

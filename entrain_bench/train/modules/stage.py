@@ -42,9 +42,17 @@ class Stage(torch.nn.Module):
     """
 
     def __init__(
-        self, module: ModuleSpec, held: range, groups: StageGroups, *, dtype: torch.dtype, recompute: bool
+        self,
+        module: ModuleSpec,
+        held: range,
+        groups: StageGroups,
+        *,
+        dtype: torch.dtype,
+        recompute: bool,
+        loss_chunk_tokens: int = 0,
     ) -> None:
         super().__init__()
+        self.loss_chunk_tokens = loss_chunk_tokens
         self.module, self.held, self.groups, self.recompute = module, held, groups, recompute
         self.config = transformer_config(module, groups.tp.size(), dtype, sequence_parallel=groups.splits_tokens)
         self.layers = torch.nn.ModuleDict({str(index): self._layer(index) for index in held})
@@ -131,7 +139,7 @@ class Stage(torch.nn.Module):
         if index == 0:
             return TokenEmbedding(module, config, groups)
         own_weight = not (module.config.tied_embeddings and self._is_first)
-        return LanguageHead(module, config, groups, own_weight=own_weight)
+        return LanguageHead(module, config, groups, own_weight=own_weight, chunk_tokens=self.loss_chunk_tokens)
 
     def _run_blocks(self, hidden: Tensor, pack: Pack, share: Share) -> Tensor:
         blocks = [index for index in self.held if 0 < index < len(self.module.layers) - 1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
 
@@ -16,6 +18,8 @@ from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.running.sharded import ShardedStage, shard_stage
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
 from entrain_bench.train.settings import TrainSettings
+from entrain_bench.train.weights.checkpoint import Checkpoint, close_files
+from entrain_bench.train.weights.reading import check_tensors, default_roots, load_weights
 
 
 def build_runtime(
@@ -42,6 +46,7 @@ def build_runtime(
 
     Raises:
         IncompatibleError: for a layout that only the simulator runs.
+        UserError: for published weights that are not the model's.
     """
     for module, given in zip(job.model.modules, layout.modules, strict=True):
         job.framework.check_executable(module, given.cp, "train")
@@ -58,11 +63,14 @@ def build_runtime(
     dtype: torch.dtype = getattr(torch, settings.dtype)
     adam = OptimizerSettings(
         settings.learning_rate,
+        (settings.betas[0], settings.betas[1]),
         settings.weight_decay,
         settings.epsilon,
         settings.clip_grad,
         job.framework,
     )
+    checkpoint = Checkpoint.open(Path(settings.weights)) if settings.weights else None
+    roots = check_tensors(checkpoint, model) if checkpoint else default_roots(model)
     stages: dict[tuple[int, int], TrainedStage | ShardedStage] = {}
     for place in sorted(places, key=lambda place: (place.module, place.stage)):
         placed, own = layout.modules[place.module], groups.stages[place.module, place.stage]
@@ -70,9 +78,21 @@ def build_runtime(
         layers = range(first, first + placed.layers_per_stage[place.stage])
         module = model.modules[place.module]
         stage = build_stage(
-            model, module, layers, own, dtype=dtype, seed=seed, device=device, recompute=placed.recompute
+            model,
+            module,
+            layers,
+            own,
+            dtype=dtype,
+            seed=seed,
+            device=device,
+            recompute=placed.recompute,
+            loss_chunk_tokens=settings.loss_chunk_tokens,
         )
+        if checkpoint:
+            load_weights(checkpoint, model, [stage], roots)
         stages[place.module, place.stage] = (
             shard_stage(stage, own, adam) if placed.sharded else train_stage(stage, own, groups.alone, adam)
         )
-    return Runtime(stages, groups, adam, dtype, device, model.llm.config.vocab_size, seed, Loader(device))
+    if checkpoint:
+        close_files()
+    return Runtime(stages, groups, adam, dtype, device, model.llm.config.vocab_size, seed, Loader(device), roots)

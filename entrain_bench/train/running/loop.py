@@ -17,6 +17,7 @@ from entrain_bench.program.layout_json import layout_from_json, layout_to_json
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.records.outcome import Outcome
 from entrain_bench.train.device import device_of
+from entrain_bench.train.learning_rate import LearningRate
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.measuring.metrics import mean_metrics, metrics_of
 from entrain_bench.train.measuring.profiling import profiler
@@ -49,9 +50,11 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> Outcome | None:
         checkpoints = _checkpoints(settings, config, layout)
         history = resume(checkpoints, runtime, config.iterations)
         clock, frame = Clock(device), None
+        rates = learning_rate(settings, config.iterations)
         feed = WorkFeed(Feed(setting, layout, config.seed), planning, runtime.prepare)
         for iteration in range(len(history), config.iterations):
             taken = feed.take(iteration, last=iteration + 1 == config.iterations)
+            runtime.set_learning_rate(rates.at(iteration))
             with profiler(settings.profile_dir, iteration):
                 seen = see(runtime.run(taken.work, clock), clock)
             if settings.on_non_finite == "stop":
@@ -66,9 +69,22 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> Outcome | None:
             if checkpoints and (done % settings.checkpoint_every == 0 or done == config.iterations):
                 checkpoints.save(done, runtime.stages, history)
             progress(done)
+        if settings.save_weights is not None:
+            runtime.save_weights(Path(settings.save_weights), setting.job.model, layout)
         if control.rank():
             return None
     return Outcome(layout, {**mean_metrics(history), "planning_time_s": planning_time_s}, tuple(history), frame)
+
+
+def learning_rate(settings: TrainSettings, iterations: int) -> LearningRate:
+    """The schedule of a run."""
+    return LearningRate(
+        settings.learning_rate,
+        settings.min_learning_rate,
+        settings.warmup_iterations,
+        settings.learning_rate_decay,
+        (settings.decay_iterations or iterations) - 1,
+    )
 
 
 def plan(setting: Setting, planning: PlanningGroup) -> tuple[Layout, float]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,8 @@ from entrain_bench.arrays import IntArray
 from entrain_bench.costs.memory import Memory
 from entrain_bench.errors import OutOfMemoryError
 from entrain_bench.program import Pass, Program
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import to_device
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.measuring.seen import ChunkLoss, RankResult
@@ -32,6 +35,8 @@ from entrain_bench.train.running.loader import Loader
 from entrain_bench.train.running.sharded import ShardedStage
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, global_norm
 from entrain_bench.train.running.turns import EmptyPass, empty_passes
+from entrain_bench.train.weights import save_weights
+from entrain_bench.train.weights.reading import Roots
 
 
 @dataclass(slots=True)
@@ -93,6 +98,7 @@ class Runtime:
         vocab_size: of the LLM.
         seed: of the data.
         loader: makes inputs ahead.
+        roots: beginnings of the names of published weights, by module and root.
     """
 
     stages: Mapping[tuple[int, int], TrainedStage | ShardedStage]
@@ -103,6 +109,7 @@ class Runtime:
     vocab_size: int
     seed: int
     loader: Loader
+    roots: Roots = field(default_factory=dict)
 
     def prepare(self, program: Program) -> Work:
         """This rank's work for a program, whose inputs are made from now on.
@@ -125,6 +132,18 @@ class Runtime:
         ]
         empty = empty_passes(program, plan.steps)
         return Work(program, plan, data.num_loss_tokens, self.loader.load(makers), empty)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """The rate of the next steps of all stages."""
+        for stage in self.stages.values():
+            stage.set_learning_rate(rate)
+
+    def save_weights(self, folder: Path, model: ModelSpec, layout: Layout) -> None:
+        """Write the weights of all ranks in the format of published ones; collective."""
+        for stage in self.stages.values():
+            stage.gather_weights()
+        stages = {place: trained.stage for place, trained in self.stages.items()}
+        save_weights(folder, model, layout, stages, self.groups.stages, self.roots)
 
     def run(self, work: Work, clock: Clock) -> RankResult:
         """One iteration: every action of this rank in the program's order; collective over all ranks.

@@ -71,6 +71,11 @@ class ShardedStage:
     def gather_weights(self) -> None:
         """Nothing to do: passes gather what they need."""
 
+    def set_learning_rate(self, rate: float) -> None:
+        """The rate of the next steps."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
     def zero_grad(self) -> None:
         """Forget the last iteration's gradients."""
         self.optimizer.zero_grad()
@@ -161,6 +166,7 @@ def shard_stage(stage: Stage, groups: StageGroups, settings: OptimizerSettings) 
     adam = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": rest, "weight_decay": 0.0}],
         lr=settings.learning_rate,
+        betas=settings.betas,
         eps=settings.epsilon,
     )
     return ShardedStage(stage, adam, groups)

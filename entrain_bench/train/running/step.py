@@ -30,7 +30,8 @@ class OptimizerSettings:
     """Adam's settings.
 
     Attributes:
-        learning_rate: constant over iterations.
+        learning_rate: of the first iteration; ``set_learning_rate`` changes it.
+        betas: of the moments.
         weight_decay: decoupled.
         epsilon: added to the root of the second moment.
         clip_grad: limit of the gradient norm over all modules; 0 for none.
@@ -38,6 +39,7 @@ class OptimizerSettings:
     """
 
     learning_rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
     epsilon: float = 1e-8
     clip_grad: float = 1.0
@@ -92,6 +94,11 @@ class TrainedStage:
             for group in self.buffers.bucket_groups:
                 if not group.param_gather_dispatched:
                     group.start_param_sync(force_sync=True)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """The rate of the next steps."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
 
     def zero_grad(self) -> None:
         """Forget the last iteration's gradients."""
@@ -179,6 +186,8 @@ def train_stage(
             lr=settings.learning_rate,
             min_lr=settings.learning_rate,
             weight_decay=settings.weight_decay,
+            adam_beta1=settings.betas[0],
+            adam_beta2=settings.betas[1],
             adam_eps=settings.epsilon,
             clip_grad=0.0,
             bf16=half,

@@ -49,8 +49,10 @@ ONE_RANK = (
 
 
 def configuration(*overrides: str) -> str:
-    """A run's configuration as text for the ranks."""
-    return config_to_json(compose_cells([*SETTING, *overrides])[0].config)
+    """A run's configuration as text for the ranks; a workload among the overrides takes the place of the small one."""
+    own = any(text.startswith("workload=") for text in overrides)
+    given = [text for text in SETTING if not (own and text.startswith("workload"))]
+    return config_to_json(compose_cells([*given, *overrides])[0].config)
 
 
 def batch(setting: Setting, iteration: int) -> SampleShapes:
