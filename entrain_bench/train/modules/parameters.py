@@ -36,9 +36,14 @@ class NamedParameter:
     tp_rank: int
 
     @property
+    def shard_shape(self) -> tuple[int, ...]:
+        """Shape of this rank's shard; FSDP's parameters, too, have that of all their parts."""
+        return tuple(self.parameter.shape)
+
+    @property
     def full_shape(self) -> tuple[int, ...]:
         """Shape of the whole parameter."""
-        shape = list(self.parameter.shape)
+        shape = list(self.shard_shape)
         if self.dim >= 0:
             shape[self.dim] *= self.tp
         return tuple(shape)

@@ -48,7 +48,7 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> Outcome | None:
         layout, planning_time_s = plan(setting, planning)
         runtime = build_runtime(setting.job, layout, settings, device, config.seed, control)
         checkpoints = _checkpoints(settings, config, layout)
-        history = resume(checkpoints, runtime, config.iterations)
+        history, num_elsewhere = resume(checkpoints, runtime, config.iterations)
         clock, frame = Clock(device), None
         rates = learning_rate(settings, config.iterations)
         feed = WorkFeed(Feed(setting, layout, config.seed), planning, runtime.prepare)
@@ -67,13 +67,14 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> Outcome | None:
                     frame = timeline_frame(timeline)
             done = iteration + 1
             if checkpoints and (done % settings.checkpoint_every == 0 or done == config.iterations):
-                checkpoints.save(done, runtime.stages, history)
+                checkpoints.save(done, runtime.stages, history, num_elsewhere)
             progress(done)
         if settings.save_weights is not None:
             runtime.save_weights(Path(settings.save_weights), setting.job.model, layout)
         if control.rank():
             return None
-    return Outcome(layout, {**mean_metrics(history), "planning_time_s": planning_time_s}, tuple(history), frame)
+    own = history[num_elsewhere:] or history
+    return Outcome(layout, {**mean_metrics(own), "planning_time_s": planning_time_s}, tuple(history), frame)
 
 
 def learning_rate(settings: TrainSettings, iterations: int) -> LearningRate:
@@ -114,19 +115,22 @@ def plan(setting: Setting, planning: PlanningGroup) -> tuple[Layout, float]:
     return layout_from_json(answer["layout"]), seconds
 
 
-def resume(checkpoints: Checkpoints | None, runtime: Runtime, iterations: int) -> list[dict[str, float]]:
-    """Load the newest checkpoint, if there is one; returns the metrics of the iterations it has behind it.
+def resume(checkpoints: Checkpoints | None, runtime: Runtime, iterations: int) -> tuple[list[dict[str, float]], int]:
+    """Load the newest checkpoint, if there is one.
+
+    Returns:
+        The metrics of the iterations it has behind it, and how many of them ran under another layout or strategy.
 
     Raises:
         UserError: if it is of another run, damaged, or beyond the run's iterations.
     """
     found = checkpoints.latest() if checkpoints else None
     if checkpoints is None or found is None:
-        return []
-    path, history = found
-    require(iterations >= len(history), "iterations", iterations, f"at least the {len(history)} of the checkpoint")
-    checkpoints.load(path, runtime.stages)
-    return history
+        return [], 0
+    num_done = len(found.history)
+    require(iterations >= num_done, "iterations", iterations, f"at least the {num_done} of the checkpoint")
+    checkpoints.load(found.path, runtime.stages)
+    return found.history, found.num_elsewhere
 
 
 def _checkpoints(settings: TrainSettings, config: RunConfig, layout: Layout) -> Checkpoints | None:
@@ -135,14 +139,11 @@ def _checkpoints(settings: TrainSettings, config: RunConfig, layout: Layout) -> 
     content = config.content()
     identity = {
         "model": str(content["model"]),
-        "layout": layout_to_json(layout),
-        "strategy": str(content["strategy"]),
         "workload": str(content["workload"]),
         "seed": str(config.seed),
         "global batch": str(config.global_batch),
         "dtype": settings.dtype,
-        "distributed optimizer": str(config.framework.distributed_optimizer),
-        # Buckets decide which part of the optimizer's states a rank has.
-        "overlap of gradient sums": str(config.framework.overlap_grad_reduce),
+        "set of frozen modules": str(sorted(config.framework.freeze)),
     }
-    return Checkpoints(Path(settings.checkpoint_dir), identity)
+    setup = {"layout": layout_to_json(layout), "strategy": str(content["strategy"])}
+    return Checkpoints(Path(settings.checkpoint_dir), identity, setup)

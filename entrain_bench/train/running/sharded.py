@@ -19,10 +19,11 @@ from torch.autograd.graph import GradientEdge
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn import Parameter
 
 from entrain_bench.train.modules import Pack, Stage, StageGroups, input_width, merge_tokens
-from entrain_bench.train.running.step import OptimizerSettings
+from entrain_bench.train.running.step import OptimizerSettings, Part
 
 # What megatron-core notes at parameters; sharded ones are other objects.
 NOTES = ("partition_dim", "partition_stride", "sequence_parallel", "tensor_model_parallel")
@@ -112,18 +113,17 @@ class ShardedStage:
                     _local(parameter.grad).mul_(factor)
         self.optimizer.step()
 
-    def state(self, where: str) -> dict[str, Tensor]:
-        """Weights and optimizer states by name; states that do not exist yet are made."""
-        found: dict[str, Tensor] = {}
-        for name, parameter in self.stage.named_parameters():
-            found[f"{where}.weights.{name}"] = parameter.data
-            if not parameter.requires_grad:
-                continue
-            states = self.optimizer.state[parameter]
-            for moment in ("exp_avg", "exp_avg_sq"):
-                found[f"{where}.{moment}.{name}"] = states.setdefault(moment, torch.zeros_like(parameter.data))
-            found[f"{where}.step.{name}"] = states.setdefault("step", torch.zeros((), dtype=torch.float32))
-        return found
+    def part_of(self, parameter: Parameter) -> Part | None:
+        """This rank's part of a parameter, of which all ranks have equally many rows, the last ones fewer or none."""
+        assert isinstance(parameter, DTensor)
+        local = parameter.to_local().data
+        _, (start, *_) = compute_local_shape_and_global_offset(
+            parameter.shape, parameter.device_mesh, parameter.placements
+        )
+        if not local.numel():
+            return None
+        place = start * (parameter.numel() // len(parameter))
+        return Part(local, place, parameter.data, self.optimizer.state[parameter] if parameter.requires_grad else None)
 
 
 def shard_stage(stage: Stage, groups: StageGroups, settings: OptimizerSettings) -> ShardedStage:

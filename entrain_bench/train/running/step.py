@@ -46,6 +46,23 @@ class OptimizerSettings:
     framework: Framework = field(default_factory=Framework)
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a rank's optimizer steps of a parameter.
+
+    Attributes:
+        value: consecutive numbers of the parameter, in fp32 if it learns.
+        start: place of the first in this rank's shard of the parameter.
+        owner: what the optimizer knows them by.
+        states: the optimizer's; None if the parameter does not learn.
+    """
+
+    value: torch.Tensor
+    start: int
+    owner: torch.Tensor
+    states: dict[str, torch.Tensor] | None
+
+
 class Held(Protocol):
     """A stage that is trained, as the norm over all of them sees it."""
 
@@ -133,6 +150,23 @@ class TrainedStage:
         if first_copy is not None:
             first_copy.main_grad += embedding.main_grad  # type: ignore[attr-defined]
             embedding.main_grad.copy_(first_copy.main_grad)  # type: ignore[attr-defined]
+
+    def part_of(self, parameter: Parameter) -> Part | None:
+        """What this rank's optimizer steps of a parameter; None for nothing."""
+        if not parameter.requires_grad:
+            return Part(parameter.data, 0, parameter, None)
+        # megatron-core chains optimizers of different kinds of parameters; these are of one.
+        (own,) = self.optimizer.chained_optimizers
+        inner = own.optimizer
+        if not self.buffers.ddp_config.use_distributed_optimizer:
+            main = getattr(parameter, "main_param", parameter)
+            return Part(main.data, 0, main, inner.state[main])
+        if own.is_stub_optimizer or parameter not in own.model_param_group_index_map:
+            return None
+        group, order = own.model_param_group_index_map[parameter]
+        shard = inner.param_groups[group]["params"][order]
+        start = own._get_model_param_range_map(parameter)["param"].start
+        return Part(shard.data, start, shard, inner.state[shard])
 
     def gradient_square(self) -> torch.Tensor:
         """Sum of squares of the gradients that this rank alone counts, float64."""

@@ -1,4 +1,4 @@
-"""Checkpoints continue exactly, and only their own run."""
+"""Checkpoints continue exactly, under any layout, and only their own run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 import torch.distributed as dist
 
 from entrain_bench.errors import UserError
+from entrain_bench.train.platform import prepare_platform
 from support.train.ranks import run_ranks
-from support.train.runs import DISJOINT, configuration, train_here
+from support.train.runs import DISJOINT, ONE_RANK, configuration, train_here
 
 FOUR_ITERATIONS = (
     *DISJOINT,
@@ -39,7 +40,6 @@ def _checkpoints(rank: int, configs: dict[str, str], folder: Path) -> dict[str, 
     changed = {
         "seed": last.replace('"seed": 0', '"seed": 1'),
         "dtype": last.replace('"dtype": "float32"', '"dtype": "bfloat16"'),
-        "layout": _into(configs["other layout"], folder / "float32", 4),
         "short": _into(configs["float32"], folder / "float32", 3),
     }
     found = {name: _refusal(config) for name, config in changed.items()}
@@ -68,14 +68,10 @@ def _refusal(config: str) -> str:
 
 
 def test_checkpoints_continue_exactly_and_only_their_own_run(tmp_path: Path) -> None:
-    configs = {
-        "float32": configuration(*FOUR_ITERATIONS),
-        "other layout": configuration(*FOUR_ITERATIONS, "layout.dp=1", "layout.pp=4"),
-    }
+    configs = {"float32": configuration(*FOUR_ITERATIONS)}
     for found in run_ranks(_checkpoints, 4, configs, tmp_path):
         assert "its checkpoint is of another seed (0; this run has 1)" in found["seed"]
         assert "its checkpoint is of another dtype (float32; this run has bfloat16)" in found["dtype"]
-        assert "its checkpoint is of another layout" in found["layout"]
         assert found["short"] == "iterations=3: must be at least the 4 of the checkpoint"
         assert found["damaged data"].endswith("damaged checkpoint iteration_00000004; remove it")
         assert found["meta"].endswith("damaged checkpoint iteration_00000004; remove it")
@@ -84,3 +80,63 @@ def test_checkpoints_continue_exactly_and_only_their_own_run(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_half_precision_continues_exactly(tmp_path: Path) -> None:
     run_ranks(_in_halves, 4, configuration(*FOUR_ITERATIONS, "harness.dtype=bfloat16"), tmp_path)
+
+
+OTHERS = {
+    "pp4": ("layout.dp=1", "layout.pp=4"),
+    "tp2": ("layout.tp=2", "layout.pp=1", "distributed_optimizer=false"),
+    "fsdp": ("strategy=fsdp", "layout.tp=1", "layout.dp=1", "layout.pp=null"),
+    "first": (),
+}
+
+
+def _from_layout_to_layout(_: int, configs: dict[str, str], folder: Path) -> dict[str, list[dict[str, float]]]:
+    """Two iterations under each layout, one after the other; and all of them under the first."""
+    prepare_platform()
+    whole = train_here(_into(configs["first"], folder / "whole", 2 * len(configs)))
+    last = []
+    for number, config in enumerate(configs.values(), start=1):
+        last = train_here(_into(config, folder / "moving", 2 * number))
+    return {"whole": whole, "moving": last}
+
+
+def check_layouts(tmp_path: Path, *overrides: str, tolerance: float) -> None:
+    configs = {
+        name: configuration(*DISJOINT, "distributed_optimizer=true", *changes, *overrides)
+        for name, changes in OTHERS.items()
+    }
+    found = run_ranks(_from_layout_to_layout, 4, configs, tmp_path)[0]
+    for key in ("loss", "grad_norm"):
+        whole, moving = ([row[key] for row in found[name]] for name in ("whole", "moving"))
+        assert len(moving) == 2 * len(OTHERS)
+        assert moving == pytest.approx(whole, rel=tolerance), key
+    # What a checkpoint leaves out of a folder's content is still there.
+    assert (tmp_path / "moving" / "iteration_00000008" / "meta.json").exists()
+    assert [path.name for path in sorted((tmp_path / "moving").iterdir())] == ["iteration_00000008"]
+
+
+def test_a_run_goes_on_under_another_layout(tmp_path: Path) -> None:
+    check_layouts(tmp_path, tolerance=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_in_half_precision_goes_on_under_another_layout(tmp_path: Path) -> None:
+    check_layouts(tmp_path, "harness.dtype=bfloat16", tolerance=2e-2)
+
+
+def test_other_content_of_a_folder_stays(tmp_path: Path) -> None:
+    run_ranks(_keep_content, 1, configuration(*ONE_RANK), tmp_path)
+
+
+def _keep_content(_: int, config: str, folder: Path) -> None:
+    prepare_platform()
+    train_here(_into(config, folder, 2))
+    others = [folder / "iteration_last.txt", folder / "iteration_00000001" / "meta.json", folder / "mine" / "a"]
+    others.append(folder / "iteration_00000002" / "notes.txt")
+    for file in others:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("{}")
+    train_here(_into(config, folder, 4))
+    assert all(file.read_text() == "{}" for file in others)
+    assert [path.name for path in (folder / "iteration_00000002").iterdir()] == ["notes.txt"]
+    assert (folder / "iteration_00000004" / "meta.json").exists()
