@@ -45,8 +45,6 @@ TEXT = {
 }
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LENGTHS = (9, 30, 14)
-# Gradients so much smaller than the largest are zero but for rounding.
-ROUNDING = 1e-4
 # Rows and columns of patches; two frames of a video are pictures of their own. Windows are 4 x 4 patches.
 GRIDS = ((4, 6), (10, 8), (6, 6), (6, 6))
 PICTURES = Pack(tuple(h * w for h, w in GRIDS), tuple(h * w // 4 for h, w in GRIDS), grids=GRIDS)
@@ -362,14 +360,14 @@ def unpacked(spec: ModelSpec, name: str, found: Grads, roots: Roots) -> Grads:
 def errors(found: Grads, wanted: Grads) -> dict[str, float]:
     """Largest difference of each tensor relative to its largest value.
 
-    What is nothing but rounding (softmax takes no notice of keys' biases) is compared with the largest gradient.
+    Gradients of keys' biases are compared with those of queries': softmax takes no notice of what shifts all keys, so
+    without rotary positions they are nothing but rounding.
     """
-    gradients = [float(value.abs().max()) for name, value in wanted.items() if name != "output"]
-    least, result = ROUNDING * max(gradients), {}
+    result = {}
     for name, value in wanted.items():
-        largest = max(float(value.abs().max()), least)
-        own = found.get(name)
-        result[name] = float((own - value).abs().max() if own is not None else value.abs().max()) / largest
+        scale = wanted[name.replace("k_proj", "q_proj")] if name.endswith("k_proj.bias") else value
+        own = found.get(name, torch.zeros_like(value))
+        result[name] = float((own - value).abs().max() / scale.abs().max())
     return result
 
 

@@ -1,0 +1,160 @@
+"""Reading and writing published weights on one rank: there and back, and what is wrong with a folder in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.train.modules import Stage, StageGroups, named_parameters
+from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.weights import Checkpoint, load_weights, save_weights
+from entrain_bench.train.weights.reading import check_tensors, default_roots
+from support.builders import TOKENS, placed
+from support.train.modules import module_config, small_model, stage_of
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[StageGroups]:
+    prepare_platform()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.new_group([0])
+    yield StageGroups(group, group, group)
+    dist.destroy_process_group()
+
+
+def stages_of(model: ModelSpec, groups: StageGroups, cuts: dict[str, int]) -> dict[tuple[int, int], Stage]:
+    """Every module in two stages."""
+    found = {}
+    for index, module in enumerate(model.modules):
+        cut = cuts[module.name]
+        for stage, layers in enumerate((range(cut), range(cut, len(module.layers)))):
+            found[index, stage] = stage_of(model, module, groups, layers)
+    return found
+
+
+def written(model: ModelSpec, groups: StageGroups, folder: Path) -> dict[tuple[int, int], Stage]:
+    """A model's stages, written into a folder as one checkpoint."""
+    cuts = {"vision": 2, "audio": 1, "llm": 2}
+    stages = stages_of(model, groups, cuts)
+    layout = Layout(tuple(placed(module, [[[0], [0]]]) for module in model.modules), 1)
+    save_weights(folder, model, layout, stages, dict.fromkeys(stages, groups), default_roots(model))
+    return stages
+
+
+def values(stages: dict[tuple[int, int], Stage]) -> dict[str, Tensor]:
+    return {named.key: named.parameter.detach() for stage in stages.values() for named in named_parameters(stage)}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_is_written_is_read(alone: StageGroups, tmp_path: Path, tied: bool) -> None:
+    model = small_model(tied_embeddings=tied)
+    first = values(written(model, alone, tmp_path))
+    checkpoint = Checkpoint.open(tmp_path)
+    assert len({*checkpoint.files.values()}) == 6
+    other = stages_of(model, alone, {"vision": 1, "audio": 2, "llm": 1})
+    for stage in other.values():
+        for parameter in stage.parameters():
+            parameter.data.zero_()
+    load_weights(checkpoint, model, other.values(), check_tensors(checkpoint, model))
+    read = values(other)
+    assert read.keys() == first.keys()
+    for key, value in first.items():
+        if "audio" in key and key.endswith("linear_qkv.bias"):
+            # Whisper's keys have no bias.
+            three = value.view(4, 3, 16).clone()
+            three[:, 1] = 0
+            value = three.view(-1)
+        assert torch.equal(read[key], value), key
+
+
+def without(name: str) -> Callable[[dict[str, Tensor]], None]:
+    def change(tensors: dict[str, Tensor]) -> None:
+        del tensors[name]
+
+    return change
+
+
+def adding(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], None]:
+    return lambda tensors: tensors.update({name: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without("visual.blocks.1.attn.qkv.bias"), "visual.blocks.1.attn.qkv.bias is missing for model=small"),
+        (adding("model.layers.2.mlp.up_proj.weight", torch.zeros(2)), "mlp.up_proj.weight is not in model=small"),
+        (
+            adding("model.norm.weight", torch.zeros(64)),
+            r"model.norm.weight has the shape \[64\], model=small needs \[128\]",
+        ),
+        (
+            adding("audio_tower.embed_positions.weight", torch.zeros(1500, 64)),
+            "embed_positions.weight holds other positions than Whisper's sinusoids",
+        ),
+        (lambda tensors: tensors.clear(), "and [0-9]+ more are missing for model=small"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(
+    alone: StageGroups, tmp_path: Path, change: Callable[[dict[str, Tensor]], None], message: str
+) -> None:
+    model = small_model()
+    written(model, alone, tmp_path)
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(tmp_path.glob("*.safetensors")):
+        tensors |= load_file(file)
+    change(tensors)
+    single = tmp_path / "single"
+    single.mkdir()
+    save_file(tensors, single / "model.safetensors")
+    with pytest.raises(UserError, match=message):
+        check_tensors(Checkpoint.open(single), model)
+
+
+def test_unused_tensors_and_a_tied_head_are_left_out(alone: StageGroups, tmp_path: Path) -> None:
+    model = small_model()
+    written(model, alone, tmp_path)
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(tmp_path.glob("*.safetensors")):
+        tensors |= load_file(file)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+    single = tmp_path / "single"
+    single.mkdir()
+    save_file(tensors, single / "model.safetensors")
+    check_tensors(Checkpoint.open(single), model)
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has neither model.safetensors nor model.safetensors.index.json"):
+        Checkpoint.open(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    for text in ("{", "[]", '{"weight_map": 3}'):
+        index.write_text(text)
+        with pytest.raises(UserError, match="index.json is damaged"):
+            Checkpoint.open(tmp_path)
+    for file in ("../x.safetensors", "missing.safetensors"):
+        index.write_text(json.dumps({"weight_map": {"a": file}}))
+        with pytest.raises(UserError, match=f"names {file}, which is no file of the folder"):
+            Checkpoint.open(tmp_path)
+    index.unlink()
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 40)
+    with pytest.raises(UserError, match="model.safetensors is damaged"):
+        Checkpoint.open(tmp_path)
+
+
+def test_a_module_whose_names_are_not_known_is_refused(alone: StageGroups, tmp_path: Path) -> None:
+    written(small_model(), alone, tmp_path)
+    config = module_config("tiny_llm", num_layers=2, vocab_size=96, checkpoint="")
+    unnamed = ModelSpec.from_config({"name": "m", "modules": {"llm": config}, "tokens": TOKENS})
+    with pytest.raises(IncompatibleError, match="model.modules.llm.checkpoint: not stated"):
+        check_tensors(Checkpoint.open(tmp_path), unnamed)
