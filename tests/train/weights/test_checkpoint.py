@@ -135,12 +135,12 @@ def test_unused_tensors_and_a_tied_head_are_left_out(alone: StageGroups, tmp_pat
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="has neither model.safetensors nor model.safetensors.index.json"):
+    with pytest.raises(UserError, match=r"has neither model.safetensors nor model.safetensors.index.json"):
         Checkpoint.open(tmp_path)
     index = tmp_path / "model.safetensors.index.json"
     for text in ("{", "[]", '{"weight_map": 3}'):
         index.write_text(text)
-        with pytest.raises(UserError, match="index.json is damaged"):
+        with pytest.raises(UserError, match=r"index.json is damaged"):
             Checkpoint.open(tmp_path)
     for file in ("../x.safetensors", "missing.safetensors"):
         index.write_text(json.dumps({"weight_map": {"a": file}}))
@@ -148,7 +148,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
             Checkpoint.open(tmp_path)
     index.unlink()
     (tmp_path / "model.safetensors").write_bytes(b"x" * 40)
-    with pytest.raises(UserError, match="model.safetensors is damaged"):
+    with pytest.raises(UserError, match=r"model.safetensors is damaged"):
         Checkpoint.open(tmp_path)
 
 
@@ -156,5 +156,5 @@ def test_a_module_whose_names_are_not_known_is_refused(alone: StageGroups, tmp_p
     written(small_model(), alone, tmp_path)
     config = module_config("tiny_llm", num_layers=2, vocab_size=96, checkpoint="")
     unnamed = ModelSpec.from_config({"name": "m", "modules": {"llm": config}, "tokens": TOKENS})
-    with pytest.raises(IncompatibleError, match="model.modules.llm.checkpoint: not stated"):
+    with pytest.raises(IncompatibleError, match=r"model.modules.llm.checkpoint: not stated"):
         check_tensors(Checkpoint.open(tmp_path), unnamed)
