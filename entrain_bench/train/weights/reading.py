@@ -48,7 +48,6 @@ def check_tensors(checkpoint: Checkpoint, model: ModelSpec) -> Roots:
         UserError: for tensors that are missing, unexpected or of another shape, by name.
     """
     where, roots = f"harness.weights={checkpoint.folder}", Roots()
-    expected: dict[str, tuple[int, ...]] = {}
     for module in model.modules:
         scheme = scheme_of(module)
         stored = list(stored_tensors(model, module).values())
@@ -56,8 +55,7 @@ def check_tensors(checkpoint: Checkpoint, model: ModelSpec) -> Roots:
         for root, beginnings in scheme.roots.items():
             if rests := [name.removeprefix(f"{root}:") for name in needed if name.startswith(f"{root}:")]:
                 roots[module.name, root] = max(beginnings, key=lambda each: _count(checkpoint, each, rests))
-        for one in stored:
-            expected |= {full_name(module, name, roots): one.shape_of(name) for name in one.names}
+    expected = expected_shapes(model, roots)
     missing = sorted(expected.keys() - checkpoint.files.keys())
     if missing:
         raise UserError(f"{where}: {_listed(missing)} missing for model={model.name}")
@@ -69,6 +67,16 @@ def check_tensors(checkpoint: Checkpoint, model: ModelSpec) -> Roots:
             raise UserError(f"{where}: {name} has the shape {[*given]}, model={model.name} needs {[*shape]}")
     _check_positions(checkpoint, model, roots)
     return roots
+
+
+def expected_shapes(model: ModelSpec, roots: Mapping[tuple[str, str], str]) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor that a checkpoint of a model must have, by name."""
+    return {
+        full_name(module, name, roots): stored.shape_of(name)
+        for module in model.modules
+        for stored in stored_tensors(model, module).values()
+        for name in stored.names
+    }
 
 
 def full_name(module: ModuleSpec, name: str, roots: Mapping[tuple[str, str], str]) -> str:

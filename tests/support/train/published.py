@@ -275,13 +275,8 @@ def qwen25vl(folder: Path, groups: StageGroups) -> dict[str, float]:
         losses.append(functional.cross_entropy(logits, label, ignore_index=-1, reduction="sum"))
     loss = torch.stack(losses).sum()
     loss.backward()
-    # Names of checkpoints on the hub.
-    renamed = {
-        name: name.replace("model.visual.", "visual.").replace("model.language_model.", "model.")
-        for name, _ in model.named_parameters()
-    }
-    tensors = {renamed[name]: value for name, value in tensors_of(model, "").items()}
-    wanted = {"output": loss.detach(), **{renamed[name]: value for name, value in grads_of(model, "").items()}}
+    tensors = {hub_name(name): value for name, value in tensors_of(model, "").items()}
+    wanted = {"output": loss.detach(), **{hub_name(name): value for name, value in grads_of(model, "").items()}}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
     checkpoint = Checkpoint.open(folder)
@@ -304,6 +299,11 @@ def qwen25vl(folder: Path, groups: StageGroups) -> dict[str, float]:
     encoded.pop("output")
     every = unpacked(spec, "llm", found, roots) | unpacked(spec, "vision", encoded, roots)
     return errors(every, wanted)
+
+
+def hub_name(name: str) -> str:
+    """What checkpoints on the hub call a parameter of ``Qwen2_5_VLForConditionalGeneration``."""
+    return name.replace("model.visual.", "visual.").replace("model.language_model.", "model.")
 
 
 CASES: dict[str, Callable[[], Published]] = {

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 import torch.distributed as dist
+import transformers
 
+from entrain_bench.experiment import prepare
+from entrain_bench.run import compose_cells
 from entrain_bench.train.modules import StageGroups
 from entrain_bench.train.platform import prepare_platform
-from support.train.published import CASES, PICTURES, module_errors, qwen25vl, spec_of
+from entrain_bench.train.weights.reading import default_roots, expected_shapes
+from support.train.published import CASES, PICTURES, hub_name, module_errors, qwen25vl, spec_of
 from support.train.ranks import run_ranks
 
 TOLERANCE = 1e-4
@@ -97,3 +103,36 @@ def test_unknown_grids_are_not_the_published_ones(alone: StageGroups, tmp_path: 
     """A grid of 4 x 6 patches and one of 10 x 8 are no near-squares."""
     with mock.patch("support.train.published.PICTURES", replace(PICTURES, grids=())):
         assert module_errors("qwen25vl_vision", tmp_path, alone)["output"] > TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "total"),
+    [
+        # config.json of Qwen/Qwen2.5-VL-3B-Instruct and -7B-Instruct, read 2026-11.
+        ("3b", (2048, 36, 16, 2, 11008, 151936, True), 3_754_622_976),
+        ("7b", (3584, 28, 28, 4, 18944, 152064, False), 8_292_166_656),
+    ],
+)
+def test_published_sizes_have_the_tensors_of_the_published_model(name: str, text: tuple[int, ...], total: int) -> None:
+    """Names and shapes are those of the model that ``transformers`` builds of the published configuration."""
+    width, layers, heads, groups, wide, words, tied = text
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={
+            "hidden_size": width,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": groups,
+            "intermediate_size": wide,
+            "vocab_size": words,
+            "tie_word_embeddings": bool(tied),
+        },
+        vision_config={"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": width},
+        tie_word_embeddings=bool(tied),
+    )
+    with torch.device("meta"):
+        published = transformers.Qwen2_5_VLForConditionalGeneration(config)
+    wanted = {hub_name(key): tuple(value.shape) for key, value in published.named_parameters()}
+    (cell,) = compose_cells([f"model=qwen25vl_{name}"])
+    spec = prepare(cell.config).job.model
+    assert expected_shapes(spec, default_roots(spec)) == wanted
+    assert sum(module.parameters for module in spec.modules) == sum(map(prod, wanted.values())) == total
