@@ -250,7 +250,9 @@ class LanguageHead(torch.nn.Module):
         wanted = to_device(labels[places], hidden.device)
         losses = [
             checkpoint(self._loss, rows, targets, weight, use_reentrant=False, preserve_rng_state=False)
-            for rows, targets in zip(chosen.split(self.chunk_tokens), wanted.split(self.chunk_tokens), strict=True)
+            for rows, targets in zip(
+                torch.split(chosen, self.chunk_tokens), torch.split(wanted, self.chunk_tokens), strict=True
+            )
         ]
         return torch.stack(losses).sum()
 
