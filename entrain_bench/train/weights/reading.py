@@ -107,7 +107,7 @@ def _unused(checkpoint: Checkpoint, model: ModelSpec, roots: Roots) -> Iterator[
         tied = module.config.tied_embeddings
         heads = tuple(f"{head}weight" for head in scheme.roots.get("head", ())) if tied else ()
         for name in checkpoint.files:
-            if name.startswith(begins) or name.endswith(inner) or name in heads:
+            if name.startswith(begins) or name.endswith(inner) or name in (*heads, *scheme.unused):
                 yield name
 
 

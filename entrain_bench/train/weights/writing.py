@@ -74,6 +74,7 @@ def _write(folder: Path, name: str, tensors: dict[str, Tensor]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         beside = folder / f".{name}"
         save_file(tensors, beside, metadata={"format": "pt"})
+        beside.chmod(0o644)  # for others to read, as the index is; safetensors makes files for their owner alone
         beside.replace(folder / name)
     except OSError as error:
         raise ExecutionError(f"harness.save_weights={folder}: cannot be written ({error.strerror})") from error
