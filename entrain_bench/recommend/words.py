@@ -52,6 +52,22 @@ def answer_lines(answer: Answer, width: int) -> Iterator[str]:
         yield from _section(_firm_heading(answer), [*_firm_lines(answer)], width)
 
 
+def no_result_lines(reasons: Mapping[str, str]) -> Iterator[str]:
+    """Why nobody has a result: the reason that most give, and where there are several a line for each with its names.
+
+    Args:
+        reasons: by strategy.
+    """
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        names.setdefault(reason, []).append(name)
+    ranked = sorted(names, key=lambda reason: -len(names[reason]))
+    share = "" if len(ranked) == 1 else f", of {len(names[ranked[0]])} of {len(reasons)}"
+    yield f"no strategy has a result{share}: {ranked[0]}"
+    if share:
+        yield from (f"{listing(names[reason])}: {reason}" for reason in ranked)
+
+
 def headline(answer: Answer) -> str:
     """What to run, how long it takes, and who else is as good."""
     time = answer.best.time
