@@ -21,14 +21,12 @@ ASSUMPTIONS = {
 
 
 def spent_s(records: Sequence[Record]) -> dict[str, float]:
-    """Seconds of an iteration by class of ``TIME_SHARES``, the average GPU's, as means over at least one record.
+    """Seconds of an iteration by class of ``TIME_SHARES``, the average GPU's; together they are the iteration.
 
-    Together they are the iteration.
+    Means over the iterations of at least one record: a share of a mean time would not be one.
     """
-    return {
-        name: math.fsum(each.metrics[name] * each.metrics[TIME] for each in records) / len(records)
-        for name in TIME_SHARES
-    }
+    rows = [row for record in records for row in record.iterations]
+    return {name: math.fsum(row[name] * row[TIME] for row in rows) / len(rows) for name in TIME_SHARES}
 
 
 @dataclass(frozen=True, slots=True)

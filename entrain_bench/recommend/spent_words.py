@@ -38,8 +38,8 @@ def loss_words(spent: Spent) -> Iterator[str]:
     digits = decimals([total])
     rest = max((name for name in own if name != WORK), key=lambda name: own[name])
     yield (
-        f"{own[WORK] / total:.0%} of {best}'s GPU time is {_plain(WORK)}; most of the rest is {_plain(rest)} "
-        f"({own[rest] / total:.0%})."
+        f"{own[WORK] / total:.0%} of {best}'s GPU time is {_plain(WORK)}; the largest part of the rest is "
+        f"{_plain(rest)} ({own[rest] / total:.0%})."
     )
     for strategy, seconds in others:
         behind = math.fsum(seconds.values()) - total

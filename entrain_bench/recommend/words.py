@@ -43,7 +43,8 @@ def answer_lines(answer: Answer, width: int) -> Iterator[str]:
     yield ""
     yield from _section("Layout", _layout(answer), width)
     yield from _section("Memory", [_memory(answer)], width)
-    yield "Where the time goes, seconds of an iteration (a GPU's average)"
+    seeds = spell_seeds([int(record.labels["seed"]) for record in answer.records[answer.best.name]])
+    yield from _wrapped(f"Where the time goes, seconds of an iteration (a GPU's average, {seeds})", width)
     yield from (INDENT + line for line in spent_lines(answer.spent, width - len(INDENT)))
     yield from _hung(loss_words(answer.spent), width)
     yield ""

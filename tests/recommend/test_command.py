@@ -53,7 +53,7 @@ def test_an_answer_its_plan_and_that_it_is_kept(
         "Layout\n  vision  TP 1, CP 1",
         "Memory\n",
         "ideal work  ",
-        "% of " + best.group(1) + "'s GPU time is ideal work; most of the rest is ",
+        "% of " + best.group(1) + "'s GPU time is ideal work; the largest part of the rest is ",
         "No layout and no order",
         "How firm that is",
     ):

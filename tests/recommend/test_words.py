@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.recommend.evidence import firm
+from entrain_bench.recommend.evidence import firm, spent_s
 from entrain_bench.recommend.layout_words import layout_lines, spans
 from entrain_bench.recommend.race import places
 from entrain_bench.recommend.spent_words import loss_words, spent_lines
 from entrain_bench.recommend.words import ranking_lines, so_far
+from entrain_bench.records.records import Record
 from entrain_bench.records.words import TIME_WORDS
 from support.builders import as_ints
 
@@ -46,11 +47,21 @@ def test_where_time_goes() -> None:
     ]
     assert spent_lines(found, 45)[0].split() == ["fast"]
     assert [*loss_words(found)] == [
-        "60% of fast's GPU time is ideal work; most of the rest is unequal microbatches and order (30%).",
+        "60% of fast's GPU time is ideal work; the largest part of the rest is unequal microbatches and order (30%).",
         # The step's -0.020 is less than a tenth of the difference.
         "slow takes 0.500 s more: unequal microbatches and order +0.520.",
         "less takes 0.200 s less: unequal microbatches and order -0.300, step +0.100.",
     ]
+
+
+def test_seconds_are_those_of_iterations() -> None:
+    # One of 1 s, half of it work, and one of 3 s, all of it: 1.75 s of 2 s. Of the means it would be 0.75 x 2 s.
+    rows = [dict.fromkeys(TIME_WORDS, 0.0) | {"iteration_time_s": 1.0, "time_work_share": 0.5, "time_step_share": 0.5}]
+    rows.append(rows[0] | {"iteration_time_s": 3.0, "time_work_share": 1.0, "time_step_share": 0.0})
+    record = Record("", "ok", "", {}, {}, "", iterations=tuple(rows))
+    found = spent_s([record])
+    assert (found["time_work_share"], found["time_step_share"]) == (1.75, 0.25)
+    assert sum(found.values()) == 2.0
 
 
 def test_the_race_so_far_in_one_line() -> None:
