@@ -15,7 +15,7 @@ from entrain_bench.train.learning_rate import LearningRate
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running.data import SampleData
 from entrain_bench.train.weights import Checkpoint
-from support.train.published import TinyPublished
+from support.train.published_tiny import TinyPublished
 from support.train.ranks import run_ranks
 from support.train.runs import ONE_RANK, batch, configuration, train_here
 
