@@ -53,9 +53,7 @@ class TraceColumns:
     frame_heights: FloatArray
 
 
-def read_columns(
-    path: Path, take: Take = EVERYTHING, frame_size: tuple[float, float] | None = None
-) -> TraceColumns:
+def read_columns(path: Path, take: Take = EVERYTHING, frame_size: tuple[float, float] | None = None) -> TraceColumns:
     """Read a trace.
 
     ``text_tokens`` or else ``text_chars`` is required; an absent or all-null column means that no sample has that
@@ -85,7 +83,9 @@ def read_columns(
     counts = np.diff(offsets)
     num_images = counts - has_video
     if np.any(num_images < 0):
-        allowed = "the size of the frames of the row's video; workload.frame_size=[640,360] gives that of all which lack it"
+        allowed = (
+            "the size of the frames of the row's video; workload.frame_size=[640,360] gives that of all which lack it"
+        )
         raise reader.bad_value(num_images < 0, "image_widths", counts, allowed)
     if reader.has("n_images"):
         declared = reader.numbers("n_images", nullable=True)
@@ -216,7 +216,8 @@ class _Reader:
         if len(missing) == 1:
             raise self.error(f"column {missing[0]} is missing or all null; must come with the image's other side")
         if missing:
-            offsets, widths, heights = np.zeros(self.num_rows + 1, np.int64), np.zeros(0), np.zeros(0)
+            offsets: IntArray = np.zeros(self.num_rows + 1, np.int64)
+            widths = heights = np.zeros(0)
         else:
             offsets, widths = self._lists("image_widths")
             height_offsets, heights = self._lists("image_heights")

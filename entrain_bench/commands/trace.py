@@ -11,7 +11,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from entrain_bench.commands.trace_page import page_of
 from entrain_bench.commands.watch import say
 from entrain_bench.config.comments import first_sentences
-from entrain_bench.config.compose import Composer
 from entrain_bench.config.trace import CONFIG_NAME, Scanned, TraceCommand, compose_trace
 from entrain_bench.config.tree import config_tree
 from entrain_bench.errors import UserError

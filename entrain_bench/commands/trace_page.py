@@ -41,8 +41,9 @@ def page_of(command: TraceCommand, found: Scanned, config_dir: str | None) -> st
 def _scan_lines(command: TraceCommand, found: Scanned) -> Iterator[str]:
     bad = sum(found.counts.values())
     kind = str(command.source["_target_"]).rpartition(".")[2]
-    again = "; nothing has changed since it was scanned" if found.again else ""
-    yield f"{found.samples:,} samples from {found.shards:,} shards of {command.source.get('path', kind)} ({kind}){again}."
+    again = "; scanned before, and its files have not changed (remove the trace to scan again)" if found.again else ""
+    where = command.source.get("path", kind)
+    yield f"{found.samples:,} samples from {found.shards:,} shards of {where} ({kind}){again}."
     yield f"{bad:,} left out{':' if bad else '.'}"
     if bad:
         yield ""

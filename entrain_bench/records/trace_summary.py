@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -51,7 +53,7 @@ def column_quantiles(path: Path) -> dict[str, list[float]]:
         path: a trace as ``entrain-bench trace`` writes it.
     """
     table = _first_rows(path)
-    found: dict[str, FloatArray] = {}
+    found = dict[str, FloatArray]()
     for column, name in (("text_tokens", "text (tokens)"), ("text_chars", "text (characters)"), ("n_images", "images")):
         if column in table.column_names:
             found[name] = _numbers(table, column)
@@ -83,9 +85,9 @@ def model_summary(profile: Profile, shapes: SampleShapes, max_batch: int = 4096)
             columns[name] = shapes.sum_items(items, shapes.item_llm_tokens[items].astype(np.float64))
     tokens = {name: _quantiles(values) for name, values in columns.items()}
     tokens["LLM, all"] = _quantiles(shapes.llm_tokens.astype(np.float64))
-    matrix = pd.DataFrame(columns).corr(method="spearman")
-    names = list(columns)
-    pairs = {(a, b): float(matrix.loc[a, b]) for at, a in enumerate(names) for b in names[at + 1 :]}
+    pairs = {(a, b): pd.Series(columns[a]).corr(pd.Series(columns[b]), "spearman") for a, b in combinations(columns, 2)}
+    # Of sizes that are all the same there is none.
+    pairs = {pair: value for pair, value in pairs.items() if np.isfinite(value)}
     encodes = any(shapes.items_of(module.config.modalities).size for module in model.encoders)
     if not encodes:
         return ModelSummary(tokens, pairs, None, None, agreed=False)
@@ -97,7 +99,7 @@ def model_summary(profile: Profile, shapes: SampleShapes, max_batch: int = 4096)
     return ModelSummary(tokens, pairs, ratio, stable, agreed)
 
 
-def _first_rows(path: Path) -> pd.DataFrame:
+def _first_rows(path: Path) -> pa.Table:
     with pq.ParquetFile(path) as file:
         rows = 0
         for groups in range(1, file.metadata.num_row_groups + 1):
@@ -107,7 +109,7 @@ def _first_rows(path: Path) -> pd.DataFrame:
         return file.read_row_groups(list(range(groups)))
 
 
-def _numbers(table: pd.DataFrame, column: str) -> FloatArray:
+def _numbers(table: pa.Table, column: str) -> FloatArray:
     values = pc.drop_null(table.column(column)).to_numpy()
     return np.asarray(values, np.float64)
 

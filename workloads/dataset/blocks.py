@@ -1,4 +1,4 @@
-"""JSON and JSONL files in blocks of records, so that files of any size are read a piece at a time, by many processes."""
+"""JSON and JSONL files in blocks of records: files of any size are read a piece at a time, by many processes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def blocks_of(path: Path) -> Iterator[Block]:
                 yield Block(first, start, end)
                 first, start = number, end
         size = path.stat().st_size
-        if start < size:
+        file.seek(start)
+        # The end of an array, and empty lines, are no block.
+        if number > first or (size - start > _READ_BYTES) or file.read().strip(_SPACE + b"]"):
             yield Block(first, start, size)
 
 

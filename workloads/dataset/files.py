@@ -46,7 +46,7 @@ def data_files(path: str, suffixes: Sequence[str], take: Take) -> list[DataFile]
     if place.is_file():
         return [DataFile(place, place.name)]
     pattern = glob.escape(str(place)) + "/**/*" if place.is_dir() else str(place)
-    found = sorted(Path(name) for name in glob.glob(pattern, recursive=True))
+    found = sorted(Path(name) for name in glob.iglob(pattern, recursive=True))  # noqa: PTH207
     files = [file for file in found if file.name.endswith(tuple(suffixes)) and file.is_file()]
     if not files:
         what = "has no" if place.is_dir() else "does not exist; must be a folder, a file or a pattern of"

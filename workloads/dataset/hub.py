@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, streamed by the datasets library, which knows their files and how they are laid out."""
+"""Data sets of the Hugging Face hub, streamed by the datasets library, which knows how their files are laid out."""
 
 from __future__ import annotations
 

@@ -177,4 +177,5 @@ class Limits:
         }
         for name, high in highest.items():
             value = getattr(self, name)
-            require(0 < value <= high, f"limits.{name}", value, f"above 0, at most {high:g}")
+            valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= high
+            require(valid, f"limits.{name}", value, f"above 0, at most {high:g}")

@@ -54,4 +54,4 @@ def measure(sample: RawSample, limits: Limits) -> Sizes:
     if not (chars or sizes or seconds):
         raise BadSampleError(Reason.EMPTY)
     widths, heights = [width for width, _ in sizes], [height for _, height in sizes]
-    return Sizes(chars, widths, heights, seconds, video and video.seconds, sample.texts)
+    return Sizes(chars, widths, heights, seconds, None if video is None else video.seconds, sample.texts)

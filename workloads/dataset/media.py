@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from entrain_bench.errors import UserError
 
@@ -48,22 +48,29 @@ def image_size(medium: Medium, limits: Limits) -> tuple[int, int]:
         width, height = medium.width, medium.height
     else:
         with _opened(medium, limits.file_bytes) as file, warnings.catch_warnings():
-            # Images that are large are ours to refuse, by a limit that says so.
             warnings.simplefilter("ignore")
             try:
-                with Image.open(file, formats=IMAGE_FORMATS) as image:
+                with _no_limit_of_its_own(), Image.open(file, formats=IMAGE_FORMATS) as image:
                     width, height = image.size
                     if "exif" in image.info and image.getexif().get(_ORIENTATION) in _ON_ITS_SIDE:
                         width, height = height, width
-            except Image.DecompressionBombError as error:
-                raise BadSampleError(Reason.LIMIT, "limits.image_pixels") from error
-            except Image.UnidentifiedImageError as error:
+            except UnidentifiedImageError as error:
                 raise BadSampleError(Reason.FORMAT, "no image") from error
             # What plugins raise on bytes that nobody wrote has no common base.
             except Exception as error:
                 raise BadSampleError(Reason.HEADER, _one_line(error)) from error
     check_sides(width, height, limits)
     return width, height
+
+
+@contextmanager
+def _no_limit_of_its_own() -> Iterator[None]:
+    """Inside, Pillow opens images of any size: large ones are ours to refuse, by a limit that says so."""
+    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
 
 
 def check_sides(width: int, height: int, limits: Limits) -> None:
@@ -91,6 +98,8 @@ def audio_seconds(medium: Medium, limits: Limits) -> float:
         try:
             info = soundfile.info(file)
             seconds = info.frames / info.samplerate
+        except soundfile.LibsndfileError as error:
+            raise BadSampleError(Reason.FORMAT, f"no sound: {error.error_string}") from error
         except Exception as error:
             raise BadSampleError(Reason.HEADER, _one_line(error)) from error
     return _checked_seconds(seconds, limits)
@@ -111,7 +120,7 @@ def video_header(medium: Medium, limits: Limits) -> Known:
             container = _container_format(file.read(_HEAD_BYTES))
             file.seek(0)
             try:
-                with av.open(file, format=container, options=_VIDEO_OPTIONS, metadata_errors="replace") as opened:
+                with av.open(file, format=container, options=_VIDEO_OPTIONS) as opened:
                     stream = opened.streams.video[0]
                     known = Known(int(stream.width), int(stream.height), _seconds_of(opened, stream, av.time_base))
             except Exception as error:

@@ -161,7 +161,7 @@ def _groups(parts: Sequence[Path], schema: pa.Schema) -> Iterator[pa.Table]:
                 while rows + len(batch) >= ROW_GROUP:
                     cut = ROW_GROUP - rows
                     yield _table([*held, batch.slice(0, cut)], schema)
-                    batch, held, rows = batch.slice(cut), [], 0  # noqa: PLW2901
+                    batch, held, rows = batch.slice(cut), [], 0
                 if len(batch):
                     held.append(batch)
                     rows += len(batch)
@@ -176,5 +176,3 @@ def _table(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
 def _plain(text: str) -> str:
     """A text that a terminal shows as it is."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:160])
-
-

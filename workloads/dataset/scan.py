@@ -1,4 +1,4 @@
-"""A data set scanned to a shape trace: shard by shard, in processes or on a Ray cluster, resumable, to the same bytes."""
+"""A data set scanned to a shape trace, shard by shard, in processes or on Ray; resumable, and to the same bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from typing import Any, Self
 from entrain_bench import ray_workers, workers
 from entrain_bench.errors import ExecutionError, UserError, require
 from entrain_bench.files import remove_partial, stream_atomically
-from entrain_bench.specs.parse import parse
 from entrain_bench.workers import Died
 
 from .interface import Limits, Shard, Source
@@ -76,7 +75,7 @@ class Scan:
     """
 
     source: Source
-    limits: Limits | Mapping[str, Any] = field(default_factory=Limits)
+    limits: Limits = field(default_factory=Limits)
     tokenizer: str | None = None
     timeout_s: float = 60.0
     engine: str = PROCESSES
@@ -84,8 +83,6 @@ class Scan:
     ray_address: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.limits, Mapping):
-            object.__setattr__(self, "limits", parse(Limits, self.limits, "limits"))
         require(self.engine in (PROCESSES, RAY), "engine", self.engine, f"{PROCESSES} or {RAY}")
         require(self.workers is None or self.workers >= 1, "workers", self.workers, "at least 1, or null")
         require(0.1 <= self.timeout_s <= 1e6, "timeout_s", self.timeout_s, "from 0.1 to 1e6")
@@ -224,9 +221,9 @@ def _of_part(part: Path) -> tuple[int, int]:
     return samples, bad.counts.total()
 
 
-def describe(source: Source) -> dict[str, Any]:
+def describe(source: object) -> dict[str, Any]:
     """A source's class and settings, as plain values."""
-    values = asdict(source) if is_dataclass(source) and not isinstance(source, type) else {}
+    values: dict[str, Any] = asdict(source) if is_dataclass(source) and not isinstance(source, type) else {}
     return {"kind": type(source).__name__, **values}
 
 

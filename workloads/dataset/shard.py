@@ -7,12 +7,11 @@ import faulthandler
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import IO
 
 from entrain_bench.errors import UserError
 from entrain_bench.files import write_atomically
@@ -72,28 +71,29 @@ class Scanned:
 
 
 def scan_shard(job: Job) -> Scanned:
-    """Read a shard and write its part; what is wrong with samples, or the file from some sample on, stands in the part."""
+    """Read a shard and write its part, in which stands what is wrong with samples, or with the file from some on."""
     part = Part(job.tokenizer)
-    number = job.shard.first
+    seen = 0
     try:
-        with _journal(job.journal) as journal, _Watch(job.timeout_s) as watch:
+        with _journal(job.journal) as journal, _watch(job.timeout_s) as beat:
             try:
                 for number, record in enumerate(job.source.samples(job.shard, job.limits), job.shard.first):
                     _NUMBER.pack_into(journal, 0, number)
-                    watch.beat()
+                    seen += 1
+                    beat()
                     _add(part, f"{job.shard.label}:{number}", number, record, job)
             except BadSampleError as error:
-                part.bad.add(job.shard.label, f"after {number - job.shard.first} records", error)
+                part.bad.add(job.shard.label, f"after {seen} records", error)
         write_atomically(job.part, part.finish())
     except UserError as error:
         return Scanned(failure=str(error))
     except OSError as error:
         if error.errno in _PASSING or isinstance(error, ConnectionError | TimeoutError):
             return Scanned(failure=f"{job.shard.label}: {error}")
-        return _ended(part, job, number, error)
+        return _ended(part, job, seen, error)
     # Whatever the libraries that read files raise on bytes that nobody wrote.
     except Exception as error:
-        return _ended(part, job, number, error)
+        return _ended(part, job, seen, error)
     return Scanned(part.num_samples, part.bad.counts.total())
 
 
@@ -117,10 +117,10 @@ def _add(part: Part, name: str, number: int, record: RawSample | BadRecord, job:
         part.bad.add(name, record.key, error)
 
 
-def _ended(part: Part, job: Job, number: int, error: Exception) -> Scanned:
+def _ended(part: Part, job: Job, seen: int, error: Exception) -> Scanned:
     """The part of a shard that could be read up to some record."""
     what = " ".join(f"{type(error).__name__}: {error}".split())
-    part.bad.add(job.shard.label, f"from record {number + 1} on", BadSampleError(Reason.FILE, what))
+    part.bad.add(job.shard.label, f"after {seen} records", BadSampleError(Reason.FILE, what))
     write_atomically(job.part, part.finish())
     return Scanned(part.num_samples, part.bad.counts.total())
 
@@ -134,25 +134,25 @@ def _journal(path: Path) -> Iterator[mmap.mmap]:
     path.unlink(missing_ok=True)
 
 
-class _Watch:
-    """Ends this process when a sample takes too long, also within a library that is stuck."""
+@contextmanager
+def _watch(timeout_s: float) -> Iterator[Callable[[], None]]:
+    """Ends this process when a sample takes too long, also within a library that is stuck.
 
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s, self._set_at = timeout_s, 0.0
-        self._nowhere: IO[str] | None = None
+    Yields:
+        What is to be called when another sample begins. Setting the clock takes longer than most samples do, so that
+        it is not set for each.
+    """
+    set_at = -timeout_s
+    with Path(os.devnull).open("w") as nowhere:
 
-    def __enter__(self) -> _Watch:
-        self._nowhere = open(os.devnull, "w")  # noqa: PTH123, SIM115
-        self.beat()
-        return self
+        def beat() -> None:
+            nonlocal set_at
+            if (now := monotonic()) - set_at > timeout_s / 8:
+                faulthandler.dump_traceback_later(timeout_s, file=nowhere, exit=True)
+                set_at = now
 
-    def __exit__(self, *_: object) -> None:
-        faulthandler.cancel_dump_traceback_later()
-        if self._nowhere:
-            self._nowhere.close()
-
-    def beat(self) -> None:
-        """Another sample has begun. Setting the clock takes longer than most samples, so it is not set for each."""
-        if (now := monotonic()) - self._set_at > self._timeout_s / 8:
-            faulthandler.dump_traceback_later(self._timeout_s, file=self._nowhere, exit=True)
-            self._set_at = now
+        try:
+            beat()
+            yield beat
+        finally:
+            faulthandler.cancel_dump_traceback_later()

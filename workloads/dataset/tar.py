@@ -1,4 +1,4 @@
-"""WebDataset shards: tar files in which the members of a sample follow one another and share a name up to its first dot.
+"""WebDataset shards: tar files in which the members of a sample follow one another, of one name up to its first dot.
 
 Read by Python's own tarfile. The webdataset package reads every byte of every member and knows decoders that run what
 they read (pickle); here the headers of an archive and of its media are enough. How members become samples is the
@@ -12,6 +12,7 @@ import gzip
 import io
 import json
 import lzma
+import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,10 +26,12 @@ from .interface import BadRecord, BadSampleError, Limits, Medium, RawSample, Rea
 from .paths import leaves_root
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-IMAGES = frozenset("jpg jpeg png webp gif bmp tif tiff avif jp2 ppm".split())
-SOUNDS = frozenset("wav flac ogg opus mp3".split())
-VIDEOS = frozenset("mp4 mov m4v mkv webm avi".split())
+IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jp2", "ppm"})
+SOUNDS = frozenset({"wav", "flac", "ogg", "opus", "mp3"})
+VIDEOS = frozenset({"mp4", "mov", "m4v", "mkv", "webm", "avi"})
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+# What an archive says of itself.
+_META = re.compile(r"__[^/]*__(?:$|/)")
 # What no header of an archive takes, whatever it says.
 _HEADER_BYTES = 2**20
 
@@ -145,7 +148,7 @@ def _split(name: str) -> tuple[str, str]:
     """The key of a member's sample, and its suffix; the latter is empty for what belongs to none."""
     folder, slash, base = name.rpartition("/")
     stem, dot, suffix = base.partition(".")
-    if folder.startswith("__") or base.startswith("__"):
+    if _META.match(name):
         return name, ""
     return f"{folder}{slash}{stem}", suffix.lower() if dot and stem else ""
 
@@ -161,7 +164,7 @@ def _members(file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, str, BadSampleE
         with tarfile.open(fileobj=guarded, mode="r:") as archive:
             while member := archive.next():
                 # It would keep them all.
-                archive.members.clear()
+                archive.members.clear()  # type: ignore[attr-defined]
                 if member.isdir():
                     continue
                 error = None
