@@ -22,6 +22,7 @@ from .tokens import MAX_ASPECT_RATIO
 # A dictionary-encoded file of a megabyte may hold 10^8 rows, more than memory does.
 _MAX_ROWS = 20_000_000
 EVERYTHING = Take()
+FRAME_HINT = "; workload.frame_size=[640,360] is that of frames which have none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,7 @@ def read_columns(path: Path, take: Take = EVERYTHING, frame_size: tuple[float, f
     counts = np.diff(offsets)
     num_images = counts - has_video
     if np.any(num_images < 0):
-        allowed = (
-            "the size of the frames of the row's video; workload.frame_size=[640,360] gives that of all which lack it"
-        )
+        allowed = "the size of the frames of the row's video" + FRAME_HINT
         raise reader.bad_value(num_images < 0, "image_widths", counts, allowed)
     if reader.has("n_images"):
         declared = reader.numbers("n_images", nullable=True)
@@ -230,7 +229,10 @@ class _Reader:
         for name, values in (("image_widths", widths), ("image_heights", heights)):
             if np.any(wrong := ~_within(values, COLUMNS[name])):
                 entry = int(np.argmax(wrong))
-                raise self.entry_error(owners[entry], name, values[entry], COLUMNS[name].allowed)
+                row = owners[entry]
+                is_frame = has_video[row] and entry == offsets[row + 1] - 1
+                allowed = COLUMNS[name].allowed + (FRAME_HINT if is_frame and values[entry] == 0 else "")
+                raise self.entry_error(row, name, values[entry], allowed)
         ratio = np.maximum(widths, heights) / np.minimum(widths, heights)
         if np.any(thin := ratio > MAX_ASPECT_RATIO):
             entry = int(np.argmax(thin))

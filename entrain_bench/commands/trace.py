@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     page = page_of(command, found, options.config_dir)
     path = command.output.with_suffix(".md")
     write_atomically(path, page.encode())
-    make_console().print(page, markup=False, highlight=False, soft_wrap=True)
+    make_console().print(page.rstrip(), markup=False, highlight=False, soft_wrap=True)
     say(f"written: {command.output}, {path}")
     say(f"entrain-bench workload=trace workload.path={command.output} runs it")
     return 0
