@@ -48,9 +48,9 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     for panel, trace in zip(axes, traces, strict=True):
         rows = table[table["trace"] == trace]
         _draw_line(panel, rows)
-        for row in rows.itertuples():
-            name = str(row.strategy)
-            panel.plot(row.trace_speedup, row.twin_speedup, markers[name], color=colours[name], markersize=5, zorder=3)
+        for name in rows["strategy"]:
+            place = rows.loc[rows["strategy"] == name, ["trace_speedup", "twin_speedup"]].to_numpy()
+            panel.plot(*place.T, markers[name], color=colours[name], markersize=5, zorder=3)
         panel.set_title(f"{traces[trace]}, tau = {rows['tau'].iloc[0]:.2f}")
         panel.set_xlabel("Speedup on the trace")
     axes[0].set_ylabel("Speedup on its twin")
