@@ -1,7 +1,8 @@
 """Speedup over the baseline on a trace, and on its synthetic twin: whether strategies rank alike on both.
 
-Cells of ``experiments/figure/twins.yaml``. A twin (``workload=twin``) has a trace's marginals and rank correlations and
-no sample of it. Means over seeds; tau is Kendall's over the strategies that run on both.
+Cells of ``experiments/figure/twins.yaml``, in the setting of arXiv:2605.27918, section 7. A twin (``workload=twin``) has
+a trace's marginals and rank correlations and no sample of it. Means over seeds; tau is Kendall's over the strategies that
+run on both.
 """
 
 from __future__ import annotations
