@@ -1,13 +1,13 @@
 """Speedup over the baseline on a trace, and on its synthetic twin: whether strategies rank alike on both.
 
-Cells of ``experiments/figure/twins.yaml``, in the setting of arXiv:2605.27918, section 7. A twin (``workload=twin``) has
-a trace's marginals and rank correlations and no sample of it. Means over seeds; tau is Kendall's over the strategies that
-run on both.
+Cells of ``experiments/figure/twins.yaml``, in the setting of arXiv:2605.27918, section 7. A twin (``workload=twin``)
+has a trace's marginals and rank correlations and no sample of it. Tau is Kendall's over the
+strategies that run on both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
 import numpy as np
@@ -42,7 +42,7 @@ def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """A panel a trace, a point a strategy; on the dashed line a strategy gains the same on both."""
     table = speedups(data)
-    traces = distinct_labels(table["trace"].unique())
+    traces = _titles(table["trace"].unique())
     strategies, colours = names(data, "strategy"), strategy_colours(orders(data))
     figure, axes = panels(1, len(traces), DOUBLE_COLUMN_IN, 2.1)
     markers = marker_of(strategies)
@@ -52,7 +52,7 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         for name in rows["strategy"]:
             place = rows.loc[rows["strategy"] == name, ["trace_speedup", "twin_speedup"]].to_numpy()
             panel.plot(*place.T, markers[name], color=colours[name], markersize=5, zorder=3)
-        panel.set_title(f"{traces[trace]}, tau = {rows['tau'].iloc[0]:.2f}")
+        panel.set_title(f"{traces[trace]} (tau {rows['tau'].iloc[0]:.2f})")
         panel.set_xlabel("Speedup on the trace")
     axes[0].set_ylabel("Speedup on its twin")
     handles = [
@@ -66,16 +66,28 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 
 def speedups(data: pd.DataFrame) -> pd.DataFrame:
-    """Speedup over the first strategy on each trace and its twin, and Kendall's tau of every trace."""
+    """Speedup over the first strategy on each trace and its twin, and Kendall's tau of every trace.
+
+    Means over the seeds at which a strategy and the first one both have a result.
+    """
     good = data[data["status"] == "ok"]
-    keys = ["model", "trace", "strategy"]
-    means = good.pivot_table("iteration_time_s", keys, "side", "mean", sort=False).reindex(columns=[*SIDES]).dropna()
+    seconds = good.pivot_table("iteration_time_s", ["model", "trace", "strategy"], ["side", "seed"], sort=False)
     parts = []
-    for _, rows in means.groupby(level=["model", "trace"], sort=False):
-        gains = rows.iloc[0] / rows
-        tau = float(stats.kendalltau(gains[TRACE], gains[TWIN]).statistic) if len(rows) > 1 else np.nan
+    for _, rows in seconds.groupby(level=["model", "trace"], sort=False):
+        by_seed = rows.iloc[0] / rows
+        gains = pd.DataFrame(
+            {side: by_seed.get(side, by_seed.iloc[:, :0]).mean(axis="columns") for side in SIDES}
+        ).dropna()
+        tau = float(stats.kendalltau(gains[TRACE], gains[TWIN]).statistic) if len(gains) > 1 else np.nan
         parts.append(gains.rename(columns={side: f"{side}_speedup" for side in SIDES}).assign(tau=tau))
     return pd.concat(parts).reset_index()
+
+
+def _titles(traces: Iterable[str]) -> dict[str, str]:
+    """Labels of traces: of the first word of their names, if that tells them apart."""
+    first = {trace: trace.partition("_")[0] for trace in traces}
+    labels = distinct_labels(first.values() if len(set(first.values())) == len(first) else first)
+    return {trace: labels.get(word) or labels[trace] for trace, word in first.items()}
 
 
 def _draw_line(panel: Axes, rows: pd.DataFrame) -> None:
