@@ -50,8 +50,9 @@ def grid_tokens(widths: IntArray, heights: IntArray, columns: IntArray, rows: In
     across = across - np.where(wide, 0, 2 * ((across - widths * down // heights) // 2))
     times = np.sqrt(across * down / (rules.max_llm_tiles * side**2))
     shrunk = times > SLACK
-    down = np.where(shrunk, np.floor(down / times), down).astype(np.int64)
-    across = np.where(shrunk, np.floor(across / times), across).astype(np.int64)
+    # As theirs: a quotient that is whole but for its last digit goes down.
+    down = np.where(shrunk, down // times, down).astype(np.int64)
+    across = np.where(shrunk, across // times, across).astype(np.int64)
     return np.asarray(np.maximum(1, down) * (np.maximum(1, across) + 1))
 
 
