@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy import stats
 
+from entrain_bench.arrays import FloatArray
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, marker_of, panels, strategy_colours
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.labels import distinct_labels, names, orders
@@ -75,12 +76,17 @@ def speedups(data: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for _, rows in seconds.groupby(level=["model", "trace"], sort=False):
         by_seed = rows.iloc[0] / rows
-        gains = pd.DataFrame(
-            {side: by_seed.get(side, by_seed.iloc[:, :0]).mean(axis="columns") for side in SIDES}
-        ).dropna()
+        means = {side: _mean_of_some(by_seed[side].to_numpy()) for side in SIDES if side in by_seed}
+        gains = pd.DataFrame(means, rows.index).reindex(columns=[*SIDES]).dropna()
         tau = float(stats.kendalltau(gains[TRACE], gains[TWIN]).statistic) if len(gains) > 1 else np.nan
         parts.append(gains.rename(columns={side: f"{side}_speedup" for side in SIDES}).assign(tau=tau))
     return pd.concat(parts).reset_index()
+
+
+def _mean_of_some(values: FloatArray) -> FloatArray:
+    """Mean of every row over the values that it has ``[rows]``; NaN where it has none."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.nansum(values, axis=1) / np.sum(~np.isnan(values), axis=1))
 
 
 def _titles(traces: Iterable[str]) -> dict[str, str]:
