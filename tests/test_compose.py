@@ -66,6 +66,16 @@ def test_cells_that_differ_inside_of_choices_share_a_composition(
     assert len(asked) == 2
 
 
+def test_a_list_of_choices_may_be_longer_than_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    names = ["megatron_schedules", "hetero_noncolocated"] * 8
+    text = f"strategy={','.join(names)}"
+    assert len(text) > module.MAX_NAME
+    assert Composer().sweep([text]).cells == tuple((f"strategy={name}",) for name in names)
+    with pytest.raises(UserError, match="strategy: the name of a choice must have at most 250 characters"):
+        Composer().sweep([f"strategy=megatron,{'x' * 251}"])
+
+
 def test_a_large_sweep_composes_choices_and_not_their_combinations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

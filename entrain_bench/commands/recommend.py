@@ -19,7 +19,7 @@ from entrain_bench.recommend.frameworks import FRAMEWORKS, Framework, Refusals, 
 from entrain_bench.recommend.live import Ticker
 from entrain_bench.recommend.planned import plan_of_answer
 from entrain_bench.recommend.session import Contender, Job, Session, race
-from entrain_bench.recommend.words import answer_lines
+from entrain_bench.recommend.words import answer_lines, no_result_lines
 from entrain_bench.records.comparison import baseline_of
 from entrain_bench.records.keys import workload_of
 from entrain_bench.records.notices import notices
@@ -29,7 +29,8 @@ from entrain_bench.specs.model import ModelSpec
 from entrain_bench.tracking.sweep import sweep_name
 from entrain_bench.workers import num_processes
 
-EXIT_FAILED = 1
+# As for other input that cannot be run.
+EXIT_NO_RESULT = 2
 FILE = "recommendation.yaml"
 EVERY_STRATEGY = "strategy=glob(*)"
 # Strategies are compared as they are, in simulation, and a plan is what comes out.
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     """Answer, and write the plan.
 
     Returns:
-        0, or 1 if no strategy has a result.
+        0, or 2 if no strategy has a result.
 
     Raises:
         UserError: for bad input, data that cannot be read, and a folder that cannot be written.
@@ -91,10 +92,11 @@ def main(arguments: Sequence[str]) -> int:
         _write(path, plan_text(plan))
         say(f"written: {path} (entrain-bench plan={path} runs it; with harness=train on real ranks)")
     else:
-        _print(f"{name}: {reason}" for name, reason in refusals.reasons_of(session, raced).items())
-        say("entrain-bench: no strategy has a result")
+        heading, *lines = no_result_lines(refusals.reasons_of(session, raced))
+        _print(lines)
+        say(f"entrain-bench: {heading}")
     _publish(results, session.keys, options.overrides, asked.config)
-    return 0 if answer else EXIT_FAILED
+    return 0 if answer else EXIT_NO_RESULT
 
 
 def usual_choices() -> dict[str, str]:

@@ -18,6 +18,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -35,7 +36,7 @@ from entrain_bench.config.tree import config_tree
 from entrain_bench.errors import UserError, unknown_choice
 from entrain_bench.store import Store
 
-# Characters of a file's name.
+# Characters of a file's name: a choice is looked for as one.
 MAX_NAME = 250
 INTERPOLATION = "${"
 # The first key that an interpolation names; nothing for what is no plain path.
@@ -276,11 +277,18 @@ def _check_overrides(overrides: Iterable[str]) -> None:
         if not group:
             raise UserError(f"{text}: names no key")
         value = override.value()
-        chosen = (value if isinstance(value, list) else [value]) if group in GROUP_KEYS or "/" in group else []
+        chosen = _choices_of(value) if group in GROUP_KEYS or "/" in group else []
         if isinstance(value, list) and not all(isinstance(choice, str) for choice in chosen):
             raise UserError(f"{text}: must be one of the choices of that group")
         if any(len(str(choice)) > MAX_NAME for choice in chosen):
             raise UserError(f"{group}: the name of a choice must have at most {MAX_NAME} characters")
+
+
+def _choices_of(value: Any) -> list[Any]:
+    """The choices that a group's override names, one or several."""
+    if isinstance(value, ChoiceSweep):
+        return value.list
+    return value if isinstance(value, list) else [value]
 
 
 def _check_file(workload: Mapping[str, Any], inside: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ from entrain_bench.records.labels import families
 from entrain_bench.records.records import Results
 from entrain_bench.records.tables import over_seeds, run_table
 from entrain_bench.records.time_shares import TIME_SHARES
+from entrain_bench.records.words import TIME_WORDS
 
 EXPERIMENT = "iteration_time"
 RUNS = True
@@ -41,7 +42,6 @@ DIGIT = 0.085
 class Look:
     """How a class is drawn: computation blue, communication yellow, unequal load red, what remains grey."""
 
-    label: str
     colour: str
     hatch: str | None = None
 
@@ -50,16 +50,16 @@ LOOKS = dict(
     zip(
         TIME_SHARES,
         (
-            Look("ideal work", "#123c69"),
-            Look("slower computation: packs, splits", "#5b8fc0"),
-            Look("recomputation", "#b9d3ea"),
-            Look("communication", "#e8b02f"),
-            Look("unequal stages", "#7f1d1d"),
-            Look("unequal replicas", "#cf4a3c"),
-            Look("unequal microbatches, order", "#f3a08c"),
-            Look("pipeline fill and drain", "#bdbdbd"),
-            Look("step: gradients, optimizer, weights", "#757575"),
-            Look("unused GPUs", "#ffffff", "//////"),
+            Look("#123c69"),
+            Look("#5b8fc0"),
+            Look("#b9d3ea"),
+            Look("#e8b02f"),
+            Look("#7f1d1d"),
+            Look("#cf4a3c"),
+            Look("#f3a08c"),
+            Look("#bdbdbd"),
+            Look("#757575"),
+            Look("#ffffff", "//////"),
         ),
         strict=True,
     )
@@ -156,10 +156,10 @@ def _draw_panel(
 
 def _handles(table: pd.DataFrame) -> list[Artist]:
     """What the colours and numbers are; classes that nobody has any of are left out."""
-    shown = [look for name, look in LOOKS.items() if (table[name] > 0).any()]
+    shown = {TIME_WORDS[name]: look for name, look in LOOKS.items() if (table[name] > 0).any()}
     patches: list[Artist] = [
-        Patch(facecolor=look.colour, edgecolor="#9a9a9a" if look.hatch else "none", hatch=look.hatch, label=look.label)
-        for look in shown
+        Patch(facecolor=look.colour, edgecolor="#9a9a9a" if look.hatch else "none", hatch=look.hatch, label=label)
+        for label, look in shown.items()
     ]
     lacking = "; *: some seeds fail" if table["num_ok"].between(1, table["num_runs"] - 1).any() else ""
     return [*patches, Patch(facecolor="none", label=f"number: ideal work in %{lacking}")]

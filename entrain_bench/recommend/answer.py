@@ -9,7 +9,7 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.experiment import prepare
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.layout_json import layout_to_json
-from entrain_bench.recommend.evidence import ASSUMPTIONS, Firm, Spent, firm, mean_of
+from entrain_bench.recommend.evidence import ASSUMPTIONS, Firm, firm, mean_of, spent_s
 from entrain_bench.recommend.race import FASTEST, NO_RESULT, Place, places
 from entrain_bench.recommend.session import Contender, Raced, Session
 from entrain_bench.records.comparison import with_result
@@ -42,7 +42,7 @@ class Answer:
         budget_bytes, capacity_bytes: what programs may use of a GPU, and what it has.
         bound_s: what no layout is below (``cluster_bound_s``), mean over seeds.
         layout_bound_s: of any order and assignment under its layout.
-        spent: where time goes, for the fastest and its rivals at the seeds that they share.
+        spent: where time goes (``spent_s``), for the fastest and its rivals at the seeds that they share.
         firm: what changed assumptions do, at ``changed_seeds``.
         changed_seeds: the first ones of the race.
         records: of the fastest and its rivals, by name.
@@ -64,7 +64,7 @@ class Answer:
     capacity_bytes: float
     bound_s: float
     layout_bound_s: float
-    spent: Mapping[str, Spent]
+    spent: Mapping[str, Mapping[str, float]]
     firm: Sequence[Firm]
     changed_seeds: Sequence[int]
     records: Mapping[str, Sequence[Record]]
@@ -123,7 +123,7 @@ def answer_of(
         capacity_bytes=float(job.cluster.device.memory_bytes),
         bound_s=mean_of(own, "cluster_bound_s"),
         layout_bound_s=mean_of(own, "lower_bound_s"),
-        spent={name: Spent.of(session.records([name], shared)) for name in (best, *rivals)},
+        spent={name: spent_s(session.records([name], shared)) for name in (best, *rivals)},
         firm=firmness(session, raced, [best, *rivals], given),
         changed_seeds=seeds[:NUM_CHANGED],
         records={name: session.records([name], shared) for name in (best, *rivals)},

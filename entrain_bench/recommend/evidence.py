@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from entrain_bench.records.comparison import TIME, Times, with_result
 from entrain_bench.records.records import Record
 from entrain_bench.records.statistics import Interval, ratio_interval
+from entrain_bench.records.time_shares import TIME_SHARES
 
 # What can be wrong with what strategies and the cost model assume: a label, and the override.
 ASSUMPTIONS = {
@@ -19,31 +20,13 @@ ASSUMPTIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """Seconds of an iteration, the average GPU's share; means over the same seeds for all that are compared.
+def spent_s(records: Sequence[Record]) -> dict[str, float]:
+    """Seconds of an iteration by class of ``TIME_SHARES``, the average GPU's; together they are the iteration.
 
-    Attributes:
-        iteration_s: the whole, ``busy_s`` and ``idle_s``.
-        busy_s: inside of actions, communication there included.
-        idle_s: ``bubble_ratio`` of the iteration.
-        exposed_comm_s: communication that is waited for, in busy or idle time.
-        step_s: before the first forward and after the last backward.
+    Means over the iterations of at least one record: a share of a mean time would not be one.
     """
-
-    iteration_s: float
-    busy_s: float
-    idle_s: float
-    exposed_comm_s: float
-    step_s: float
-
-    @classmethod
-    def of(cls, records: Sequence[Record]) -> Spent:
-        """The means of at least one record."""
-        iteration_s = mean_of(records, TIME)
-        idle_s = math.fsum(each.metrics["bubble_ratio"] * each.metrics[TIME] for each in records) / len(records)
-        step_s = iteration_s - mean_of(records, "core_time_s")
-        return cls(iteration_s, iteration_s - idle_s, idle_s, mean_of(records, "exposed_comm_s"), step_s)
+    rows = [row for record in records for row in record.iterations]
+    return {name: math.fsum(row[name] * row[TIME] for row in rows) / len(rows) for name in TIME_SHARES}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from entrain_bench.recommend.answer import Answer
-from entrain_bench.recommend.evidence import Firm, Spent
+from entrain_bench.recommend.evidence import Firm
 from entrain_bench.recommend.layout_words import layout_lines
 from entrain_bench.recommend.race import AS_GOOD, FAR, FAR_BEHIND, SLOWER, Place, places
+from entrain_bench.recommend.spent_words import loss_words, spent_lines
 from entrain_bench.records.comparison import Times
 from entrain_bench.records.records import labels_of
 from entrain_bench.records.report import GAP, NOTHING, Column, decimals, table_lines
@@ -42,13 +43,30 @@ def answer_lines(answer: Answer, width: int) -> Iterator[str]:
     yield ""
     yield from _section("Layout", _layout(answer), width)
     yield from _section("Memory", [_memory(answer)], width)
-    yield "Where the time goes, seconds of an iteration (a GPU's average)"
-    yield from (INDENT + line for line in _spent_lines(answer.spent, width - len(INDENT)))
-    yield from _hung(_losses(answer), width)
+    seeds = spell_seeds([int(record.labels["seed"]) for record in answer.records[answer.best.name]])
+    yield from _wrapped(f"Where the time goes, seconds of an iteration (a GPU's average, {seeds})", width)
+    yield from (INDENT + line for line in spent_lines(answer.spent, width - len(INDENT)))
+    yield from _hung(loss_words(answer.spent), width)
     yield ""
     yield from _section("Room", [_room(answer)], width)
     if answer.firm:
         yield from _section(_firm_heading(answer), [*_firm_lines(answer)], width)
+
+
+def no_result_lines(reasons: Mapping[str, str]) -> Iterator[str]:
+    """Why nobody has a result: the reason that most give, and where there are several a line for each with its names.
+
+    Args:
+        reasons: by strategy.
+    """
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        names.setdefault(reason, []).append(name)
+    ranked = sorted(names, key=lambda reason: -len(names[reason]))
+    share = "" if len(ranked) == 1 else f", of {len(names[ranked[0]])} of {len(reasons)}"
+    yield f"no strategy has a result{share}: {ranked[0]}"
+    if share:
+        yield from (f"{listing(names[reason])}: {reason}" for reason in ranked)
 
 
 def headline(answer: Answer) -> str:
@@ -157,34 +175,6 @@ def _memory(answer: Answer) -> str:
         f"At most {peak:.1f} GiB of a GPU's {capacity:.1f} ({100 * peak / capacity:.0f}%); {budget - peak:.1f} GiB are "
         f"left of the {budget:.1f} that programs may use (memory_fraction={answer.config.memory_fraction:g})."
     )
-
-
-def _spent_lines(spent: Mapping[str, Spent], width: int) -> list[str]:
-    rows = [*spent.values()]
-    digits = decimals([row.iteration_s for row in rows])
-    named = {
-        "iteration": [row.iteration_s for row in rows],
-        "busy": [row.busy_s for row in rows],
-        "idle": [row.idle_s for row in rows],
-        "exposed comm.": [row.exposed_comm_s for row in rows],
-        "step": [row.step_s for row in rows],
-    }
-    columns = [Column("strategy", [*spent])]
-    columns += [Column(heading, [f"{value:.{digits}f}" for value in values]) for heading, values in named.items()]
-    while len(columns) > 4 and sum(column.width + len(GAP) for column in columns) - len(GAP) > width:
-        columns.pop()
-    return table_lines(columns, 1)
-
-
-def _losses(answer: Answer) -> Iterator[str]:
-    """What each rival loses to the fastest."""
-    own = answer.spent[answer.best.name]
-    digits = decimals([own.iteration_s])
-    for name, spent in answer.spent.items():
-        if name != answer.best.name:
-            parts = {"busy": spent.busy_s - own.busy_s, "idle": spent.idle_s - own.idle_s}
-            named = ", ".join(f"{part} {value:+.{digits}f}" for part, value in parts.items())
-            yield f"{name} takes {spent.iteration_s - own.iteration_s:+.{digits}f} s: {named}."
 
 
 def _room(answer: Answer) -> str:

@@ -6,9 +6,29 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from entrain_bench.records.cases import Case, Row
 from entrain_bench.records.contenders import NAMES
+from entrain_bench.records.time_shares import TIME_SHARES
 
 # So many names of strategies that are not told apart are enough; the table has them all.
 MAX_NAMES = 4
+# What the classes of GPU time are called.
+TIME_WORDS = dict(
+    zip(
+        TIME_SHARES,
+        (
+            "ideal work",
+            "slower computation: packs, splits",
+            "recomputation",
+            "communication",
+            "unequal stages",
+            "unequal replicas",
+            "unequal microbatches, order",
+            "pipeline fill and drain",
+            "step: gradients, optimizer, weights",
+            "unused GPUs",
+        ),
+        strict=True,
+    )
+)
 PAST = {"failed": ("failed", "failed"), "skipped": ("was skipped", "were skipped")}
 
 

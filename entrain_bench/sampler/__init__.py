@@ -1,5 +1,6 @@
 """Any strategy's assignment of samples in other training loops, as a batch sampler of PyTorch's."""
 
+from entrain_bench.sampler.hugging_face import Progress, own_loader
 from entrain_bench.sampler.sampler import BalancedBatchSampler
 
-__all__ = ["BalancedBatchSampler"]
+__all__ = ["BalancedBatchSampler", "Progress", "own_loader"]

@@ -8,6 +8,7 @@ from matplotlib.patches import Rectangle
 
 from entrain_bench.figures.where_time_goes import LOOKS, by_family
 from entrain_bench.records.time_shares import TIME_SHARES
+from entrain_bench.records.words import TIME_WORDS
 from support.figures import MANY, TRACES, drawn, table, written
 
 
@@ -30,7 +31,7 @@ def test_every_bar_is_whole_and_in_the_order_of_its_classes() -> None:
 
 
 def test_classes_look_different() -> None:
-    assert len({look.colour for look in LOOKS.values()}) == len({look.label for look in LOOKS.values()}) == len(LOOKS)
+    assert len({look.colour for look in LOOKS.values()}) == len({*TIME_WORDS.values()}) == len(TIME_SHARES)
 
 
 def test_what_has_no_shares_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

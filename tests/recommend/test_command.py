@@ -52,8 +52,8 @@ def test_an_answer_its_plan_and_that_it_is_kept(
     for part in (
         "Layout\n  vision  TP 1, CP 1",
         "Memory\n",
-        "busy",
-        "idle",
+        "ideal work  ",
+        "% of " + best.group(1) + "'s GPU time is ideal work; the largest part of the rest is ",
         "No layout and no order",
         "How firm that is",
     ):
@@ -105,9 +105,14 @@ def test_within_a_framework_only_what_it_runs_is_considered(tmp_path: Path, caps
 
 
 def test_without_any_result_the_reasons_are_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    out, err = said(capsys, *JOB, "layout.dp=2", "mlflow=false", "strategy=megatron", "memory_fraction=1e-9", code=1)
-    assert out.startswith("megatron: ")
-    assert err.rstrip().endswith("no strategy has a result")
+    out, err = said(capsys, *JOB, "layout.dp=8", "mlflow=false", "strategy=megatron,fsdp", code=2)
+    reasons = dict(reversed(line.split(": ", 1)) for line in out.splitlines())
+    assert {*reasons.values()} == {"megatron", "fsdp"}
+    assert err.splitlines()[-1] == f"entrain-bench: no strategy has a result, of 1 of 2: {next(iter(reasons))}"
+    # All for one reason: it is said once.
+    out, err = said(capsys, *JOB, "layout.dp=3", "mlflow=false", "strategy=megatron,disttrain", code=2)
+    assert out == ""
+    assert "entrain-bench: no strategy has a result: " in err
     assert not (tmp_path / "results" / "recommendation.yaml").exists()
 
 

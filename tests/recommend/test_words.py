@@ -7,10 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.recommend.evidence import firm
+from entrain_bench.recommend.evidence import firm, spent_s
 from entrain_bench.recommend.layout_words import layout_lines, spans
 from entrain_bench.recommend.race import places
+from entrain_bench.recommend.spent_words import loss_words, spent_lines
 from entrain_bench.recommend.words import ranking_lines, so_far
+from entrain_bench.records.records import Record
+from entrain_bench.records.words import TIME_WORDS
 from support.builders import as_ints
 
 TIMES = {"slow": {0: 1.5, 1: 1.6, 2: 1.7}, "fast": {0: 1.0, 1: 1.0, 2: 1.25}, "lost": {0: None}, "far": {0: 2.0}}
@@ -26,6 +29,39 @@ def test_a_table_keeps_who_is_how_fast_in_a_narrow_terminal() -> None:
     assert wide[4].endswith("far behind")
     narrow = ranking_lines(ranked, 10)
     assert narrow[0].split() == ["strategy", "s/iter", "behind"]
+
+
+def spent(work: float, microbatches: float, step: float) -> dict[str, float]:
+    own = {"time_work_share": work, "time_microbatches_share": microbatches, "time_step_share": step}
+    return dict.fromkeys(TIME_WORDS, 0.0) | own
+
+
+def test_where_time_goes() -> None:
+    found = {"fast": spent(0.6, 0.3, 0.1), "slow": spent(0.6, 0.82, 0.08), "less": spent(0.6, 0.0, 0.2)}
+    wide = spent_lines(found, 80)
+    assert [line.rsplit(maxsplit=3) for line in wide[2:]] == [
+        ["ideal work", "0.600", "0.600", "0.600"],
+        ["unequal microbatches, order", "0.300", "0.820", "0.000"],
+        ["step: gradients, optimizer, weights", "0.100", "0.080", "0.200"],
+        ["iteration", "1.000", "1.500", "0.800"],
+    ]
+    assert spent_lines(found, 45)[0].split() == ["fast"]
+    assert [*loss_words(found)] == [
+        "60% of fast's GPU time is ideal work; the largest part of the rest is unequal microbatches and order (30%).",
+        # The step's -0.020 is less than a tenth of the difference.
+        "slow takes 0.500 s more: unequal microbatches and order +0.520.",
+        "less takes 0.200 s less: unequal microbatches and order -0.300, step +0.100.",
+    ]
+
+
+def test_seconds_are_those_of_iterations() -> None:
+    # One of 1 s, half of it work, and one of 3 s, all of it: 1.75 s of 2 s. Of the means it would be 0.75 x 2 s.
+    rows = [dict.fromkeys(TIME_WORDS, 0.0) | {"iteration_time_s": 1.0, "time_work_share": 0.5, "time_step_share": 0.5}]
+    rows.append(rows[0] | {"iteration_time_s": 3.0, "time_work_share": 1.0, "time_step_share": 0.0})
+    record = Record("", "ok", "", {}, {}, "", iterations=tuple(rows))
+    found = spent_s([record])
+    assert (found["time_work_share"], found["time_step_share"]) == (1.75, 0.25)
+    assert sum(found.values()) == 2.0
 
 
 def test_the_race_so_far_in_one_line() -> None:
