@@ -12,7 +12,19 @@ from entrain_bench.errors import TRACEBACK_VARIABLE, ExecutionError, UserError, 
 
 EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 # A first word of these is a command; anything else is a run or a sweep. Modules are imported when they are wanted.
-COMMANDS = ("calibrate", "check", "figure", "figures", "profile", "recommend", "reference", "report", "ui", "verify")
+COMMANDS = (
+    "calibrate",
+    "check",
+    "figure",
+    "figures",
+    "profile",
+    "recommend",
+    "reference",
+    "report",
+    "trace",
+    "ui",
+    "verify",
+)
 
 
 def main() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 # What the name of a file ends with that is being written.
 PARTIAL = ".partial"
@@ -18,16 +20,25 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises:
         OSError: naming the file, if it cannot be written.
     """
+    stream_atomically(path, lambda file: file.write(content))
+
+
+def stream_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """The same for what ``write`` writes to the file that it is given; it may be called again.
+
+    Raises:
+        OSError: naming the file, if it cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        while not _written(path, content):
+        while not _written(path, write):
             pass
     except OSError as error:
         # A full disk does not say where it was met.
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _written(path: Path, content: bytes) -> bool:
+def _written(path: Path, write: Callable[[IO[bytes]], object]) -> bool:
     """Write a file beside its place and move it there; False if it was taken for a dead process's meanwhile."""
     prefix = f".{path.name}."
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=prefix, suffix=PARTIAL, delete=False) as file:
@@ -38,7 +49,7 @@ def _written(path: Path, content: bytes) -> bool:
                 fcntl.flock(file, fcntl.LOCK_EX)
             if not temporary.exists():
                 return False
-            file.write(content)
+            write(file)
             file.flush()
             os.fsync(file.fileno())
             os.fchmod(file.fileno(), 0o644)

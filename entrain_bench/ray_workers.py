@@ -15,11 +15,16 @@ from entrain_bench.errors import UserError
 from entrain_bench.ray_cluster import own_cluster
 from entrain_bench.workers import Died
 
+LAUNCHER = "hydra/launcher=ray"
 OUT_OF_MEMORY = "was killed by Ray, for its machine ran out of memory"
 
 
 def work_off[Job, Result](
-    function: Callable[[Job], Result], jobs: Iterable[Job], num_processes: int, address: str | None = None
+    function: Callable[[Job], Result],
+    jobs: Iterable[Job],
+    num_processes: int,
+    address: str | None = None,
+    field: str = LAUNCHER,
 ) -> Iterator[tuple[Job, Result | Died]]:
     """Call a function on every job, each in a task of Ray; yields jobs and results as they are done.
 
@@ -31,20 +36,21 @@ def work_off[Job, Result](
         num_processes: jobs at a time at most, at least 1; -1 for as many as there are CPUs.
         address: host and port of a running cluster's head; None for one that is started here, and ends with this
             process.
+        field: what errors call the choice of Ray.
 
     Raises:
         UserError: if Ray is not installed, no cluster answers, or its workers cannot call the function.
     """
-    ray = _import_ray(address)
+    ray = _import_ray(address, field)
     waiting = iter(jobs)
     # Ray takes seconds to start, which nobody waits for who has nothing to do.
     for first in waiting:
-        with _connected(ray, num_processes, address) as num_cpus:
-            yield from _work_off(ray, function, chain([first], waiting), num_cpus)
+        with _connected(ray, num_processes, address, field) as num_cpus:
+            yield from _work_off(ray, function, chain([first], waiting), num_cpus, field)
 
 
 def _work_off[Job, Result](
-    ray: Any, function: Callable[[Job], Result], waiting: Iterator[Job], num_cpus: int
+    ray: Any, function: Callable[[Job], Result], waiting: Iterator[Job], num_cpus: int, field: str
 ) -> Iterator[tuple[Job, Result | Died]]:
     task, busy = ray.remote(max_retries=0)(_call), dict[Any, Job]()
     while True:
@@ -53,7 +59,7 @@ def _work_off[Job, Result](
         if not busy:
             return
         (done,), _ = ray.wait([*busy])
-        yield busy.pop(done), _result(ray, done)
+        yield busy.pop(done), _result(ray, done, field)
 
 
 def _call(pickled: bytes, search: Sequence[str], folder: Path) -> Any:
@@ -64,7 +70,7 @@ def _call(pickled: bytes, search: Sequence[str], folder: Path) -> Any:
     return function(job)
 
 
-def _result(ray: Any, done: Any) -> Any:
+def _result(ray: Any, done: Any, field: str) -> Any:
     """What a task returned, or ``Died``."""
     errors = ray.exceptions
     try:
@@ -74,18 +80,18 @@ def _result(ray: Any, done: Any) -> Any:
     except (errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError):
         return Died()
     except errors.RayError as error:
-        raise UserError(f"hydra/launcher=ray: a worker cannot run cells ({_last_line(error)})") from error
+        raise UserError(f"{field}: a worker cannot run jobs ({_last_line(error)})") from error
 
 
 @contextmanager
-def _connected(ray: Any, num_processes: int, address: str | None) -> Iterator[int]:
+def _connected(ray: Any, num_processes: int, address: str | None, field: str) -> Iterator[int]:
     """Inside, Ray is there; yields how many jobs it may have at a time."""
     with ExitStack() as stack:
         try:
             own = own_cluster(_limited(os.cpu_count() or 1, num_processes))
             ray.init(address or stack.enter_context(own), log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError) as error:
-            place = f"hydra.launcher.address={address}" if address else "hydra/launcher=ray"
+            place = f"{field} at {address}" if address else field
             raise UserError(f"{place}: no Ray cluster can be used ({_last_line(error)})") from error
         stack.callback(ray.shutdown)
         yield _limited(int(ray.cluster_resources().get("CPU", 1)), num_processes)
@@ -95,7 +101,7 @@ def _limited(num_cpus: int, num_processes: int) -> int:
     return num_processes if num_processes > 0 else num_cpus
 
 
-def _import_ray(address: str | None) -> Any:
+def _import_ray(address: str | None, field: str) -> Any:
     """Ray, which reads its environment when it is imported."""
     # It would tell its makers.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -105,7 +111,7 @@ def _import_ray(address: str | None) -> Any:
     try:
         import ray
     except ImportError as error:
-        raise UserError("hydra/launcher=ray: not installed; pip install -e '.[ray]' adds it") from error
+        raise UserError(f"{field}: not installed; pip install -e '.[ray]' adds it") from error
     return ray
 
 

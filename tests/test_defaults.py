@@ -47,6 +47,11 @@ MEANT = {
     # The scheduler is everybody's, recomputation by stage is OmniBal's.
     "strategy/planner/mdp.yaml": {"encoder_tp"},
     "strategy/scheduler/omnibal.yaml": {"memory"},
+    # Sources are of fields; these say which a kind of data set has.
+    "source/parquet.yaml": {"images", "text"},
+    "source/hub.yaml": {"images", "text"},
+    "source/llava.yaml": {"id", "images", "text", "video"},
+    "source/manifest.yaml": {"audio", "seconds", "text"},
     "workload/synthetic.yaml": {"modalities", "rank_correlation"},
     "workload/synthetic_av.yaml": {"modalities", "rank_correlation"},
 }

@@ -17,11 +17,11 @@ from entrain_bench.errors import UserError
 from entrain_bench.records.records import METRICS
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
-# What makes a trace is run in tests/workloads/test_format.py.
 EXAMPLES = [text for text in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "entrain_bench" in text]
 LINES = README.replace("\\\n", " ")
 RUNS = re.findall(
-    r"^    entrain-bench ((?!check|figure|plan=|profile|recommend|reference|report|verify|--help).*?)(?:  +#.*)?$",
+    r"^    entrain-bench "
+    r"((?!check|figure|plan=|profile|recommend|reference|report|trace|verify|--help).*?)(?:  +#.*)?$",
     LINES,
     re.M,
 )

@@ -124,8 +124,8 @@ def test_nothing_is_started_for_nothing_and_left_behind_by_who_stops_listening(f
 @pytest.mark.parametrize(
     ("job", "address", "says"),
     [
-        (1, "nowhere:1", "hydra.launcher.address=nowhere:1: no Ray cluster can be used (no answer)"),
-        ("RayError", None, "hydra/launcher=ray: a worker cannot run cells (what it was)"),
+        (1, "nowhere:1", "hydra/launcher=ray at nowhere:1: no Ray cluster can be used (no answer)"),
+        ("RayError", None, "hydra/launcher=ray: a worker cannot run jobs (what it was)"),
     ],
 )
 @pytest.mark.usefixtures("fake")

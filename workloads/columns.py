@@ -16,10 +16,13 @@ from entrain_bench.arrays import BoolArray, FloatArray, IntArray, TextArray, off
 from entrain_bench.errors import UserError
 
 from .schema import COLUMNS, Column
+from .take import Take
 from .tokens import MAX_ASPECT_RATIO
 
 # A dictionary-encoded file of a megabyte may hold 10^8 rows, more than memory does.
 _MAX_ROWS = 20_000_000
+EVERYTHING = Take()
+FRAME_HINT = "; workload.frame_size=[640,360] is that of frames which have none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +54,23 @@ class TraceColumns:
     frame_heights: FloatArray
 
 
-def read_columns(path: Path) -> TraceColumns:
+def read_columns(path: Path, take: Take = EVERYTHING, frame_size: tuple[float, float] | None = None) -> TraceColumns:
     """Read a trace.
 
     ``text_tokens`` or else ``text_chars`` is required; an absent or all-null column means that no sample has that
     modality. A row of ``image_widths`` and ``image_heights`` lists the row's images and, if it has a video, then the
     size of the video's frames.
 
+    Args:
+        path: the file.
+        take: which of its rows.
+        frame_size: width and height of frames whose own the file does not have (0, or no entry); None: it must.
+
     Raises:
         UserError: for a file that is missing, empty or no Parquet, for missing or misspelt columns, and for the first
             value outside its range; rows count from 1.
     """
-    reader = _Reader.open(path)
+    reader = _Reader.open(path, take)
     rows = np.arange(reader.num_rows)
     text_name = "text_tokens" if reader.has("text_tokens") else "text_chars"
     if not reader.has(text_name):
@@ -72,11 +80,12 @@ def read_columns(path: Path) -> TraceColumns:
     video = reader.seconds("video_seconds")
     has_video = ~np.isnan(video)
 
-    offsets, widths, heights = reader.sizes()
+    offsets, widths, heights = reader.sizes(has_video, frame_size)
     counts = np.diff(offsets)
     num_images = counts - has_video
     if np.any(num_images < 0):
-        raise reader.bad_value(num_images < 0, "image_widths", counts, "the size of the frames of the row's video")
+        allowed = "the size of the frames of the row's video" + FRAME_HINT
+        raise reader.bad_value(num_images < 0, "image_widths", counts, allowed)
     if reader.has("n_images"):
         declared = reader.numbers("n_images", nullable=True)
         wrong = ~np.isnan(declared) & (declared != num_images)
@@ -105,15 +114,19 @@ class _Reader:
     """One open trace: typed access to its columns, and errors that say where."""
 
     @classmethod
-    def open(cls, path: Path) -> _Reader:
-        """Read the known columns of a file."""
+    def open(cls, path: Path, take: Take) -> _Reader:
+        """Read the known columns of a file, and of its rows the first."""
         try:
             with pq.ParquetFile(path) as file:
                 names: list[str] = file.schema_arrow.names
-                rows = file.metadata.num_rows
+                rows = take.of(file.metadata.num_rows)
                 if rows > _MAX_ROWS:
-                    raise UserError(f"workload.path={path}: has {rows} rows; must have at most {_MAX_ROWS}")
-                table = file.read(columns=[name for name in COLUMNS if name in names])
+                    raise UserError(
+                        f"workload.path={path}: has {rows} rows; must have at most {_MAX_ROWS} "
+                        f"(workload.take=first:{_MAX_ROWS} takes so many)"
+                    )
+                columns = [name for name in COLUMNS if name in names]
+                table = file.read_row_groups(_groups_of(file.metadata, rows), columns=columns).slice(0, rows)
                 # Reading takes texts that are no UTF-8; of names it does not, with Python's own error.
                 table.validate(full=True)
                 return cls(path, names, table, rows)
@@ -189,18 +202,37 @@ class _Reader:
             return np.full(self.num_rows, np.nan)
         return self.numbers(name, nullable=True)
 
-    def sizes(self) -> tuple[IntArray, FloatArray, FloatArray]:
-        """The lists of widths and heights: row offsets ``[samples + 1]`` and both sides in pixels ``[entries]``."""
+    def sizes(
+        self, has_video: BoolArray, frame_size: tuple[float, float] | None
+    ) -> tuple[IntArray, FloatArray, FloatArray]:
+        """The lists of widths and heights: row offsets ``[samples + 1]`` and both sides in pixels ``[entries]``.
+
+        Args:
+            has_video: whether the last entry of a row is that of a video's frames ``[samples]``.
+            frame_size: of those whose own is 0 or not there.
+        """
         missing = [name for name in ("image_widths", "image_heights") if not self.has(name)]
         if len(missing) == 1:
             raise self.error(f"column {missing[0]} is missing or all null; must come with the image's other side")
         if missing:
-            return np.zeros(self.num_rows + 1, np.int64), np.zeros(0), np.zeros(0)
-        offsets, widths = self._lists("image_widths")
-        height_offsets, heights = self._lists("image_heights")
-        counts, height_counts = np.diff(offsets), np.diff(height_offsets)
-        self.check(counts == height_counts, "image_heights", height_counts, "as many entries as image_widths")
+            offsets: IntArray = np.zeros(self.num_rows + 1, np.int64)
+            widths = heights = np.zeros(0)
+        else:
+            offsets, widths = self._lists("image_widths")
+            height_offsets, heights = self._lists("image_heights")
+            counts, height_counts = np.diff(offsets), np.diff(height_offsets)
+            self.check(counts == height_counts, "image_heights", height_counts, "as many entries as image_widths")
+        if frame_size is not None:
+            unlisted = has_video & (np.diff(offsets) == self._listed_images())
+            offsets, widths, heights = _with_frames(offsets, widths, heights, has_video, unlisted, frame_size)
         owners = rows_of(offsets)
+        for name, values in (("image_widths", widths), ("image_heights", heights)):
+            if np.any(wrong := ~_within(values, COLUMNS[name])):
+                entry = int(np.argmax(wrong))
+                row = owners[entry]
+                is_frame = has_video[row] and entry == offsets[row + 1] - 1
+                allowed = COLUMNS[name].allowed + (FRAME_HINT if is_frame and values[entry] == 0 else "")
+                raise self.entry_error(row, name, values[entry], allowed)
         ratio = np.maximum(widths, heights) / np.minimum(widths, heights)
         if np.any(thin := ratio > MAX_ASPECT_RATIO):
             entry = int(np.argmax(thin))
@@ -209,6 +241,12 @@ class _Reader:
             raise self.entry_error(owners[entry], "image_widths", size, allowed)
         return offsets, widths, heights
 
+    def _listed_images(self) -> FloatArray:
+        """Images of each row as far as the file states them ``[samples]``, and else none."""
+        if not self.has("n_images"):
+            return np.zeros(self.num_rows)
+        return np.nan_to_num(self.numbers("n_images", nullable=True))
+
     def _lists(self, name: str) -> tuple[IntArray, FloatArray]:
         column = self._columns[name]
         kind = column.type
@@ -216,11 +254,7 @@ class _Reader:
             raise self.error(f"column {name}: has type {kind}; must be lists of pixels")
         counts = pc.list_value_length(column).fill_null(0)
         offsets = offsets_from_counts(counts.to_numpy(zero_copy_only=False))
-        values = self._floats(name, column.flatten())
-        if np.any(wrong := ~_within(values, COLUMNS[name])):
-            entry = int(np.argmax(wrong))
-            raise self.entry_error(rows_of(offsets)[entry], name, values[entry], COLUMNS[name].allowed)
-        return offsets, values
+        return offsets, self._floats(name, column.flatten())
 
     def _floats(self, name: str, column: Any) -> FloatArray:
         kind = column.type
@@ -247,3 +281,44 @@ def _within(values: FloatArray, column: Column) -> BoolArray:
         return (values > 0) & (values <= column.high)
     whole: BoolArray = values == np.floor(values)
     return whole & (values >= column.low) & (values <= column.high)
+
+
+def _with_frames(
+    offsets: IntArray,
+    widths: FloatArray,
+    heights: FloatArray,
+    has_video: BoolArray,
+    unlisted: BoolArray,
+    frame_size: tuple[float, float],
+) -> tuple[IntArray, FloatArray, FloatArray]:
+    """The lists with a size for the frames of every video.
+
+    Args:
+        offsets: of the rows ``[rows + 1]``.
+        widths: in pixels ``[entries]``.
+        heights: in pixels ``[entries]``.
+        has_video: whether a row has a video ``[rows]``.
+        unlisted: whether it has, and its list no entry for the frames ``[rows]``.
+        frame_size: width and height in pixels, also where an entry is 0.
+    """
+    ends = offsets[1:][unlisted]
+    offsets = offsets + np.concatenate(([0], np.cumsum(unlisted)))
+    sides = []
+    last = offsets[1:][has_video] - 1
+    unknown = (np.insert(widths, ends, 0.0)[last] == 0) | (np.insert(heights, ends, 0.0)[last] == 0)
+    for values, side in zip((widths, heights), frame_size, strict=True):
+        filled = np.insert(values, ends, 0.0)
+        filled[last[unknown]] = side
+        sides.append(filled)
+    return offsets, sides[0], sides[1]
+
+
+def _groups_of(metadata: Any, rows: int) -> list[int]:
+    """The row groups that hold the first so many rows."""
+    found, seen = [], 0
+    for group in range(metadata.num_row_groups):
+        if seen >= rows:
+            break
+        found.append(group)
+        seen += metadata.row_group(group).num_rows
+    return found

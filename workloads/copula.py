@@ -14,6 +14,8 @@ type RankCorrelation = float | Mapping[str, Mapping[str, float]]
 
 # Eigenvalues above this count as zero: rounding of a singular matrix (a correlation of 1).
 _EIGENVALUE_TOLERANCE = 1e-9
+# What a matrix may differ from the square of its root.
+_ROOT_TOLERANCE = 1e-6
 
 
 def spearman_matrix(names: Sequence[str], rank_correlation: RankCorrelation, where: str) -> FloatArray:
@@ -64,6 +66,21 @@ def latent_root(names: Sequence[str], rank_correlation: RankCorrelation, where: 
             f"(smallest eigenvalue {smallest:.3g}); no data has these correlations together"
         )
     return _cholesky(pearson)
+
+
+def nearest_root(spearman: FloatArray) -> FloatArray:
+    """The same for measured correlations ``[names, names]``, weakened by hundredths until some distribution has them.
+
+    Those of pairs are each measured over the samples that have both, so that all of them together may be impossible.
+    """
+    diagonal = np.eye(len(spearman), dtype=bool)
+    for hundredths in range(100, -1, -1):
+        pearson = 2 * sine_of_turns(np.where(diagonal, 1.0, spearman * (hundredths / 100)) / 12)
+        pearson[diagonal] = 1.0
+        root = _cholesky(pearson)
+        if np.all(np.abs(matmul(root, root.T) - pearson) < _ROOT_TOLERANCE):
+            return root
+    raise AssertionError("the identity has a root")
 
 
 def _cholesky(matrix: FloatArray) -> FloatArray:

@@ -50,8 +50,9 @@ def grid_tokens(widths: IntArray, heights: IntArray, columns: IntArray, rows: In
     across = across - np.where(wide, 0, 2 * ((across - widths * down // heights) // 2))
     times = np.sqrt(across * down / (rules.max_llm_tiles * side**2))
     shrunk = times > SLACK
-    down = np.where(shrunk, np.floor(down / times), down).astype(np.int64)
-    across = np.where(shrunk, np.floor(across / times), across).astype(np.int64)
+    # As theirs: a quotient that is whole but for its last digit goes down.
+    down = np.where(shrunk, down // times, down).astype(np.int64)
+    across = np.where(shrunk, across // times, across).astype(np.int64)
     return np.asarray(np.maximum(1, down) * (np.maximum(1, across) + 1))
 
 
@@ -67,13 +68,14 @@ def tiled_images(counts: IntArray, widths: FloatArray, heights: FloatArray, rule
         rules: of the tiles.
     """
     wide, high = (np.maximum(1, np.rint(sides)).astype(np.int64) for sides in (widths, heights))
+    if rules.dynamic_tiles:
+        return _dynamic_images(counts, wide, high, rules)
     alone = np.repeat(counts == 1, counts)
     tiles, tokens = np.ones(len(wide), np.int64), np.full(len(wide), rules.llm_side**2 + 1)
     columns, rows = best_grids(wide[alone], high[alone], rules)
     tiles[alone] = columns * rows + 1
     tokens[alone] = grid_tokens(wide[alone], high[alone], columns, rows, rules)
-    owner = np.repeat(np.arange(len(counts)), counts)
-    of_sample = np.bincount(owner, weights=tiles, minlength=len(counts)).astype(np.int64)
+    of_sample = _tiles_of_samples(counts, tiles)
     place = np.arange(int(tiles.sum())) - np.repeat(np.cumsum(tiles) - tiles, tiles)
     share, rest = np.divmod(np.repeat(tokens, tiles), np.repeat(tiles, tiles))
     return Items(
@@ -81,8 +83,46 @@ def tiled_images(counts: IntArray, widths: FloatArray, heights: FloatArray, rule
     )
 
 
+def nearest_grids(widths: IntArray, heights: IntArray, rules: TileRules) -> tuple[IntArray, IntArray]:
+    """Columns and rows of the grid of at most ``dynamic_tiles`` whose proportions are nearest ``[images]`` each.
+
+    InternVL's dynamic tiling (arXiv:2404.16821, section 3.2): grids are tried from the smallest, of as many tiles those
+    with fewer columns first; of equally near ones a later one is taken by images of more than half its pixels.
+    """
+    ratio, area = widths / heights, widths * heights
+    nearest = np.full(len(widths), np.inf)
+    columns, rows = np.ones(len(widths), np.int64), np.ones(len(widths), np.int64)
+    most = rules.dynamic_tiles or 1
+    sides = range(1, most + 1)
+    grids = [(column, row) for column in sides for row in sides if column * row <= most]
+    for column, row in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        away = np.abs(ratio - column / row)
+        large = area > 0.5 * rules.pixels * rules.pixels * column * row
+        taken = (away < nearest) | ((away == nearest) & large)
+        nearest = np.where(taken, away, nearest)
+        columns, rows = np.where(taken, column, columns), np.where(taken, row, rows)
+    return columns, rows
+
+
+def _dynamic_images(counts: IntArray, widths: IntArray, heights: IntArray, rules: TileRules) -> Items:
+    columns, rows = nearest_grids(widths, heights, rules)
+    # A grid of one tile is its own thumbnail.
+    tiles = columns * rows + (columns * rows > 1)
+    total = int(tiles.sum())
+    encoder, llm = np.full(total, rules.encoder_side**2), np.full(total, rules.llm_side**2)
+    return Items(_tiles_of_samples(counts, tiles), encoder, llm)
+
+
+def _tiles_of_samples(counts: IntArray, tiles: IntArray) -> IntArray:
+    """Tiles of every sample ``[samples]``, by the images of each ``[samples]`` and the tiles of each ``[images]``."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return np.bincount(owner, weights=tiles, minlength=len(counts)).astype(np.int64)
+
+
 def tiled_frames(seconds: FloatArray, frames_per_s: float, rules: TileRules) -> Items:
     """Videos as frames of one tile, pooled by 2 x 2 for the LLM, with a newline after each line.
+
+    Under dynamic tiling nothing is pooled and there is no newline.
 
     Args:
         seconds: length of each sample's video ``[samples]``, NaN for none.
@@ -92,4 +132,5 @@ def tiled_frames(seconds: FloatArray, frames_per_s: float, rules: TileRules) -> 
     frames = np.ceil(np.round(np.nan_to_num(seconds) * frames_per_s, 3)).astype(np.int64)
     counts = np.where(np.isnan(seconds), 0, np.clip(frames, 1, rules.max_frames))
     total, side = int(counts.sum()), -(-rules.llm_side // 2)
-    return Items(counts, np.full(total, rules.encoder_side**2), np.full(total, side * (side + 1)))
+    tokens = rules.llm_side**2 if rules.dynamic_tiles else side * (side + 1)
+    return Items(counts, np.full(total, rules.encoder_side**2), np.full(total, tokens))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +19,10 @@ from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
 from .columns import TraceColumns, read_columns
 from .marginals import parse_marginal
 from .overlong import OnOverlong, fitting
+from .schema import MAX_PIXELS
 from .synthetic import drawn_sizes
-from .tokens import audio_items, image_items, text_tokens, video_items
+from .take import ALL, Take
+from .tokens import MAX_ASPECT_RATIO, audio_items, image_items, text_tokens, video_items
 
 PACKAGED_TRACES = Path(__file__).parent / "traces"
 
@@ -39,6 +41,9 @@ class TraceWorkload:
             those of Qwen2.5-VL's video preprocessing.
         on_overlong: what is done with rows that are longer than the model's context: ``error``, ``truncate`` (text goes
             first, then items from the last; ``overlong.truncated``) or ``drop``.
+        take: which rows are used: ``all``, ``first:3000`` or ``first:10%``.
+        frame_size: width and height in pixels of a video's frames where the file does not have them: the last entries
+            of the row's lists are 0, or not there. None: the file must have them.
         text: distribution of text tokens per row (``marginals``) in place of the file's, at least 1: the same media
             with other texts, drawn independently, once for all rows. None: the file's.
     """
@@ -49,6 +54,8 @@ class TraceWorkload:
     min_video_frame_tokens: int = 128
     max_video_frame_tokens: int = 768
     on_overlong: str = OnOverlong.ERROR
+    take: str = ALL
+    frame_size: Sequence[int] | None = None
     text: float | Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
@@ -66,6 +73,9 @@ class TraceWorkload:
             self.on_overlong,
             f"one of {[*map(str, OnOverlong)]}",
         )
+        Take.parse(self.take, "workload.take")
+        if self.frame_size is not None:
+            _check_frame_size(self.frame_size)
         if self.text is not None:
             parse_marginal(self.text, "workload.text")
         if not self.name:
@@ -94,7 +104,7 @@ class TraceWorkload:
         allowed = f"at least model.tokens.min_image_tokens={rules.min_image_tokens}"
         valid = self.max_image_tokens >= rules.min_image_tokens
         require(valid, "workload.max_image_tokens", self.max_image_tokens, allowed)
-        listed = ListedShapes(self.name, self._shapes(read_columns(self._file()), rules))
+        listed = ListedShapes(self.name, self._shapes(self._columns(), rules))
         if rules.context_tokens is None:
             return listed
         if self.on_overlong == OnOverlong.ERROR:
@@ -106,6 +116,10 @@ class TraceWorkload:
                 f"workload.path={self.path}: no row is left that fits the model's {rules.context_tokens} tokens"
             )
         return fitted
+
+    def _columns(self) -> TraceColumns:
+        frame = None if self.frame_size is None else (float(self.frame_size[0]), float(self.frame_size[1]))
+        return read_columns(self._file(), Take.parse(self.take, "workload.take"), frame)
 
     def _refuse_overlong(self, shapes: SampleShapes, context_tokens: int) -> None:
         longer = np.flatnonzero(shapes.llm_tokens > context_tokens)
@@ -151,3 +165,10 @@ class TraceWorkload:
             what = "is not a file" if path.exists() else "does not exist"
             raise UserError(f"workload.path={self.path}: {what}; must be a Parquet file or one of {names}")
         return path
+
+
+def _check_frame_size(size: Sequence[int]) -> None:
+    whole = [isinstance(side, int) and not isinstance(side, bool) and 1 <= side <= MAX_PIXELS for side in size]
+    valid = len(whole) == 2 and all(whole) and max(size) <= MAX_ASPECT_RATIO * min(size)
+    allowed = f"[width, height] in pixels, within a ratio of {MAX_ASPECT_RATIO:g}, such as [640,360]"
+    require(valid, "workload.frame_size", list(size), allowed)

@@ -23,7 +23,6 @@ OPTIONS = {
 EXAMPLES = (
     "entrain-bench strategy=entrain workload=chartqa",
     "entrain-bench --multirun strategy=megatron,entrain workload=chartqa,coco seed='range(8)'",
-    "entrain-bench --multirun 'strategy=glob(*)' hydra/launcher=joblib hydra.launcher.n_jobs=4",
     "entrain-bench workload=trace workload.path=mine.parquet",
 )
 

@@ -74,6 +74,11 @@ def groups(config_dir: str | None = None) -> dict[str, dict[str, str]]:
     return {group: dict(sorted(found[group].items())) for group in sorted(found)}
 
 
+def first_sentences(group: str) -> dict[str, str]:
+    """The choices of a group, and the first sentence on each."""
+    return {path.stem: _first_sentence(path) for path in sorted((config_tree() / group).glob("*.yaml"))}
+
+
 def _blocks(lines: Sequence[str]) -> Iterator[tuple[Key, list[Key]]]:
     """Every top-level key with its comment, and the keys inside of it."""
     comment: list[str] = []

@@ -24,6 +24,7 @@ MAX_LAYERS = 1000
 MAX_SIZE = 2**24
 # Tiles on a side of a grid: every grid is tried on every image.
 MAX_GRID = 32
+MAX_DYNAMIC = 256
 # A backward takes twice the forward's model FLOPs.
 TRAINING_FLOPS = 3.0
 
@@ -286,6 +287,8 @@ def _token_rules(values: Any, llm: ModuleSpec) -> TokenRules:
     tiles = parse(TileRules, values["tiles"], f"{where}.tiles")
     _require_positive(tiles, f"{where}.tiles")
     require(tiles.max_grid <= MAX_GRID, f"{where}.tiles.max_grid", tiles.max_grid, f"at most {MAX_GRID}")
+    dynamic = tiles.dynamic_tiles or 1
+    require(dynamic <= MAX_DYNAMIC, f"{where}.tiles.dynamic_tiles", dynamic, f"at most {MAX_DYNAMIC}")
     return replace(tokens, tiles=tiles)
 
 

@@ -17,6 +17,9 @@ class TileRules:
         max_grid: tiles on a side of the largest grid; a thumbnail is a further tile of every image that is cut.
         max_llm_tiles: larger images are scaled down to the LLM tokens of so many tiles; their tiles are all encoded.
         max_frames: frames of a video at most.
+        dynamic_tiles: None: as above. Else InternVL's dynamic tiling: every image by itself, on the grid of at most so
+            many tiles whose proportions are nearest, with all tokens of all tiles, the thumbnail's included;
+            ``max_grid`` and ``max_llm_tiles`` decide nothing.
     """
 
     pixels: int
@@ -25,6 +28,7 @@ class TileRules:
     max_grid: int
     max_llm_tiles: int
     max_frames: int
+    dynamic_tiles: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,6 +192,17 @@ def combinations(traces: Sequence[str]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
+def twins(strategies: Sequence[str], traces: Sequence[str]) -> pd.DataFrame:
+    """Runs on traces and on their twins, which take a little longer the later the strategy."""
+    parts = []
+    for side in ("trace", "twin"):
+        rows = table(strategies, traces)
+        rows = rows[rows["model"] == MODELS[0]]
+        slower = 1 + 0.01 * rows["strategy"].map(list(strategies).index) * (side == "twin")
+        parts.append(rows.assign(trace=rows["workload"], side=side, iteration_time_s=rows["iteration_time_s"] * slower))
+    return pd.concat(parts, ignore_index=True)
+
+
 def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
     """Data for any figure."""
     made: dict[str, Callable[[], Any]] = {
@@ -212,6 +223,7 @@ def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
         "context_length": lambda: contexts(strategies[:3]),
         "robustness": lambda: changes(strategies, traces[:2]),
         "ablation": lambda: combinations(traces[:3]),
+        "twins": lambda: twins(strategies, traces[:4]),
         "out_of_the_box": lambda: changes(strategies, traces[:5], ["PP 1, DP 32", "PP 4, DP 8", "PP 8, DP 4"]),
     }
     return made[name]()

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import re
-import tarfile
+import shlex
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from PIL import Image
 
+from entrain_bench.cli import run_command
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 from entrain_bench_workloads.schema import COLUMNS
 from entrain_bench_workloads.trace import PACKAGED_TRACES, TraceWorkload
+from support.datasets import image_bytes, write_finevision, write_tar
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "workloads.md").read_text()
@@ -24,12 +24,6 @@ JSONL = """
 {"id": "q2", "prompt": "Hello", "answer": "Hi", "images": []}
 {"id": "q3", "prompt": "Same?", "answer": "No", "images": [{"width": 56, "height": 56}, {"width": 84, "height": 84}]}
 """
-
-
-def code_of(text: str, word: str) -> str:
-    """The one Python example of a page with that word in it."""
-    (found,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if word in block)
-    return str(found)
 
 
 def sizes(shapes: SampleShapes) -> list[tuple[str, int, list[int]]]:
@@ -53,30 +47,28 @@ def test_packaged_traces_have_columns_of_the_schema_only() -> None:
         assert {*pd.read_parquet(path).columns} <= {*COLUMNS}
 
 
-def test_the_readmes_example_makes_a_trace_of_jsonl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/workloads.md"])
+def test_documented_commands_make_traces(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    Path("shards").mkdir()
+    picture = image_bytes(56, 84)
+    write_finevision(Path("data/train-0.parquet"), [([picture], ["A caption"])])
+    write_tar(Path("shards/a.tar"), [("0.txt", b"A caption"), ("0.jpg", picture)])
+    commands = re.findall(r"^    entrain-bench (trace source.*)$", (ROOT / page).read_text(), re.MULTILINE)
+    assert commands
+    for command in commands:
+        assert run_command([*shlex.split(command), "workers=1"]) == 0
+        shapes = TraceWorkload(path="mine.parquet").source(RULES).shapes
+        assert [(tokens, media) for _, tokens, media in sizes(shapes)] == [(3, [6])]
+
+
+def test_records_that_state_sizes_make_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("samples.jsonl").write_text(JSONL.strip())
-    example = code_of((ROOT / "README.md").read_text(), "pd.read_json")
-    assert len(example.splitlines()) <= 10
-    exec(compile(example, "README.md", "exec"), {})  # noqa: S102
+    (options,) = re.findall(r"`(source=llava source.text=.*?)`", DOCUMENT)
+    assert (
+        run_command(["trace", *options.split(), "source.path=samples.jsonl", "output=mine.parquet", "workers=1"]) == 0
+    )
     shapes = TraceWorkload(path="mine.parquet").source(RULES).shapes
-    assert sizes(shapes) == [("q1", 5, [6]), ("q2", 2, []), ("q3", 2, [4, 9])]
-
-
-def test_the_documents_example_makes_a_trace_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("shards").mkdir()
-    picture = io.BytesIO()
-    Image.new("RGB", (56, 84)).save(picture, "PNG")
-    files = {
-        "0.txt": b"A caption",
-        "0.png": picture.getvalue(),
-        "1.txt": "caf\N{LATIN SMALL LETTER E WITH ACUTE}".encode(),
-    }
-    with tarfile.open("shards/a.tar", "w") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    exec(compile(code_of(DOCUMENT, "tarfile"), "workloads.md", "exec"), {})  # noqa: S102
-    assert sizes(TraceWorkload(path="mine.parquet").source(RULES).shapes) == [("a/0", 3, [6]), ("a/1", 1, [])]
+    assert sizes(shapes) == [("samples.jsonl:0", 5, [6]), ("samples.jsonl:1", 2, []), ("samples.jsonl:2", 2, [4, 9])]

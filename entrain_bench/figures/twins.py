@@ -1,0 +1,104 @@
+"""Speedup over the baseline on a trace, and on its synthetic twin: whether strategies rank alike on both.
+
+Cells of ``experiments/figure/twins.yaml``, in the setting of arXiv:2605.27918, section 7. A twin (``workload=twin``)
+has a trace's marginals and rank correlations and no sample of it. Tau is Kendall's over the
+strategies that run on both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import PurePath
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from scipy import stats
+
+from entrain_bench.arrays import FloatArray
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, marker_of, panels, strategy_colours
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.labels import distinct_labels, names, orders
+from entrain_bench.records.records import Results
+from entrain_bench.records.tables import run_table
+
+EXPERIMENT = "twins"
+RUNS = True
+SETTINGS = {"path": "workload.path", "kind": "workload._target_"}
+SIDES = TRACE, TWIN = "trace", "twin"
+COLUMNS = ["model", "trace", "strategy", "side", "speedup", "tau"]
+
+
+def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
+    """The table of the sweep's runs; ``trace`` is the trace's name and ``side`` whether a run is of it or its twin."""
+    table = run_table(cells, results, SETTINGS)
+    return table.assign(
+        trace=[PurePath(str(path)).stem for path in table["path"]],
+        side=[TWIN if str(kind).endswith("TwinWorkload") else TRACE for kind in table["kind"]],
+    )
+
+
+def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+    """A panel a trace, a point a strategy; on the dashed line a strategy gains the same on both."""
+    table = speedups(data)
+    traces = _titles(table["trace"].unique())
+    strategies, colours = names(data, "strategy"), strategy_colours(orders(data))
+    figure, axes = panels(1, len(traces), DOUBLE_COLUMN_IN, 2.1)
+    markers = marker_of(strategies)
+    for panel, trace in zip(axes, traces, strict=True):
+        rows = table[table["trace"] == trace]
+        _draw_line(panel, rows)
+        for name in rows["strategy"]:
+            place = rows.loc[rows["strategy"] == name, ["trace_speedup", "twin_speedup"]].to_numpy()
+            panel.plot(*place.T, markers[name], color=colours[name], markersize=5, zorder=3)
+        panel.set_title(f"{traces[trace]} (tau {rows['tau'].iloc[0]:.2f})")
+        panel.set_xlabel("Speedup on the trace")
+    axes[0].set_ylabel("Speedup on its twin")
+    handles = [
+        Line2D([], [], marker=markers[name], color=colours[name], linestyle="", label=label)
+        for name, label in strategies.items()
+        if name in set(table["strategy"])
+    ]
+    legend_above(figure, handles)
+    sides = [table.assign(side=side, speedup=table[f"{side}_speedup"]) for side in SIDES]
+    return figure, pd.concat(sides, ignore_index=True)[COLUMNS]
+
+
+def speedups(data: pd.DataFrame) -> pd.DataFrame:
+    """Speedup over the first strategy on each trace and its twin, and Kendall's tau of every trace.
+
+    Means over the seeds at which a strategy and the first one both have a result.
+    """
+    good = data[data["status"] == "ok"]
+    seconds = good.pivot_table("iteration_time_s", ["model", "trace", "strategy"], ["side", "seed"], sort=False)
+    parts = []
+    for _, rows in seconds.groupby(level=["model", "trace"], sort=False):
+        by_seed = rows.iloc[0] / rows
+        means = {side: _mean_of_some(by_seed[side].to_numpy()) for side in SIDES if side in by_seed}
+        gains = pd.DataFrame(means, rows.index).reindex(columns=[*SIDES]).dropna()
+        tau = float(stats.kendalltau(gains[TRACE], gains[TWIN]).statistic) if len(gains) > 1 else np.nan
+        parts.append(gains.rename(columns={side: f"{side}_speedup" for side in SIDES}).assign(tau=tau))
+    return pd.concat(parts).reset_index()
+
+
+def _mean_of_some(values: FloatArray) -> FloatArray:
+    """Mean of every row over the values that it has ``[rows]``; NaN where it has none."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.nansum(values, axis=1) / np.sum(~np.isnan(values), axis=1))
+
+
+def _titles(traces: Iterable[str]) -> dict[str, str]:
+    """Labels of traces: of the first word of their names, if that tells them apart."""
+    first = {trace: trace.partition("_")[0] for trace in traces}
+    labels = distinct_labels(first.values() if len(set(first.values())) == len(first) else first)
+    return {trace: labels.get(word) or labels[trace] for trace, word in first.items()}
+
+
+def _draw_line(panel: Axes, rows: pd.DataFrame) -> None:
+    both = rows[["trace_speedup", "twin_speedup"]].to_numpy()
+    margin = 0.05 * (both.max() - both.min() or 1.0)
+    ends = [both.min() - margin, both.max() + margin]
+    panel.plot(ends, ends, color=INK, linewidth=0.7, linestyle="--", zorder=1)
+    panel.set(xlim=ends, ylim=ends)

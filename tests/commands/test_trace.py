@@ -1,0 +1,82 @@
+"""``entrain-bench trace``, from files to a run; and what is wrong in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from entrain_bench.cli import run_command
+from support.datasets import image_bytes, write_finevision, write_tar
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rows = [([image_bytes(56 + 28 * (row % 5), 84)], ["x" * (10 + 7 * row)]) for row in range(40)]
+    write_finevision(folder / "a.parquet", [*rows, ([b"bad\x1b[0m"], ["t"])])
+    return folder
+
+
+def test_from_files_to_a_run(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["trace", f"source.path={data}", "output=mine.parquet", "workers=1"]
+    assert run_command(command) == 0
+    out, err = capsys.readouterr()
+    assert out.rstrip() == Path("mine.md").read_text().rstrip()
+    assert "40 samples from 1 shards" in out
+    assert "- 1: no known format" in out
+    assert "`a.parquet:40` (row 41): no known format: no image" in out
+    assert "| image or frame (megapixels) |" in out
+    assert "Rank correlation (Spearman, LLM tokens of all samples): text and image" in out
+    assert "Encoder's forward time over the LLM's" in out
+    assert "b_min, the batch whose allocation of GPUs is stable" in out
+    assert "entrain-bench workload=trace workload.path=mine.parquet runs it" in err
+    assert run_command([*command, "model=whisper_qwen25_7b"]) == 0
+    out, _ = capsys.readouterr()
+    assert "scanned before" in out
+    assert "Nothing on whisper_qwen25_7b: " in out
+    small = ["model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "layout.tp=1", "layout.dp=2"]
+    run = ["workload=trace", "workload.path=mine.parquet", *small, "iterations=1", "mlflow=false"]
+    assert run_command(run) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ("", "source.path: missing; ParquetSource needs it"),
+        ("source.path=nowhere", "source.path=nowhere: does not exist"),
+        ("source=tar", "source=tar: unknown; choices: hub, llava, manifest, parquet, webdataset"),
+        ("source.path=data source.pth=x", "source: key=pth: unknown (did you mean path?)"),
+        ("source.path=data output=x.csv", "output=x.csv: must end with .parquet"),
+        ("source.path=data engine=spark", "engine=spark: must be processes or ray"),
+        ("source.path=data limits.media=0", "limits.media=0: must be above 0"),
+        ("source.path=data strategy=entrain", "key=strategy: unknown; choices: cluster"),
+        ("source.path=data source.images=photo", "has no column photo; columns: images, texts"),
+        ("source.path=data source.take=some", "source.take=some: must be all"),
+        ("source.path=data --tokenizer none.json", "tokenizer=none.json: does not exist"),
+        ("source.path=data tokenizer=data/a.parquet", "tokenizer=data/a.parquet: no tokenizer.json"),
+    ],
+)
+def test_mistakes_are_one_line(data: Path, arguments: str, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert data.is_dir()
+    assert run_command(["trace", *arguments.split()]) == 2
+    _, err = capsys.readouterr()
+    assert err.count("\n") == 1
+    assert what in err
+
+
+def test_a_tokenizer_that_is_a_file(data: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_truncation(2)
+    tokenizer.save("tokenizer.json")
+    write_tar(data / "s.tar", [("1.txt", b"a b a b a"), ("2.txt", b"c")])
+    command = ["trace", "source=webdataset", f"source.path={data}", "output=w.parquet", "workers=1"]
+    assert run_command([*command, "--tokenizer", "tokenizer.json"]) == 0
+    import pandas as pd
+
+    assert pd.read_parquet("w.parquet")["text_tokens"].tolist() == [5, 1]

@@ -1,0 +1,82 @@
+"""Data sets made on the spot: images of given sizes, and files that hold them."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import wave
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+IMAGES = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+TURNS = pa.list_(pa.struct([("user", pa.string()), ("assistant", pa.string())]))
+
+
+@cache
+def image_bytes(width: int, height: int, kind: str = "JPEG", orientation: int = 0) -> bytes:
+    """A grey image of a size."""
+    buffer = io.BytesIO()
+    exif = Image.Exif()
+    if orientation:
+        exif[0x0112] = orientation
+    Image.new("RGB", (width, height), (90, 90, 90)).save(buffer, kind, exif=exif)
+    return buffer.getvalue()
+
+
+def wav_bytes(seconds: float, rate: int = 16000) -> bytes:
+    """Silence of a length."""
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(bytes(2 * round(seconds * rate)))
+    return buffer.getvalue()
+
+
+def video_bytes(width: int, height: int, frames: int, rate: int = 10, kind: str = "mp4") -> bytes:
+    """Grey frames of a size."""
+    import av
+
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=kind) as container:
+        stream = container.add_stream("mpeg4", rate=rate)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for _ in range(frames):
+            frame = av.VideoFrame.from_ndarray(np.full((height, width, 3), 90, np.uint8), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return buffer.getvalue()
+
+
+def write_finevision(path: Path, rows: Sequence[tuple[Sequence[bytes], Sequence[str]]], row_group: int = 100) -> None:
+    """Parquet as FineVision's: images, and texts as turns whose user says nothing."""
+    table = pa.table(
+        {
+            "images": pa.array([[{"bytes": image, "path": None} for image in images] for images, _ in rows], IMAGES),
+            "texts": pa.array([[{"user": "", "assistant": text} for text in texts] for _, texts in rows], TURNS),
+        }
+    )
+    pq.write_table(table, path, row_group_size=row_group)
+
+
+def write_tar(path: Path, members: Sequence[tuple[str, bytes]], mode: str = "w") -> None:
+    """A tar file of members in their order."""
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+def write_jsonl(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """A record a line."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))

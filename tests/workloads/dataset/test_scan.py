@@ -1,0 +1,209 @@
+"""Scans: the same bytes whatever happens, deaths and damage cost a sample or a file, and what is finished is kept."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from entrain_bench.errors import ExecutionError, UserError
+from entrain_bench_workloads.columns import read_columns
+from entrain_bench_workloads.dataset import scan as scan_module
+from entrain_bench_workloads.dataset.interface import BadRecord, BadSampleError, Known, Limits, RawSample, Reason, Shard
+from entrain_bench_workloads.dataset.parquet import ParquetSource
+from entrain_bench_workloads.dataset.parts import read_scan
+from entrain_bench_workloads.dataset.scan import Scan
+from support.datasets import image_bytes, write_finevision
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Shards of samples of which one may be deadly.
+
+    Attributes:
+        shards_of: samples of each shard.
+        deadly: label and number of the sample that is.
+        how: ``kill``, ``hang``, ``raise``, ``network``.
+        only_once: the file that says that it happened.
+    """
+
+    shards_of: tuple[int, ...] = (3, 2, 4)
+    deadly: tuple[str, int] | None = None
+    how: str = ""
+    only_once: str = ""
+
+    def shards(self) -> Sequence[Shard]:
+        return [Shard(f"s{index}", 0, "1", "", (count,)) for index, count in enumerate(self.shards_of)]
+
+    def samples(self, shard: Shard, limits: Limits) -> Iterator[RawSample | BadRecord]:
+        del limits
+        for number in range(shard.part[0]):
+            if (shard.label, number) == self.deadly and self.how in ("raise", "network"):
+                self._fail()
+            images = [Known(10 + number, 20)]
+            if (shard.label, number) == self.deadly and self.how in ("kill", "hang"):
+                images = [Deadly(self.how)]  # type: ignore[list-item]
+            yield RawSample(f"key {number}", ["x" * number], images)
+
+    def _fail(self) -> None:
+        if self.how == "raise":
+            raise RuntimeError("not what was expected")
+        if not Path(self.only_once).exists():
+            Path(self.only_once).touch()
+            raise ConnectionResetError("by peer")
+
+
+class Deadly:
+    """A medium whose header ends the process."""
+
+    def __init__(self, how: str) -> None:
+        self._how = how
+
+    def __fspath__(self) -> str:
+        return ""
+
+    def open(self, *_: object, **__: object) -> None:
+        if self._how == "kill":
+            os.kill(os.getpid(), 9)
+        time.sleep(60)
+
+
+def run(source: object, output: Path, **options: object) -> scan_module.ScanReport:
+    return Scan(source=source, workers=1, **options).run(output)  # type: ignore[arg-type]
+
+
+def test_a_trace_has_every_sample_once_in_its_order(tmp_path: Path) -> None:
+    told: list[tuple[int, int, int]] = []
+    report = Scan(source=Numbers(), workers=2).run(tmp_path / "t.parquet", lambda *each: told.append(each))
+    frame = pd.read_parquet(tmp_path / "t.parquet")
+    assert frame["sample_id"].tolist() == [f"s{s}:{n}" for s, count in enumerate((3, 2, 4)) for n in range(count)]
+    assert frame["image_widths"].map(list).tolist() == [[10 + n] for count in (3, 2, 4) for n in range(count)]
+    assert (report.samples, report.shards, report.bad.counts.total()) == (9, 3, 0)
+    assert sorted(told) == [(3, 2, 0), (3, 3, 0), (3, 4, 0)]
+    assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
+    assert len(read_columns(tmp_path / "t.parquet").text) == 9
+
+
+def test_what_was_finished_is_not_scanned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(Numbers(), tmp_path / "whole.parquet")
+    once = Numbers(deadly=("s1", 1), how="network", only_once=str(tmp_path / "failed"))
+    with pytest.raises(ExecutionError, match=r"1 of 3 shards were not scanned \(s1: by peer\); the others are kept"):
+        run(once, tmp_path / "t.parquet")
+    assert not (tmp_path / "t.parquet").exists()
+    assert len(list((tmp_path / "t.parquet.parts").glob("*.parquet"))) == 2
+    scanned = []
+    real = scan_module.workers.Crew.work_off
+
+    def spied(self: object, function: object, jobs: Iterator[object], count: int) -> Iterator[object]:
+        for job, result in real(self, function, jobs, count):  # type: ignore[arg-type, misc]
+            scanned.append(job.shard.label)  # type: ignore[attr-defined]
+            yield job, result
+
+    monkeypatch.setattr(scan_module.workers.Crew, "work_off", spied)
+    run(once, tmp_path / "t.parquet")
+    assert scanned == ["s1"]
+    whole, other = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("whole", "t"))
+    assert whole.equals(other)
+    assert run(once, tmp_path / "t.parquet").again
+    assert scanned == ["s1"]
+    assert not run(replace(once, shards_of=(3, 2, 5)), tmp_path / "t.parquet").again
+    assert sorted(scanned) == ["s0", "s1", "s1", "s2"]
+
+
+@pytest.mark.parametrize(("how", "what"), [("kill", "killed by SIGKILL"), ("hang", "timeout_s=1")])
+def test_a_deadly_sample_costs_itself(tmp_path: Path, how: str, what: str) -> None:
+    source = Numbers(deadly=("s2", 1), how=how)
+    report = run(source, tmp_path / "t.parquet", timeout_s=1.0)
+    assert pd.read_parquet(tmp_path / "t.parquet")["sample_id"].tolist()[-3:] == ["s2:0", "s2:2", "s2:3"]
+    ((name, key, error),) = report.listed
+    assert (name, key) == ("s2:1", "key 1")
+    assert what in error
+    assert report.counts == {Reason.CRASH: 1}
+
+
+def test_a_file_that_ends_in_an_error_is_kept_up_to_there(tmp_path: Path) -> None:
+    report = run(Numbers(deadly=("s0", 1), how="raise"), tmp_path / "t.parquet")
+    assert report.samples == 1 + 2 + 4
+    assert report.listed == [("s0", "after 1 records", f"{Reason.FILE}: RuntimeError: not what was expected")]
+
+
+def test_bad_files_beside_good_ones(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    rows = [([image_bytes(30, 20)], ["ab"]), ([b"no image"], ["ab"]), ([], [])]
+    write_finevision(data / "good.parquet", rows)
+    (data / "bad.parquet").write_bytes(b"PAR1 it is not")
+    (data / "cut.parquet").write_bytes((data / "good.parquet").read_bytes()[:-40])
+    report = run(ParquetSource(path=str(data), text="texts", images="images"), tmp_path / "t.parquet")
+    assert report.samples == 1
+    assert dict(report.counts) == {Reason.FILE: 2, Reason.FORMAT: 1, Reason.EMPTY: 1}
+    assert {name for name, _, _ in report.listed} == {"bad.parquet", "cut.parquet", "good.parquet:1", "good.parquet:2"}
+    found = read_scan(tmp_path / "t.parquet")
+    assert found is not None
+    assert found["bad"]["counts"] == dict(report.counts)
+    assert found["source"]["kind"] == "ParquetSource"
+
+
+def test_data_without_a_good_sample_is_one_line(tmp_path: Path) -> None:
+    write_finevision(tmp_path / "a.parquet", [([b"x"], ["t"])] * 2)
+    with pytest.raises(UserError, match="no good sample \\(2 no known format\\)"):
+        run(ParquetSource(path=str(tmp_path), text="texts", images="images"), tmp_path / "t" / "t.parquet")
+
+
+def test_another_s_file_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "mine.parquet"
+    pd.DataFrame({"text_tokens": [1]}).to_parquet(path)
+    with pytest.raises(UserError, match="exists and is no trace of a scan"):
+        run(Numbers(), path)
+
+
+def test_many_bad_samples_are_counted_and_the_first_listed(tmp_path: Path) -> None:
+    write_finevision(tmp_path / "a.parquet", [([b"x\x1b[31m"], ["t"])] * 50 + [([], ["good"])])
+    report = run(ParquetSource(path=str(tmp_path), text="texts", images="images"), tmp_path / "t" / "t.parquet")
+    assert report.bad.counts.total() == 50
+    assert [name for name, _, _ in report.listed] == [f"a.parquet:{row}" for row in range(20)]
+
+
+def test_tokens_are_counted_in_bytes(tmp_path: Path) -> None:
+    write_finevision(tmp_path / "a.parquet", [([], ["äb", "c"])])
+    source = ParquetSource(path=str(tmp_path), text="texts")
+    run(source, tmp_path / "t" / "t.parquet", tokenizer="bytes")
+    frame = pd.read_parquet(tmp_path / "t" / "t.parquet")
+    assert (frame["text_tokens"].tolist(), frame["text_chars"].tolist()) == ([4], [3])
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
+def test_a_ray_cluster_gives_the_same_bytes(tmp_path: Path) -> None:
+    for part in range(3):
+        rows = [([image_bytes(30 + row, 20)], ["x" * row]) for row in range(20)] + [([b"bad"], [])]
+        write_finevision(tmp_path / f"{part}.parquet", rows)
+    source = ParquetSource(path=str(tmp_path / "*.parquet"), text="texts", images="images")
+    run(source, tmp_path / "here" / "t.parquet")
+    run(source, tmp_path / "ray" / "t.parquet", engine="ray")
+    assert (tmp_path / "here" / "t.parquet").read_bytes() == (tmp_path / "ray" / "t.parquet").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"engine": "spark"}, "engine=spark: must be processes or ray"),
+        ({"workers": 0}, "workers=0: must be at least 1"),
+        ({"timeout_s": 0.0}, "timeout_s=0.0: must be from 0.1"),
+    ],
+)
+def test_bad_options_are_one_line(options: dict[str, object], what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        Scan(source=Numbers(), **options)  # type: ignore[arg-type]
+
+
+def test_limits_out_of_range_are_one_line() -> None:
+    with pytest.raises(UserError, match=r"limits.media=0: must be above 0"):
+        Limits(media=0)
+    assert issubclass(BadSampleError, ValueError)

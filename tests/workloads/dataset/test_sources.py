@@ -1,0 +1,243 @@
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from entrain_bench.errors import UserError
+from entrain_bench_workloads.dataset import parquet as parquet_module
+from entrain_bench_workloads.dataset.hub import HubSource
+from entrain_bench_workloads.dataset.interface import BadRecord, BadSampleError, Limits, RawSample, Source
+from entrain_bench_workloads.dataset.measure import Sizes, measure
+from entrain_bench_workloads.dataset.parquet import ParquetSource
+from entrain_bench_workloads.dataset.records import RecordSource
+from entrain_bench_workloads.dataset.tar import TarSource
+from support.datasets import image_bytes, wav_bytes, write_finevision, write_jsonl, write_tar
+
+LIMITS = Limits()
+
+
+def records(source: Source) -> list[tuple[str, RawSample | BadRecord]]:
+    """All records of a source, by the names that samples get."""
+    return [
+        (f"{shard.label}:{number}", record)
+        for shard in source.shards()
+        for number, record in enumerate(source.samples(shard, LIMITS), shard.first)
+    ]
+
+
+def sizes(source: Source) -> list[Sizes]:
+    """The sizes of all samples, none of which is bad."""
+    samples = [record for _, record in records(source)]
+    assert all(isinstance(sample, RawSample) for sample in samples), samples
+    return [measure(sample, LIMITS) for sample in samples if isinstance(sample, RawSample)]
+
+
+def bad(source: Source) -> dict[str, str]:
+    """What is wrong, by sample."""
+    return {name: str(record.error) for name, record in records(source) if isinstance(record, BadRecord)}
+
+
+def test_finevision(tmp_path: Path) -> None:
+    write_finevision(
+        tmp_path / "a.parquet",
+        [([image_bytes(30, 20), image_bytes(50, 40, "PNG")], ["abc", "de"]), ([], ["only text"])],
+    )
+    first, second = sizes(ParquetSource(path=str(tmp_path), text=["texts"], images="images"))
+    assert (first.text_chars, first.widths, first.heights) == (5, [30, 50], [20, 40])
+    assert (second.text_chars, second.widths, second.num_images) == (9, [], 0)
+
+
+def test_shards_of_row_groups_have_every_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_module, "_SHARD_BYTES", 1)
+    write_finevision(tmp_path / "a.parquet", [([], [str(row)]) for row in range(25)], row_group=10)
+    source = ParquetSource(path=str(tmp_path / "*.parquet"), text="texts")
+    assert [(shard.first, shard.part) for shard in source.shards()] == [(0, (0, 1)), (10, (1, 2)), (20, (2, 3))]
+    names, found = zip(*records(source), strict=True)
+    assert names == tuple(f"a.parquet:{row}" for row in range(25))
+    assert [sample.texts[-1] for sample in found] == [str(row) for row in range(25)]
+
+
+def test_other_columns(tmp_path: Path) -> None:
+    rows = {
+        "image": [{"bytes": image_bytes(10, 20), "path": None}, None],
+        "audio": [None, {"bytes": wav_bytes(2.0), "path": "x.wav"}],
+        "caption": ["four", None],
+    }
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    first, second = sizes(ParquetSource(path=str(tmp_path), text="caption", images="image", audio="audio"))
+    assert (first.widths, first.text_chars, first.audio_seconds) == ([10], 4, None)
+    assert (second.widths, second.text_chars, second.audio_seconds) == ([], 0, 2.0)
+
+
+def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
+    write_finevision(tmp_path / "a.parquet", [([], ["x"])])
+    with pytest.raises(UserError, match="has no column photos; columns: images, texts"):
+        ParquetSource(path=str(tmp_path), images="photos").shards()
+    with pytest.raises(UserError, match="must be at least one of text"):
+        ParquetSource(path=str(tmp_path))
+
+
+def test_webdataset_samples_are_those_of_its_package(tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    members = [
+        ("x/1.jpg", image_bytes(10, 20)),
+        ("x/1.txt", b"one"),
+        ("x/2.v.PNG", image_bytes(30, 20, "PNG")),
+        ("x/2.json", b'{"caption": "two"}'),
+        ("__meta__/1.json", b"{}"),
+        ("nosuffix", b"?"),
+        ("x.y/3.txt", b"three"),
+        ("x/1.txt", b"again"),
+    ]
+    write_tar(tmp_path / "a.tar", members)
+    theirs = webdataset.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False)
+    found = records(TarSource(path=str(tmp_path)))
+    assert [record.key for _, record in found] == [sample["__key__"] for sample in theirs]
+    texts = [record.texts for _, record in found if isinstance(record, RawSample)]
+    assert texts == [["one"], [], ["three"], ["again"]]
+    with_json = records(TarSource(path=str(tmp_path), json_fields=["caption"]))[1][1]
+    assert isinstance(with_json, RawSample)
+    assert with_json.texts == ["two"]
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
+def test_compressed_shards_say_the_same(tmp_path: Path, mode: str) -> None:
+    members = [(f"{n}.{kind}", content) for n in range(3) for kind, content in pair(n)]
+    suffix = mode.replace("w", "").replace(":", ".")
+    write_tar(tmp_path / f"a.tar{suffix}", members, mode)
+    assert [(size.widths, size.text_chars) for size in sizes(TarSource(path=str(tmp_path)))] == [
+        ([10], 0),
+        ([20], 1),
+        ([30], 2),
+    ]
+
+
+def pair(number: int) -> Sequence[tuple[str, bytes]]:
+    return [("jpg", image_bytes(10 * number + 10, 20)), ("txt", b"x" * number)]
+
+
+def test_members_that_leave_the_root_or_come_twice_are_bad(tmp_path: Path) -> None:
+    good = ("ok.txt", b"fine")
+    write_tar(tmp_path / "a.tar", [("../evil.jpg", b"x"), ("/abs.txt", b"x"), good, ("ok.txt", b"twice")])
+    found = bad(TarSource(path=str(tmp_path)))
+    assert list(found) == ["a.tar:0", "a.tar:1", "a.tar:2"]
+    assert "leaves the data's root: ../evil.jpg" in found["a.tar:0"]
+    assert "two members of one name" in found["a.tar:2"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "good", "what"),
+    [
+        (lambda content: content[:3000], 2, "damaged|unexpected end"),
+        (lambda content: content[:2048] + b"\xff" * 512 + content[2560:], 2, "damaged at byte 2048"),
+        (lambda content: b"no archive" * 200 + content[:0], 0, "invalid header"),
+        (lambda content: content[:2048] + huge_name_header() + content[2048:], 2, "a header of"),
+    ],
+)
+def test_an_archive_is_read_as_far_as_it_goes(tmp_path: Path, damage: Any, good: int, what: str) -> None:
+    path = tmp_path / "a.tar"
+    write_tar(path, [(f"{number}.txt", b"text") for number in range(5)])
+    path.write_bytes(damage(path.read_bytes()))
+    source = TarSource(path=str(tmp_path))
+    with pytest.raises(BadSampleError, match=what):
+        list(source.samples(source.shards()[0], LIMITS))
+    iterator = iter(source.samples(source.shards()[0], LIMITS))
+    for _ in range(good - 1):
+        assert isinstance(next(iterator), RawSample)
+
+
+def huge_name_header() -> bytes:
+    """A header that says a name of a gigabyte follows."""
+    import tarfile
+
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 2**30
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+LLAVA = [
+    {"id": "a", "image": "x.png", "conversations": [{"from": "human", "value": "<image>\nHi"}]},
+    {"id": "b", "image": ["x.png", "x.png"], "conversations": [{"from": "gpt", "value": 'a "quoted" [text] \\'}]},
+    {"id": "c", "conversations": [{"from": "gpt", "value": "text only <b>"}]},
+]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("block_records", [1, 2, 8192])
+def test_llava(tmp_path: Path, indent: int | None, block_records: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("entrain_bench_workloads.dataset.blocks._BLOCK_RECORDS", block_records)
+    monkeypatch.setattr("entrain_bench_workloads.dataset.blocks._READ_BYTES", 7)
+    (tmp_path / "x.png").write_bytes(image_bytes(30, 20, "PNG"))
+    source = llava(tmp_path, json.dumps(LLAVA, indent=indent))
+    assert len(source.shards()) == -(-3 // block_records)
+    assert [(size.text_chars, size.widths) for size in sizes(source)] == [(2, [30]), (19, [30, 30]), (13, [])]
+    assert [record.key for _, record in records(source)] == ["record 1 (a)", "record 2 (b)", "record 3 (c)"]
+
+
+def llava(folder: Path, text: str) -> RecordSource:
+    (folder / "d.json").write_text(text)
+    return RecordSource(path=str(folder / "d.json"), text=["conversations"], images="image", video="video", id="id")
+
+
+@pytest.mark.parametrize(
+    ("text", "good", "what"),
+    [
+        ('[{"conversations": "a"}, {"conver', 1, "no JSON"),
+        ('[{"conversations": "a"}, 7, {"conversations": "b"}]', 1, "no mapping"),
+        ('[{"conversations": 5}]', 0, "int is no text"),
+        ('[{"conversations": "a", "image": 5}]', 0, "image: int is no content"),
+        ('[{"conversations": "a", "image": "../d.json"}]', 0, "leaves the data's root"),
+        ("[" * 100_000, 0, "no JSON"),
+        ('{"conversations": "a"}\n{broken\n\n{"conversations": "b"}', 2, "no JSON"),
+        ('{"conversations": "a"}\n[1]\n', 1, "no mapping"),
+    ],
+)
+def test_bad_records_are_counted(tmp_path: Path, text: str, good: int, what: str) -> None:
+    found = [record for _, record in records(llava(tmp_path, text))]
+    assert sum(isinstance(record, RawSample) for record in found) == good
+    (error,) = [str(record.error) for record in found if isinstance(record, BadRecord)]
+    assert what in error
+
+
+def test_a_manifest_opens_only_what_states_no_length(tmp_path: Path) -> None:
+    (tmp_path / "s.wav").write_bytes(wav_bytes(1.5))
+    lines = [{"path": "s.wav", "text": "a"}, {"path": "gone.wav", "duration": 4, "text": "b"}]
+    write_jsonl(tmp_path / "m.jsonl", lines)
+    source = RecordSource(path=str(tmp_path / "m.jsonl"), text=["text"], audio="path", seconds="duration")
+    assert [size.audio_seconds for size in sizes(source)] == [1.5, 4.0]
+
+
+def test_a_video_of_known_length_has_frames_of_no_size(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "m.jsonl", [{"v": "x", "s": 4}, {"v": "x", "s": 5, "width": 640, "height": 360}])
+    source = RecordSource(path=str(tmp_path / "m.jsonl"), video="v", seconds="s")
+    assert [(size.widths, size.heights) for size in sizes(source)] == [([0], [0]), ([640], [360])]
+    assert [size.num_images for size in sizes(source)] == [0, 0]
+
+
+def test_sizes_may_stand_in_the_records(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "m.jsonl", [{"q": "ab", "a": "c", "images": [{"width": 1024, "height": 768}]}])
+    (found,) = sizes(RecordSource(path=str(tmp_path), text=["q", "a"], images="images"))
+    assert (found.text_chars, found.widths, found.heights) == (3, [1024], [768])
+
+
+def test_the_hub_s_library_streams_the_same_rows(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    for part in range(2):
+        write_finevision(tmp_path / f"train-{part}.parquet", [([image_bytes(30, 20 + part)], ["ab"])] * 3)
+    source = HubSource(path=str(tmp_path), text=["texts"], images="images")
+    assert [(size.text_chars, size.heights) for size in sizes(source)] == [(2, [20])] * 3 + [(2, [21])] * 3
+    assert len(source.shards()) == 2
+
+
+def test_no_script_of_a_data_set_is_run(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    folder = tmp_path / "evil"
+    folder.mkdir()
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(UserError, match="cannot be opened"):
+        HubSource(path=str(folder), text=["texts"]).shards()
+    assert not (tmp_path / "ran").exists()

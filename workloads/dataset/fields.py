@@ -1,0 +1,140 @@
+"""Rows and records to samples: which of their fields hold text, images, audio and video."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from entrain_bench.errors import require
+
+from .interface import BadSampleError, Known, Medium, RawSample, Reason
+from .paths import inside
+
+# What turns of a conversation are made of, in FineVision, LLaVA and chat templates.
+TURN_KEYS = ("user", "assistant", "value", "content", "text", "question", "answer")
+_PLACEHOLDER = re.compile("<(?:image|video|audio)>\n?")
+_DEPTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Names of fields; what a record does not have, it has none of.
+
+    Attributes:
+        text: a text, a list of texts, or turns of a conversation; all of these fields together.
+        images: an image or a list of images: content, a file name, both (Hugging Face), or width and height.
+        audio: likewise one sound.
+        video: likewise one video.
+        seconds: length of the audio or video; where it stands, no file is opened for it.
+        root: folder of the files that are named; empty: none may be.
+    """
+
+    text: tuple[str, ...] = ()
+    images: str | None = None
+    audio: str | None = None
+    video: str | None = None
+    seconds: str | None = None
+    root: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        text: Sequence[str] | str,
+        images: str | None,
+        audio: str | None,
+        video: str | None,
+        seconds: str | None,
+        root: str,
+    ) -> Fields:
+        """Checked fields of a source.
+
+        Raises:
+            UserError: for no fields at all.
+        """
+        texts = (text,) if isinstance(text, str) else tuple(text)
+        fields = cls(texts, images, audio, video, seconds, root)
+        require(bool(fields.names), "source", "no fields", "at least one of text, images, audio, video")
+        return fields
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All fields that are read."""
+        others = (self.images, self.audio, self.video, self.seconds)
+        return tuple(dict.fromkeys([*self.text, *(name for name in others if name)]))
+
+    def sample(self, key: str, row: Mapping[str, Any]) -> RawSample:
+        """The sample of a row.
+
+        Raises:
+            BadSampleError: for values that are no text, image, audio or video, and names that leave the root.
+        """
+        texts = [text for name in self.text for text in _texts(row.get(name), name, _DEPTH)]
+        images = [self._medium(value, self.images or "") for value in _listed(row.get(self.images or ""))]
+        seconds = self._seconds(row)
+        sounds, videos = (
+            [self._timed(value, name or "", seconds, row) for value in _listed(row.get(name or ""))]
+            for name in (self.audio, self.video)
+        )
+        for name, found in ((self.audio, sounds), (self.video, videos)):
+            if len(found) > 1:
+                raise BadSampleError(Reason.RECORD, f"{name}: {len(found)} of them; a sample has one")
+        return RawSample(key, texts, images, next(iter(sounds), None), next(iter(videos), None))
+
+    def _seconds(self, row: Mapping[str, Any]) -> float | None:
+        value = row.get(self.seconds) if self.seconds else None
+        if value is not None and not _is_number(value):
+            raise BadSampleError(Reason.RECORD, f"{self.seconds}: {str(value)[:40]!r} is no number of seconds")
+        return None if value is None else float(value)
+
+    def _timed(self, value: Any, name: str, seconds: float | None, row: Mapping[str, Any]) -> Medium:
+        """A sound or a video; of known length it is not opened, and its frames have the size that the record states."""
+        if seconds is None:
+            return self._medium(value, name)
+        sides = [row.get(side) for side in ("width", "height")]
+        known = all(_is_number(side) for side in sides)
+        width, height = (int(side) if known else 0 for side in sides)  # type: ignore[arg-type]
+        return Known(width, height, seconds)
+
+    def _medium(self, value: Any, name: str) -> Medium:
+        if isinstance(value, bytes | bytearray | memoryview):
+            return bytes(value)
+        if isinstance(value, str):
+            return inside(self.root, value)
+        if isinstance(value, Mapping):
+            if value.get("bytes") is not None:
+                return self._medium(value["bytes"], name)
+            if _is_number(value.get("width")) and _is_number(value.get("height")):
+                return Known(int(value["width"]), int(value["height"]))
+            if isinstance(value.get("path"), str):
+                return inside(self.root, value["path"])
+        raise BadSampleError(Reason.RECORD, f"{name}: {type(value).__name__} is no content, file name or size")
+
+
+def _texts(value: Any, name: str, depth: int) -> Iterator[str]:
+    """The texts of a value: itself, those of its turns."""
+    if value is None:
+        return
+    if isinstance(value, str):
+        # Which stands where the image goes, in LLaVA's files; its tokens are the image's.
+        yield _PLACEHOLDER.sub("", value) if "<" in value else value
+    elif depth and isinstance(value, Mapping):
+        for key in TURN_KEYS:
+            if key in value:
+                yield from _texts(value[key], name, depth - 1)
+    elif depth and isinstance(value, list | tuple):
+        for turn in value:
+            yield from _texts(turn, name, depth - 1)
+    else:
+        raise BadSampleError(Reason.RECORD, f"{name}: {type(value).__name__} is no text or conversation")
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None or value == "":
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**53

@@ -1,0 +1,181 @@
+"""What a scan asks of a source of data, and what a source hands over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from entrain_bench.errors import require
+
+from ..schema import MAX_PIXELS, MAX_SECONDS, MAX_TEXT
+
+
+class Reason(StrEnum):
+    """Why a sample is left out; what a report counts by."""
+
+    CRASH = "its file ended the process that read it"
+    DUPLICATE = "two members of one name"
+    EMPTY = "neither text nor media"
+    FILE = "the file cannot be read on"
+    FORMAT = "no known format"
+    HEADER = "its header cannot be read"
+    LIMIT = "beyond a limit"
+    MISSING = "a file that does not exist"
+    OUTSIDE = "a path that leaves the data's root"
+    RECORD = "no valid record"
+    THIN = "sides beyond the largest ratio"
+
+
+class BadSampleError(ValueError):
+    """A sample that cannot be in a trace.
+
+    Args:
+        reason: what is counted.
+        detail: what is wrong with this one.
+    """
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else str(reason))
+        self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Sizes that the data itself states; 0 for what it does not.
+
+    Attributes:
+        width: in pixels.
+        height: in pixels.
+        seconds: of audio or video.
+    """
+
+    width: int = 0
+    height: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A file inside another one.
+
+    Attributes:
+        path: of the outer file.
+        offset: of its first byte.
+        size: in bytes.
+    """
+
+    path: Path
+    offset: int
+    size: int
+
+
+# An image, sound or video: its content, its place, or its size.
+type Medium = bytes | Path | Section | Known
+
+
+@dataclass(frozen=True, slots=True)
+class RawSample:
+    """A sample as a data set holds it; nothing of it is decoded.
+
+    Attributes:
+        key: what the data calls it, for messages.
+        texts: pieces of its text, each of which is tokenized by itself.
+        images: its images.
+        audio: its sound, if any.
+        video: its video, if any.
+    """
+
+    key: str
+    texts: Sequence[str] = ()
+    images: Sequence[Medium] = ()
+    audio: Medium | None = None
+    video: Medium | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A record of which a source can make no sample.
+
+    Attributes:
+        key: what the data calls it.
+        error: what is wrong.
+    """
+
+    key: str
+    error: BadSampleError
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What is scanned in one go: a file or a part of one.
+
+    Attributes:
+        label: of the file, unique; samples are called ``label:number``.
+        first: number of its first record within the file.
+        version: changes when the file does.
+        place: where the file is.
+        part: which part of the file this is, as the source wants it.
+    """
+
+    label: str
+    first: int
+    version: str
+    place: str
+    part: tuple[int, ...] = ()
+
+
+class Source(Protocol):
+    """Raw data in shards; a frozen dataclass of plain values, for it travels between processes."""
+
+    def shards(self) -> Sequence[Shard]:
+        """All shards, in an order that does not change.
+
+        Raises:
+            UserError: for data that is not there, or has not the columns that were asked for.
+        """
+        ...
+
+    def samples(self, shard: Shard, limits: Limits) -> Iterable[RawSample | BadRecord]:
+        """The records of a shard, in order, one by one.
+
+        Whatever else it raises ends this shard: the samples before are kept and the rest is reported.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What no good sample exceeds: checked on headers, before anything is decoded or kept.
+
+    Attributes:
+        side_pixels: side of an image or a frame.
+        image_pixels: area of an image or a frame.
+        file_bytes: an image, sound or record that is read whole.
+        media: images of a sample.
+        text_chars: characters of a sample.
+        seconds: of audio or video.
+    """
+
+    side_pixels: int = field(default=100_000)
+    image_pixels: int = field(default=1_000_000_000)
+    file_bytes: int = field(default=256 * 2**20)
+    media: int = field(default=4096)
+    text_chars: int = field(default=16 * 2**20)
+    seconds: float = field(default=MAX_SECONDS)
+
+    def __post_init__(self) -> None:
+        highest = {
+            "side_pixels": MAX_PIXELS,
+            "image_pixels": MAX_PIXELS**2,
+            "file_bytes": 2.0**30,
+            "media": 2.0**20,
+            "text_chars": min(MAX_TEXT, 2.0**28),
+            "seconds": MAX_SECONDS,
+        }
+        for name, high in highest.items():
+            value = getattr(self, name)
+            valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= high
+            require(valid, f"limits.{name}", value, f"above 0, at most {high:g}")

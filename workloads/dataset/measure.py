@@ -1,0 +1,57 @@
+"""From a raw sample to the sizes that stand in a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .interface import BadSampleError, Limits, RawSample, Reason
+from .media import audio_seconds, image_size, video_header
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """A row of a trace, but for its tokens.
+
+    Attributes:
+        text_chars: characters of all its texts.
+        widths: of its images, and last of its video's frames, in pixels; 0 for frames of unknown size.
+        heights: likewise.
+        audio_seconds: None without audio.
+        video_seconds: None without video.
+        texts: what its tokens are counted of.
+    """
+
+    text_chars: int
+    widths: Sequence[int]
+    heights: Sequence[int]
+    audio_seconds: float | None
+    video_seconds: float | None
+    texts: Sequence[str]
+
+    @property
+    def num_images(self) -> int:
+        """Images, the video's frames not counted."""
+        return len(self.widths) - (self.video_seconds is not None)
+
+
+def measure(sample: RawSample, limits: Limits) -> Sizes:
+    """The sizes of a sample, by the headers of its media.
+
+    Raises:
+        BadSampleError: for a sample that cannot be in a trace.
+    """
+    chars = sum(map(len, sample.texts))
+    if chars > limits.text_chars:
+        raise BadSampleError(Reason.LIMIT, f"{chars} characters, limits.text_chars={limits.text_chars}")
+    if len(sample.images) > limits.media:
+        raise BadSampleError(Reason.LIMIT, f"{len(sample.images)} images, limits.media={limits.media}")
+    sizes = [image_size(image, limits) for image in sample.images]
+    seconds = None if sample.audio is None else audio_seconds(sample.audio, limits)
+    video = None if sample.video is None else video_header(sample.video, limits)
+    if video is not None:
+        sizes.append((video.width, video.height))
+    if not (chars or sizes or seconds):
+        raise BadSampleError(Reason.EMPTY)
+    widths, heights = [width for width, _ in sizes], [height for _, height in sizes]
+    return Sizes(chars, widths, heights, seconds, None if video is None else video.seconds, sample.texts)

@@ -1,0 +1,233 @@
+"""Sizes of images, sounds and videos by their headers; no pixel, no sample of sound is decoded.
+
+Pillow reads the headers of images (30 formats by one interface, and it is what training decodes them with), libsndfile
+(soundfile) those of sounds, FFmpeg (PyAV) those of videos. Each is held to a list of formats, for among what they
+take are some that run other programs or open other files.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import struct
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any
+
+from PIL import Image, UnidentifiedImageError
+
+from entrain_bench.errors import UserError
+
+from ..tokens import MAX_ASPECT_RATIO
+from .interface import BadSampleError, Known, Limits, Medium, Reason, Section
+
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")
+# EXIF: the tag, and values by which an image is shown on its side.
+_ORIENTATION, _ON_ITS_SIDE = 0x0112, frozenset({5, 6, 7, 8})
+# By what the containers begin with; no others are tried, for some are lists of further files.
+_HEAD_BYTES = 16
+# What may be read to find the streams of a video.
+_VIDEO_OPTIONS = {"probesize": str(2**20), "analyzeduration": "0"}
+_BUFFER_BYTES = 16 * 1024
+# These have opinions on headers, once a file.
+logging.getLogger("PIL").setLevel(logging.CRITICAL)
+logging.getLogger("libav").setLevel(logging.CRITICAL)
+
+
+def image_size(medium: Medium, limits: Limits) -> tuple[int, int]:
+    """Width and height of an image in pixels, as it is shown (EXIF orientation).
+
+    Raises:
+        BadSampleError: for what is no image of a known format, or is beyond a limit.
+    """
+    if isinstance(medium, Known):
+        width, height = medium.width, medium.height
+    else:
+        with _opened(medium, limits.file_bytes) as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                with _no_limit_of_its_own(), Image.open(file, formats=IMAGE_FORMATS) as image:
+                    width, height = image.size
+                    if "exif" in image.info and image.getexif().get(_ORIENTATION) in _ON_ITS_SIDE:
+                        width, height = height, width
+            except UnidentifiedImageError as error:
+                raise BadSampleError(Reason.FORMAT, "no image") from error
+            # What plugins raise on bytes that nobody wrote has no common base.
+            except Exception as error:
+                raise BadSampleError(Reason.HEADER, _one_line(error)) from error
+    check_sides(width, height, limits)
+    return width, height
+
+
+@contextmanager
+def _no_limit_of_its_own() -> Iterator[None]:
+    """Inside, Pillow opens images of any size: large ones are ours to refuse, by a limit that says so."""
+    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
+def check_sides(width: int, height: int, limits: Limits) -> None:
+    """Raise ``BadSampleError`` for sides that no image has."""
+    if width < 1 or height < 1:
+        raise BadSampleError(Reason.HEADER, f"{width}x{height} pixels")
+    for name, value in (("side_pixels", max(width, height)), ("image_pixels", width * height)):
+        if value > getattr(limits, name):
+            raise BadSampleError(Reason.LIMIT, f"{width}x{height} pixels, limits.{name}={getattr(limits, name)}")
+    if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
+        raise BadSampleError(Reason.THIN, f"{width}x{height} pixels, at most {MAX_ASPECT_RATIO:g}")
+
+
+def audio_seconds(medium: Medium, limits: Limits) -> float:
+    """Length of a sound in seconds.
+
+    Raises:
+        BadSampleError: for what is no sound of a format that libsndfile knows, or is beyond a limit.
+        UserError: if soundfile is not installed.
+    """
+    if isinstance(medium, Known):
+        return _checked_seconds(medium.seconds, limits)
+    soundfile = _import("soundfile")
+    with _opened(medium, limits.file_bytes, whole=False) as file:
+        try:
+            info = soundfile.info(file)
+            seconds = info.frames / info.samplerate
+        except soundfile.LibsndfileError as error:
+            raise BadSampleError(Reason.FORMAT, f"no sound: {error.error_string}") from error
+        except Exception as error:
+            raise BadSampleError(Reason.HEADER, _one_line(error)) from error
+    return _checked_seconds(seconds, limits)
+
+
+def video_header(medium: Medium, limits: Limits) -> Known:
+    """Length of a video and the size of its frames, 0 where the data itself does not state it.
+
+    Raises:
+        BadSampleError: for what is no MP4, QuickTime, Matroska, WebM or AVI, or is beyond a limit.
+        UserError: if PyAV is not installed.
+    """
+    if isinstance(medium, Known):
+        known = medium
+    else:
+        av = _import("av")
+        with _opened(medium, limits.file_bytes, whole=False) as file:
+            container = _container_format(file.read(_HEAD_BYTES))
+            file.seek(0)
+            try:
+                with av.open(file, format=container, options=_VIDEO_OPTIONS) as opened:
+                    stream = opened.streams.video[0]
+                    known = Known(int(stream.width), int(stream.height), _seconds_of(opened, stream, av.time_base))
+            except Exception as error:
+                raise BadSampleError(Reason.HEADER, _one_line(error)) from error
+    if known.width or known.height:
+        check_sides(known.width, known.height, limits)
+    _checked_seconds(known.seconds, limits)
+    return known
+
+
+def _seconds_of(container: Any, stream: Any, time_base: int) -> float:
+    if stream.duration:
+        return float(stream.duration * stream.time_base)
+    return (container.duration or 0) / time_base
+
+
+def _container_format(head: bytes) -> str:
+    if head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
+        return "mov"
+    if head[:4] == b"\x1aE\xdf\xa3":
+        return "matroska"
+    if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
+        return "avi"
+    raise BadSampleError(Reason.FORMAT, "no MP4, QuickTime, Matroska, WebM or AVI")
+
+
+def _checked_seconds(seconds: float, limits: Limits) -> float:
+    if not seconds > 0:
+        raise BadSampleError(Reason.HEADER, f"{seconds} seconds")
+    if seconds > limits.seconds:
+        raise BadSampleError(Reason.LIMIT, f"{seconds:g} s, limits.seconds={limits.seconds:g}")
+    return float(seconds)
+
+
+@contextmanager
+def _opened(medium: bytes | Path | Section, most_bytes: int, whole: bool = True) -> Iterator[IO[bytes]]:
+    """A file of the medium's bytes.
+
+    Args:
+        medium: where they are.
+        most_bytes: what is too large to be read whole.
+        whole: whether who reads its header may read it whole.
+    """
+    if isinstance(medium, bytes):
+        _check_bytes(len(medium), most_bytes)
+        yield io.BytesIO(medium)
+        return
+    if isinstance(medium, Section):
+        if whole:
+            _check_bytes(medium.size, most_bytes)
+        yield io.BufferedReader(_SectionFile(medium), _BUFFER_BYTES)
+        return
+    try:
+        with medium.open("rb", buffering=_BUFFER_BYTES) as file:
+            if whole:
+                _check_bytes(os.fstat(file.fileno()).st_size, most_bytes)
+            yield file
+    except OSError as error:
+        raise BadSampleError(Reason.MISSING, f"{medium.name}: {error.strerror}") from error
+
+
+def _check_bytes(size: int, most: int) -> None:
+    if size > most:
+        raise BadSampleError(Reason.LIMIT, f"{size} bytes, limits.file_bytes={most}")
+
+
+class _SectionFile(io.RawIOBase):
+    """A part of a file as a file."""
+
+    def __init__(self, section: Section) -> None:
+        self._section, self._place = section, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._section.size}[whence]
+        self._place = max(0, base + offset)
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = max(0, min(len(buffer), self._section.size - self._place))
+        read = os.pread(_file(self._section.path).fileno(), wanted, self._section.offset + self._place)
+        buffer[: len(read)] = read
+        self._place += len(read)
+        return len(read)
+
+
+@lru_cache(maxsize=1)
+def _file(path: Path) -> IO[bytes]:
+    """The file whose parts are being read; members of an archive come one after another."""
+    return path.open("rb")
+
+
+def _import(name: str) -> Any:
+    try:
+        return __import__(name)
+    except ImportError as error:
+        raise UserError(f"{name}: not installed; pip install -e '.[data]' adds it") from error
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error) if not isinstance(error, struct.error | IndexError) else "ends too early"
+    return " ".join(text.split())[:120] or type(error).__name__

@@ -1,0 +1,231 @@
+"""A data set scanned to a shape trace, shard by shard, in processes or on Ray; resumable, and to the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+from entrain_bench import ray_workers, workers
+from entrain_bench.errors import ExecutionError, UserError, require
+from entrain_bench.files import remove_partial, stream_atomically
+from entrain_bench.workers import Died
+
+from .interface import Limits, Shard, Source
+from .parts import BadSamples, read_bad, read_scan, write_trace
+from .shard import Job, Scanned, died_at, scan_shard
+from .text import tokenizer_version
+
+# Part of every digest: a change of what is scanned how makes parts of before worthless.
+FORMAT = 1
+PROCESSES, RAY = "processes", "ray"
+# Samples of a shard that processes may die of, before the shard is given up.
+_MAX_DEATHS = 16
+type Advance = Callable[[int, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ScanReport:
+    """What a scan found.
+
+    Attributes:
+        path: the trace.
+        samples: rows of it.
+        shards: scanned.
+        bad: what was left out.
+        again: whether it had been scanned before, and nothing has changed.
+    """
+
+    path: Path
+    samples: int
+    shards: int
+    bad: BadSamples
+    again: bool = False
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Samples that were left out, by reason."""
+        return self.bad.counts
+
+    @property
+    def listed(self) -> Sequence[tuple[str, str, str]]:
+        """The first of them: name, what the data calls it, what is wrong."""
+        return self.bad.listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """How a data set is scanned.
+
+    Attributes:
+        source: the data set.
+        limits: of good samples.
+        tokenizer: a ``tokenizer.json``; ``bytes``: a token a byte; None: characters only.
+        timeout_s: seconds that a sample may take; the process that takes longer is ended.
+        engine: ``processes`` of this machine, or ``ray``.
+        workers: shards at a time; None: one a core, up to 8, or all CPUs of the Ray cluster.
+        ray_address: host and port of a running cluster; None: one on this machine, for this scan.
+    """
+
+    source: Source
+    limits: Limits = field(default_factory=Limits)
+    tokenizer: str | None = None
+    timeout_s: float = 60.0
+    engine: str = PROCESSES
+    workers: int | None = None
+    ray_address: str | None = None
+
+    def __post_init__(self) -> None:
+        require(self.engine in (PROCESSES, RAY), "engine", self.engine, f"{PROCESSES} or {RAY}")
+        require(self.workers is None or self.workers >= 1, "workers", self.workers, "at least 1, or null")
+        require(0.1 <= self.timeout_s <= 1e6, "timeout_s", self.timeout_s, "from 0.1 to 1e6")
+
+    def run(self, output: Path, advance: Advance = lambda *_: None) -> ScanReport:
+        """Scan all shards that were not scanned before, and write the trace.
+
+        Finished shards are kept in ``<output>.parts`` until all are; of a trace that is there already, and of the same
+        files and settings, nothing is scanned.
+
+        Args:
+            output: the trace; under Ray, in a folder that all machines have.
+            advance: told of every finished shard: shards in all, its samples, and how many were left out.
+
+        Raises:
+            UserError: for data that is not there, bad settings, and data of which no sample is good.
+            ExecutionError: for shards that could not be read this time; what was finished is kept.
+        """
+        if output.exists() and read_scan(output) is None:
+            raise UserError(f"output={output}: exists and is no trace of a scan; remove it or choose another name")
+        shards = list(self.source.shards())
+        if not shards:
+            raise UserError(f"source: {describe(self.source)} has nothing to scan")
+        digests = self._digests(shards)
+        whole = _digest([*digests])
+        if (found := read_scan(output)) and found["digest"] == whole:
+            return ScanReport(output, found["samples"], len(shards), BadSamples.of(found["bad"]), again=True)
+        folder = output.with_name(f"{output.name}.parts")
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_partial(folder)
+        parts = [folder / f"{digest}.parquet" for digest in digests]
+        self._scan(shards, parts, advance)
+        samples, bad = 0, BadSamples()
+        for part in parts:
+            of_part, bad_of_part = read_bad(part)
+            samples += of_part
+            bad.merge(bad_of_part)
+        if not samples:
+            reasons = ", ".join(f"{many} {reason}" for reason, many in sorted(bad.counts.items()))
+            raise UserError(f"source: {describe(self.source)} has no good sample ({reasons or 'it is empty'})")
+        scan = {
+            "digest": whole,
+            "entrain_bench": version("entrain-bench"),
+            "source": describe(self.source),
+            "limits": asdict(self.limits),
+            "tokenizer": self.tokenizer,
+            "shards": len(shards),
+            "samples": samples,
+            "bad": bad.values(),
+        }
+        stream_atomically(output, lambda file: write_trace(file, parts, self.tokenizer, scan))
+        shutil.rmtree(folder)
+        return ScanReport(output, samples, len(shards), bad)
+
+    def _scan(self, shards: Sequence[Shard], parts: Sequence[Path], advance: Advance) -> None:
+        """Scan the shards that have no part yet."""
+        jobs = [
+            Job(
+                source=self.source,
+                shard=shard,
+                part=part,
+                journal=part.with_suffix(".journal"),
+                limits=self.limits,
+                tokenizer=self.tokenizer,
+                timeout_s=self.timeout_s,
+            )
+            for shard, part in zip(shards, parts, strict=True)
+        ]
+        for job in jobs:
+            if job.part.exists():
+                advance(len(jobs), *_of_part(job.part))
+        queue, failures = _Queue([job for job in jobs if not job.part.exists()]), list[str]()
+        deaths: dict[Path, dict[int, str]] = defaultdict(dict)
+        with self._worked_off(queue) as results:
+            for job, result in results:
+                if isinstance(result, Died):
+                    again = _after_death(job, result, deaths[job.part], self.timeout_s)
+                    if again is None:
+                        failures.append(f"{job.shard.label}: {result}")
+                    else:
+                        queue.put(again)
+                elif result.failure:
+                    failures.append(result.failure)
+                else:
+                    advance(len(jobs), result.samples, result.bad)
+        if failures:
+            raise ExecutionError(
+                f"{len(failures)} of {len(jobs)} shards were not scanned ({failures[0]}); "
+                "the others are kept: the same command goes on from there"
+            )
+
+    @contextmanager
+    def _worked_off(self, jobs: _Queue) -> Iterator[Iterator[tuple[Job, Scanned | Died]]]:
+        if self.engine == RAY:
+            yield ray_workers.work_off(scan_shard, jobs, self.workers or -1, self.ray_address, field="engine=ray")
+            return
+        with workers.Crew() as crew:
+            yield crew.work_off(scan_shard, jobs, self.workers or workers.num_processes())
+
+    def _digests(self, shards: Sequence[Shard]) -> list[str]:
+        """What each part follows from."""
+        common = [FORMAT, describe(self.source), asdict(self.limits), tokenizer_version(self.tokenizer)]
+        return [_digest([common, shard.label, shard.first, shard.version, shard.part]) for shard in shards]
+
+
+class _Queue:
+    """Jobs to which others may be added while they are worked off."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs = deque(jobs)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Job:
+        if not self._jobs:
+            raise StopIteration
+        return self._jobs.popleft()
+
+    def put(self, job: Job) -> None:
+        """One more, to be next."""
+        self._jobs.appendleft(job)
+
+
+def _after_death(job: Job, death: Died, skip: dict[int, str], timeout_s: float) -> Job | None:
+    """The job without the sample that a process died of; None if that does not help."""
+    number = died_at(job.journal)
+    if number in skip or len(skip) >= _MAX_DEATHS or number < job.shard.first:
+        return None
+    skip[number] = f"{death}, or took longer than timeout_s={timeout_s:g}"
+    return replace(job, skip=dict(skip))
+
+
+def _of_part(part: Path) -> tuple[int, int]:
+    samples, bad = read_bad(part)
+    return samples, bad.counts.total()
+
+
+def describe(source: object) -> dict[str, Any]:
+    """A source's class and settings, as plain values."""
+    values: dict[str, Any] = asdict(source) if is_dataclass(source) and not isinstance(source, type) else {}
+    return {"kind": type(source).__name__, **values}
+
+
+def _digest(values: object) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]

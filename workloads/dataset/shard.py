@@ -1,0 +1,158 @@
+"""One shard scanned, in a process that may die of what it reads."""
+
+from __future__ import annotations
+
+import errno
+import faulthandler
+import mmap
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+
+from entrain_bench.errors import UserError
+from entrain_bench.files import write_atomically
+
+from .interface import BadRecord, BadSampleError, Limits, RawSample, Reason, Shard, Source
+from .measure import measure
+from .parts import Part
+
+_NUMBER = struct.Struct("<q")
+# Nothing of the shard has been read.
+NOWHERE = -1
+# What a network or a machine says in passing: another time the same file may be read.
+_PASSING = frozenset(
+    {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH}
+    | {errno.ECONNRESET, errno.ECONNREFUSED, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A shard to be scanned.
+
+    Attributes:
+        source: where it is from.
+        shard: the shard.
+        part: the file that its rows go to.
+        journal: the file that says how far it has been read, should the process die.
+        limits: of good samples.
+        tokenizer: what counts tokens; None: nothing does.
+        timeout_s: what a sample may take.
+        skip: samples that processes died of, by their number, and how.
+    """
+
+    source: Source
+    shard: Shard
+    part: Path
+    journal: Path
+    limits: Limits
+    tokenizer: str | None
+    timeout_s: float
+    skip: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """What became of a shard.
+
+    Attributes:
+        samples: in its part.
+        bad: left out.
+        failure: why there is no part, and no sense in going on; empty if there is one.
+    """
+
+    samples: int = 0
+    bad: int = 0
+    failure: str = ""
+
+
+def scan_shard(job: Job) -> Scanned:
+    """Read a shard and write its part, in which stands what is wrong with samples, or with the file from some on."""
+    part = Part(job.tokenizer)
+    seen = 0
+    try:
+        with _journal(job.journal) as journal, _watch(job.timeout_s) as beat:
+            try:
+                for number, record in enumerate(job.source.samples(job.shard, job.limits), job.shard.first):
+                    _NUMBER.pack_into(journal, 0, number)
+                    seen += 1
+                    beat()
+                    _add(part, f"{job.shard.label}:{number}", number, record, job)
+            except BadSampleError as error:
+                part.bad.add(job.shard.label, f"after {seen} records", error)
+        write_atomically(job.part, part.finish())
+    except UserError as error:
+        return Scanned(failure=str(error))
+    except OSError as error:
+        if error.errno in _PASSING or isinstance(error, ConnectionError | TimeoutError):
+            return Scanned(failure=f"{job.shard.label}: {error}")
+        return _ended(part, job, seen, error)
+    # Whatever the libraries that read files raise on bytes that nobody wrote.
+    except Exception as error:
+        return _ended(part, job, seen, error)
+    return Scanned(part.num_samples, part.bad.counts.total())
+
+
+def died_at(journal: Path) -> int:
+    """The number of the sample that a process was at when it died; ``NOWHERE`` if it was at none."""
+    try:
+        (number,) = _NUMBER.unpack(journal.read_bytes())
+    except (OSError, struct.error):
+        return NOWHERE
+    return int(number)
+
+
+def _add(part: Part, name: str, number: int, record: RawSample | BadRecord, job: Job) -> None:
+    try:
+        if number in job.skip:
+            raise BadSampleError(Reason.CRASH, job.skip[number])
+        if isinstance(record, BadRecord):
+            raise record.error
+        part.add(name, measure(record, job.limits))
+    except BadSampleError as error:
+        part.bad.add(name, record.key, error)
+
+
+def _ended(part: Part, job: Job, seen: int, error: Exception) -> Scanned:
+    """The part of a shard that could be read up to some record."""
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    part.bad.add(job.shard.label, f"after {seen} records", BadSampleError(Reason.FILE, what))
+    write_atomically(job.part, part.finish())
+    return Scanned(part.num_samples, part.bad.counts.total())
+
+
+@contextmanager
+def _journal(path: Path) -> Iterator[mmap.mmap]:
+    """Memory that outlives this process."""
+    path.write_bytes(_NUMBER.pack(NOWHERE))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), _NUMBER.size) as memory:
+        yield memory
+    path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _watch(timeout_s: float) -> Iterator[Callable[[], None]]:
+    """Ends this process when a sample takes too long, also within a library that is stuck.
+
+    Yields:
+        What is to be called when another sample begins. Setting the clock takes longer than most samples do, so that
+        it is not set for each.
+    """
+    set_at = -timeout_s
+    with Path(os.devnull).open("w") as nowhere:
+
+        def beat() -> None:
+            nonlocal set_at
+            if (now := monotonic()) - set_at > timeout_s / 8:
+                faulthandler.dump_traceback_later(timeout_s, file=nowhere, exit=True)
+                set_at = now
+
+        try:
+            beat()
+            yield beat
+        finally:
+            faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,224 @@
+"""WebDataset shards: tar files in which the members of a sample follow one another, of one name up to its first dot.
+
+Read by Python's own tarfile. The webdataset package reads every byte of every member and knows decoders that run what
+they read (pickle); here the headers of an archive and of its media are enough. How members become samples is the
+package's rule (tests compare them).
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from ..take import ALL, Take
+from .fields import Fields
+from .files import data_files
+from .interface import BadRecord, BadSampleError, Limits, Medium, RawSample, Reason, Section, Shard
+from .paths import leaves_root
+
+SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jp2", "ppm"})
+SOUNDS = frozenset({"wav", "flac", "ogg", "opus", "mp3"})
+VIDEOS = frozenset({"mp4", "mov", "m4v", "mkv", "webm", "avi"})
+_OPENERS: dict[str, Any] = {".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+# What an archive says of itself.
+_META = re.compile(r"__[^/]*__(?:$|/)")
+# What no header of an archive takes, whatever it says.
+_HEADER_BYTES = 2**20
+
+
+@dataclass(slots=True)
+class _Group:
+    """The members of one sample so far."""
+
+    key: str
+    texts: list[str] = field(default_factory=list)
+    media: dict[str, list[Medium]] = field(default_factory=lambda: {"images": [], "audio": [], "video": []})
+    suffixes: set[str] = field(default_factory=set)
+    error: BadSampleError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TarSource:
+    """Samples of tar files.
+
+    Attributes:
+        path: a file, a folder or a pattern.
+        text: suffixes of members that are text.
+        json_fields: fields of a sample's ``.json`` that are text, or turns of a conversation.
+        take: which of the files, by their order: ``all``, ``first:10``, ``first:5%``.
+    """
+
+    path: str
+    text: Sequence[str] = ("txt",)
+    json_fields: Sequence[str] = ()
+    take: str = ALL
+
+    def __post_init__(self) -> None:
+        Take.parse(self.take, "source.take")
+
+    def shards(self) -> list[Shard]:
+        """Files, each of them whole: the headers of a tar file follow from one another.
+
+        Raises:
+            UserError: for no files.
+        """
+        files = data_files(self.path, SUFFIXES, Take.parse(self.take, "source.take"))
+        return [Shard(file.label, 0, file.version, str(file.path)) for file in files]
+
+    def samples(self, shard: Shard, limits: Limits) -> Iterator[RawSample | BadRecord]:
+        """The samples of a file."""
+        path = Path(shard.place)
+        opener = _OPENERS.get(path.suffix)
+        with opener(path, "rb") if opener else path.open("rb") as file:
+            group: _Group | None = None
+            for member, name, error in _members(file):
+                key, suffix = _split(name)
+                if error is None and not suffix:
+                    continue
+                if group is None or key != group.key:
+                    if group is not None:
+                        yield _finished(group)
+                    group = _Group(key)
+                try:
+                    if error:
+                        raise error
+                    self._add(group, member, suffix, file, path if opener is None else None, limits)
+                except BadSampleError as found:
+                    group.error = group.error or found
+            if group is not None:
+                yield _finished(group)
+
+    def _add(
+        self, group: _Group, member: tarfile.TarInfo, suffix: str, file: IO[bytes], plain: Path | None, limits: Limits
+    ) -> None:
+        """One more member of a sample.
+
+        Args:
+            group: the sample.
+            member: whose place in the archive is known.
+            suffix: all after the first dot of its name, in small letters.
+            file: the archive.
+            plain: the archive's path, if it is not compressed.
+            limits: of what is read.
+        """
+        if suffix in group.suffixes:
+            raise BadSampleError(Reason.DUPLICATE, member.name)
+        group.suffixes.add(suffix)
+        last = suffix.rpartition(".")[2]
+        kind = next((kind for kind, known in _KINDS.items() if last in known), None)
+        is_json = last == "json" and bool(self.json_fields)
+        if kind is None and not is_json and suffix not in self.text:
+            return
+        if kind is not None and plain is not None:
+            group.media[kind].append(Section(plain, member.offset_data, member.size))
+            return
+        content = _content(member, file, limits)
+        if kind is not None:
+            group.media[kind].append(content)
+        elif is_json:
+            group.texts += _json_texts(content, self.json_fields)
+        else:
+            group.texts.append(content.decode(errors="replace"))
+
+
+_KINDS = {"images": IMAGES, "audio": SOUNDS, "video": VIDEOS}
+
+
+def _finished(group: _Group) -> RawSample | BadRecord:
+    if group.error:
+        return BadRecord(group.key, group.error)
+    sounds, videos = group.media["audio"], group.media["video"]
+    if len(sounds) > 1 or len(videos) > 1:
+        return BadRecord(group.key, BadSampleError(Reason.RECORD, "several sounds or videos; a sample has one"))
+    media = (next(iter(sounds), None), next(iter(videos), None))
+    return RawSample(group.key, group.texts, group.media["images"], *media)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """The key of a member's sample, and its suffix; the latter is empty for what belongs to none."""
+    folder, slash, base = name.rpartition("/")
+    stem, dot, suffix = base.partition(".")
+    if _META.match(name):
+        return name, ""
+    return f"{folder}{slash}{stem}", suffix.lower() if dot and stem else ""
+
+
+def _members(file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, str, BadSampleError | None]]:
+    """The members of an archive, their names, and what is wrong with them.
+
+    Raises:
+        BadSampleError: where the archive cannot be read on.
+    """
+    guarded = _Guarded(file)
+    try:
+        with tarfile.open(fileobj=guarded, mode="r:") as archive:
+            while member := archive.next():
+                # It would keep them all.
+                archive.members.clear()  # type: ignore[attr-defined]
+                if member.isdir():
+                    continue
+                error = None
+                if leaves_root(member.name):
+                    error = BadSampleError(Reason.OUTSIDE, member.name)
+                elif not member.isreg() or member.issparse():
+                    error = BadSampleError(Reason.RECORD, f"{member.name}: no plain file")
+                elif member.size < 0:
+                    error = BadSampleError(Reason.RECORD, f"{member.name}: {member.size} bytes")
+                yield member, member.name, error
+            file.seek(archive.offset)
+            # A header that it does not understand ends an archive, for it, as its end does.
+            if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
+                raise BadSampleError(Reason.FILE, f"damaged at byte {archive.offset}")
+    except (tarfile.TarError, EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise BadSampleError(Reason.FILE, f"{error}") from error
+
+
+def _content(member: tarfile.TarInfo, file: IO[bytes], limits: Limits) -> bytes:
+    if member.size > limits.file_bytes:
+        raise BadSampleError(Reason.LIMIT, f"{member.name}: {member.size} bytes, limits.file_bytes={limits.file_bytes}")
+    file.seek(member.offset_data)
+    content = file.read(member.size)
+    if len(content) < member.size:
+        raise EOFError("unexpected end of data")
+    return content
+
+
+def _json_texts(content: bytes, fields: Sequence[str]) -> Sequence[str]:
+    try:
+        record = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise BadSampleError(Reason.RECORD, f".json: {error}") from error
+    if not isinstance(record, dict):
+        raise BadSampleError(Reason.RECORD, ".json: no mapping")
+    return Fields(text=tuple(fields)).sample("", record).texts
+
+
+class _Guarded(io.RawIOBase):
+    """A file of which nothing large is read at once: headers that state a size may state any."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= _HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        return self._file.read(size)

@@ -1,0 +1,65 @@
+"""How long texts are: in tokens of a tokenizer that is a file here, or in bytes; nothing is downloaded.
+
+Tokenizers are read by Hugging Face's tokenizers, whose ``tokenizer.json`` every recent model has. Where there is none,
+a trace holds characters, and the model's own ratio makes tokens of them (``model.tokens.text_chars_per_token``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from entrain_bench.errors import UserError
+
+# Every UTF-8 byte a token, as byte-level models have it (ByT5, arXiv:2105.13626).
+BYTES = "bytes"
+
+
+def tokenizer_version(tokenizer: str | None) -> str:
+    """What says that a tokenizer is still the same: its kind, or its file's hash; empty for none.
+
+    Raises:
+        UserError: for a file that is no tokenizer.
+    """
+    if tokenizer is None or tokenizer == BYTES:
+        return tokenizer or ""
+    _load(tokenizer)
+    return hashlib.sha256(Path(tokenizer).expanduser().read_bytes()).hexdigest()
+
+
+def count_tokens(texts: Sequence[Sequence[str]], tokenizer: str) -> list[int]:
+    """Tokens of every sample, without special ones; pieces of a sample are tokenized one by one.
+
+    Args:
+        texts: pieces of every sample ``[samples]``.
+        tokenizer: ``bytes``, or a ``tokenizer.json``.
+    """
+    if tokenizer == BYTES:
+        return [sum(len(piece.encode(errors="surrogatepass")) for piece in pieces) for pieces in texts]
+    flat = [piece.encode(errors="replace").decode() for pieces in texts for piece in pieces]
+    lengths = iter([len(found) for found in _load(tokenizer).encode_batch_fast(flat, add_special_tokens=False)])
+    return [sum(next(lengths) for _ in pieces) for pieces in texts]
+
+
+@lru_cache(maxsize=1)
+def _load(name: str) -> Any:
+    # Scans share the cores already; and it reads this when it is imported.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from tokenizers import Tokenizer
+
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise UserError(f"tokenizer={name}: does not exist; must be a tokenizer.json, {BYTES} or null")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    # The library has no exception of its own.
+    except Exception as error:
+        raise UserError(f"tokenizer={name}: no tokenizer.json ({' '.join(str(error).split())[:120]})") from error
+    # What a file says of lengths is for batches of tensors.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -1,0 +1,201 @@
+"""Synthetic twins: samples drawn like those of a trace, as many as wanted, of which none is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from scipy import special, stats
+
+from entrain_bench.arrays import FloatArray, IntArray, rows_of
+from entrain_bench.specs.items import Items, shapes_of
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.tokens import TokenRules
+
+from .blocks import BLOCK_SAMPLES, BlockSource
+from .copula import draw_latents, nearest_root
+from .overlong import truncated
+from .trace import TraceWorkload
+
+# Points of a distribution between which sizes are interpolated, and beside them its largest values.
+_KNOTS, _TAIL = 1025, 64
+# Decimals of a correlation, which last digits of its sums do not reach; and the samples below which it says nothing.
+_DECIMALS, _LEAST_SAMPLES = 4, 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwinWorkload(TraceWorkload):
+    """A trace's marginals and rank correlations (Gaussian copula), under a model's token rules.
+
+    Of every modality the number of items and their mean size are drawn together with the text; sizes vary around a
+    sample's mean as they do in the trace, independently. What a copula does not hold (clusters, dependence of the
+    tails) the twin has not.
+    """
+
+    def __post_init__(self) -> None:
+        # A dataclass with slots is made anew: the empty super() would look for another class.
+        TraceWorkload.__post_init__(self)
+        if self.name == Path(self.path).stem:
+            object.__setattr__(self, "name", f"{self.name}_twin")
+
+    def source(self, rules: TokenRules) -> TwinSource:  # type: ignore[override]
+        """The generator of samples.
+
+        Raises:
+            UserError: as of a trace.
+        """
+        trace = TraceWorkload(**{field.name: getattr(self, field.name) for field in fields(TraceWorkload)})
+        return fit(self.name, trace.source(rules).shapes, rules.context_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """A distribution of sizes: values at probabilities, straight lines between."""
+
+    probabilities: FloatArray
+    values: FloatArray
+
+    @classmethod
+    def of(cls, values: FloatArray) -> _Sizes:
+        total = len(values)
+        grid = np.floor(np.linspace(0, total - 1, min(total, _KNOTS))).astype(np.int64)
+        places = np.union1d(grid, np.arange(max(0, total - _TAIL), total))
+        return cls((places + 0.5) / total, np.sort(values, kind="stable")[places])
+
+    def at(self, u: FloatArray) -> FloatArray:
+        return np.interp(u, self.probabilities, self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """A distribution of whole numbers."""
+
+    cumulative: FloatArray
+    values: IntArray
+
+    @classmethod
+    def of(cls, values: IntArray) -> _Counts:
+        found, many = np.unique(values, return_counts=True)
+        return cls(np.cumsum(many) / len(values), found)
+
+    def at(self, u: FloatArray) -> IntArray:
+        return self.values[np.minimum(np.searchsorted(self.cumulative, u, side="right"), len(self.values) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Modality:
+    """Items of one modality.
+
+    Attributes:
+        counts: items of a sample.
+        means: mean LLM tokens of a sample's items, of samples that have any.
+        spread: an item's LLM tokens over its sample's mean, of samples with several.
+        least: LLM tokens of the smallest item.
+        most: of the largest.
+        encoder_tokens: of every item; 0: in proportion to its LLM tokens.
+        encoder_ratio: encoder tokens of all items over their LLM tokens.
+    """
+
+    counts: _Counts
+    means: _Sizes
+    spread: _Sizes | None
+    least: int
+    most: int
+    encoder_tokens: int
+    encoder_ratio: float
+
+    def draw(self, count_u: FloatArray, mean_u: FloatArray, rng: np.random.Generator) -> Items:
+        counts = self.counts.at(count_u)
+        sizes = np.repeat(self.means.at(mean_u), counts)
+        if self.spread is not None:
+            several = np.repeat(counts > 1, counts)
+            sizes = sizes * np.where(several, self.spread.at(rng.random(len(sizes))), 1.0)
+        llm = np.clip(np.rint(sizes), self.least, self.most).astype(np.int64)
+        encoder = np.maximum(1, np.rint(llm * self.encoder_ratio)).astype(np.int64)
+        return Items(counts, np.full_like(llm, self.encoder_tokens) if self.encoder_tokens else encoder, llm)
+
+
+@dataclass(frozen=True, slots=True)
+class TwinSource(BlockSource):
+    """Generator of a twin's samples.
+
+    Attributes:
+        text: text tokens of a sample.
+        modalities: items, by modality.
+        root: square root of the latent correlation of text and, of every modality, counts and means.
+        context_tokens: longest sample; None: any.
+    """
+
+    text: _Sizes
+    modalities: Mapping[str, _Modality]
+    root: FloatArray
+    context_tokens: int | None
+
+    def generate(self, rng: np.random.Generator, first_id: int) -> SampleShapes:
+        """A block of samples, numbered from ``first_id``."""
+        u = np.asarray(special.ndtr(draw_latents(self.root, BLOCK_SAMPLES, rng)))
+        text = np.rint(self.text.at(u[:, 0])).astype(np.int64)
+        items = {
+            name: modality.draw(u[:, 1 + 2 * index], u[:, 2 + 2 * index], rng)
+            for index, (name, modality) in enumerate(self.modalities.items())
+        }
+        owned = sum((part.counts for part in items.values()), np.zeros(BLOCK_SAMPLES, np.int64))
+        shapes = shapes_of(
+            np.where(owned > 0, text, np.maximum(1, text)), items, np.arange(first_id, first_id + BLOCK_SAMPLES)
+        )
+        return shapes if self.context_tokens is None else truncated(shapes, self.context_tokens)
+
+
+def fit(name: str, shapes: SampleShapes, context_tokens: int | None) -> TwinSource:
+    """The twin of samples.
+
+    Args:
+        name: of the workload; seeds its samples.
+        shapes: the samples.
+        context_tokens: longest sample; None: any.
+    """
+    modalities, columns = dict[str, _Modality](), [shapes.text_tokens.astype(np.float64)]
+    for modality in shapes.modalities:
+        items = shapes.items_of([modality])
+        if not items.size:
+            continue
+        llm = shapes.item_llm_tokens[items].astype(np.float64)
+        owners = rows_of(shapes.item_offsets)[items]
+        counts = np.bincount(owners, minlength=len(shapes))
+        total = np.bincount(owners, weights=llm, minlength=len(shapes))
+        means = np.where(counts > 0, total / np.maximum(counts, 1), np.nan)
+        modalities[modality] = _fitted(counts, means, owners, llm, shapes.item_encoder_tokens[items])
+        columns += [counts.astype(np.float64), means]
+    root = nearest_root(_rank_correlations(columns))
+    return TwinSource(name, _Sizes.of(columns[0]), modalities, root, context_tokens)
+
+
+def _fitted(counts: IntArray, means: FloatArray, owners: IntArray, llm: FloatArray, encoder: IntArray) -> _Modality:
+    several = counts[owners] > 1
+    ratios = (llm / means[owners])[several]
+    constant = int(encoder[0]) if np.all(encoder == encoder[0]) else 0
+    return _Modality(
+        _Counts.of(counts),
+        _Sizes.of(means[counts > 0]),
+        _Sizes.of(ratios) if several.any() and np.any(ratios != 1) else None,
+        int(llm.min()),
+        int(llm.max()),
+        constant,
+        float(encoder.sum() / llm.sum()),
+    )
+
+
+def _rank_correlations(columns: Sequence[FloatArray]) -> FloatArray:
+    """Spearman correlations ``[columns, columns]`` over the samples that have both; 0 of few, and without spread."""
+    matrix = np.eye(len(columns))
+    for i, first in enumerate(columns):
+        for j, second in enumerate(columns[:i]):
+            both = ~np.isnan(first) & ~np.isnan(second)
+            if both.sum() < _LEAST_SAMPLES or np.ptp(first[both]) == 0 or np.ptp(second[both]) == 0:
+                continue
+            a, b = (stats.rankdata(values[both]) - (both.sum() + 1) / 2 for values in (first, second))
+            value = np.sum(a * b) / np.sqrt(np.sum(a * a) * np.sum(b * b))
+            matrix[i, j] = matrix[j, i] = np.round(value, _DECIMALS)
+    return matrix
