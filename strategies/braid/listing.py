@@ -43,6 +43,9 @@ class Actions(NamedTuple):
         station: lanes that some action occupies together have one number ``[lanes]``.
         room_bytes: for activations, integers ``[lanes]``.
         tail_s: believed seconds from an action's end until its stage's gradients are synchronised ``[actions]``.
+        backward: of each forward, any action of a backward ``[actions]``.
+        kept_bytes: what a pair takes besides if its activations are kept instead of recomputed, integers ``[actions]``.
+        kept_s: what its backward is shorter by then ``[actions]``.
     """
 
     lane_offsets: IntArray
@@ -60,6 +63,9 @@ class Actions(NamedTuple):
     station: IntArray
     room_bytes: IntArray
     tail_s: FloatArray
+    backward: IntArray
+    kept_bytes: IntArray
+    kept_s: FloatArray
 
 
 class Wish(NamedTuple):
@@ -70,12 +76,14 @@ class Wish(NamedTuple):
         priority: lower first ``[actions]``.
         is_held: 1 for backwards that wait until their lanes have done all of the LLM ``[actions]``.
         alternate: whether a lane takes forwards and backwards in turn; otherwise backwards first.
+        keep: activations are kept as long as everything let in takes no more than this share of the room.
     """
 
     group: IntArray
     priority: FloatArray
     is_held: IntArray
     alternate: bool
+    keep: float
 
 
 class State(NamedTuple):
@@ -88,6 +96,8 @@ class State(NamedTuple):
         missing: inputs that are not placed yet ``[actions]``.
         done_s, last: end of a lane's last action, and that action, -1 for none ``[lanes]``.
         held_bytes: by activations ``[lanes]``.
+        is_kept: whether an action's activations are kept ``[actions]``.
+        extra_bytes: what is held because activations are kept ``[lanes]``.
         choice, begin_s: next action of a lane, -1 for none, and its begin ``[lanes]``.
         is_stale: whether these have to be found anew ``[lanes]``.
         need_bytes: what a group's forwards hold and will hold ``[lanes, groups]``.
@@ -106,6 +116,8 @@ class State(NamedTuple):
     done_s: FloatArray
     last: IntArray
     held_bytes: IntArray
+    is_kept: IntArray
+    extra_bytes: IntArray
     choice: IntArray
     begin_s: FloatArray
     is_stale: IntArray
@@ -135,6 +147,8 @@ def room_for(actions: Actions, num_groups: int) -> State:
         done_s=np.zeros(num_lanes),
         last=whole(num_lanes),
         held_bytes=whole(num_lanes),
+        is_kept=whole(num_actions),
+        extra_bytes=whole(num_lanes),
         choice=whole(num_lanes),
         begin_s=np.zeros(num_lanes),
         is_stale=whole(num_lanes),
@@ -177,8 +191,8 @@ def list_schedule(actions, wish, state, place):  # type: ignore[no-untyped-def]
             action = state.choice[lane]
         place[action] = turn
         begin_s = _begin_s(action, actions, state)
-        _run(action, begin_s, actions, wish, state)
-        end_s = max(end_s, begin_s + actions.duration_s[action] + actions.tail_s[action])
+        ended_s = _run(action, begin_s, actions, wish, state)
+        end_s = max(end_s, ended_s + actions.tail_s[action])
     return end_s, forced
 
 
@@ -191,6 +205,8 @@ def _begin(actions, wish, state):  # type: ignore[no-untyped-def]
     state.done_s[:] = 0.0
     state.last[:] = -1
     state.held_bytes[:] = 0
+    state.is_kept[:] = 0
+    state.extra_bytes[:] = 0
     state.is_stale[:] = 1
     state.need_bytes[:] = 0
     state.left[:] = 0
@@ -272,7 +288,7 @@ def _may_run(action, actions, wish, state):  # type: ignore[no-untyped-def]
         lane = actions.lanes[row]
         if wish.group[action] > max(state.first_refused[lane] - 1, state.first_open[lane]):
             return False
-        if state.held_bytes[lane] + actions.size_bytes[action] > actions.room_bytes[lane]:
+        if state.held_bytes[lane] + state.extra_bytes[lane] + actions.size_bytes[action] > actions.room_bytes[lane]:
             return False
     return True
 
@@ -341,9 +357,28 @@ def _let_in(actions, wish, state):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def _keeps(action, actions, wish, state):  # type: ignore[no-untyped-def]
+    """Whether a forward's activations are kept: on all of its lanes there is room beside all that was let in."""
+    if actions.is_backward[action] == BACKWARD or actions.kept_bytes[action] == 0:
+        return 0
+    for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
+        lane = actions.lanes[row]
+        taken = state.admitted_bytes[lane] + state.extra_bytes[lane] + actions.kept_bytes[action]
+        if taken > wish.keep * actions.room_bytes[lane]:
+            return 0
+    return 1
+
+
+@inlined
 def _run(action, begin_s, actions, wish, state):  # type: ignore[no-untyped-def]
-    """Clock and memory of its lanes after an action, and who can go on."""
+    """Clock and memory of its lanes after an action, and who can go on; its end, seconds."""
     group, size_bytes, end_s = wish.group[action], actions.size_bytes[action], begin_s + actions.duration_s[action]
+    if _keeps(action, actions, wish, state):
+        state.is_kept[action] = 1
+        state.is_kept[actions.backward[action]] = 1
+    extra_bytes = actions.kept_bytes[action] * state.is_kept[action]
+    if actions.is_backward[action] == BACKWARD:
+        end_s -= actions.kept_s[action] * state.is_kept[action]
     for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
         lane = actions.lanes[row]
         _leave(action, lane, actions, state)
@@ -352,8 +387,10 @@ def _run(action, begin_s, actions, wish, state):  # type: ignore[no-untyped-def]
         state.llm_left[lane] -= actions.of_llm[action]
         if actions.is_backward[action] == FORWARD:
             state.held_bytes[lane] += size_bytes
+            state.extra_bytes[lane] += extra_bytes
         else:
             state.held_bytes[lane] -= size_bytes
+            state.extra_bytes[lane] -= extra_bytes
             state.need_bytes[lane, group] -= size_bytes
             if group < state.first_refused[lane]:
                 state.admitted_bytes[lane] -= size_bytes
@@ -368,6 +405,7 @@ def _run(action, begin_s, actions, wish, state):  # type: ignore[no-untyped-def]
         state.missing[user] -= 1
         if state.missing[user] == 0:
             _join(user, actions, wish, state)
+    return end_s
 
 
 @inlined
@@ -384,8 +422,9 @@ def _close_groups(lane, state):  # type: ignore[no-untyped-def]
 def _admit_groups(lane, actions, state):  # type: ignore[no-untyped-def]
     """Move on the first group that is refused. Needs only fall, so that it never moves back."""
     group, ahead = state.first_refused[lane], state.admitted_bytes[lane]
+    room_bytes = actions.room_bytes[lane] - state.extra_bytes[lane]
     while group < state.need_bytes.shape[1]:
-        if ahead + state.need_bytes[lane, group] > actions.room_bytes[lane]:
+        if ahead + state.need_bytes[lane, group] > room_bytes:
             break
         ahead += state.need_bytes[lane, group]
         group += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,6 +27,8 @@ class Replica:
         group: microbatch that each belongs to with all that depends on it, by arrival ``[actions]``.
         inner: place in the group and pass; forwards along the chain, backwards against it ``[actions]``.
         load_s: believed seconds of each group on all lanes together ``[groups]``.
+        floor_s: no schedule ends before the busiest lane has done its work.
+        llm_backward_s: mean seconds of the LLM's backwards.
     """
 
     own: IntArray
@@ -34,37 +36,46 @@ class Replica:
     group: IntArray
     inner: FloatArray
     load_s: FloatArray
+    floor_s: float = field(init=False)
+    llm_backward_s: float = field(init=False)
 
-    @property
-    def llm_backward_s(self) -> float:
-        """Mean seconds of the LLM's backwards."""
-        actions = self.actions
-        return float(actions.duration_s[(actions.of_llm * actions.is_backward).astype(bool)].mean())
-
-    @property
-    def floor_s(self) -> float:
-        """No schedule ends before the busiest lane has done its work."""
+    def __post_init__(self) -> None:
         actions = self.actions
         counts = np.diff(actions.lane_offsets)
-        work = np.bincount(actions.lanes, np.repeat(actions.duration_s, counts), len(actions.room_bytes))
+        least_s = actions.duration_s - actions.is_backward * actions.kept_s
+        work = np.bincount(actions.lanes, np.repeat(least_s, counts), len(actions.room_bytes))
         tail_s = np.full(len(work), np.inf)
         np.minimum.at(tail_s, actions.lanes, np.repeat(actions.tail_s, counts))
-        return float((work + tail_s).max())
+        object.__setattr__(self, "floor_s", float((work + tail_s).max()))
+        of_llm = (actions.of_llm * actions.is_backward).astype(bool)
+        object.__setattr__(self, "llm_backward_s", float(actions.duration_s[of_llm].mean()))
 
 
-def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> list[Replica]:
+def replicas_of(
+    draft: Program, assignment: Assignment, profile: Profile, frugal: Program | None = None
+) -> list[Replica]:
     """The replicas of a program, whatever its own order.
 
     Args:
         draft: the program.
         assignment: what it was made of.
         profile: for memory, and believed seconds of actions, transfers and steps.
+        frugal: the program with everything recomputed, where the list scheduler may keep activations instead.
     """
     layout, count = draft.layout, int(draft.first_action[-1])
     lane_offsets, lanes = lanes_of_actions(draft)
     row = rows_of(lane_offsets)
     memory = profile.memory
     change, working = (values[:count] for values in memory.action_bytes(draft))
+    duration = packed_durations(draft, profile)
+    kept_bytes, kept_s = np.zeros(count, np.int64), np.zeros(count)
+    if frugal is not None:
+        plain, plain_s = np.abs(change), duration
+        change, more = (values[:count] for values in memory.action_bytes(frugal))
+        duration = packed_durations(frugal, profile)
+        working = np.maximum(working, more)
+        kept_bytes = np.ceil(np.maximum(plain - np.abs(change), 0.0)).astype(np.int64)
+        kept_s = np.maximum(duration - plain_s, 0.0)
     extra = memory.posted_bytes(draft)
     most = np.zeros(layout.num_lanes)
     np.maximum.at(most, lanes, working[row])
@@ -80,7 +91,9 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
     is_backward = (draft.kind[:count] == BACKWARD).astype(np.int64)
     user_offsets, user_actions, edge = users_of(draft)
     tail_s = sync_after_s(draft, profile)
-    duration = packed_durations(draft, profile)
+    partner = np.arange(count)
+    for index in range(len(draft.chunks)):
+        partner[draft.forward_actions(index)] = draft.backward_actions(index)
     places = [np.arange(own.pp) for own in layout.modules]
     stage = np.concatenate([np.zeros(0, np.int64), *places])
     depth = np.where(is_backward, -1, 1) * draft.stage[:count] / (1.0 + stage.max(initial=0))
@@ -111,6 +124,9 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
             station[members],
             room[members].astype(np.int64),
             tail_s[own],
+            local[partner[own]],
+            kept_bytes[own],
+            kept_s[own],
         )
         own_group = groups.group[chunk[own]] - first_group[one]
         replicas.append(

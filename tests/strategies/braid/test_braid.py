@@ -312,6 +312,27 @@ def test_memory_makes_it_recompute_or_refuse() -> None:
     assert needed < 16 * GIB
 
 
+def test_of_all_searches_for_a_tight_memory_the_fastest_counts() -> None:
+    profile = profile_for(dp=2, tp=1)
+    layout = layout_of(profile, shape(tp=1, pp=4, encoder_tp=1, segments=4))
+    shapes = profile.draw(32)
+    assignment = BraidAssigner().assign(shapes, layout, profile)
+
+    def believed_s(share: float, **options: object) -> float:
+        ample = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
+        state = profile.memory.lane_state_bytes(layout).max()
+        room = share * (profile.memory.peak_bytes(ample).max() - state) + state
+        budget = room * profile.job.memory_budget_bytes / profile.job.planning_budget_bytes
+        tight = profile.for_job(replace(profile.job, memory_budget_bytes=float(budget)))
+        program = BraidScheduler(**{"rollouts": 32, **options}).schedule(shapes, layout, assignment, tight)  # type: ignore[arg-type]
+        assert program.remade
+        assert tight.memory.peak_bytes(program).max() <= tight.job.planning_budget_bytes
+        return packed_iteration_s(program, tight)
+
+    some = [believed_s(0.3, keeps=(keep,), aheads=(ahead,)) for keep in (0.0, 1.0) for ahead in (0, 4)]
+    assert believed_s(0.3) == min(some)
+
+
 def test_other_ratios_of_replicas_are_refused() -> None:
     profile = profile_for()
     layout = layout_of(profile, shape(encoder_tp=1, segments=2))
@@ -331,6 +352,8 @@ def test_other_ratios_of_replicas_are_refused() -> None:
         (lambda: BraidPlanner(overhead=1.0), "strategy.planner.overhead=1.0: must be above 0 and below 1"),
         (lambda: BraidScheduler(rollouts=-1), "strategy.scheduler.rollouts=-1: must be at least 0"),
         (lambda: BraidScheduler(llm_leads=(-1,)), "strategy.scheduler.llm_leads"),
+        (lambda: BraidScheduler(aheads=(-1,)), r"strategy.scheduler.aheads=\[-1\]: must be numbers of 0 or more"),
+        (lambda: BraidScheduler(keeps=(2.0,)), r"strategy.scheduler.keeps=\[2.0\]: must be numbers from 0 to 1"),
     ],
 )
 def test_options_that_cannot_be_are_refused(make: object, said: str) -> None:
