@@ -18,7 +18,7 @@ from entrain_bench.strategy.profile import Profile
 from entrain_bench.strategy.recomputation import Recomputation, recompute_all
 from entrain_bench.strategy.schedules import chain_chunks
 
-from .replicas import replicas_of
+from .replicas import Replica, recomputing, replicas_of
 from .search import Rules, Search, improve, ordered
 
 # Rollouts for a program that a planner only compares or checks.
@@ -97,7 +97,7 @@ class BraidScheduler(Recomputation):
         if is_ample or not self.chooses_recomputation or profile.job.request.recompute is not None:
             improve(searches, self.rollouts)
             return ordered(draft, searches)
-        programs = self._frugal(draft, assignment, profile)
+        programs = self._frugal(draft, [search.replica for search in searches], profile)
         best_s = min(seconds := [packed_iteration_s(program, profile) for program in programs])
         if decisive(max(search.end_s for search in searches)) <= decisive(HOPELESS * best_s):
             improve(searches, self.rollouts)
@@ -107,14 +107,14 @@ class BraidScheduler(Recomputation):
                 seconds.append(packed_iteration_s(plain, profile))
         return programs[int(decisive(np.array(seconds)).argmin())]
 
-    def _frugal(self, draft: Program, assignment: Assignment, profile: Profile) -> list[Program]:
+    def _frugal(self, draft: Program, plain: list[Replica], profile: Profile) -> list[Program]:
         """Programs that recompute what their orders leave no memory for: of every search, and of one that goes on.
 
         A search does not know what its order will have memory for: it either counts everything as recomputed, or lets
         the list scheduler keep what there is room for as it goes. Then it goes on with what its best order kept.
         """
         frugal, found = recompute_all(draft), []
-        replicas = replicas_of(draft, assignment, profile, frugal)
+        replicas = recomputing(plain, frugal, profile, draft)
         rollouts = self.rollouts // 2 if self.goes_on else self.rollouts
         for keep, ahead in product(self.keeps, self.aheads):
             rules = replace(self._rules, ahead=ahead, keep=keep)
@@ -122,7 +122,7 @@ class BraidScheduler(Recomputation):
             improve(searches, rollouts)
             found.append(self.within_memory(ordered(frugal, searches), profile))
             if self.goes_on:
-                again = replicas_of(found[-1], assignment, profile)
+                again = recomputing(plain, found[-1], profile)
                 searches = [Search(each, rules, search.best) for each, search in zip(again, searches, strict=True)]
                 improve(searches, rollouts)
                 found.append(self.within_memory(ordered(frugal, searches), profile))
