@@ -32,7 +32,7 @@ class Actions(NamedTuple):
     Attributes:
         lane_offsets, lanes: lanes of each action, CSR.
         is_backward: 0 or 1 ``[actions]``.
-        of_llm: 1 for the LLM's, 0 for encoders' ``[actions]``.
+        of_llm: 1 for the LLM's, and for generators', which its backwards wait for; 0 for encoders' ``[actions]``.
         duration_s: believed seconds ``[actions]``.
         send_s: for which its lanes are held after it ``[actions]``.
         receive_s: for which they are held before it, at the same time as by what was sent last ``[actions]``.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import ClassVar
 
 import numpy as np
 
@@ -42,6 +43,8 @@ class BraidPlanner:
         num_drafts: shapes whose schedule of a profiled batch is believed.
         num_trials: best by that belief that fit memory and run the batch on trial.
     """
+
+    handles_generators: ClassVar[bool] = True
 
     profile_samples: int = 1024
     overhead: float = 0.05

@@ -102,7 +102,7 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
             own_lanes,
             local_lane[lanes[entries]],
             is_backward[own],
-            (draft.module[own] == draft.model.llm_index).astype(np.int64),
+            (draft.module[own] >= draft.model.llm_index).astype(np.int64),
             believed.duration_s[own],
             handed.send_s[own],
             handed.receive_s[own],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import ClassVar
 
 import numpy as np
 
@@ -45,6 +46,8 @@ class BraidScheduler(Recomputation):
             each tried; 0: all are recomputed.
         goes_on: whether searches go on with what their best order has memory for.
     """
+
+    handles_generators: ClassVar[bool] = True
 
     rollouts: int = 256
     llm_leads: tuple[int, ...] = (1000, 8)

@@ -36,6 +36,7 @@ from support.builders import (
     AV_MODEL,
     GIB,
     av_samples,
+    generating_model,
     profile_of,
     random_samples,
     rngs,
@@ -177,9 +178,14 @@ def test_chunks_are_dealt_by_cost_in_every_microbatch() -> None:
 def test_the_llm_comes_with_the_last_encoder_chunk_of_its_microbatch() -> None:
     # Microbatch 0 of replica 0 has two chunks, so its LLM's place is 1; without items there is one place.
     replica, microbatch = np.array([0, 0, 0, 1]), np.array([0, 0, 1, 0])
-    first, last = places_of(replica, microbatch, [np.array([0, 1, 2])], [np.array([0, 1, 0])])
+    items = np.array([0, 1, 2]), np.array([0, 1, 0])
+    first, middle = places_of(replica, microbatch, [items])
     assert first.tolist() == [0, 0, 2, 0]
-    assert last.tolist() == [1, 1, 2, 0]
+    assert middle.tolist() == [1, 1, 2, 0]
+    # A generator's two chunks take the LLM's place and the one behind it.
+    first, middle = places_of(replica, microbatch, [items], [items])
+    assert first.tolist() == [0, 0, 3, 0]
+    assert middle.tolist() == [1, 1, 3, 0]
 
 
 def test_a_chunk_goes_to_the_copy_furthest_below_its_share() -> None:
@@ -229,6 +235,25 @@ def test_ranks_with_much_of_the_llm_get_less_of_the_encoder() -> None:
     even, levelled = encoded(False), encoded(True)
     assert even[0] == pytest.approx(even[1], rel=0.1)
     assert levelled[0] > 1.15 * levelled[1]
+
+
+def test_what_a_generator_makes_waits_for_its_sample() -> None:
+    profile = profile_for(GENERATING, dp=2, tp=1)
+    wanted = shape(tp=1, pp=4, encoder_tp=1, segments=2, recompute=(False,) * 3)
+    layout = layout_of(profile, wanted)
+    # Two copies of two stages each, as of the encoder.
+    assert [placed.dp for placed in layout.modules] == [4, 2, 4]
+    assert np.array_equal(layout.modules[0].ranks, layout.modules[2].ranks)
+    shapes = random_samples(np.random.default_rng(2), 48)
+    assignment = BraidAssigner(overhead=0.5).assign(shapes, layout, profile)
+    check_assignment(assignment, GENERATING, layout, shapes)
+    _, llm, made = assignment.modules
+    owner = shapes.item_sample[GENERATING.modules[2].units(shapes)]
+    assert np.array_equal(made.replica // 2, llm.replica[owner])
+    assert np.all(made.microbatch >= llm.microbatch[owner])
+    program = BraidScheduler(rollouts=16).schedule(shapes, layout, assignment, profile)
+    check_program(program)
+    assert packed_iteration_s(program, profile) == pytest.approx(profile.trial_s(program), rel=0.1)
 
 
 # The search
@@ -284,7 +309,14 @@ def test_what_it_believes_is_about_what_it_takes() -> None:
 # As a user meets it
 
 
-@pytest.mark.parametrize("model", [MODEL, AV_MODEL, tiny_model(encoder=0, llm=6)], ids=["one", "two", "none"])
+GENERATING = generating_model()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [MODEL, AV_MODEL, tiny_model(encoder=0, llm=6), GENERATING],
+    ids=["one", "two", "none", "a generator besides"],
+)
 def test_it_plans_for_any_number_of_encoders(model: object) -> None:
     profile = profile_for(model)
     layout = BRAID.plan(profile)
