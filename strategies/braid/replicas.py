@@ -15,7 +15,7 @@ from entrain_bench.strategy.beliefs import packed_durations, sync_after_s
 from entrain_bench.strategy.groups import chunk_groups, components, users_of
 from entrain_bench.strategy.profile import Profile
 
-from .listing import BACKWARD, Actions
+from .actions import BACKWARD, Actions
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import IntArray
 from entrain_bench.program import Program, Slots, reorder
 
-from .listing import State, Wish, list_schedule, room_for
+from .actions import State, Wish, room_for
+from .listing import list_schedule
 from .replicas import Replica
 
 # A replica this close to the work of its busiest lane has nothing left to search for.

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts
-from entrain_bench_strategies.braid.listing import BACKWARD, Actions, Wish, list_schedule, room_for
+from entrain_bench_strategies.braid.actions import BACKWARD, Actions, Wish, room_for
+from entrain_bench_strategies.braid.listing import list_schedule
 
 type Row = tuple[Sequence[int], bool, float]
 
