@@ -71,6 +71,11 @@ class Shape:
         """Degrees of the LLM, TP and CP of the encoders."""
         return self.degrees, self.encoder_tp, self.encoder_cp
 
+    @property
+    def width(self) -> tuple[int, int]:
+        """TP and CP of the LLM."""
+        return self.degrees.tp, self.degrees.cp
+
     def differs_in(self, other: Shape) -> int | None:
         """The only choice in which another shape differs from this; None if there are several, or none."""
         pairs = zip(self._choices, other._choices, strict=True)

@@ -15,7 +15,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.strategy.beliefs import packed_iteration_s
-from entrain_bench.strategy.interface import Strategy
+from entrain_bench.strategy.interface import Programs, Strategy
 from entrain_bench.strategy.profile import Profile
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
 from entrain_bench_strategies.braid.assigner import deal_chunks, places_of, spread_chunks, two_columns
@@ -321,6 +321,17 @@ def test_it_plans_for_any_number_of_encoders(model: object) -> None:
     profile = profile_for(model)
     layout = BRAID.plan(profile)
     check_program(BRAID.program(profile.draw(32), layout, profile))
+
+
+def test_of_every_width_of_the_llm_a_layout_is_drafted() -> None:
+    profile = profile_for()
+    work = Work(profile, profile.draw(64), 0.05)
+    planner = BraidPlanner(num_drafts=2)
+    rated = planner._rated(profile, work, recompute_later=True)
+    drafts = planner._candidates(profile, work, profile.draw(32), Programs(BRAID, profile))
+    widths = {(draft.layout.modules[-1].tp, draft.layout.modules[-1].cp) for draft in drafts}
+    assert widths == {shape.width for shape in rated}
+    assert len(widths) > 2
 
 
 @pytest.mark.parametrize("request_", [{"tp": 1, "cp": 2}, {"cp": 4, "dp": 1}, {"pp": 8}, {"dp": 8}])
