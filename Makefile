@@ -12,7 +12,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 # Containers set it; then every process compiles the suite, torch and megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quick figures report measured fidelity claims calibration verify reference test test-slow mutants fuzz screenshots bench ui lint clean
+.PHONY: help setup quick figures report measured fidelity claims calibration verify reference test test-wide test-slow mutants fuzz screenshots bench ui lint clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -63,8 +63,14 @@ verify: setup ## Compute every reference cell anew and name what is not the same
 reference: setup ## Bring results/reference and docs up to date; says what changed
 	$(BENCH) reference
 
+# A worker takes neighbours, which compile the same loops, before it takes from the other's.
+TEST = $(PYTHON) -m pytest -n auto --dist worksteal -q
+
 test: setup ## Run the tests
-	$(PYTHON) -m pytest -n auto -q
+	$(TEST)
+
+test-wide: setup ## Run those that are the same for every strategy, figure and trace
+	$(TEST) -m 'wide and not slow'
 
 test-slow: setup ## Run the tests that take longer
 	$(PYTHON) -m pytest -q -m slow

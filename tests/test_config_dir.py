@@ -128,6 +128,7 @@ def test_a_run_may_be_made_of_their_choices_alone(
     assert capsys.readouterr().out.count("executed") == 2
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("sweep", "left_out"), [("strategy=glob(*)", False), ("figure=theirs", True)])
 def test_a_sweep_over_all_strategies_takes_theirs_too(folder: Path, sweep: str, left_out: bool) -> None:
     cells = Composer(str(folder)).sweep([sweep]).cells

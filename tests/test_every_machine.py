@@ -101,6 +101,7 @@ def here() -> list[dict[str, object]]:
     return [outcome_of(overrides) for overrides in CELLS]
 
 
+@pytest.mark.wide
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names the vector units of x86-64")
 @pytest.mark.parametrize("machine", MACHINES)

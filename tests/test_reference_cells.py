@@ -14,6 +14,7 @@ from entrain_bench.experiment import run_experiment
 from entrain_bench.records.compare import drifts, read_text
 from entrain_bench.records.records import new_record, table_csv
 from entrain_bench.run import compose_cells
+from support.wide import FEW, wide_unless
 
 REFERENCE = Path(__file__).parents[1] / "results" / "reference" / "table.csv"
 
@@ -41,9 +42,7 @@ def on_nodes(count: int, *overrides: str) -> tuple[str, ...]:
 CELLS = [
     *((f"strategy={name}", "workload=coco") for name in in_figures("all", "main")),
     *((f"strategy={name}", "workload=chartqa", "model=qwen25vl_llama3_3b", "seed=1") for name in QUICK),
-    *((f"strategy={name}", "workload=opencqa_ocr", *FREE) for name in (*QUICK, "megatron_rigid")),
-    *((f"strategy={name}", "workload=opencqa_ocr", "layout.pp=4", "layout.dp=8", "seed=1") for name in QUICK),
-    *((f"strategy={name}", "workload=coco", "belief_error=0.5") for name in QUICK),
+    *((f"strategy={name}", "workload=opencqa_ocr", *FREE) for name in ("megatron_rigid", "entrain")),
     ("strategy=entrain", "workload=mathvision", "strategy.planner.encoder_stages=3"),
     *(
         on_nodes(4, f"strategy={name}", *MIXED, "workload.sequence_tokens=16384", "workload.vision_share=0.75")
@@ -55,6 +54,13 @@ CELLS = [
         *("strategy=hetero_colocated", "strategy.planner.encoder_tp=4", "layout.recompute=[vision]", "iterations=1"),
     ),
 ]
+SLOW = [
+    *((f"strategy={name}", "workload=opencqa_ocr", *FREE) for name in QUICK if name != "entrain"),
+    *((f"strategy={name}", "workload=opencqa_ocr", "layout.pp=4", "layout.dp=8", "seed=1") for name in QUICK),
+    *((f"strategy={name}", "workload=coco", "belief_error=0.5") for name in QUICK),
+]
+# Without make test-wide.
+OFTEN = [(f"strategy={name}", "workload=coco") for name in FEW]
 TOO_LONG = [("strategy=dip", "workload=opencqa_ocr", *FREE)]
 
 
@@ -64,7 +70,12 @@ def reference() -> pd.DataFrame:
 
 
 @pytest.mark.parametrize(
-    "overrides", [*CELLS, *(pytest.param(each, marks=pytest.mark.slow) for each in TOO_LONG)], ids=" ".join
+    "overrides",
+    [
+        *(pytest.param(each, marks=wide_unless(each in OFTEN)) for each in CELLS),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in [*SLOW, *TOO_LONG]),
+    ],
+    ids=" ".join,
 )
 def test_a_cell_comes_out_as_in_the_reference_to_the_last_bit(overrides: tuple[str, ...]) -> None:
     (cell,) = compose_cells(overrides)

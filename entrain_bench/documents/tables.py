@@ -1,17 +1,20 @@
-"""Measured tables: every YAML of ``experiments/table`` as Markdown, and how pages of ``docs`` take them."""
+"""Measured tables: ``experiments/table`` and ``experiments/lead`` as Markdown, and how pages of ``docs`` take them."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 import pandas as pd
+import yaml
 
 from entrain_bench.config.tree import config_tree
 from entrain_bench.documents.definition import load_definition
+from entrain_bench.documents.lead import Lead, lead_markdown, parse_lead
 from entrain_bench.documents.markdown import markdown_table
 from entrain_bench.documents.table import (
     DEGREES,
@@ -42,9 +45,26 @@ LAYERS = r" layers [\d/]+"
 RECOMPUTING = r"(\S+) tp[^;]* recompute"
 
 
-def load_tables() -> list[Table]:
-    """Every table, by name."""
-    return [load_definition(path, parse_table) for path in sorted((config_tree() / "table").glob("*.yaml"))]
+def load_tables() -> list[Table | Lead]:
+    """Every table, by kind and name."""
+    families = strategies_by_family()
+    return [
+        *(load_definition(path, parse_table) for path in _definitions("table")),
+        *(load_definition(path, partial(parse_lead, families=families)) for path in _definitions("lead")),
+    ]
+
+
+def _definitions(kind: str) -> list[Path]:
+    return sorted((config_tree() / kind).glob("*.yaml"))
+
+
+def strategies_by_family() -> dict[str, list[str]]:
+    """Names of the strategies of every family that a strategy's YAML states."""
+    found: dict[str, list[str]] = {}
+    for path in _definitions("strategy"):
+        if family := yaml.safe_load(path.read_text()).get("family"):
+            found.setdefault(str(family), []).append(path.stem)
+    return found
 
 
 def tables_output() -> Output:
@@ -54,11 +74,12 @@ def tables_output() -> Output:
     return Output("tables", sweeps, lambda study: write_tables(tables, study))
 
 
-def write_tables(tables: Sequence[Table], study: Study) -> str:
+def write_tables(tables: Sequence[Table | Lead], study: Study) -> str:
     """Write ``tables/<name>.md``; returns what is missing from them, if anything."""
     problems = []
     for table in tables:
-        write_atomically(study.results.root / TABLES / f"{table.name}.md", table_markdown(table, study).encode())
+        text = table_markdown(table, study) if isinstance(table, Table) else lead_markdown(table, study)
+        write_atomically(study.results.root / TABLES / f"{table.name}.md", text.encode())
         problems += [f"{table.name}: {problem}" for sweep in table.sweeps if (problem := study.problem(*sweep))]
     return "; ".join(problems)
 

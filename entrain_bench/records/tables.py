@@ -168,12 +168,13 @@ def compared(data: pd.DataFrame, case: Sequence[str]) -> dict[tuple[str, ...], C
     """
     found = {}
     for key, runs in data.groupby([*case], sort=False):
-        times = {str(name): _times(mine) for name, mine in runs.groupby("strategy", sort=False)}
+        times = {str(name): times_by_seed(mine) for name, mine in runs.groupby("strategy", sort=False)}
         found[tuple(map(str, key))] = compare(times, dict.fromkeys(times, baseline_of(orders(runs))))
     return found
 
 
-def _times(runs: pd.DataFrame) -> dict[int, float | None]:
+def times_by_seed(runs: pd.DataFrame) -> dict[int, float | None]:
+    """Seconds an iteration of a contender's runs, by seed; None for a run without result."""
     done = runs[TIME].where(runs["status"] == "ok")
     return {int(seed): None if pd.isna(time) else time for seed, time in zip(runs["seed"], done, strict=True)}
 

@@ -19,6 +19,7 @@ def alive() -> int:
     return sum(isinstance(one, Record) for one in gc.get_objects())
 
 
+@pytest.mark.wide
 def test_those_of_the_tables_are_gone_when_the_others_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results, before = Results(tmp_path), alive()
     for cell in compose_cells(["model=tiny", "seed=0,1,2"], multirun=True):

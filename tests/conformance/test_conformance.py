@@ -16,15 +16,16 @@ from entrain_bench.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.experiment import prepare, run_experiment
 from entrain_bench.records.records import METRICS
 from entrain_bench.run import compose_cells
+from support.wide import FEW, each_strategy, wide_unless
 
 NEEDS_AUDIO = ("librispeech", "synthetic_av")
 WORKLOADS = [name for name in choices("workload") if name != "trace"]
 MODELS = ("tiny", "tiny_av")
-# In every run of the tests: tiny_av takes samples with and without audio, tiny a trace and what it must refuse.
+# Without make test-slow: tiny_av takes samples with and without audio, tiny a trace and what it must refuse.
 # Workloads that resemble another one, and all other pairs, with make test-slow.
 OTHERS = ("dflop_single", "dflop_video", "dflop_mixed", "chartqa_qa", "coco", "llava_150k_like", "sroie", "uniform")
 WITHOUT_AUDIO = ("chartqa", "librispeech")
-FEW = ("chartqa", "synthetic_av", "nextqa")
+NEWER = ("chartqa", "synthetic_av", "nextqa")
 # Again with wrong beliefs and over several nodes, with tiny_av: images and audio.
 THOROUGH = ("synthetic_av",)
 BLIND = ("synthetic_av",)
@@ -88,17 +89,19 @@ def config(**chosen: str) -> RunConfig:
     return replace(composed(), **groups)
 
 
-def cells(quick: Callable[[str, str, str], bool]) -> list[object]:
-    """Every strategy, workload and model; those that are not quick are for make test-slow."""
+def cells(usual: Callable[[str, str, str], bool]) -> list[object]:
+    """Every strategy, workload and model; of the usual ones few are quick, the unusual ones are for make test-slow."""
     return [
-        pytest.param(*cell, marks=[] if quick(*cell) else [pytest.mark.slow], id="-".join(cell))
+        pytest.param(
+            *cell, marks=wide_unless(cell[0] in FEW) if usual(*cell) else [pytest.mark.slow], id="-".join(cell)
+        )
         for cell in product(choices("strategy"), WORKLOADS, MODELS)
     ]
 
 
 def usual(strategy: str, workload: str, model: str) -> bool:
     """Whether a workload is run with a model in every run of the tests; few with strategies that few figures show."""
-    if composed(f"strategy={strategy}").strategy.get("in_figures", "all") != "all" and workload not in FEW:
+    if composed(f"strategy={strategy}").strategy.get("in_figures", "all") != "all" and workload not in NEWER:
         return False
     return workload in WITHOUT_AUDIO if model == "tiny" else workload not in OTHERS
 
@@ -144,7 +147,7 @@ def test_it_does_not_see_the_truth_behind_its_estimates(strategy: str, workload:
         assert model == "tiny"
 
 
-@pytest.mark.parametrize("strategy", choices("strategy"))
+@pytest.mark.parametrize("strategy", each_strategy())
 def test_a_generator_is_run_or_refused(strategy: str) -> None:
     run = config(strategy=strategy, workload="chartqa", model="tiny", cluster="a40x16")
     modules = run.model["modules"]
@@ -171,8 +174,8 @@ def mixes() -> list[object]:
         )
         if any("???" in part for part in parts):  # needs a file of the user's
             continue
-        quick = len(set(names)) == 1 or names.count(BASELINE) == 2
-        marks = [] if quick else [pytest.mark.slow]
+        usual = len(set(names)) == 1 or names.count(BASELINE) == 2
+        marks = wide_unless({*names} <= {*FEW}) if usual else [pytest.mark.slow]
         found.setdefault(parts, pytest.param(*names, marks=marks, id="-".join(names)))
     return list(found.values())
 
@@ -195,8 +198,8 @@ def held() -> list[object]:
     found: list[object] = []
     for model, cluster in product(choices("model"), choices("cluster")):
         own = cluster == LARGE.get(model, DEFAULT_CLUSTER)
-        quick = model not in SLOW_MODELS if own else model == "tiny"
-        marks = [] if quick else [pytest.mark.slow]
+        usual = model not in SLOW_MODELS if own else model == "tiny"
+        marks = wide_unless(model.startswith(("tiny", "qwen"))) if usual else [pytest.mark.slow]
         found.append(pytest.param(model, cluster, marks=marks, id=f"{cluster}-{model}"))
     return found
 

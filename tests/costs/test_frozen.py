@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.config.tree import choices
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.roofline import Roofline, loads_of
@@ -23,6 +22,7 @@ from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import TRAINING_FLOPS
 from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import chain_layout, samples, tiny_cluster, tiny_model, uniform_batch
+from support.wide import each_strategy
 
 SMALL = ("workload=synthetic", "model=tiny", "cluster=tiny", "global_batch=16", "layout.tp=1", "layout.dp=2")
 MODEL = tiny_model(encoder=4, llm=4)
@@ -113,7 +113,7 @@ def setting(*overrides: str) -> tuple[Setting, Layout]:
 
 
 @pytest.mark.parametrize("frozen", ["vision", "llm"])
-@pytest.mark.parametrize("strategy", choices("strategy"))
+@pytest.mark.parametrize("strategy", each_strategy())
 def test_every_strategy_trains_the_rest_in_less_time_and_memory(strategy: str, frozen: str) -> None:
     seconds = {}
     for freeze in ("[]", f"[{frozen}]"):

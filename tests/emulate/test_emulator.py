@@ -21,10 +21,11 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.run import compose_cells
 from entrain_bench.simulate import Simulator
 from entrain_bench.strategy.recomputation import recompute_all
+from support.wide import wide_unless
 
 # Samples of one length, and few layers: two passes a stage to measure.
 # In every run of the tests; the others are for make test-slow.
-QUICK = ("megatron", "dip", "hetero_noncolocated")
+USUAL = ("megatron", "dip", "hetero_noncolocated")
 UNIFORM = (
     "harness=emulate",
     "harness.dtype=float32",
@@ -76,7 +77,10 @@ def known(program: Program, forward_s: float, optimizer_s: float) -> Measured:
 
 @pytest.mark.parametrize(
     "strategy",
-    [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in choices("strategy")],
+    [
+        pytest.param(name, marks=wide_unless(name == USUAL[0]) if name in USUAL else [pytest.mark.slow])
+        for name in choices("strategy")
+    ],
 )
 def test_every_strategy_is_emulated(strategy: str) -> None:
     (cell,) = compose_cells([*UNIFORM, f"strategy={strategy}"])

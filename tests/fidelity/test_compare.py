@@ -97,6 +97,7 @@ def test_an_order_beyond_the_noise_is_missed() -> None:
     assert rank_correlations(rows).tolist() == pytest.approx([1 / 3])
 
 
+@pytest.mark.wide
 def test_table_figure_and_verdict_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "fidelity"
     cases = [
@@ -125,6 +126,7 @@ def test_a_simulation_stands_beside_the_emulation(tmp_path: Path) -> None:
     assert max(simulated(case, [], LINKS, [0])["end_s"]) > max(fast["end_s"])
 
 
+@pytest.mark.wide
 def test_the_same_rows_give_the_same_figure(tmp_path: Path) -> None:
     rows = case_rows([case_of("megatron", tmp_path, 2.0, 2.1), case_of("dip", tmp_path, 1.5, 1.6)], tmp_path)
     pairs = pair_rows(rows)

@@ -19,12 +19,14 @@ from entrain_bench.figures._runner import discover, render
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FONT_PT, SINGLE_COLUMN_IN
 from entrain_bench.run import compose_cells
 from support.figures import ALL_TRACES, MANY, TRACES, data_of, drawn, texts
+from support.wide import each
 
 EXPERIMENTS = config_tree()
 SEEDS = "range(8)"
 NAMES = list(discover())
 # The quick figure is drawn by iteration_time's code.
 DRAWN = [name for name in NAMES if name != "quick"]
+OFTEN = ("iteration_time", "robustness", "schedule_gantt", "where_time_goes")
 
 
 def test_every_figure_is_found_and_cites_what_it_corresponds_to() -> None:
@@ -87,7 +89,7 @@ def test_the_runs_of_the_gantt_are_runs_of_the_iteration_times() -> None:
     assert all(config in shared for config in drawn_runs)
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", each(DRAWN, OFTEN))
 def test_the_same_data_gives_the_same_bytes(name: str) -> None:
     module = importlib.import_module(f"entrain_bench.figures.{name}")
     data = data_of(name, MANY[:1], TRACES[:2])
@@ -98,7 +100,7 @@ def test_the_same_data_gives_the_same_bytes(name: str) -> None:
     assert first["csv"].count(b"\n") > 3
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", each(DRAWN, OFTEN))
 def test_a_figure_fits_a_page_and_its_texts_are_legible(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     figure, _ = drawn(name, data_of(name, MANY, ALL_TRACES))
     assert figure.get_figwidth() in (SINGLE_COLUMN_IN, DOUBLE_COLUMN_IN)

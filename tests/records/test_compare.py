@@ -70,6 +70,7 @@ def test_a_metric_that_a_run_is_older_than_has_not_moved() -> None:
     assert [drift.column for drift in drifts(failed, table({}))] == ["status", "mfu"]
 
 
+@pytest.mark.wide
 def test_the_reference_is_in_the_order_and_form_that_tables_are_written_in() -> None:
     text = (Path(__file__).parents[2] / "results" / "reference" / "table.csv").read_text()
     read = read_text(text)

@@ -107,6 +107,7 @@ components:
 """
 
 
+@pytest.mark.wide
 def test_a_mixture_is_told_by_component_wherever_runs_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,6 +83,7 @@ RUNS = st.builds(
 )
 
 
+@pytest.mark.wide
 @given(st.lists(RUNS, min_size=1, max_size=12), st.integers(60, 200))
 @settings(max_examples=150, deadline=None)
 def test_no_label_is_cut_and_no_two_rows_look_alike(records: list[Record], width: int) -> None:

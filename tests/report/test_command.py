@@ -37,6 +37,7 @@ def written(folder: Path) -> str:
     return (folder / "report.md").read_text()
 
 
+@pytest.mark.wide
 def test_every_run_is_composed_again_by_a_command_of_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

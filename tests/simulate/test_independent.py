@@ -28,6 +28,7 @@ from entrain_bench.specs.shapes import shapes_from_lists
 from support.builders import TOKENS, encoder_config, llm_config, tiny_cluster
 from support.independent import simulate
 from support.programs import random_layout, random_program
+from support.wide import each_strategy
 
 STRATEGIES = sorted(path.stem for path in (Path(__file__).parents[2] / "experiments" / "strategy").glob("*.yaml"))
 SMALL = ("model=tiny_av", "workload=synthetic_av", "cluster=a40x16", "global_batch=32", "microbatch_size=2")
@@ -98,7 +99,7 @@ def disagreement(case: Case, framework: Framework, program: Program | None = Non
     return float(np.abs(ours_s - theirs_s).max() / theirs_s.max())
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", each_strategy())
 def test_both_agree_on_small_programs_under_all_settings(strategy: str) -> None:
     case = decided(strategy, *SMALL)
     found = {name: disagreement(case, framework) for name, framework in FRAMEWORKS.items()}
@@ -113,7 +114,7 @@ def test_both_agree_on_context_parallelism(strategy: str, name: str) -> None:
     assert disagreement(case, FRAMEWORKS[name]) < AGREE
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", each_strategy())
 def test_both_agree_on_the_default_setting(strategy: str) -> None:
     case = decided(strategy)
     found = {name: disagreement(case, FRAMEWORKS[name]) for name in ("default", "overlapped transfers")}

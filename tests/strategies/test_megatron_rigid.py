@@ -62,6 +62,7 @@ def test_open_degrees_follow_rules_of_thumb() -> None:
     assert [(each.tp, each.cp, each.pp, each.dp) for each in own.modules] == [(4, 1, 1, 1)] * 2
 
 
+@pytest.mark.wide
 def test_as_memory_shrinks_what_is_tried_last_is_recomputation_with_most_stages() -> None:
     # Two stages without recomputation need no less here: the first keeps the activations of two microbatches.
     found: list[tuple[int, bool]] = []

@@ -16,6 +16,7 @@ from entrain_bench.specs.job import Job, LayoutRequest
 from entrain_bench.strategy.planning import recompute_choices
 from entrain_bench.strategy.profile import Profile
 from support.builders import tiny_job, tiny_model
+from support.wide import each, each_strategy
 
 SMALL = ("workload=synthetic", "model=tiny", "cluster=tiny", "global_batch=16", "layout.tp=1", "layout.dp=2")
 
@@ -26,9 +27,8 @@ def planned(*overrides: str) -> Layout:
     return setting.strategy.plan(setting.profile)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "asked"), [*product(choices("strategy"), ["[]", "[vision]", "[llm]", "[vision,llm]"])]
-)
+@pytest.mark.parametrize("asked", ["[]", "[vision]", "[llm]", "[vision,llm]"])
+@pytest.mark.parametrize("strategy", each_strategy())
 def test_every_planner_recomputes_what_is_asked_for_and_nothing_else(strategy: str, asked: str) -> None:
     layout = planned(f"strategy={strategy}", f"layout.recompute={asked}")
     assert {placed.module for placed in layout.modules if placed.recompute} == {*filter(None, asked[1:-1].split(","))}
@@ -63,7 +63,7 @@ OWN_SIZE = ("braid", "dflop", "dynapipe")
 SEVERAL_SETS = ("megatron_schedules",)
 
 
-@pytest.mark.parametrize("strategy", [name for name in TRYING if name not in OWN_SIZE])
+@pytest.mark.parametrize("strategy", each(name for name in TRYING if name not in OWN_SIZE))
 def test_a_free_microbatch_size_is_chosen_and_every_part_follows_it(strategy: str) -> None:
     # Launches are so dear that the least microbatches are the worst, which trials tell if estimates do not.
     dear = ("cluster.device.kernel_launch_s=1e-2", "strategy.planner.num_trials=5")
@@ -80,7 +80,7 @@ def test_a_free_microbatch_size_is_chosen_and_every_part_follows_it(strategy: st
     assert setting.profile.under(layout).job.microbatch_size == size
 
 
-@pytest.mark.parametrize("strategy", [name for name in TRYING if name not in SEVERAL_SETS])
+@pytest.mark.parametrize("strategy", each(name for name in TRYING if name not in SEVERAL_SETS))
 def test_trials_take_the_candidate_that_is_fastest_on_trial(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[float] = []
 

@@ -245,6 +245,7 @@ def test_any_order_takes_it_and_what_the_user_asks_for_comes_first() -> None:
         OneForwardOneBackward(memory="none")
 
 
+@pytest.mark.wide
 def test_planners_leave_the_choice_to_the_scheduler() -> None:
     shapes = uniform_batch(MODEL, 8)[0]
     budget = {}

@@ -192,6 +192,7 @@ def test_kept_bytes_are_a_layers_own() -> None:
     assert curves["llm", "head", 2].kept_bytes_per_token == (50.0, 5.0)
 
 
+@pytest.mark.wide
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 5), draw=st.integers(0, 2**31), tp=st.integers(1, 2), cp=st.integers(1, 2))
 def test_times_rise_and_no_packing_beats_the_least_work(seed: int, draw: int, tp: int, cp: int) -> None:

@@ -223,6 +223,7 @@ def test_no_point_is_below_the_bounds(budget: float) -> None:
     assert num_points > 40
 
 
+@pytest.mark.wide
 def test_candidates_come_in_the_order_of_a_search_that_leaves_nothing_out() -> None:
     """Every sub-problem rounded, every layout placed: of each backbone the next by rising optimum, then T, is next."""
     profile = profile_of(tiny_job(generating(), tiny_cluster(1, 8)), samples((2000, [200, 900])))

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from entrain_bench.config.tree import choices
 from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.experiment import prepare
 from entrain_bench.program import Program
@@ -29,6 +28,7 @@ from entrain_bench.train.messages.transfers import Transfers
 from support.builders import random_samples
 from support.train.four_ranks import LAYOUTS, programs
 from support.train.runs import AUDIO
+from support.wide import each_strategy
 
 Key = tuple[Channel, int]  # the how manieth message of a channel
 
@@ -175,7 +175,7 @@ def program_of(*overrides: str) -> Program:
 DEGREES = {"pp2": ("layout.pp=2", "layout.dp=2"), "dp1": ("layout.dp=1",), "free": ()}
 
 
-@pytest.mark.parametrize("strategy", choices("strategy"))
+@pytest.mark.parametrize("strategy", each_strategy())
 @pytest.mark.parametrize("degrees", ["pp2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dp1", "free"))])
 @pytest.mark.parametrize("model", ["tiny", pytest.param("tiny_av", marks=pytest.mark.slow)])
 def test_programs_of_every_strategy_come_to_their_end(

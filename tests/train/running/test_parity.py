@@ -58,21 +58,25 @@ SCHEDULES = {
 }
 LAYOUTS = DEGREES | VIRTUAL | WIDE | SETTINGS | SAMPLES | SCHEDULES
 MODELS = {"one_encoder": ("model=tiny",), "two_encoders": ("model=tiny_av", AUDIO)}
-# Strategy, layout and change of what is in every run of the tests; the rest is for make test-slow.
+# Strategy, layout and change.
 Case = tuple[str, str, str]
-QUICK: dict[str, list[Case]] = {
+# In every run of the tests.
+QUICK: list[Case] = [
+    ("entrain", "pp2_dp2", SPLIT),
+    ("megatron", "zb_v_recomputed", ""),
+    ("hetero_colocated", "sharded_optimizer", ""),
+    ("fsdp", "dp1", ""),
+]
+# With make test-wide; the rest is for make test-slow.
+USUAL: dict[str, list[Case]] = {
     "one_encoder": [
         ("entrain", "tp2_whole_tokens", ""),
         ("entrain", "nothing_overlaps", ""),
-        ("entrain", "pp2_dp2", SPLIT),
         ("megatron", "tp2_encoder_whole_tokens", ""),
         ("megatron", "sharded_pipeline", ""),
         ("megatron", "interleaved", ""),
-        ("megatron", "zb_v_recomputed", ""),
         ("dip", "virtual_closed", ""),
-        ("hetero_colocated", "sharded_optimizer", ""),
         ("braid", "wide", ""),
-        ("fsdp", "dp1", ""),
     ],
     # With a sample a microbatch some replicas have nothing to encode.
     "two_encoders": [
@@ -127,8 +131,15 @@ def check(found: dict[Case, list[object]]) -> int:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("model", ["one_encoder"], indirect=True)
+def test_some_strategies_train_like_one_process(model: str, reference: Path) -> None:
+    assert check(run_cases(QUICK, MODELS[model], reference)) == len(QUICK)
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(300)
 def test_strategies_train_like_one_process(model: str, reference: Path) -> None:
-    assert check(run_cases(QUICK[model], MODELS[model], reference)) == len(QUICK[model])
+    assert check(run_cases(USUAL[model], MODELS[model], reference)) == len(USUAL[model])
 
 
 @pytest.mark.timeout(300)
@@ -142,6 +153,7 @@ def test_every_fault_is_planted() -> None:
     assert [change for *_, change in FAULTY] == [*FAULTS]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("frozen", ["vision", pytest.param("llm", marks=pytest.mark.slow)])
 def test_what_does_not_learn_stays_as_it_is(frozen: str, tmp_path: Path) -> None:
     model, path = (*MODELS["one_encoder"], f"freeze=[{frozen}]"), tmp_path / "reference.npz"

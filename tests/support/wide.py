@@ -1,0 +1,27 @@
+"""What runs whenever the tests do, and what with ``make test-wide``: the same for every strategy, figure, trace."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import pytest
+
+from entrain_bench.config.tree import choices
+
+# One of every kind: a list schedule, deferral, encoders on all ranks, a chain, sharded weights.
+FEW = ("braid", "entrain", "hetero_colocated", "megatron", "orchmllm")
+
+
+def wide_unless(quick: bool) -> list[pytest.MarkDecorator]:
+    """The marks of a parameter."""
+    return [] if quick else [pytest.mark.wide]
+
+
+def each(names: Iterable[str], few: Collection[str] = FEW) -> list[object]:
+    """Every name as a parameter, few of them in every run of the tests."""
+    return [pytest.param(name, marks=wide_unless(name in few)) for name in names]
+
+
+def each_strategy(few: Collection[str] = FEW) -> list[object]:
+    """Every strategy as a parameter, few of them in every run of the tests."""
+    return each(choices("strategy"), few)
