@@ -31,6 +31,7 @@ from entrain_bench_strategies.braid.layout import (
 )
 from entrain_bench_strategies.braid.planner import neighbour
 from entrain_bench_strategies.braid.replicas import replicas_of
+from entrain_bench_strategies.braid.scheduler import afforded_rollouts
 from entrain_bench_strategies.braid.search import Choice, Rules, Search, first_choices, improve, moved
 from support.builders import (
     AV_MODEL,
@@ -279,6 +280,22 @@ def test_more_rollouts_are_never_slower_and_go_to_the_slowest() -> None:
     assert np.count_nonzero(np.array(searched(1)) != ends[0]) <= 1
 
 
+def test_rollouts_take_a_tenth_of_an_iteration_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = profile_for()
+    layout = layout_of(profile, shape(encoder_tp=1, segments=2))
+    shapes = profile.draw(32)
+    assignment = BraidAssigner().assign(shapes, layout, profile)
+    program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
+    searches = [Search(replica, Rules((0,))) for replica in replicas_of(program, assignment, profile)]
+    longest_s, most = max(one.end_s for one in searches), max(len(one.replica.own) for one in searches)
+    assert afforded_rollouts(searches) == int(0.1 * longest_s / (0.5e-6 * most))
+    # Where an action takes as long as the iteration no rollout is afforded: the first schedule stays.
+    monkeypatch.setattr("entrain_bench_strategies.braid.scheduler.ACTION_S", longest_s)
+    assert np.array_equal(
+        BraidScheduler(rollouts=64).schedule(shapes, layout, assignment, profile).lane_actions, program.lane_actions
+    )
+
+
 def test_moves_keep_all_groups() -> None:
     rng, rules = np.random.default_rng(0), Rules((0, 4), (0.0, 2.0))
     choice = Choice(np.arange(7), np.zeros(7, np.int64), 0, 0.0)
@@ -355,7 +372,9 @@ def test_memory_makes_it_recompute_or_refuse() -> None:
     assert needed < 16 * GIB
 
 
-def test_of_all_searches_for_a_tight_memory_the_fastest_counts() -> None:
+def test_of_all_searches_for_a_tight_memory_the_fastest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As if rollouts cost nothing: iterations of a tiny model could not afford all searches.
+    monkeypatch.setattr("entrain_bench_strategies.braid.scheduler.ACTION_S", 1e-12)
     profile = profile_for(dp=2, tp=1)
     layout = layout_of(profile, shape(tp=1, pp=4, encoder_tp=1, segments=4))
     shapes = profile.draw(32)
