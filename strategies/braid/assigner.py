@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numba import njit
@@ -18,6 +19,7 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.filling import lpt_with_exchange
 from entrain_bench.strategy.profile import Profile
 
+from .layout import others
 from .work import chunk_layers_s, chunk_tokens, shares_of, stage_work, unit_layers_s
 
 # Chunks that cost so many times as much as a replica's mean one are placed before the others.
@@ -28,12 +30,16 @@ HEAVY = 2.0
 class BraidAssigner:
     """Balances samples over replicas and microbatches, then encoder chunks over the encoder's copies in each replica.
 
+    What is said of encoders goes for generators as well.
+
     Attributes:
         overhead: share of an encoder chunk's time that a chunk costs anyway, about: what its tokens follow from. Items
             are never cut.
         balance: whether samples are balanced; otherwise they stay in order of arrival.
         level: whether encoder chunks level the ranks of a replica; otherwise all its copies get the same.
     """
+
+    handles_generators: ClassVar[bool] = True
 
     overhead: float = 0.05
     balance: bool = True
@@ -48,28 +54,31 @@ class BraidAssigner:
         Raises:
             IncompatibleError: if the DP of an encoder and of the LLM are not multiples of each other.
         """
-        model = profile.job.model
-        *encoders, llm = layout.modules
+        model, index_of_llm = profile.job.model, profile.job.model.llm_index
+        llm = layout.modules[index_of_llm]
         room_bytes = profile.job.planning_budget_bytes - float(profile.memory.lane_state_bytes(layout).max())
         placed_modules = zip(model.modules, layout.modules, strict=True)
         work = [_work(profile, module, shapes, own, room_bytes) for module, own in placed_modules]
         replica, microbatch = self._samples(profile, shapes, layout, work)
-        busy_s = _lane_seconds(layout, len(encoders), _sums(replica, work[-1], llm.dp))
-        busy_s += _lane_seconds(
-            layout, len(encoders), np.tile(_chunk_work(profile, model.llm, llm) * layout.num_microbatches, (llm.dp, 1))
-        )
-        chunks = []
-        for index, (module, placed) in enumerate(zip(model.encoders, encoders, strict=True)):
-            units = module.units(shapes)
+        busy_s = _lane_seconds(layout, index_of_llm, _sums(replica, work[index_of_llm], llm.dp))
+        chunks_s = _chunk_work(profile, model.llm, llm) * layout.num_microbatches
+        busy_s += _lane_seconds(layout, index_of_llm, np.tile(chunks_s, (llm.dp, 1)))
+        owners, chunks = {}, {}
+        for index, module in others(model).items():
+            placed, units = layout.modules[index], module.units(shapes)
             owner, tokens = module.owners(shapes, units), module.lengths(shapes, units)
             seconds = work[index].sum(axis=1)
             most = chunk_tokens(profile, module, tokens, placed.tp, placed.cp, self.overhead)
-            chunks.append(deal_chunks(replica[owner], microbatch[owner], seconds, tokens, most))
-        owners = [module.owners(shapes, module.units(shapes)) for module in model.encoders]
-        first, last = places_of(replica, microbatch, owners, chunks)
+            owners[index] = owner
+            chunks[index] = deal_chunks(replica[owner], microbatch[owner], seconds, tokens, most)
+        items = {index: (owners[index], chunks[index]) for index in owners}
+        before = [pair for index, pair in items.items() if index < index_of_llm]
+        behind = [pair for index, pair in items.items() if index > index_of_llm]
+        first, middle = places_of(replica, microbatch, before, behind)
         labels = []
-        for index, (placed, owner, chunk) in enumerate(zip(encoders, owners, chunks, strict=True)):
-            copies, place = _copies(placed, llm), first[owner] + chunk
+        for index, (owner, chunk) in items.items():
+            placed = layout.modules[index]
+            copies, place = _copies(placed, llm), (first if index < index_of_llm else middle)[owner] + chunk
             of_replica = replica[owner] // max(1, llm.dp // placed.dp)
             total = _sums(of_replica, work[index], placed.dp // copies)
             shares = self._shares(layout, index, busy_s, total, copies)
@@ -77,13 +86,15 @@ class BraidAssigner:
             chunk_s = float(_chunk_work(profile, model.modules[index], placed).sum())
             copy = spread_chunks(of_replica, place, work[index].sum(axis=1), shares, chunk_s)
             labels.append(ModuleAssignment(of_replica * copies + copy, place))
-        return Assignment((*labels, ModuleAssignment(replica, last)))
+        labels.insert(index_of_llm, ModuleAssignment(replica, middle))
+        return Assignment(tuple(labels))
 
     def _samples(
         self, profile: Profile, shapes: SampleShapes, layout: Layout, work: list[FloatArray]
     ) -> tuple[IntArray, IntArray]:
         """Replica and microbatch of every sample."""
-        llm, count, index = layout.modules[-1], layout.num_microbatches, np.arange(len(shapes))
+        llm, count = layout.modules[profile.job.model.llm_index], layout.num_microbatches
+        index = np.arange(len(shapes))
         if not self.balance:
             group = index // max(1, -(-len(shapes) // (llm.dp * count)))
             return group % llm.dp, group // llm.dp
@@ -100,13 +111,15 @@ class BraidAssigner:
         self, profile: Profile, shapes: SampleShapes, layout: Layout, work: list[FloatArray]
     ) -> FloatArray:
         """Seconds that each sample costs every lane of an LLM replica on average ``[samples, lanes]``."""
-        *encoders, llm = layout.modules
-        mean = work[-1].sum(axis=0) / llm.dp
-        busy_s = _lane_seconds(layout, len(encoders), np.tile(mean, (llm.dp, 1)))
-        column = _columns_of_first_replica(layout)
+        model, index_of_llm = profile.job.model, profile.job.model.llm_index
+        llm = layout.modules[index_of_llm]
+        mean = work[index_of_llm].sum(axis=0) / llm.dp
+        busy_s = _lane_seconds(layout, index_of_llm, np.tile(mean, (llm.dp, 1)))
+        column = _columns_of_first_replica(layout, llm.dp)
         loads = np.zeros((len(shapes), 1 + int(column.max())))
-        _add_lanes(loads, column, layout, len(encoders), 0, work[-1])
-        for index, (module, placed) in enumerate(zip(profile.job.model.encoders, encoders, strict=True)):
+        _add_lanes(loads, column, layout, index_of_llm, 0, work[index_of_llm])
+        for index, module in others(model).items():
+            placed = layout.modules[index]
             copies = _copies(placed, llm)
             total = np.tile(work[index].sum(axis=0) * copies / placed.dp, (placed.dp // copies, 1))
             shares = self._shares(layout, index, busy_s, total, copies)
@@ -164,24 +177,30 @@ def deal_chunks(
 
 
 def places_of(
-    replica: IntArray, microbatch: IntArray, owners: Sequence[IntArray], chunks: Sequence[IntArray]
+    replica: IntArray,
+    microbatch: IntArray,
+    before: Sequence[tuple[IntArray, IntArray]],
+    behind: Sequence[tuple[IntArray, IntArray]] = (),
 ) -> tuple[IntArray, IntArray]:
-    """Places of each sample's microbatch in its replica's order ``[samples]``: the first, and the last.
+    """Places of each sample's microbatch in its replica's order ``[samples]``: the first, and the LLM's.
 
-    A microbatch has as many as an encoder has chunks of it, one at least. Encoder chunks take them in turn, the LLM the
-    last one, so that nothing comes before what it needs, whoever schedules it.
+    A microbatch has as many as an encoder has chunks of it, and as a generator has, one of them the LLM's. Encoder
+    chunks take them in turn up to the LLM's, generator chunks from there on, so that nothing comes before what it
+    needs, whoever schedules it.
 
     Args:
         replica: of each sample ``[samples]``.
         microbatch: of each sample ``[samples]``.
-        owners: sample of each item, by encoder ``[items]``.
-        chunks: chunk of each item in its microbatch, by encoder ``[items]``.
+        before: by encoder, of each item its sample and its chunk, counted in the microbatch ``[items]``.
+        behind: likewise by generator.
     """
-    count = np.ones((1 + int(replica.max(initial=0)), 1 + int(microbatch.max(initial=0))), np.int64)
-    for owner, chunk in zip(owners, chunks, strict=True):
-        np.maximum.at(count, (replica[owner], microbatch[owner]), chunk + 1)
-    last = count.cumsum(axis=1)[replica, microbatch] - 1
-    return last - count[replica, microbatch] + 1, last
+    ahead, later = np.ones((2, 1 + int(replica.max(initial=0)), 1 + int(microbatch.max(initial=0))), np.int64)
+    for count, items in ((ahead, before), (later, behind)):
+        for owner, chunk in items:
+            np.maximum.at(count, (replica[owner], microbatch[owner]), chunk + 1)
+    whole = ahead + later - 1
+    first = (whole.cumsum(axis=1) - whole)[replica, microbatch]
+    return first, first + ahead[replica, microbatch] - 1
 
 
 @njit(cache=True)
@@ -288,11 +307,11 @@ def _lane_seconds(layout: Layout, index: int, stage_s: FloatArray) -> FloatArray
     return total
 
 
-def _columns_of_first_replica(layout: Layout) -> IntArray:
+def _columns_of_first_replica(layout: Layout, dp: int) -> IntArray:
     """A number for each lane of the first LLM replica and of what feeds it; -1 for others ``[lanes]``."""
-    llm, held = layout.modules[-1], []
+    held = []
     for blocks, placed in zip(layout.blocks, layout.modules, strict=True):
-        replicas = max(1, placed.dp // llm.dp)
+        replicas = max(1, placed.dp // dp)
         held.append(blocks.lanes[: blocks.offsets[replicas * placed.pp]])
     column = np.full(layout.num_lanes, -1)
     lanes = np.unique(np.concatenate(held))

@@ -1,4 +1,7 @@
-"""Layouts: the LLM over all blocks of a replica, every encoder in copies over runs of the same blocks."""
+"""Layouts: the LLM over all blocks of a replica, every other module in copies over runs of the same blocks.
+
+Generators are laid out as encoders are, whose name stands for both here.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from entrain_bench.arithmetic import decisive, matmul
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job, divisors
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.strategy.profile import Profile
 
@@ -67,6 +71,11 @@ class Shape:
         """Degrees of the LLM, TP and CP of the encoders."""
         return self.degrees, self.encoder_tp, self.encoder_cp
 
+    @property
+    def width(self) -> tuple[int, int]:
+        """TP and CP of the LLM."""
+        return self.degrees.tp, self.degrees.cp
+
     def differs_in(self, other: Shape) -> int | None:
         """The only choice in which another shape differs from this; None if there are several, or none."""
         pairs = zip(self._choices, other._choices, strict=True)
@@ -112,6 +121,11 @@ class Freedom:
     llm_stages: bool = True
 
 
+def others(model: ModelSpec) -> dict[int, ModuleSpec]:
+    """The modules that a replica holds copies of, all but the LLM, by their positions in the model."""
+    return {index: module for index, module in enumerate(model.modules) if index != model.llm_index}
+
+
 def encoder_degrees(job: Job, degrees: Degrees, freedom: Freedom) -> Iterator[tuple[int, int]]:
     """TP and CP that encoders may have, that of the LLM first.
 
@@ -119,16 +133,17 @@ def encoder_degrees(job: Job, degrees: Degrees, freedom: Freedom) -> Iterator[tu
     busy for a large share of an iteration.
     """
     yield degrees.tp, degrees.cp
-    if not freedom.encoder_degrees or not job.model.encoders:
+    modules = others(job.model)
+    if not freedom.encoder_degrees or not modules:
         return
-    sizes = [size for module in job.model.encoders for size in module.sharded_sizes.values()]
+    sizes = [size for module in modules.values() for size in module.sharded_sizes.values()]
     inside = [(tp, cp) for tp in reversed(divisors(degrees.tp)) for cp in divisors(degrees.tp * degrees.cp // tp)]
     wide = [blocks for blocks in freedom.spans if degrees.pp % blocks == 0]
     across = [
         pair for blocks in wide for pair in ((degrees.tp, degrees.cp * blocks), (degrees.tp * blocks, degrees.cp))
     ]
     for tp, cp in (*inside, *across):
-        splits = cp == 1 or all(job.framework.sequence_parts(module, cp) == cp for module in job.model.encoders)
+        splits = cp == 1 or all(job.framework.sequence_parts(module, cp) == cp for module in modules.values())
         fits = job.cluster.gpus_per_node % tp == 0 and all(size % tp == 0 for size in sizes)
         if splits and fits and (tp, cp) != (degrees.tp, degrees.cp):
             yield tp, cp
@@ -176,7 +191,7 @@ class Work:
             units, scale = module.units(self.samples), job.global_batch / len(self.samples)
             np.maximum.at(longest, module.owners(self.samples, units), whole_s)
             chunk_s, num_chunks = chunk_layers_s(self.profile, module, tp, cp, recompute), 0
-            if module.is_encoder:
+            if module.per_item:
                 lengths = module.lengths(self.samples, units)
                 one = chunk_tokens(self.profile, module, lengths, tp, cp, self.overhead)
                 num_chunks = round(float(lengths.sum()) * scale / one)
@@ -188,26 +203,27 @@ class Work:
         """Seconds of each layer of a module in an iteration of one LLM replica, on one of its blocks ``[layers]``."""
         module, chunks = self.profile.job.model.modules[index], shape.num_microbatches * shape.degrees.dp
         tp, cp = shape.degrees.tp, shape.degrees.cp
-        if module.is_encoder:
+        if module.per_item:
             tp, cp = shape.encoder_tp, shape.encoder_cp
         own = self._of(index, tp, cp, shape.recompute[index])
         return np.asarray((own.units_s + max(own.num_chunks, chunks) * own.chunk_s) / shape.degrees.dp)
 
     def longest_s(self, shape: Shape) -> float:
-        """Seconds of the sample that takes longest, forth and back: its longest item, then the LLM."""
-        model, degrees = self.profile.job.model, shape.degrees
-        encoders = np.zeros(len(self.samples))
-        for index in range(len(model.encoders)):
+        """Seconds of the sample that takes longest, forth and back: its longest items, before the LLM and after it."""
+        model, degrees, llm = self.profile.job.model, shape.degrees, self.profile.job.model.llm_index
+        before, behind = np.zeros((2, len(self.samples)))
+        for index in others(model):
             own = self._of(index, shape.encoder_tp, shape.encoder_cp, shape.recompute[index]).longest_s
-            np.maximum(encoders, own, out=encoders)
-        llm = self._of(model.llm_index, degrees.tp, degrees.cp, shape.recompute[-1]).longest_s
-        return float((encoders + llm).max())
+            longest = before if index < llm else behind
+            np.maximum(longest, own, out=longest)
+        between = self._of(llm, degrees.tp, degrees.cp, shape.recompute[llm]).longest_s
+        return float((before + between + behind).max())
 
     def least_s(self, shape: Shape) -> float:
         """No split makes an iteration of a shape shorter: all work, evenly on all blocks; and the longest sample."""
         lanes = shape.degrees.pp
         total = self.layers_s(shape, self.profile.job.model.llm_index).sum() / lanes
-        for index in range(len(self.profile.job.model.encoders)):
+        for index in others(self.profile.job.model):
             copies = shape.copies_abreast * lanes // shape.blocks_abreast
             total += self.layers_s(shape, index).sum() / copies
         return max(float(total), self.longest_s(shape))
@@ -217,7 +233,7 @@ def split_layers(work: Work, shape: Shape) -> Split:
     """Split every module so that the busiest lane of a replica, encoder work levelled, is least busy."""
     model, lanes = work.profile.job.model, shape.degrees.pp
     llm_s = work.layers_s(shape, model.llm_index)
-    encoders_s = [work.layers_s(shape, index) for index in range(len(model.encoders))]
+    encoders_s = [work.layers_s(shape, index) for index in others(model)]
     encoder_lane_s = np.zeros(lanes)
     found = []
     for _ in range(JOINT_ROUNDS if shape.joint and shape.encoder_stages > 1 else 1):
@@ -226,7 +242,8 @@ def split_layers(work: Work, shape: Shape) -> Split:
         llm_lane_s = np.zeros(lanes)
         llm_lane_s[shape.llm_blocks] = _sums(llm_s, llm_layers)
         layers, encoder_lane_s = _split_encoders(shape, encoders_s, llm_lane_s)
-        found.append(Split((*layers, llm_layers), _busiest_s(shape, encoders_s, layers, llm_lane_s)))
+        chain = (*layers[: model.llm_index], llm_layers, *layers[model.llm_index :])
+        found.append(Split(chain, _busiest_s(shape, encoders_s, layers, llm_lane_s)))
     return min(found, key=lambda split: decisive(split.busiest_s))
 
 
@@ -273,7 +290,7 @@ def place(job: Job, shape: Shape, layers: Sequence[tuple[int, ...]]) -> Layout:
     copies = runs.transpose(0, 1, 3, 2, 4).reshape(-1, shape.encoder_stages, width)
     modules = []
     for module, split, again in zip(job.model.modules, layers, shape.recompute, strict=True):
-        if module.is_encoder:
+        if module.per_item:
             held, tp, cp = copies[:, : len(split)], shape.encoder_tp, shape.encoder_cp
         else:
             held, tp, cp = blocks[:, shape.llm_blocks], degrees.tp, degrees.cp
@@ -291,7 +308,7 @@ def llm_places(job: Job, degrees: Degrees, own: bool) -> list[tuple[int, int]]:
     """
     layers, lanes = len(job.model.llm.layers), degrees.pp
     found = [(min(lanes, layers), 1)]
-    for count in reversed(divisors(lanes)[:-1]) if own and job.model.encoders else ():
+    for count in reversed(divisors(lanes)[:-1]) if own and others(job.model) else ():
         if count <= layers:
             found += [(count, 1), (count, lanes // count)]
     return [*dict.fromkeys(found)]
@@ -306,15 +323,15 @@ def shapes_of(job: Job, choices: Sequence[tuple[bool, ...]], freedom: Freedom) -
         freedom: what shapes may have.
     """
     model = job.model
-    fewest = min((len(module.layers) for module in model.encoders), default=0)
+    fewest = min((len(module.layers) for module in others(model).values()), default=0)
     for degrees in job.degrees():
         if any(size % degrees.tp for size in model.llm.sharded_sizes.values()):
             continue
-        if not model.encoders and len(model.llm.layers) < degrees.pp:
+        if not fewest and len(model.llm.layers) < degrees.pp:
             continue
         for (tp, cp), again in product(encoder_degrees(job, degrees, freedom), choices):
             stages = degrees.pp * degrees.tp * degrees.cp // max(tp * cp, degrees.tp * degrees.cp)
-            runs = divisors(stages) if freedom.copies and model.encoders else [1]
+            runs = divisors(stages) if freedom.copies and fewest else [1]
             runs = [run for run in runs if not fewest or stages // run <= fewest]
             for segments, (count, stride) in product(runs, llm_places(job, degrees, freedom.llm_stages)):
                 microbatches = job.num_microbatches(degrees.dp)

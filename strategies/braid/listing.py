@@ -13,138 +13,12 @@ group is refused nowhere: no order can deadlock, and nothing exceeds the room if
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numba import njit
 
-from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts
 from entrain_bench.compiled import inlined
 
-FORWARD, BACKWARD = 0, 1
-# Where the state says whether anything is held.
-HOLDS = -1
-
-
-class Actions(NamedTuple):
-    """What is put in order on the lanes of one replica.
-
-    Attributes:
-        lane_offsets, lanes: lanes of each action, CSR.
-        is_backward: 0 or 1 ``[actions]``.
-        of_llm: 1 for the LLM's, 0 for encoders' ``[actions]``.
-        duration_s: believed seconds ``[actions]``.
-        send_s: for which its lanes are held after it ``[actions]``.
-        receive_s: for which they are held before it, at the same time as by what was sent last ``[actions]``.
-        size_bytes: what a forward adds and its backward frees, integers ``[actions]``.
-        num_waits: actions that it waits for ``[actions]``.
-        user_offsets, user_actions: actions that wait for it, CSR.
-        user_delay_s: from its end until they have its results ``[users]``.
-        station: lanes that some action occupies together have one number ``[lanes]``.
-        room_bytes: for activations, integers ``[lanes]``.
-        tail_s: believed seconds from an action's end until its stage's gradients are synchronised ``[actions]``.
-    """
-
-    lane_offsets: IntArray
-    lanes: IntArray
-    is_backward: IntArray
-    of_llm: IntArray
-    duration_s: FloatArray
-    send_s: FloatArray
-    receive_s: FloatArray
-    size_bytes: IntArray
-    num_waits: IntArray
-    user_offsets: IntArray
-    user_actions: IntArray
-    user_delay_s: FloatArray
-    station: IntArray
-    room_bytes: IntArray
-    tail_s: FloatArray
-
-
-class Wish(NamedTuple):
-    """What a schedule should look like.
-
-    Attributes:
-        group: place of the action's group in the order of groups ``[actions]``.
-        priority: lower first ``[actions]``.
-        is_held: 1 for backwards that wait until their lanes have done all of the LLM ``[actions]``.
-        alternate: whether a lane takes forwards and backwards in turn; otherwise backwards first.
-    """
-
-    group: IntArray
-    priority: FloatArray
-    is_held: IntArray
-    alternate: bool
-
-
-class State(NamedTuple):
-    """How far lanes, groups and actions are.
-
-    Attributes:
-        queue: ready actions of each lane and pass, the first by priority last; queue 2 l + pass is at ``first`` of it.
-        first, num_ready: of each queue ``[queues + 1]``, ``[queues]``.
-        ready_s: when the last of an action's inputs arrives ``[actions]``.
-        missing: inputs that are not placed yet ``[actions]``.
-        done_s, last: end of a lane's last action, and that action, -1 for none ``[lanes]``.
-        held_bytes: by activations ``[lanes]``.
-        choice, begin_s: next action of a lane, -1 for none, and its begin ``[lanes]``.
-        is_stale: whether these have to be found anew ``[lanes]``.
-        need_bytes: what a group's forwards hold and will hold ``[lanes, groups]``.
-        left: actions of it to come ``[lanes, groups]``.
-        llm_left: actions of the LLM to come ``[lanes]``; at the end whether anything is held, 0 or 1 ``[lanes + 1]``.
-        first_open: first group of a lane with actions to come ``[lanes]``.
-        first_refused: first group from there on that does not fit with those before it ``[lanes]``.
-        admitted_bytes: what the groups between these two need ``[lanes]``.
-    """
-
-    queue: IntArray
-    first: IntArray
-    num_ready: IntArray
-    ready_s: FloatArray
-    missing: IntArray
-    done_s: FloatArray
-    last: IntArray
-    held_bytes: IntArray
-    choice: IntArray
-    begin_s: FloatArray
-    is_stale: IntArray
-    need_bytes: IntArray
-    left: IntArray
-    llm_left: IntArray
-    first_open: IntArray
-    first_refused: IntArray
-    admitted_bytes: IntArray
-
-
-def room_for(actions: Actions, num_groups: int) -> State:
-    """Room for the state of schedules of some actions."""
-    num_actions, num_lanes = len(actions.duration_s), len(actions.room_bytes)
-    queue_of = 2 * actions.lanes + np.repeat(actions.is_backward, np.diff(actions.lane_offsets))
-    first = offsets_from_counts(np.bincount(queue_of, minlength=2 * num_lanes))
-
-    def whole(*shape: int) -> IntArray:
-        return np.zeros(shape, np.int64)
-
-    return State(
-        queue=whole(first[-1]),
-        first=first,
-        num_ready=whole(2 * num_lanes),
-        ready_s=np.zeros(num_actions),
-        missing=whole(num_actions),
-        done_s=np.zeros(num_lanes),
-        last=whole(num_lanes),
-        held_bytes=whole(num_lanes),
-        choice=whole(num_lanes),
-        begin_s=np.zeros(num_lanes),
-        is_stale=whole(num_lanes),
-        need_bytes=whole(num_lanes, num_groups),
-        left=whole(num_lanes, num_groups),
-        llm_left=whole(num_lanes + 1),
-        first_open=whole(num_lanes),
-        first_refused=whole(num_lanes),
-        admitted_bytes=whole(num_lanes),
-    )
+from .actions import BACKWARD, FORWARD, HOLDS
 
 
 @njit(cache=True, nogil=True)
@@ -177,8 +51,8 @@ def list_schedule(actions, wish, state, place):  # type: ignore[no-untyped-def]
             action = state.choice[lane]
         place[action] = turn
         begin_s = _begin_s(action, actions, state)
-        _run(action, begin_s, actions, wish, state)
-        end_s = max(end_s, begin_s + actions.duration_s[action] + actions.tail_s[action])
+        ended_s = _run(action, begin_s, actions, wish, state)
+        end_s = max(end_s, ended_s + actions.tail_s[action])
     return end_s, forced
 
 
@@ -191,6 +65,8 @@ def _begin(actions, wish, state):  # type: ignore[no-untyped-def]
     state.done_s[:] = 0.0
     state.last[:] = -1
     state.held_bytes[:] = 0
+    state.is_kept[:] = 0
+    state.extra_bytes[:] = 0
     state.is_stale[:] = 1
     state.need_bytes[:] = 0
     state.left[:] = 0
@@ -272,7 +148,7 @@ def _may_run(action, actions, wish, state):  # type: ignore[no-untyped-def]
         lane = actions.lanes[row]
         if wish.group[action] > max(state.first_refused[lane] - 1, state.first_open[lane]):
             return False
-        if state.held_bytes[lane] + actions.size_bytes[action] > actions.room_bytes[lane]:
+        if state.held_bytes[lane] + state.extra_bytes[lane] + actions.size_bytes[action] > actions.room_bytes[lane]:
             return False
     return True
 
@@ -341,9 +217,28 @@ def _let_in(actions, wish, state):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def _keeps(action, actions, wish, state):  # type: ignore[no-untyped-def]
+    """Whether a forward's activations are kept: on all of its lanes there is room beside all that was let in."""
+    if actions.is_backward[action] == BACKWARD or actions.kept_bytes[action] == 0:
+        return 0
+    for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
+        lane = actions.lanes[row]
+        taken = state.admitted_bytes[lane] + state.extra_bytes[lane] + actions.kept_bytes[action]
+        if taken > wish.keep * actions.room_bytes[lane]:
+            return 0
+    return 1
+
+
+@inlined
 def _run(action, begin_s, actions, wish, state):  # type: ignore[no-untyped-def]
-    """Clock and memory of its lanes after an action, and who can go on."""
+    """Clock and memory of its lanes after an action, and who can go on; its end, seconds."""
     group, size_bytes, end_s = wish.group[action], actions.size_bytes[action], begin_s + actions.duration_s[action]
+    if _keeps(action, actions, wish, state):
+        state.is_kept[action] = 1
+        state.is_kept[actions.backward[action]] = 1
+    extra_bytes = actions.kept_bytes[action] * state.is_kept[action]
+    if actions.is_backward[action] == BACKWARD:
+        end_s -= actions.kept_s[action] * state.is_kept[action]
     for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
         lane = actions.lanes[row]
         _leave(action, lane, actions, state)
@@ -352,8 +247,10 @@ def _run(action, begin_s, actions, wish, state):  # type: ignore[no-untyped-def]
         state.llm_left[lane] -= actions.of_llm[action]
         if actions.is_backward[action] == FORWARD:
             state.held_bytes[lane] += size_bytes
+            state.extra_bytes[lane] += extra_bytes
         else:
             state.held_bytes[lane] -= size_bytes
+            state.extra_bytes[lane] -= extra_bytes
             state.need_bytes[lane, group] -= size_bytes
             if group < state.first_refused[lane]:
                 state.admitted_bytes[lane] -= size_bytes
@@ -368,6 +265,7 @@ def _run(action, begin_s, actions, wish, state):  # type: ignore[no-untyped-def]
         state.missing[user] -= 1
         if state.missing[user] == 0:
             _join(user, actions, wish, state)
+    return end_s
 
 
 @inlined
@@ -384,8 +282,9 @@ def _close_groups(lane, state):  # type: ignore[no-untyped-def]
 def _admit_groups(lane, actions, state):  # type: ignore[no-untyped-def]
     """Move on the first group that is refused. Needs only fall, so that it never moves back."""
     group, ahead = state.first_refused[lane], state.admitted_bytes[lane]
+    room_bytes = actions.room_bytes[lane] - state.extra_bytes[lane]
     while group < state.need_bytes.shape[1]:
-        if ahead + state.need_bytes[lane, group] > actions.room_bytes[lane]:
+        if ahead + state.need_bytes[lane, group] > room_bytes:
             break
         ahead += state.need_bytes[lane, group]
         group += 1

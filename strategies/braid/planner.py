@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import ClassVar
 
 import numpy as np
 
@@ -43,6 +44,8 @@ class BraidPlanner:
         num_trials: best by that belief that fit memory and run the batch on trial.
     """
 
+    handles_generators: ClassVar[bool] = True
+
     profile_samples: int = 1024
     overhead: float = 0.05
     encoder_degrees: bool = True
@@ -75,7 +78,7 @@ class BraidPlanner:
         return fastest_in_trials(profile, candidates, make_program, self.num_trials)
 
     def _candidates(self, profile: Profile, work: Work, batch: SampleShapes, draft: MakeProgram) -> Iterator[Candidate]:
-        """Drafts of the best shapes of all with the same degrees, then of shapes next to the fastest so far."""
+        """Drafts of the best shapes of every width, of all with the same degrees, then of those next to the fastest."""
         rated = self._rated(profile, work, bool(getattr(draft, "choose_recomputation", False)))
         found: list[tuple[float, Shape]] = []
         tried: set[Shape] = set()
@@ -86,7 +89,13 @@ class BraidPlanner:
             if seconds is not None:
                 found.append((seconds, shape))
 
-        seen: set[object] = set()
+        # Ratings do not know memory, which widths differ in most.
+        widths: set[object] = set()
+        for shape in rated if len({shape.width for shape in rated}) > 1 else ():
+            if shape.width not in widths and has_room(profile, few_replicas(profile, work, shape)):
+                widths.add(shape.width)
+                attempt(shape)
+        seen: set[object] = {shape.all_degrees for shape in tried}
         for shape in rated:
             if shape.all_degrees not in seen and (not found or len(tried) < self.num_drafts // 2):
                 seen.add(shape.all_degrees)
@@ -137,12 +146,9 @@ class BraidPlanner:
         self, profile: Profile, work: Work, shape: Shape, batch: SampleShapes, draft: MakeProgram
     ) -> float | None:
         """Believed seconds of the schedule of a shape; None if it does not fit memory."""
-        # Of many replicas a few stand for all; their shares of optimizer states are a little larger.
-        dp = shape.degrees.dp
-        few = replace(shape, degrees=replace(shape.degrees, dp=min(dp, DRAFT_REPLICAS)))
-        layout = place(profile.job, few, split_layers(work, shape).layers)
-        batch = batch.take(np.arange(len(batch) * few.degrees.dp // dp))
-        if profile.memory.lane_state_bytes(layout).max() > profile.job.planning_budget_bytes:
+        layout = few_replicas(profile, work, shape)
+        batch = batch.take(np.arange(len(batch) * layout.modules[profile.job.model.llm_index].dp // shape.degrees.dp))
+        if not has_room(profile, layout):
             return None
         try:
             program = draft(batch, layout)
@@ -151,6 +157,17 @@ class BraidPlanner:
         if profile.memory.peak_bytes(program).max() > profile.job.planning_budget_bytes:
             return None
         return packed_iteration_s(program, profile)
+
+
+def few_replicas(profile: Profile, work: Work, shape: Shape) -> Layout:
+    """The layout of a shape, with a few replicas that stand for many; their shares of optimizer states are larger."""
+    few = replace(shape, degrees=replace(shape.degrees, dp=min(shape.degrees.dp, DRAFT_REPLICAS)))
+    return place(profile.job, few, split_layers(work, shape).layers)
+
+
+def has_room(profile: Profile, layout: Layout) -> bool:
+    """Whether states leave room for anything else."""
+    return bool(profile.memory.lane_state_bytes(layout).max() <= profile.job.planning_budget_bytes)
 
 
 def neighbour(shape: Shape, rated: Sequence[Shape], tried: Set[Shape]) -> Shape | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from entrain_bench.strategy.beliefs import packed_durations, sync_after_s
 from entrain_bench.strategy.groups import chunk_groups, components, users_of
 from entrain_bench.strategy.profile import Profile
 
-from .listing import BACKWARD, Actions
+from .actions import BACKWARD, Actions
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,33 +24,38 @@ class Replica:
 
     Attributes:
         own: their numbers in the program ``[actions]``.
+        members: numbers of its lanes in the layout ``[lanes]``.
         actions: what the list scheduler knows of them.
         group: microbatch that each belongs to with all that depends on it, by arrival ``[actions]``.
         inner: place in the group and pass; forwards along the chain, backwards against it ``[actions]``.
-        load_s: believed seconds of each group on all lanes together ``[groups]``.
+        num_groups: how many microbatches it has.
+        load_s: believed seconds of each on all lanes together ``[groups]``.
+        floor_s: no schedule ends before the busiest lane has done its work.
+        llm_backward_s: mean seconds of the LLM's backwards.
     """
 
     own: IntArray
+    members: IntArray
     actions: Actions
     group: IntArray
     inner: FloatArray
-    load_s: FloatArray
+    num_groups: int
+    load_s: FloatArray = field(init=False)
+    floor_s: float = field(init=False)
+    llm_backward_s: float = field(init=False)
 
-    @property
-    def llm_backward_s(self) -> float:
-        """Mean seconds of the LLM's backwards."""
-        actions = self.actions
-        return float(actions.duration_s[(actions.of_llm * actions.is_backward).astype(bool)].mean())
-
-    @property
-    def floor_s(self) -> float:
-        """No schedule ends before the busiest lane has done its work."""
+    def __post_init__(self) -> None:
         actions = self.actions
         counts = np.diff(actions.lane_offsets)
-        work = np.bincount(actions.lanes, np.repeat(actions.duration_s, counts), len(actions.room_bytes))
+        least_s = actions.duration_s - actions.is_backward * actions.kept_s
+        work = np.bincount(actions.lanes, np.repeat(least_s, counts), len(actions.room_bytes))
+        of_group = np.bincount(self.group, actions.duration_s * counts, self.num_groups)
+        object.__setattr__(self, "load_s", decisive(of_group))
         tail_s = np.full(len(work), np.inf)
         np.minimum.at(tail_s, actions.lanes, np.repeat(actions.tail_s, counts))
-        return float((work + tail_s).max())
+        object.__setattr__(self, "floor_s", float((work + tail_s).max()))
+        of_llm = (actions.of_llm * actions.is_backward).astype(bool)
+        object.__setattr__(self, "llm_backward_s", float(actions.duration_s[of_llm].mean()))
 
 
 def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> list[Replica]:
@@ -63,12 +69,7 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
     layout, count = draft.layout, int(draft.first_action[-1])
     lane_offsets, lanes = lanes_of_actions(draft)
     row = rows_of(lane_offsets)
-    memory = profile.memory
-    change, working = (values[:count] for values in memory.action_bytes(draft))
-    extra = memory.posted_bytes(draft)
-    most = np.zeros(layout.num_lanes)
-    np.maximum.at(most, lanes, working[row])
-    room = np.floor(profile.job.planning_budget_bytes - memory.lane_state_bytes(layout) - extra - most)
+    believed = _believed(draft, profile, lanes, row, None)
     handed = profile.handovers(draft)
     wait, need = rows_of(draft.dep_offsets), draft.dep_actions
     first_lane = lanes[lane_offsets[:-1]]
@@ -80,7 +81,9 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
     is_backward = (draft.kind[:count] == BACKWARD).astype(np.int64)
     user_offsets, user_actions, edge = users_of(draft)
     tail_s = sync_after_s(draft, profile)
-    duration = packed_durations(draft, profile)
+    partner = np.arange(count)
+    for index in range(len(draft.chunks)):
+        partner[draft.forward_actions(index)] = draft.backward_actions(index)
     places = [np.arange(own.pp) for own in layout.modules]
     stage = np.concatenate([np.zeros(0, np.int64), *places])
     depth = np.where(is_backward, -1, 1) * draft.stage[:count] / (1.0 + stage.max(initial=0))
@@ -99,32 +102,82 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
             own_lanes,
             local_lane[lanes[entries]],
             is_backward[own],
-            (draft.module[own] == draft.model.llm_index).astype(np.int64),
-            duration[own],
+            (draft.module[own] >= draft.model.llm_index).astype(np.int64),
+            believed.duration_s[own],
             handed.send_s[own],
             handed.receive_s[own],
-            np.ceil(np.abs(change[own])).astype(np.int64),
+            believed.size_bytes[own],
             np.diff(draft.dep_offsets)[own],
             own_users,
             local[user_actions[users]],
             handed.delay_s[edge[users]],
             station[members],
-            room[members].astype(np.int64),
+            believed.room_bytes[members],
             tail_s[own],
+            local[partner[own]],
+            believed.kept_bytes[own],
+            believed.kept_s[own],
         )
         own_group = groups.group[chunk[own]] - first_group[one]
-        replicas.append(
-            Replica(
-                own,
-                actions,
-                own_group,
-                groups.rank[is_backward[own], chunk[own]] + depth[own],
-                decisive(
-                    np.bincount(own_group, duration[own] * np.diff(own_lanes), first_group[one + 1] - first_group[one])
-                ),
-            )
-        )
+        inner = groups.rank[is_backward[own], chunk[own]] + depth[own]
+        replicas.append(Replica(own, members, actions, own_group, inner, first_group[one + 1] - first_group[one]))
     return replicas
+
+
+def recomputing(
+    replicas: Sequence[Replica], program: Program, profile: Profile, plain: Program | None = None
+) -> list[Replica]:
+    """The same replicas with the recomputation of another program of the same actions.
+
+    Args:
+        replicas: made of a program that differs in its order and in what it recomputes.
+        program: says what is recomputed.
+        profile: for memory and believed seconds.
+        plain: the program without recomputation, where the list scheduler may keep activations instead.
+    """
+    lane_offsets, lanes = lanes_of_actions(program)
+    believed = _believed(program, profile, lanes, rows_of(lane_offsets), plain)
+    found = []
+    for replica in replicas:
+        own = replica.own
+        actions = replica.actions._replace(
+            duration_s=believed.duration_s[own],
+            size_bytes=believed.size_bytes[own],
+            room_bytes=believed.room_bytes[replica.members],
+            kept_bytes=believed.kept_bytes[own],
+            kept_s=believed.kept_s[own],
+        )
+        found.append(replace(replica, actions=actions))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Believed:
+    """What recomputation decides about actions and lanes; see ``Actions``."""
+
+    duration_s: FloatArray
+    size_bytes: IntArray
+    room_bytes: IntArray
+    kept_bytes: IntArray
+    kept_s: FloatArray
+
+
+def _believed(program: Program, profile: Profile, lanes: IntArray, row: IntArray, plain: Program | None) -> _Believed:
+    """Arguments as before; lanes of all actions, and the action that each of them belongs to ``[entries]``."""
+    memory, count = profile.memory, int(program.first_action[-1])
+    change, working = (values[:count] for values in memory.action_bytes(program))
+    duration_s = packed_durations(program, profile)
+    kept_bytes, kept_s = np.zeros(count, np.int64), np.zeros(count)
+    if plain is not None:
+        whole, more = (values[:count] for values in memory.action_bytes(plain))
+        working = np.maximum(working, more)
+        kept_bytes = np.ceil(np.maximum(np.abs(whole) - np.abs(change), 0.0)).astype(np.int64)
+        kept_s = np.maximum(duration_s - packed_durations(plain, profile), 0.0)
+    most = np.zeros(program.layout.num_lanes)
+    np.maximum.at(most, lanes, working[row])
+    extra = memory.posted_bytes(program)
+    room = np.floor(profile.job.planning_budget_bytes - memory.lane_state_bytes(program.layout) - extra - most)
+    return _Believed(duration_s, np.ceil(np.abs(change)).astype(np.int64), room.astype(np.int64), kept_bytes, kept_s)
 
 
 def lanes_of_actions(draft: Program) -> tuple[IntArray, IntArray]:

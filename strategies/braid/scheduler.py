@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import islice, product
+from typing import ClassVar
 
 import numpy as np
 
 from entrain_bench.arithmetic import decisive
 from entrain_bench.errors import IncompatibleError, require
-from entrain_bench.program import Program, Slots, build_program, reorder
+from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
@@ -17,13 +19,19 @@ from entrain_bench.strategy.profile import Profile
 from entrain_bench.strategy.recomputation import Recomputation, recompute_all
 from entrain_bench.strategy.schedules import chain_chunks
 
-from .replicas import replicas_of
-from .search import Rules, Search, improve
+from .replicas import Replica, recomputing, replicas_of
+from .search import Rules, Search, improve, ordered
 
 # Rollouts for a program that a planner only compares or checks.
 DRAFT_ROLLOUTS = 24
 # Share of the memory that plans may use up to which an order does not count as held up by it.
 AMPLE = 0.85
+# Seconds that a rollout takes for an action (0.38 to 0.53 us on an x86-64 server, numba 0.68, 2026-11), and the share
+# of a believed iteration that all rollouts of a program may take by that; a constant, so that all machines agree.
+ACTION_S = 0.5e-6
+AFFORDED = 0.1
+# An order without recomputation is not searched for if the first is so many times as slow as one with it.
+HOPELESS = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +44,22 @@ class BraidScheduler(Recomputation):
         holds: encoder backwards that take so many times as long as the LLM's mean one wait until their ranks have done
             all of the LLM, each tried; 0: none wait.
         alternate: whether forwards and backwards that could both run take turns; otherwise backwards go first.
+        aheads: where memory is short: numbers of microbatches by which encoder forwards may be ahead of the LLM's and
+            still go before them, each tried; 0: as ``llm_leads`` says.
+        keeps: where memory is short: shares of it up to which activations are kept while a search makes its orders,
+            each tried; 0: all are recomputed.
+        goes_on: whether searches go on with what their best order has memory for.
     """
+
+    handles_generators: ClassVar[bool] = True
 
     rollouts: int = 256
     llm_leads: tuple[int, ...] = (1000, 8)
     holds: tuple[float, ...] = (0.0, 50.0, 20.0)
     alternate: bool = True
+    aheads: tuple[int, ...] = (0, 4)
+    keeps: tuple[float, ...] = (0.0, 1.0)
+    goes_on: bool = True
     memory: str = field(default="greedy", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -51,11 +69,17 @@ class BraidScheduler(Recomputation):
         holds = [*self.holds]
         require(bool(holds) and min(holds) >= 0, "strategy.scheduler.holds", holds, "numbers of 0 or more")
         require(bool(leads) and min(leads) >= 0, "strategy.scheduler.llm_leads", leads, "numbers of 0 or more")
+        aheads, keeps = [*self.aheads], [*self.keeps]
+        require(bool(aheads) and min(aheads) >= 0, "strategy.scheduler.aheads", aheads, "numbers of 0 or more")
+        in_range = bool(keeps) and min(keeps) >= 0 and max(keeps) <= 1
+        require(in_range, "strategy.scheduler.keeps", keeps, "numbers from 0 to 1")
 
     def draft(self) -> BraidScheduler:
         """A shorter search."""
         memory = "greedy" if self.memory == "exact" else self.memory
-        return replace(self, rollouts=min(self.rollouts, DRAFT_ROLLOUTS), memory=memory)
+        keeps, aheads = self.keeps[:1], self.aheads[:1]
+        rollouts = min(self.rollouts, DRAFT_ROLLOUTS)
+        return replace(self, rollouts=rollouts, memory=memory, keeps=keeps, aheads=aheads, goes_on=False)
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program.
@@ -63,12 +87,12 @@ class BraidScheduler(Recomputation):
         Raises:
             IncompatibleError: if weights are sharded, for replicas would have to run their passes in one order.
         """
-        model = profile.job.model
         for own in layout.modules:
             if own.sharded:
                 raise IncompatibleError(
                     f"schedule: weights of {own.module} are sharded; Braid orders replicas one by one"
                 )
+        model = profile.job.model
         chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
         empty = [np.zeros((len(rows), own.pp), np.int64) for rows, own in zip(chunks, layout.modules, strict=True)]
         # Actions and dependencies do not depend on slots.
@@ -77,32 +101,55 @@ class BraidScheduler(Recomputation):
         searches = self._search(draft, assignment, profile)
         first = ordered(draft, searches)
         is_ample = float(profile.memory.peak_bytes(first).max()) <= AMPLE * limit
-        improve(searches, self.rollouts)
-        plain = ordered(draft, searches)
+        afforded = afforded_rollouts(searches)
+        rollouts = min(self.rollouts, afforded)
         if is_ample or not self.chooses_recomputation or profile.job.request.recompute is not None:
-            return plain
-        frugal = recompute_all(draft)
-        searches = self._search(frugal, assignment, profile)
-        improve(searches, self.rollouts)
-        programs = [self.within_memory(ordered(frugal, searches), profile)]
-        if float(profile.memory.peak_bytes(plain).max()) <= limit:
-            programs.append(plain)
-        seconds = decisive(np.array([packed_iteration_s(program, profile) for program in programs]))
-        return programs[int(seconds.argmin())]
+            improve(searches, rollouts)
+            return ordered(draft, searches)
+        programs = self._frugal(draft, [search.replica for search in searches], profile, afforded)
+        best_s = min(seconds := [packed_iteration_s(program, profile) for program in programs])
+        if decisive(max(search.end_s for search in searches)) <= decisive(HOPELESS * best_s):
+            improve(searches, rollouts)
+            plain = ordered(draft, searches)
+            if float(profile.memory.peak_bytes(plain).max()) <= limit:
+                programs.append(plain)
+                seconds.append(packed_iteration_s(plain, profile))
+        return programs[int(decisive(np.array(seconds)).argmin())]
+
+    def _frugal(self, draft: Program, plain: list[Replica], profile: Profile, afforded: int) -> list[Program]:
+        """Programs that recompute what their orders leave no memory for: of every search, and of one that goes on.
+
+        A search does not know what its order will have memory for: it either counts everything as recomputed, or lets
+        the list scheduler keep what there is room for as it goes. Then it goes on with what its best order kept.
+        As many kinds of searches are made as can afford their rollouts, one at least.
+        """
+        frugal, found = recompute_all(draft), []
+        replicas = recomputing(plain, frugal, profile, draft)
+        rollouts = min(self.rollouts, afforded) // (2 if self.goes_on else 1)
+        kinds = max(1, afforded // max(1, self.rollouts))
+        for keep, ahead in islice(product(self.keeps, self.aheads), kinds):
+            rules = replace(self._rules, ahead=ahead, keep=keep)
+            searches = [Search(replica, rules) for replica in replicas]
+            improve(searches, rollouts)
+            found.append(self.within_memory(ordered(frugal, searches), profile))
+            if self.goes_on:
+                again = recomputing(plain, found[-1], profile)
+                searches = [Search(each, rules, search.best) for each, search in zip(again, searches, strict=True)]
+                improve(searches, rollouts)
+                found.append(self.within_memory(ordered(frugal, searches), profile))
+        return found
+
+    @property
+    def _rules(self) -> Rules:
+        return Rules(tuple(self.llm_leads), tuple(self.holds), self.alternate)
 
     def _search(self, draft: Program, assignment: Assignment, profile: Profile) -> list[Search]:
         """The first schedule of every replica."""
-        rules = Rules(tuple(self.llm_leads), tuple(self.holds), self.alternate)
-        return [Search(replica, rules) for replica in replicas_of(draft, assignment, profile)]
+        return [Search(replica, self._rules) for replica in replicas_of(draft, assignment, profile)]
 
 
-def ordered(draft: Program, searches: list[Search]) -> Program:
-    """The program in the order that searches found."""
-    slot = np.zeros(int(draft.first_action[-1]), np.int64)
-    for found in searches:
-        slot[found.replica.own] = found.place
-    slots = [
-        Slots(slot[draft.forward_actions(index)], slot[draft.backward_actions(index)])
-        for index in range(len(draft.chunks))
-    ]
-    return reorder(draft, slots)
+def afforded_rollouts(searches: list[Search]) -> int:
+    """Rollouts of a program that take no more than their share of a believed iteration, the longest first schedule."""
+    believed_s = max(search.end_s for search in searches)
+    num_actions = max(len(search.replica.own) for search in searches)
+    return int(decisive(AFFORDED * believed_s / (ACTION_S * num_actions)))

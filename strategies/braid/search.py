@@ -8,8 +8,10 @@ import numpy as np
 
 from entrain_bench.arithmetic import decisive
 from entrain_bench.arrays import IntArray
+from entrain_bench.program import Program, Slots, reorder
 
-from .listing import State, Wish, list_schedule, room_for
+from .actions import State, Wish, room_for
+from .listing import list_schedule
 from .replicas import Replica
 
 # A replica this close to the work of its busiest lane has nothing left to search for.
@@ -28,11 +30,16 @@ class Rules:
         leads: numbers of groups by which the LLM's actions go before encoders'.
         holds: encoder backwards that take so many times as long as the LLM's mean one are held; 0: none are.
         alternate: see ``Wish``.
+        ahead: groups by which encoder forwards may be ahead of the LLM's and still go before them; 0: they have no rule
+            of their own.
+        keep: see ``Wish``.
     """
 
     leads: tuple[int, ...]
     holds: tuple[float, ...] = (0.0,)
     alternate: bool = True
+    ahead: int = 0
+    keep: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +54,20 @@ class Choice:
 
 @dataclass(slots=True)
 class Search:
-    """The best schedule of a replica so far."""
+    """The best schedule of a replica so far; ``start`` is the first choice instead of the seeds."""
 
     replica: Replica
     rules: Rules
+    start: Choice | None = None
     state: State = field(init=False)
     seeds: list[Choice] = field(init=False)
     best: Choice = field(init=False)
-    end_s: float = np.inf
+    end_s: float = field(init=False, default=np.inf)
     place: IntArray = field(init=False)
 
     def __post_init__(self) -> None:
         self.state = room_for(self.replica.actions, len(self.replica.load_s))
-        self.seeds = first_choices(self.replica, self.rules)
+        self.seeds = first_choices(self.replica, self.rules) if self.start is None else [self.start]
         self.place = np.zeros(len(self.replica.own), np.int64)
         self.score(self.seeds.pop(0))
 
@@ -75,12 +83,13 @@ class Search:
         position[choice.order] = np.arange(len(choice.order))
         group = position[replica.group]
         actions = replica.actions
-        shifted = group + actions.is_backward * choice.shift[replica.group] - choice.lead * actions.of_llm
+        lead = np.where(actions.is_backward, choice.lead, -self.rules.ahead or choice.lead)
+        shifted = group + actions.is_backward * choice.shift[replica.group] - lead * actions.of_llm
         priority = shifted * (2.0 * len(replica.own)) + replica.inner
         place = np.empty_like(self.place)
         is_long = (choice.hold > 0) & (actions.duration_s > choice.hold * replica.llm_backward_s)
         is_held = (is_long & (actions.of_llm < actions.is_backward)).astype(np.int64)
-        wish = Wish(group, priority, is_held, self.rules.alternate)
+        wish = Wish(group, priority, is_held, self.rules.alternate, self.rules.keep)
         end_s, _ = list_schedule(replica.actions, wish, self.state, place)
         if decisive(end_s) <= decisive(self.end_s):
             self.best, self.end_s, self.place = choice, end_s, place
@@ -136,3 +145,15 @@ def improve(searches: list[Search], rollouts: int) -> None:
         if slowest.is_done:
             break
         slowest.score(slowest.seeds.pop(0) if slowest.seeds else moved(slowest.best, slowest.rules, rng))
+
+
+def ordered(draft: Program, searches: list[Search]) -> Program:
+    """The program in the order that searches found."""
+    slot = np.zeros(int(draft.first_action[-1]), np.int64)
+    for found in searches:
+        slot[found.replica.own] = found.place
+    slots = [
+        Slots(slot[draft.forward_actions(index)], slot[draft.backward_actions(index)])
+        for index in range(len(draft.chunks))
+    ]
+    return reorder(draft, slots)

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts
-from entrain_bench_strategies.braid.listing import BACKWARD, Actions, Wish, list_schedule, room_for
+from entrain_bench_strategies.braid.actions import BACKWARD, Actions, Wish, room_for
+from entrain_bench_strategies.braid.listing import list_schedule
 
 type Row = tuple[Sequence[int], bool, float]
 
@@ -21,6 +22,8 @@ def actions_of(
     receives: Sequence[float] | float = 0.0,
     tails: Sequence[float] | float = 0.0,
     of_llm: Sequence[int] | int = 0,
+    kept: Sequence[tuple[int, float]] | None = None,
+    backward: Sequence[int] | None = None,
 ) -> Actions:
     """Actions.
 
@@ -33,6 +36,8 @@ def actions_of(
         receives: of the actions.
         tails: of the actions.
         of_llm: whether they are the LLM's.
+        kept: bytes that keeping its activations takes, and seconds that it saves the backward, for each.
+        backward: of each forward; any of a backward.
     """
     count, num_lanes = len(rows), 1 + max(max(lanes) for lanes, _, _ in rows)
     edges = sorted(edges)
@@ -55,6 +60,9 @@ def actions_of(
         station,
         np.full(num_lanes, room),
         np.broadcast_to(np.asarray(tails, np.float64), count).copy(),
+        np.arange(count) if backward is None else np.array(backward),
+        np.array([size for size, _ in kept or [(0, 0.0)] * count]),
+        np.array([seconds for _, seconds in kept or [(0, 0.0)] * count]),
     )
 
 
@@ -64,12 +72,13 @@ def scheduled(
     priority: Sequence[float],
     alternate: bool = True,
     held: Sequence[int] | None = None,
+    keep: float = 0.0,
 ) -> tuple[IntArray, float, int]:
     """Place of every action, the end, and the number of forced forwards."""
     groups = np.array(group)
     place = np.full(len(groups), -1)
     is_held = np.zeros(len(groups), np.int64) if held is None else np.array(held)
-    wish = Wish(groups, np.array(priority, np.float64), is_held, alternate)
+    wish = Wish(groups, np.array(priority, np.float64), is_held, alternate, keep)
     end_s, forced = list_schedule(actions, wish, room_for(actions, 1 + int(groups.max())), place)
     return place, end_s, forced
 

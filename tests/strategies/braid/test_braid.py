@@ -15,7 +15,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.strategy.beliefs import packed_iteration_s
-from entrain_bench.strategy.interface import Strategy
+from entrain_bench.strategy.interface import Programs, Strategy
 from entrain_bench.strategy.profile import Profile
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
 from entrain_bench_strategies.braid.assigner import deal_chunks, places_of, spread_chunks, two_columns
@@ -31,11 +31,13 @@ from entrain_bench_strategies.braid.layout import (
 )
 from entrain_bench_strategies.braid.planner import neighbour
 from entrain_bench_strategies.braid.replicas import replicas_of
+from entrain_bench_strategies.braid.scheduler import afforded_rollouts
 from entrain_bench_strategies.braid.search import Choice, Rules, Search, first_choices, improve, moved
 from support.builders import (
     AV_MODEL,
     GIB,
     av_samples,
+    generating_model,
     profile_of,
     random_samples,
     rngs,
@@ -177,9 +179,14 @@ def test_chunks_are_dealt_by_cost_in_every_microbatch() -> None:
 def test_the_llm_comes_with_the_last_encoder_chunk_of_its_microbatch() -> None:
     # Microbatch 0 of replica 0 has two chunks, so its LLM's place is 1; without items there is one place.
     replica, microbatch = np.array([0, 0, 0, 1]), np.array([0, 0, 1, 0])
-    first, last = places_of(replica, microbatch, [np.array([0, 1, 2])], [np.array([0, 1, 0])])
+    items = np.array([0, 1, 2]), np.array([0, 1, 0])
+    first, middle = places_of(replica, microbatch, [items])
     assert first.tolist() == [0, 0, 2, 0]
-    assert last.tolist() == [1, 1, 2, 0]
+    assert middle.tolist() == [1, 1, 2, 0]
+    # A generator's two chunks take the LLM's place and the one behind it.
+    first, middle = places_of(replica, microbatch, [items], [items])
+    assert first.tolist() == [0, 0, 3, 0]
+    assert middle.tolist() == [1, 1, 3, 0]
 
 
 def test_a_chunk_goes_to_the_copy_furthest_below_its_share() -> None:
@@ -231,6 +238,25 @@ def test_ranks_with_much_of_the_llm_get_less_of_the_encoder() -> None:
     assert levelled[0] > 1.15 * levelled[1]
 
 
+def test_what_a_generator_makes_waits_for_its_sample() -> None:
+    profile = profile_for(GENERATING, dp=2, tp=1)
+    wanted = shape(tp=1, pp=4, encoder_tp=1, segments=2, recompute=(False,) * 3)
+    layout = layout_of(profile, wanted)
+    # Two copies of two stages each, as of the encoder.
+    assert [placed.dp for placed in layout.modules] == [4, 2, 4]
+    assert np.array_equal(layout.modules[0].ranks, layout.modules[2].ranks)
+    shapes = random_samples(np.random.default_rng(2), 48)
+    assignment = BraidAssigner(overhead=0.5).assign(shapes, layout, profile)
+    check_assignment(assignment, GENERATING, layout, shapes)
+    _, llm, made = assignment.modules
+    owner = shapes.item_sample[GENERATING.modules[2].units(shapes)]
+    assert np.array_equal(made.replica // 2, llm.replica[owner])
+    assert np.all(made.microbatch >= llm.microbatch[owner])
+    program = BraidScheduler(rollouts=16).schedule(shapes, layout, assignment, profile)
+    check_program(program)
+    assert packed_iteration_s(program, profile) == pytest.approx(profile.trial_s(program), rel=0.1)
+
+
 # The search
 
 
@@ -252,6 +278,22 @@ def test_more_rollouts_are_never_slower_and_go_to_the_slowest() -> None:
     assert searched(64) == ends[2].tolist()
     # One rollout is one replica's.
     assert np.count_nonzero(np.array(searched(1)) != ends[0]) <= 1
+
+
+def test_rollouts_take_a_tenth_of_an_iteration_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = profile_for()
+    layout = layout_of(profile, shape(encoder_tp=1, segments=2))
+    shapes = profile.draw(32)
+    assignment = BraidAssigner().assign(shapes, layout, profile)
+    program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
+    searches = [Search(replica, Rules((0,))) for replica in replicas_of(program, assignment, profile)]
+    longest_s, most = max(one.end_s for one in searches), max(len(one.replica.own) for one in searches)
+    assert afforded_rollouts(searches) == int(0.1 * longest_s / (0.5e-6 * most))
+    # Where an action takes as long as the iteration no rollout is afforded: the first schedule stays.
+    monkeypatch.setattr("entrain_bench_strategies.braid.scheduler.ACTION_S", longest_s)
+    assert np.array_equal(
+        BraidScheduler(rollouts=64).schedule(shapes, layout, assignment, profile).lane_actions, program.lane_actions
+    )
 
 
 def test_moves_keep_all_groups() -> None:
@@ -284,11 +326,29 @@ def test_what_it_believes_is_about_what_it_takes() -> None:
 # As a user meets it
 
 
-@pytest.mark.parametrize("model", [MODEL, AV_MODEL, tiny_model(encoder=0, llm=6)], ids=["one", "two", "none"])
+GENERATING = generating_model()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [MODEL, AV_MODEL, tiny_model(encoder=0, llm=6), GENERATING],
+    ids=["one", "two", "none", "a generator besides"],
+)
 def test_it_plans_for_any_number_of_encoders(model: object) -> None:
     profile = profile_for(model)
     layout = BRAID.plan(profile)
     check_program(BRAID.program(profile.draw(32), layout, profile))
+
+
+def test_of_every_width_of_the_llm_a_layout_is_drafted() -> None:
+    profile = profile_for()
+    work = Work(profile, profile.draw(64), 0.05)
+    planner = BraidPlanner(num_drafts=2)
+    rated = planner._rated(profile, work, recompute_later=True)
+    drafts = planner._candidates(profile, work, profile.draw(32), Programs(BRAID, profile))
+    widths = {(draft.layout.modules[-1].tp, draft.layout.modules[-1].cp) for draft in drafts}
+    assert widths == {shape.width for shape in rated}
+    assert len(widths) > 2
 
 
 @pytest.mark.parametrize("request_", [{"tp": 1, "cp": 2}, {"cp": 4, "dp": 1}, {"pp": 8}, {"dp": 8}])
@@ -312,6 +372,29 @@ def test_memory_makes_it_recompute_or_refuse() -> None:
     assert needed < 16 * GIB
 
 
+def test_of_all_searches_for_a_tight_memory_the_fastest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As if rollouts cost nothing: iterations of a tiny model could not afford all searches.
+    monkeypatch.setattr("entrain_bench_strategies.braid.scheduler.ACTION_S", 1e-12)
+    profile = profile_for(dp=2, tp=1)
+    layout = layout_of(profile, shape(tp=1, pp=4, encoder_tp=1, segments=4))
+    shapes = profile.draw(32)
+    assignment = BraidAssigner().assign(shapes, layout, profile)
+
+    def believed_s(share: float, **options: object) -> float:
+        ample = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
+        state = profile.memory.lane_state_bytes(layout).max()
+        room = share * (profile.memory.peak_bytes(ample).max() - state) + state
+        budget = room * profile.job.memory_budget_bytes / profile.job.planning_budget_bytes
+        tight = profile.for_job(replace(profile.job, memory_budget_bytes=float(budget)))
+        program = BraidScheduler(**{"rollouts": 32, **options}).schedule(shapes, layout, assignment, tight)  # type: ignore[arg-type]
+        assert program.remade
+        assert tight.memory.peak_bytes(program).max() <= tight.job.planning_budget_bytes
+        return packed_iteration_s(program, tight)
+
+    some = [believed_s(0.3, keeps=(keep,), aheads=(ahead,)) for keep in (0.0, 1.0) for ahead in (0, 4)]
+    assert believed_s(0.3) == min(some)
+
+
 def test_other_ratios_of_replicas_are_refused() -> None:
     profile = profile_for()
     layout = layout_of(profile, shape(encoder_tp=1, segments=2))
@@ -331,6 +414,8 @@ def test_other_ratios_of_replicas_are_refused() -> None:
         (lambda: BraidPlanner(overhead=1.0), "strategy.planner.overhead=1.0: must be above 0 and below 1"),
         (lambda: BraidScheduler(rollouts=-1), "strategy.scheduler.rollouts=-1: must be at least 0"),
         (lambda: BraidScheduler(llm_leads=(-1,)), "strategy.scheduler.llm_leads"),
+        (lambda: BraidScheduler(aheads=(-1,)), r"strategy.scheduler.aheads=\[-1\]: must be numbers of 0 or more"),
+        (lambda: BraidScheduler(keeps=(2.0,)), r"strategy.scheduler.keeps=\[2.0\]: must be numbers from 0 to 1"),
     ],
 )
 def test_options_that_cannot_be_are_refused(make: object, said: str) -> None:

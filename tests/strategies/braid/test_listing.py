@@ -7,7 +7,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from entrain_bench_strategies.braid.listing import Actions
+from entrain_bench_strategies.braid.actions import Actions
 from support.braid import Row, actions_of, lanes_of, most_held, orders, scheduled, timed
 
 F, B = False, True
@@ -83,6 +83,17 @@ def test_what_never_fits_is_let_in_all_the_same() -> None:
     assert ([*place], end_s, forced) == ([0, 1], 2.0, 1)
 
 
+@pytest.mark.parametrize(("keep", "end"), [(0.0, 10.0), (0.5, 10.0), (0.75, 8.0), (1.0, 6.0)])
+def test_activations_are_kept_where_there_is_room_beside_what_was_let_in(keep: float, end: float) -> None:
+    # Two pairs of 1 and 4 s, of which 2 s are recomputation, one after the other; each holds 1 byte, and 2 more if it
+    # is kept. Room for 4 bytes: both are let in at once, so that the first fills 4 if it is kept, and the second 3.
+    rows: list[Row] = [((0,), F, 1.0), ((0,), B, 4.0), ((0,), F, 1.0), ((0,), B, 4.0)]
+    edges = [(0, 1, 0.0), (1, 2, 0.0), (2, 3, 0.0)]
+    actions = actions_of(rows, edges, room=4, kept=[(2, 2.0)] * 4, backward=[1, 1, 3, 3])
+    _, end_s, forced = scheduled(actions, [0, 0, 1, 1], [0.0, 0.0, 1.0, 1.0], keep=keep)
+    assert (end_s, forced) == (end, 0)
+
+
 @st.composite
 def random_actions(draw: st.DrawFn, most_groups: int) -> tuple[Actions, list[int], list[float]]:
     """Groups of forwards and their backwards over chains of lanes, some of them wide."""
@@ -92,6 +103,7 @@ def random_actions(draw: st.DrawFn, most_groups: int) -> tuple[Actions, list[int
     edges: list[tuple[int, int, float]] = []
     groups: list[int] = []
     sizes: list[int] = []
+    partner: list[int] = []
     for group in range(num_groups):
         chain = []
         for _ in range(int(rng.integers(1, 3))):
@@ -104,11 +116,13 @@ def random_actions(draw: st.DrawFn, most_groups: int) -> tuple[Actions, list[int
         edges += [(first + step, first + step + 1, float(rng.integers(0, 3))) for step in range(2 * depth - 1)]
         groups += 2 * depth * [group]
         sizes += [*own, *reversed(own)]
+        partner += [first + 2 * depth - 1 - step for step in range(2 * depth)]
     # All lanes are there.
     if max(max(lanes) for lanes, _, _ in rows) + 1 < num_lanes:
         rows.append(([num_lanes - 1], F, 1.0))
         groups.append(0)
         sizes.append(0)
+        partner.append(len(rows) - 1)
     need = np.zeros((num_groups, num_lanes), np.int64)
     for (lanes, back, _), group, size in zip(rows, groups, sizes, strict=True):
         if not back:
@@ -121,6 +135,7 @@ def random_actions(draw: st.DrawFn, most_groups: int) -> tuple[Actions, list[int
         sends=rng.integers(0, 2, len(rows)).astype(np.float64),
         receives=rng.integers(0, 2, len(rows)).astype(np.float64),
         tails=rng.integers(0, 4, len(rows)).astype(np.float64),
+        backward=partner,
     )
     return actions, groups, rng.random(len(rows)).tolist()
 
@@ -144,6 +159,19 @@ def test_every_schedule_is_valid_within_memory_and_as_long_as_it_says(
     assert end_s == pytest.approx(timed(actions, order))
     again, _, _ = scheduled(actions, groups, priority, alternate, held)
     assert np.array_equal(place, again)
+
+
+@settings(deadline=None)
+@given(random_actions(most_groups=12), st.sampled_from([0.5, 1.0]))
+def test_keeping_activations_never_blocks_anything(case: tuple[Actions, list[int], list[float]], keep: float) -> None:
+    actions, groups, priority = case
+    # What is kept saves no time here: the order may be another one, and is as long as it says.
+    more = 2 * actions.size_bytes
+    actions = actions._replace(kept_bytes=more, room_bytes=actions.room_bytes + int(more.max()))
+    place, end_s, forced = scheduled(actions, groups, priority, keep=keep)
+    assert (sorted(place), forced) == ([*range(len(place))], 0)
+    assert most_held(actions, np.argsort(place)) <= actions.room_bytes.max()
+    assert end_s == pytest.approx(timed(actions, np.argsort(place)))
 
 
 @settings(max_examples=25)
