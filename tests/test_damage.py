@@ -34,7 +34,9 @@ def test_a_trace_of_few_bytes_and_too_many_rows_is_not_read(tmp_path: Path, caps
     with pq.ParquetWriter(path, pa.schema([("text_tokens", pa.int32())]), compression="zstd") as writer:
         writer.write_table(pa.table({"text_tokens": pa.array(np.full(rows, 100, np.int32))}), row_group_size=rows)
     assert run(tmp_path / "results", "workload=trace", f"workload.path={path}") == 2
-    assert capsys.readouterr().err.endswith(f"{path}: has {rows} rows; must have at most 20000000\n")
+    assert capsys.readouterr().err.endswith(
+        f"{path}: has {rows} rows; must have at most 20000000 (workload.take=first:20000000 takes so many)\n"
+    )
 
 
 def test_whole_numbers_may_be_written_as_powers_of_ten(tmp_path: Path) -> None:

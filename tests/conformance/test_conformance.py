@@ -19,7 +19,8 @@ from entrain_bench.run import compose_cells
 from support.wide import FEW, each_strategy, wide_unless
 
 NEEDS_AUDIO = ("librispeech", "synthetic_av")
-WORKLOADS = [name for name in choices("workload") if name != "trace"]
+# Without those that need a file of the user's.
+WORKLOADS = [name for name in choices("workload") if name not in ("trace", "twin")]
 MODELS = ("tiny", "tiny_av")
 # Without make test-slow: tiny_av takes samples with and without audio, tiny a trace and what it must refuse.
 # Workloads that resemble another one, and all other pairs, with make test-slow.
