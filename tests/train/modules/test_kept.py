@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -22,15 +21,6 @@ LAYERS = [
     for module in MODEL.modules
     for layer in sorted({module.layer_kind.tolist().index(kind) for kind in module.layer_kind.tolist()})
 ]
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[StageGroups]:
-    prepare_platform()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    group = dist.new_group([0])
-    yield StageGroups(group, group, group)
-    dist.destroy_process_group()
 
 
 def name_of(module: ModuleSpec, layer: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from math import prod
 from pathlib import Path
@@ -23,15 +22,6 @@ from support.train.published import CASES, PICTURES, hub_name, module_errors, qw
 from support.train.ranks import run_ranks
 
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[StageGroups]:
-    prepare_platform()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    group = dist.new_group([0])
-    yield StageGroups(group, group, group)
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("case", CASES)

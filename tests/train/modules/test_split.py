@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from entrain_bench.train.modules import Pack, Stage, StageGroups
 from entrain_bench.train.modules.split import WeightPass
-from entrain_bench.train.platform import prepare_platform
 from support.train.allocations import allocated, num_bytes
 from support.train.kept import LENGTHS, input_of, wide_model
 from support.train.modules import batch_of, differences, run_module, small_model, stage_of
@@ -27,15 +24,6 @@ LAYERS = [
     for layer in sorted({module.layer_kind.tolist().index(kind) for kind in module.layer_kind.tolist()})
 ]
 WAITING = 4 * sum(LENGTHS) * sum(gemm.k + gemm.n for gemm in WIDE.llm.layers[1].gemms)
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[StageGroups]:
-    prepare_platform()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    group = dist.new_group([0])
-    yield StageGroups(group, group, group)
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(("name", "cuts"), [("vision", (1, 4)), ("audio", (2,)), ("llm", (1, 2, 3)), ("llm", ())])

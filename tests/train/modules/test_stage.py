@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, initialise, named_parameters
-from entrain_bench.train.platform import prepare_platform
 from support.builders import TOKENS
 from support.train.modules import (
     CPU,
@@ -31,15 +28,6 @@ from support.train.modules import (
     stage_of,
 )
 from support.train.reference import Reference, normal
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[StageGroups]:
-    prepare_platform()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    group = dist.new_group([0])
-    yield StageGroups(group, group, group)
-    dist.destroy_process_group()
 
 
 def reference_of(module: ModuleSpec, stage: Stage) -> Grads:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -16,20 +15,10 @@ from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.modules import Stage, StageGroups, named_parameters
-from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.weights import Checkpoint, load_weights, save_weights
 from entrain_bench.train.weights.reading import check_tensors, default_roots
 from support.builders import TOKENS, placed
 from support.train.modules import module_config, small_model, stage_of
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[StageGroups]:
-    prepare_platform()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    group = dist.new_group([0])
-    yield StageGroups(group, group, group)
-    dist.destroy_process_group()
 
 
 def stages_of(model: ModelSpec, groups: StageGroups, cuts: dict[str, int]) -> dict[tuple[int, int], Stage]:
