@@ -71,7 +71,7 @@ def arrange(
     window = first + block_row // span * windows_wide[item] + block_column // span
     order = torch.sort(window, stable=True).indices
     _, counts = torch.unique_consecutive(window[order], return_counts=True)
-    return Arrangement(order, torch.argsort(order), rows[order], columns[order], tuple(counts.tolist()))
+    return Arrangement(order, torch.argsort(order, stable=True), rows[order], columns[order], tuple(counts.tolist()))
 
 
 def arrangement_of(module: ModuleSpec, pack: Pack) -> Arrangement | None:
