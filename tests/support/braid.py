@@ -1,14 +1,35 @@
-"""Actions for Braid's list scheduler, and their times once more, from the definition and in plain Python."""
+"""Braid for a tiny model; actions for its list scheduler, and their times from the definition, in plain Python."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import Degrees, LayoutRequest
+from entrain_bench.strategy.interface import Strategy
+from entrain_bench.strategy.profile import Profile
+from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
 from entrain_bench_strategies.braid.actions import BACKWARD, Actions, Wish, room_for
+from entrain_bench_strategies.braid.layout import (
+    Shape,
+    Work,
+    place,
+    split_layers,
+)
 from entrain_bench_strategies.braid.listing import list_schedule
+from support.builders import (
+    AV_MODEL,
+    av_samples,
+    profile_of,
+    random_samples,
+    tiny_cluster,
+    tiny_job,
+    tiny_model,
+)
 
 type Row = tuple[Sequence[int], bool, float]
 
@@ -134,3 +155,24 @@ def most_held(actions: Actions, order: Sequence[int]) -> int:
 def lanes_of(actions: Actions, action: int) -> IntArray:
     """Lanes of an action."""
     return actions.lanes[actions.lane_offsets[action] : actions.lane_offsets[action + 1]]
+
+
+MODEL = tiny_model(encoder=6, llm=6)
+BRAID = Strategy("braid", BraidPlanner(num_drafts=4, num_trials=2), BraidAssigner(), BraidScheduler(rollouts=16))
+
+
+def profile_for(model: object = MODEL, **request: int) -> Profile:
+    job = tiny_job(model, tiny_cluster(2, 4), request=LayoutRequest(**request))  # type: ignore[arg-type]
+    shapes = (
+        av_samples(np.random.default_rng(0), 64) if model is AV_MODEL else random_samples(np.random.default_rng(0), 64)
+    )
+    return profile_of(job, shapes)
+
+
+def shape(tp: int = 2, pp: int = 2, dp: int = 2, **changes: object) -> Shape:
+    plain = Shape(Degrees(tp, 1, pp, dp), tp, 1, 1, pp, 1, True, (False, False), 8)
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def layout_of(profile: Profile, wanted: Shape) -> Layout:
+    return place(profile.job, wanted, split_layers(Work(profile, profile.draw(64), 0.05), wanted).layers)
