@@ -12,7 +12,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 # Containers set it; then every process compiles the suite, torch and megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quick figures report measured fidelity claims calibration verify reference test test-wide test-slow mutants fuzz screenshots bench ui lint clean
+.PHONY: help setup quick figures report measured fidelity gpu-check claims calibration verify reference test test-wide test-slow mutants fuzz screenshots bench ui lint clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -49,6 +49,9 @@ measured: setup ## Train on 4 ranks of this machine; draws results/figures/measu
 
 fidelity: setup ## Train and predict 60 programs on this machine; draws results/figures/fidelity.{pdf,png,csv}
 	$(PYTHON) -m entrain_bench.fidelity$(if $(PROFILE), --truth cluster/device=profiled "cluster.device.path=$(PROFILE)")
+
+gpu-check: setup ## Check training on the GPUs here, measure, predict: results/gpu-check-<date>/ (OPTIONS=--help)
+	$(PYTHON) -m entrain_bench.gpu_check $(OPTIONS)
 
 claims: setup ## Run what is missing; write results/claims.csv, results/claims.md and results/results.md
 	$(BENCH) figures$(FOLDER) claims results

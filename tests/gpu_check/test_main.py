@@ -1,0 +1,153 @@
+"""The command: options, steps that fail or were done before, and a whole check on the CPU."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from entrain_bench.config.compose import Composer
+from entrain_bench.config.profile import compose_profile
+from entrain_bench.config.tree import choices
+from entrain_bench.errors import UserError
+from entrain_bench.gpu_check.__main__ import chosen_steps, main, run_steps
+from entrain_bench.gpu_check.result import FAILED, PASSED, SKIPPED, Finding
+from entrain_bench.gpu_check.settings import CORRECTNESS, Setup
+from entrain_bench.gpu_check.steps import STEPS, Check
+from support.gpu_check import machine
+
+
+def check_in(folder: Path) -> Check:
+    return Check(machine(), Setup("cpu", 2, False, folder), folder, lambda _: None)
+
+
+class Counted:
+    """A step that counts its calls, and may fail."""
+
+    def __init__(self, finding: Finding | Exception) -> None:
+        self.finding, self.calls = finding, 0
+
+    def __call__(self, _: Check) -> Finding:
+        self.calls += 1
+        if isinstance(self.finding, Exception):
+            raise self.finding
+        return self.finding
+
+
+def test_a_step_that_fails_stops_no_other_and_alone_is_repeated(tmp_path: Path) -> None:
+    counted = {
+        "environment": Counted(Finding(PASSED, "fine")),
+        "tests": Counted(KeyError("x")),
+        "correctness": Counted(UserError("a=1: must be 2")),
+        "profile": Counted(Finding(SKIPPED, "no GPU")),
+    }
+    steps: dict[str, Callable[[Check], Finding]] = {**counted}
+    check = check_in(tmp_path)
+    results = run_steps(check, [*steps], steps=steps)
+    assert [result.finding.verdict for result in results] == [PASSED, FAILED, FAILED, SKIPPED]
+    assert "KeyError: 'x'" in results[1].finding.result
+    assert results[2].finding.result == "a=1: must be 2"
+    report = (tmp_path / "report.md").read_text()
+    assert "| throughput | How fast does the 1B model train? | not run |" in report
+    assert len(json.loads((tmp_path / "numbers.json").read_text())) == len(steps)
+    counted["tests"].finding = Finding(PASSED, "mended")
+    results = run_steps(check, [*steps], steps=steps)
+    assert [result.finding.verdict for result in results] == [PASSED, PASSED, FAILED, SKIPPED]
+    assert [step.calls for step in counted.values()] == [1, 2, 2, 1]
+    assert "mended" in (tmp_path / "report.md").read_text()
+    run_steps(check, ["environment"], again=True, steps=steps)
+    assert counted["environment"].calls == 2
+    # On another machine everything is done anew.
+    other = replace(check, machine=replace(machine(), identity={"processor": "another"}))
+    run_steps(other, ["environment"], steps=steps)
+    assert counted["environment"].calls == 3
+
+
+def test_interrupted_steps_are_not_done(tmp_path: Path) -> None:
+    steps: dict[str, Callable[[Check], Finding]] = {"environment": Counted(Finding(PASSED, "fine"))}
+
+    def interrupt(_: Check) -> Finding:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_steps(check_in(tmp_path), ["environment", "tests"], steps={**steps, "tests": interrupt})
+    assert [path.name for path in (tmp_path / "steps").iterdir()] == ["environment.json"]
+
+
+def test_steps_run_in_their_order() -> None:
+    assert chosen_steps(None) == [*STEPS]
+    assert chosen_steps("fidelity,profile") == ["profile", "fidelity"]
+    with pytest.raises(UserError, match=r"--steps=profil: unknown \(did you mean profile\?\)"):
+        chosen_steps("profil")
+
+
+@pytest.mark.parametrize(
+    ("kind", "found", "asked", "used"),
+    [("cuda", 1, None, 1), ("cuda", 3, None, 2), ("cuda", 8, None, 8), ("cuda", 16, 4, 4), ("cpu", 0, None, 2)],
+)
+def test_as_many_devices_as_layouts_are_made_for(kind: str, found: int, asked: int | None, used: int) -> None:
+    assert Setup.of(kind, found, asked, False, Path()).num_devices == used
+
+
+@pytest.mark.parametrize(("found", "asked"), [(2, 4), (8, 3), (8, 0)])
+def test_other_numbers_of_devices_are_refused(found: int, asked: int) -> None:
+    with pytest.raises(UserError, match=rf"--devices={asked}: must be "):
+        Setup.of("cuda", found, asked, False, Path())
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_devices", "everything"), [("cpu", 2, False), ("cpu", 8, True), ("cuda", 1, False), ("cuda", 8, True)]
+)
+def test_jobs_are_ones_that_there_are(kind: str, num_devices: int, everything: bool) -> None:
+    setup = Setup(kind, num_devices, everything, Path("folder"))
+    jobs = [[*CORRECTNESS, *setup.unprofiled(num_devices)]]
+    for plan in (setup.fidelity(), setup.throughput()):
+        jobs += [[*plan.job, *overrides, *setup.profiled()] for overrides in plan.workloads.values()]
+        assert {*plan.strategies} <= {*choices("strategy")}
+    for job in jobs:
+        given = [*job, *setup.training(num_devices), f"harness.dtype={setup.dtype}"]
+        assert Composer(None).run(given).global_batch % num_devices == 0
+    compose_profile(setup.profiling(), None)
+
+
+# Eleven starts of torch and megatron-core, most of them on two ranks.
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_check_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "check"
+    command = ["--output", str(folder), "--device", "cpu"]
+    assert main(command) == 0, capsys.readouterr().out
+    results = {result["name"]: result for result in json.loads((folder / "numbers.json").read_text())}
+    verdicts = {name: result["finding"]["verdict"] for name, result in results.items()}
+    assert verdicts == {
+        **dict.fromkeys(STEPS, PASSED), "tests": SKIPPED, "throughput": SKIPPED
+    }  # fmt: skip
+    losses = results["correctness"]["finding"]["tables"]["Losses in float32"]
+    assert [row["strategy"] for row in losses] == ["megatron", "entrain", "fsdp"]
+    assert all(0 <= row["largest_difference"] <= 1e-5 for row in losses)
+    programs = results["fidelity"]["finding"]["tables"]["Iterations"]
+    assert len(programs) == 3
+    assert all(row["predicted_s"] > 0 < row["measured_s"] for row in programs)
+    with zipfile.ZipFile(f"{folder}.zip") as archive:
+        assert "check/report.md" in archive.namelist()
+    texts = [path.read_text() for path in folder.rglob("*") if path.suffix in (".md", ".json", ".log", ".xml")]
+    assert not any(str(Path.home()) in text.replace(str(Path.cwd()), "") for text in texts if str(Path.home()) != "/")
+    capsys.readouterr()
+    # Nothing is left to do.
+    assert main(command) == 0
+    assert capsys.readouterr().out.count(" earlier") == len(STEPS)
+
+
+def test_bad_options_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--steps", "x"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("gpu-check: --steps=x: unknown; choices: correctness, environment,")
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert main(["--output", str(blocked / "inside")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"gpu-check: --output={blocked / 'inside'}: cannot be written to (Not a directory)"
