@@ -1,17 +1,30 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and folders that are gone with the process that made them."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import secrets
+import shutil
+import subprocess
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 # What the name of a file ends with that is being written.
 PARTIAL = ".partial"
+# Reads paths until whoever writes them is gone, then removes them; again and again, for processes that have yet to
+# notice may still write there.
+GUARD = """
+set --
+while IFS= read -r path; do set -- "$@" "$path"; done
+for pause in 0 0.2 1 5; do
+  sleep "$pause"
+  rm -rf -- "$@"
+done
+"""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -68,3 +81,32 @@ def remove_partial(folder: Path) -> None:
             with suppress(OSError), partial.open("r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 partial.unlink()
+
+
+@contextmanager
+def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """A folder that is removed afterwards, or as soon as this process is gone: killed (SIGKILL) or not.
+
+    A small process sees to it (``sh``, in a session of its own, which no Ctrl-C reaches): the pipe to it closes with
+    this process.
+
+    Args:
+        prefix: what its name begins with.
+        parent: where it is, such as ``/dev/shm`` for files that processes share; None: the system's temporary folder.
+    """
+    folder = (parent or Path(tempfile.gettempdir())) / f"{prefix}{secrets.token_hex(8)}"
+    guard = subprocess.Popen(
+        ["/bin/sh", "-c", GUARD], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/", start_new_session=True
+    )
+    assert guard.stdin
+    try:
+        # Known before it is there, so that it never is unguarded.
+        guard.stdin.write(f"{folder.absolute()}\n".encode())
+        guard.stdin.flush()
+        folder.mkdir(mode=0o700)
+        yield folder
+    finally:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+        guard.kill()
+        guard.communicate()

@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from entrain_bench import files
 from entrain_bench.cli import run_command
-from entrain_bench.files import remove_partial, write_atomically
+from entrain_bench.files import remove_partial, temporary_folder, write_atomically
+from support.processes import eventually
 
 RUN = ["model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "layout.tp=1", "layout.dp=2"]
 
@@ -93,3 +95,76 @@ def test_where_locks_are_unknown_files_are_written_and_nothing_is_removed(
     write_atomically(tmp_path / "new", b"whole")
     remove_partial(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".old.abc.partial", "new"]
+
+
+# Makes a folder; another process goes on writing there.
+HOLDER = """
+import subprocess, sys, time
+from pathlib import Path
+from entrain_bench.files import temporary_folder
+LATE = 'for i in 1 2 3 4 5 6; do mkdir -p "$0"; touch "$0/late"; sleep 0.1; done'
+with temporary_folder("held-", Path(sys.argv[1])) as folder:
+    (folder / "inside").mkdir()
+    (folder / "inside" / "file").write_text("x")
+    if sys.argv[2] == "leave":
+        sys.exit(3)
+    subprocess.Popen(["sh", "-c", LATE, str(folder)])
+    print(folder, flush=True)
+    time.sleep(1000)
+"""
+
+
+def guards_of(folder: Path) -> list[str]:
+    """Processes that wait to remove a folder: their command lines do not name it, their input does."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            line = (entry / "cmdline").read_bytes()
+            if b"IFS= read -r path" in line and str(folder) in (entry / "environ").read_text():
+                found.append(entry.name)
+    return found
+
+
+def test_a_temporary_folder_is_gone_afterwards(tmp_path: Path) -> None:
+    with temporary_folder("held-", tmp_path) as folder:
+        assert folder.parent == tmp_path
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "file").write_text("x")
+    assert not list(tmp_path.iterdir())
+    with temporary_folder("held-", tmp_path) as folder:
+        # Somebody else was faster.
+        folder.rmdir()
+
+
+def test_folders_do_not_meet(tmp_path: Path) -> None:
+    with temporary_folder("held-", tmp_path) as one, temporary_folder("held-", tmp_path) as other:
+        assert one != other
+        assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_killed_process_leaves_no_temporary_folder(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    # By what it inherits its guard is known.
+    environment = os.environ | {"HELD_IN": str(place)}
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(place), "stay"], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert holder.stdout
+    folder = Path(holder.stdout.readline().strip())
+    assert (folder / "inside" / "file").exists()
+    assert len(guards_of(place)) == 1
+    holder.kill()
+    holder.wait()
+    assert eventually(lambda: not guards_of(place), 20.0)
+    assert not list(place.iterdir())
+
+
+def test_an_exit_leaves_neither_folder_nor_guard(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    environment = os.environ | {"HELD_IN": str(place)}
+    done = subprocess.run([sys.executable, "-c", HOLDER, str(place), "leave"], env=environment, check=False)
+    assert done.returncode == 3
+    assert not list(place.iterdir())
+    assert not guards_of(place)

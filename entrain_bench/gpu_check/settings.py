@@ -126,7 +126,7 @@ class Setup:
         common = [f"tp={degrees}".replace(" ", ""), f"ranks={ranks[1:]}".replace(" ", ""), f"output={self.profile}"]
         if self.on_gpu:
             return ["model=qwen25vl_llama3_1b", "max_repetitions=20", "point_s=2", *common, "device=cuda"]
-        small = ["model=tiny", "tokens=[16,128,1024]", "min_repetitions=3", "max_repetitions=5", "point_s=1"]
+        small = ["model=tiny", "tokens=[16,128,1024]", "min_repetitions=3", "max_repetitions=5"]
         return [*small, "message_bytes=[4096,1048576]", *common, "device=cpu"]
 
     def strategies(self) -> tuple[str, ...]:

@@ -15,10 +15,10 @@ from entrain_bench.gpu_check.steps import (
     accuracy,
     environment,
     fidelity,
+    gpu_tests,
     judge_correctness,
     judge_tests,
     profile,
-    gpu_tests,
     throughput,
     verdict_of,
 )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
+import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +18,12 @@ from entrain_bench.files import write_atomically
 
 # A crash prints a stack of every thread, and the names of all extension modules.
 OUTPUT_CHARS = 20_000
+# Between two signs of life of a rank.
+BEAT_S = 1.0
+# A rank that others waited for in vain has shown none for this part of the time they waited.
+SILENT_PART = 0.5
+# What others say of it.
+_WAITED = re.compile(r"waited longer than harness\.\w+=([0-9.e+]+)")
 # Errors that say everything in their line; others are of the rank they happened on.
 _KNOWN = {
     kind.__name__: kind for kind in (UserError, IncompatibleError, DeadlockError, OutOfMemoryError, ExecutionError)
@@ -72,23 +81,74 @@ def read_output(work: Path, rank: int) -> str:
     return path.read_text(errors="replace")[-OUTPUT_CHARS:] if path.exists() else ""
 
 
-def first_cause(work: Path, exit_codes: Mapping[int, int | None], nccl_timeout_s: float | None) -> Exception:
-    """The failure that came first; later ones only follow from it.
+def sign_of_life(work: Path, rank: int) -> Path:
+    """The file whose time is that of a rank's last sign of life."""
+    return work / f"alive{rank}"
+
+
+def show_life(work: Path, rank: int) -> None:
+    """Show every second, from a thread, that this process is neither stopped nor held up by something without end."""
+
+    def beat() -> None:
+        while True:
+            try:
+                os.utime(sign_of_life(work, rank))
+            except FileNotFoundError:
+                # Nobody wants to know any more.
+                return
+            time.sleep(BEAT_S)
+
+    threading.Thread(target=beat, name="show-life", daemon=True).start()
+
+
+def silent_rank(work: Path, ranks: Iterable[int], least_s: float) -> tuple[int, float] | None:
+    """The rank of which nothing was heard for longest, and for how many seconds; None if all showed life lately.
+
+    Args:
+        work: the folder in which ranks leave their signs.
+        ranks: those that still run.
+        least_s: seconds that are not lately any more.
+    """
+    now = time.time()
+    since = {rank: now - sign_of_life(work, rank).stat().st_mtime for rank in ranks}
+    rank = max(since, key=lambda one: since[one], default=None)
+    return None if rank is None or since[rank] < max(least_s, 2 * BEAT_S) else (rank, since[rank])
+
+
+def first_cause(work: Path, exit_codes: Mapping[int, int | None], timeout_s: float, *, uses_nccl: bool) -> Exception:
+    """The failure that came first; later ones only follow from it. Of a rank that others wait for in vain, its silence.
 
     Args:
         work: the folder in which ranks leave their failures.
         exit_codes: of every rank, by rank; the number of a signal is negative, None is a rank that still ran.
-        nccl_timeout_s: after which NCCL aborts a rank that waits; None if ranks do not use it.
+        timeout_s: after which a rank that waits for another gives up.
+        uses_nccl: whether NCCL aborts it.
     """
     failures = read_failures(work)
     explained = {failure.rank for failure in failures}
     for rank, code in exit_codes.items():
         # Dead without a word: what the others say is that they lost it.
         if code and rank not in explained:
-            error = ExecutionError(f"rank {rank}: {_how_it_ended(code, nccl_timeout_s)}")
+            aborted = uses_nccl and code == -signal.SIGABRT
+            cause = f"rank {rank}: {_how_it_ended(code, timeout_s if uses_nccl else None)}"
+            error = _after_silence(work, exit_codes, timeout_s, cause) if aborted else ExecutionError(cause)
             error.__cause__ = ExecutionError(f"last output of rank {rank}:\n{read_output(work, rank)}")
             return error
-    return failures[0].as_error()
+    first = failures[0].as_error()
+    if waited := _WAITED.search(str(first)):
+        error = _after_silence(work, exit_codes, float(waited[1]), str(first))
+        error.__cause__ = first.__cause__
+        return error
+    return first
+
+
+def _after_silence(work: Path, exit_codes: Mapping[int, int | None], waited_s: float, cause: str) -> ExecutionError:
+    """The error of a rank that waited in vain, which names the one that it waited for where that is silent."""
+    running = [rank for rank, code in exit_codes.items() if code is None]
+    if silent := silent_rank(work, running, SILENT_PART * waited_s):
+        rank, silent_s = silent
+        return ExecutionError(f"rank {rank}: showed no sign of life for {silent_s:.0f} s (stopped, or hung); {cause}")
+    return ExecutionError(cause)
 
 
 def _how_it_ended(code: int, nccl_timeout_s: float | None) -> str:

@@ -12,14 +12,14 @@ from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch.distributed as dist
 
 from entrain_bench.config.schema import RunConfig
+from entrain_bench.files import temporary_folder
 from entrain_bench.records.outcome import Outcome
 from entrain_bench.train.device import device_of
-from entrain_bench.train.launching.failures import first_cause
+from entrain_bench.train.launching.failures import first_cause, sign_of_life
 from entrain_bench.train.launching.handover import config_to_json, read_outcome
 from entrain_bench.train.launching.processes import (
     LOCALHOST,
@@ -83,10 +83,11 @@ def run_on_ranks[T](
     """
     device = crew.device
     ranks: list[BaseProcess] = []
-    with _signals_raise(), TemporaryDirectory(prefix="entrain-bench-") as folder, environment_of_ranks(device):
-        work = Path(folder)
+    with _signals_raise(), temporary_folder("entrain-bench-") as work, environment_of_ranks(device):
         for name, text in files.items():
             (work / name).write_text(text)
+        for rank in range(crew.num_ranks):
+            sign_of_life(work, rank).touch()
         # Ranks meet at a store of this process, which outlives every one of them.
         store = dist.TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
         try:
@@ -101,7 +102,7 @@ def run_on_ranks[T](
                 process.join()
                 process.close()
         if any(exit_codes.values()):
-            raise first_cause(work, exit_codes, crew.timeout_s if device == "cuda" else None)
+            raise first_cause(work, exit_codes, crew.timeout_s, uses_nccl=device == "cuda")
         return collect(work)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.outcome import Outcome
-from entrain_bench.train.launching.failures import output_path, write_failure
+from entrain_bench.train.launching.failures import output_path, show_life, write_failure
 from entrain_bench.train.launching.handover import config_from_json, write_outcome
 from entrain_bench.workers import end_with_parent
 
@@ -40,6 +40,7 @@ def run_rank(environment: Mapping[str, str], work: Path, job: RankJob) -> None:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(output.fileno(), stream.fileno())
     faulthandler.enable()
+    show_life(work, rank)
 
     def report(_: int) -> None:
         if rank == 0:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +13,16 @@ import pytest
 import torch
 
 from entrain_bench.errors import ExecutionError, IncompatibleError, UserError
-from entrain_bench.train.launching.failures import first_cause, output_path, read_failures, write_failure
+from entrain_bench.train.launching.failures import (
+    first_cause,
+    output_path,
+    read_failures,
+    show_life,
+    sign_of_life,
+    silent_rank,
+    write_failure,
+)
+from support.processes import eventually
 
 
 @pytest.mark.parametrize(
@@ -50,13 +62,64 @@ def test_failures_travel_to_the_launcher(tmp_path: Path, error: Exception, kind:
 def test_the_first_cause_is_named(
     tmp_path: Path, exit_codes: Mapping[int, int | None], left: dict[int, Exception], message: str
 ) -> None:
+    for rank in exit_codes:
+        sign_of_life(tmp_path, rank).touch()
     for rank, error in left.items():
         write_failure(tmp_path, rank, error)
-    assert str(first_cause(tmp_path, exit_codes, nccl_timeout_s=120.0)) == message
+    assert str(first_cause(tmp_path, exit_codes, 120.0, uses_nccl=True)) == message
 
 
 def test_what_a_dead_rank_printed_is_kept(tmp_path: Path) -> None:
     output_path(tmp_path, 1).write_text("Watchdog caught collective operation timeout")
-    error = first_cause(tmp_path, {1: -signal.SIGABRT}, nccl_timeout_s=None)
+    error = first_cause(tmp_path, {1: -signal.SIGABRT}, 120.0, uses_nccl=False)
     assert str(error) == "rank 1: was killed by SIGABRT"
     assert str(error.__cause__) == "last output of rank 1:\nWatchdog caught collective operation timeout"
+
+
+WAITED = "rank 0: waited longer than harness.timeout_s=10 for another (Timed out)"
+SILENT = "rank 2: showed no sign of life for 9 s (stopped, or hung); "
+
+
+@pytest.mark.parametrize(
+    ("exit_codes", "left", "silent_s", "message"),
+    [
+        ({0: 1, 1: None, 2: None}, WAITED, 9.0, SILENT + WAITED),
+        # Alive: it waits, too.
+        ({0: 1, 1: None, 2: None}, WAITED, 1.5, WAITED),
+        # It ended by itself; that it was silent before explains nothing.
+        ({0: 1, 1: None, 2: 0}, WAITED, 9.0, WAITED),
+        # Nobody waited: the error is the cause, whoever is silent.
+        ({0: 1, 1: None, 2: None}, "loss=nan", 9.0, "loss=nan"),
+        (
+            {0: -signal.SIGABRT, 1: None, 2: None},
+            "",
+            9.0,
+            f"{SILENT}rank 0: aborted (SIGABRT); NCCL does so when it waited longer than harness.timeout_s=10",
+        ),
+        ({0: -signal.SIGKILL, 1: None, 2: None}, "", 9.0, "rank 0: was killed by SIGKILL"),
+    ],
+)
+def test_a_silent_rank_is_named_if_another_waited_in_vain(
+    tmp_path: Path, exit_codes: Mapping[int, int | None], left: str, silent_s: float, message: str
+) -> None:
+    for rank in exit_codes:
+        sign_of_life(tmp_path, rank).touch()
+    then = time.time() - silent_s
+    os.utime(sign_of_life(tmp_path, 2), (then, then))
+    if left:
+        write_failure(tmp_path, 0, ExecutionError(left))
+    assert str(first_cause(tmp_path, exit_codes, 10.0, uses_nccl=True)) == message
+
+
+def test_life_is_shown_as_long_as_anybody_looks(tmp_path: Path) -> None:
+    sign = sign_of_life(tmp_path, 3)
+    sign.touch()
+    os.utime(sign, (0, 0))
+    assert silent_rank(tmp_path, [3], 5.0) is not None
+    show_life(tmp_path, 3)
+    assert eventually(lambda: silent_rank(tmp_path, [3], 5.0) is None, 10.0)
+    threads = [thread for thread in threading.enumerate() if thread.name == "show-life"]
+    sign.unlink()
+    assert eventually(lambda: not any(thread.is_alive() for thread in threads), 10.0)
+    assert not sign.exists()
+    assert silent_rank(tmp_path, [], 5.0) is None

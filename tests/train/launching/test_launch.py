@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,9 +19,11 @@ from multiprocessing import active_children, get_start_method, set_start_method
 from pathlib import Path
 
 import pytest
+import yaml
 
 from entrain_bench.cli import run_command
 from entrain_bench.config.schema import RunConfig
+from entrain_bench.config.tree import config_tree
 from entrain_bench.errors import ExecutionError
 from entrain_bench.experiment import run_experiment
 from entrain_bench.run import compose_cells
@@ -121,16 +124,19 @@ def interrupted(number: signal.Signals, folder: Path) -> Iterator[None]:
 
 # --- In processes of their own: each imports torch and megatron-core.
 
+# Options of the planner that another one takes the place of.
+OPTIONS = [*yaml.safe_load((config_tree() / "strategy" / "planner" / "megatron.yaml").read_text())][1:]
 SLEEPING = (
     "strategy.planner._target_=support.train.trouble.Troubled",
     "+strategy.planner.what=sleep",
-    *(f"~strategy.planner.{name}" for name in ("placement", "profile_samples", "num_trials")),
+    *(f"~strategy.planner.{name}" for name in OPTIONS),
 )
 
 
-def start(*command: str) -> subprocess.Popen[str]:
+def start(*command: str, **variables: str) -> subprocess.Popen[str]:
     """Python with the arguments, in a session of its own."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "GLOO_SOCKET_IFNAME": "lo"}
+    environment |= variables
     return subprocess.Popen(
         [sys.executable, *command], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -152,6 +158,8 @@ def processes_of_session(leader: int) -> int:
 @pytest.mark.parametrize(
     ("number", "to_all", "num_processes", "exit_code", "printed"),
     [
+        (signal.SIGKILL, False, 0, -signal.SIGKILL, ""),
+        (signal.SIGKILL, False, 3, -signal.SIGKILL, ""),
         # The command, the server its ranks fork from, the tracker of both; and the ranks.
         (signal.SIGINT, True, 3, 130, "interrupted; finished runs are kept\n"),
         (signal.SIGINT, True, 5, 130, "interrupted; finished runs are kept\n"),
@@ -162,12 +170,15 @@ def processes_of_session(leader: int) -> int:
 def test_a_signal_to_the_command_leaves_nothing(
     tmp_path: Path, number: signal.Signals, to_all: bool, num_processes: int, exit_code: int, printed: str
 ) -> None:
-    command = start("-m", "entrain_bench.cli", *TWO_RANKS, *SLEEPING, f"results_dir={tmp_path}", "mlflow=false")
-    while processes_of_session(command.pid) < num_processes:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    options = [*TWO_RANKS, *SLEEPING, f"results_dir={tmp_path}", "mlflow=false"]
+    command = start("-m", "entrain_bench.cli", *options, TMPDIR=str(temporary))
+    while processes_of_session(command.pid) < num_processes or not list(temporary.glob("entrain-bench-*")):
         assert command.poll() is None
-        time.sleep(0.1)
-    # Until the server imports, or ranks wait for each other.
-    time.sleep(2)
+        time.sleep(0.01)
+    # Until the server imports, or ranks wait for each other; or at once, when there is no more than the folder.
+    time.sleep(2 if num_processes else 0)
     (os.killpg if to_all else os.kill)(command.pid, number)
     assert command.communicate()[1] == printed
     assert command.returncode == exit_code
@@ -176,6 +187,9 @@ def test_a_signal_to_the_command_leaves_nothing(
     while processes_of_session(command.pid) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert processes_of_session(command.pid) == 0
+    while list(temporary.glob("entrain-bench-*")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not list(temporary.glob("entrain-bench-*"))
 
 
 def torchrun(folder: Path, num_nodes: int, num_local: int, port: int, *overrides: str) -> subprocess.Popen[str]:
@@ -208,6 +222,30 @@ def kill_after_checkpoint(folder: Path) -> None:
         time.sleep(0.01)
     # Ranks are forked in turn.
     os.kill(sorted(process.pid for process in active_children() if process.pid)[2], signal.SIGKILL)
+
+
+def stop_while_training(folder: Path) -> None:
+    while not list(folder.glob("entrain-bench-*/progress")):
+        time.sleep(0.01)
+    os.kill(sorted(process.pid for process in active_children() if process.pid)[2], signal.SIGSTOP)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_rank_that_is_stopped_is_named(temporary: Path) -> None:
+    overrides = [*SETTING, *DISJOINT, "iterations=500", "harness.timeout_s=12", "harness.planning_timeout_s=12"]
+    config = compose_cells(overrides)[0].config
+    stopper = threading.Thread(target=stop_while_training, args=(temporary,), daemon=True)
+    stopper.start()
+    with pytest.raises(ExecutionError) as failed:
+        run_experiment(config)
+    stopper.join()
+    assert re.match(
+        r"rank 2: showed no sign of life for \d+ s \(stopped, or hung\); "
+        r"rank [013]: waited longer than harness\.\w+=12 for another \(",
+        str(failed.value),
+    )
+    assert nothing_left(temporary)
 
 
 def _losses(_: int, config: str) -> list[float]:
