@@ -96,7 +96,12 @@ def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     """
     folder = (parent or Path(tempfile.gettempdir())) / f"{prefix}{secrets.token_hex(8)}"
     guard = subprocess.Popen(
-        ["/bin/sh", "-c", GUARD], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/", start_new_session=True
+        ["/bin/sh", "-c", GUARD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
     )
     assert guard.stdin
     try:

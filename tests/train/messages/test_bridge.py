@@ -34,6 +34,7 @@ def layouts() -> dict[str, Layout]:
         return Layout((placed(VISION, vision, vision_tp), placed(LLM, llm, llm_tp)), NUM_MICROBATCHES)
 
     each, pairs = [[[0]], [[1]], [[2]], [[3]]], [[[0, 1]], [[2, 3]]]
+    later, fours = [[[4, 5]], [[6, 7]]], [[[0, 1, 2, 3]], [[4, 5, 6, 7]]]
     return {
         "fan_in_wider_llm": layout(each[:2], [[[2, 3]]], llm_tp=2),
         "fan_out_wider_encoder": layout([[[0, 1]]], each[2:], vision_tp=2),
@@ -41,10 +42,18 @@ def layouts() -> dict[str, Layout]:
         "colocated_fan_in": layout(each, pairs, llm_tp=2),
         "colocated_fan_out": layout(pairs, each, vision_tp=2),
         "colocated_equal": layout(each, each),
+        # On eight ranks.
+        "tp2_dp2_to_tp4_dp1": layout(pairs, fours[1:], vision_tp=2, llm_tp=4),
+        "tp4_dp1_to_tp2_dp2": layout(fours[:1], later, vision_tp=4, llm_tp=2),
+        "tp1_dp4_to_tp4_dp1": layout(each, fours[1:], llm_tp=4),
+        "tp4_dp1_to_tp1_dp4": layout(fours[:1], [[[4]], [[5]], [[6]], [[7]]], vision_tp=4),
+        "colocated_tp2_dp4_to_tp4_dp2": layout([*pairs, *later], fours, vision_tp=2, llm_tp=4),
+        "colocated_tp4_dp2_to_tp2_dp4": layout(fours, [*pairs, *later], vision_tp=4, llm_tp=2),
     }
 
 
 LAYOUTS = layouts()
+WIDE = {name for name in LAYOUTS if "_to_" in name}
 
 
 def program_of(layout: Layout, uneven: bool) -> Program:
@@ -86,10 +95,21 @@ def compare(rank: int, cases: list[tuple[str, bool, bool]]) -> list[tuple[int, i
 
 
 def test_messages_deliver_what_bridges_deliver() -> None:
-    uneven = [(name, True, False) for name in LAYOUTS if not name.startswith("colocated")]
     faults = [("fan_in_wider_llm", True, True), ("colocated_fan_in", False, True)]
-    right = [*((name, False, False) for name in LAYOUTS), *uneven]
-    for rank, found in enumerate(run_ranks(compare, RANKS, [*right, *faults])):
+    check_delivery([name for name in LAYOUTS if name not in WIDE], faults, RANKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(WIDE))
+def test_messages_deliver_what_bridges_deliver_to_eight_ranks(name: str) -> None:
+    check_delivery([name], [(name, False, True)], 2 * RANKS)
+
+
+def check_delivery(names: list[str], faults: list[tuple[str, bool, bool]], num_ranks: int) -> None:
+    """Assert that nothing differs from the bridges, and everything where rows are reversed."""
+    uneven = [(name, True, False) for name in names if not name.startswith("colocated")]
+    right = [*((name, False, False) for name in names), *uneven]
+    for rank, found in enumerate(run_ranks(compare, num_ranks, [*right, *faults])):
         for (name, *_), (count, different) in zip(right, found, strict=False):
             passes = 2 if name.startswith("colocated") else 1
             assert (count, different) == (passes * NUM_MICROBATCHES, 0), (rank, name)
