@@ -142,6 +142,8 @@ def run_steps(
             check.say(f"[{number}/{len(names)}] {name}: {known.finding.verdict} earlier")
             results.append(known)
             continue
+        if again:
+            forget(check, name)
         check.say(f"[{number}/{len(names)}] {name}")
         result = StepResult(name, identity, *_timed(steps[name], check))
         result = replace(result, finding=scrubber.finding(result.finding))
@@ -154,6 +156,14 @@ def run_steps(
     write_report(folder, check)
     scrubber.clean(folder)
     return results
+
+
+def forget(check: Check, name: str) -> None:
+    """Remove what the runs of a step have left, so that none of them is taken for finished."""
+    for runs in (check.setup.folder / "runs").glob(f"{name}_*"):
+        shutil.rmtree(runs)
+    if name == "profile":
+        check.setup.profile.unlink(missing_ok=True)
 
 
 def _timed(step: Callable[[Check], Finding], check: Check) -> tuple[Finding, float]:

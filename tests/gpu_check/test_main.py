@@ -59,8 +59,12 @@ def test_a_step_that_fails_stops_no_other_and_alone_is_repeated(tmp_path: Path) 
     assert [result.finding.verdict for result in results] == [PASSED, PASSED, FAILED, SKIPPED]
     assert [step.calls for step in counted.values()] == [1, 2, 2, 1]
     assert "mended" in (tmp_path / "report.md").read_text()
-    run_steps(check, ["environment"], again=True, steps=steps)
+    for name in ("correctness_float32", "fidelity_coco"):
+        (tmp_path / "runs" / name / "dip").mkdir(parents=True)
+    run_steps(check, ["environment", "correctness"], again=True, steps=steps)
     assert counted["environment"].calls == 2
+    # Runs that had finished are none any more.
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["fidelity_coco"]
     # On another machine everything is done anew.
     other = replace(check, machine=replace(machine(), identity={"processor": "another"}))
     run_steps(other, ["environment"], steps=steps)
