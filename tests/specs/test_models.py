@@ -163,14 +163,14 @@ def test_selective_recomputation_covers_the_mlp_of_a_llama_1b_block() -> None:
     whole = model("qwen25vl_llama3_1b")
     block = whole.with_recomputation(SELECTIVE).llm.layers[1]
     assert block.remade is not None
-    # Kept all the same: the first norm's input and output, the second's input, queries, keys, values, attention's result.
+    # Kept all the same: both norms' inputs, the first's output, queries, keys, values, attention's result.
     attention = 2 * (2 * 2048 + 2 * 512)
     assert block.kept_bytes(1, True) == whole.llm.layers[1].kept_bytes(1, True)
     assert block.remade_from_bytes_per_token == 2 * 3 * 2048 + attention + 4 * 32
     assert block.held_bytes(1, True) == block.remade_from_bytes_per_token
     assert block.held_bytes(4, True) == (2 * 3 * 2048 + attention) / 4 + 4 * 8
     assert block.held_bytes(4, False) == 2 * 3 * 2048 + attention / 4 + 4 * 8
-    # Run again: the second norm, gate and up, their product, down; the rest of a token's FLOPs are attention's products.
+    # Run again: the second norm, gate and up, their product, down; the rest of the FLOPs are attention's products.
     assert block.recomputed_bytes(4, True) == 2 * (2048 + 16384 + 8192) / 4
     flops = 67_108_864 + 33_554_432
     assert block.remade.forward_flops(np.array([1])) == flops
