@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing import active_children, get_start_method, set_start_method
 from pathlib import Path
@@ -153,6 +153,11 @@ def processes_of_session(leader: int) -> int:
     return found
 
 
+def kill_session(leader: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
@@ -168,12 +173,20 @@ def processes_of_session(leader: int) -> int:
     ],
 )
 def test_a_signal_to_the_command_leaves_nothing(
-    tmp_path: Path, number: signal.Signals, to_all: bool, num_processes: int, exit_code: int, printed: str
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    number: signal.Signals,
+    to_all: bool,
+    num_processes: int,
+    exit_code: int,
+    printed: str,
 ) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     options = [*TWO_RANKS, *SLEEPING, f"results_dir={tmp_path}", "mlflow=false"]
     command = start("-m", "entrain_bench.cli", *options, TMPDIR=str(temporary))
+    # Nothing of a test that fails, either.
+    request.addfinalizer(lambda: kill_session(command.pid))
     while processes_of_session(command.pid) < num_processes or not list(temporary.glob("entrain-bench-*")):
         assert command.poll() is None
         time.sleep(0.01)
