@@ -157,10 +157,10 @@ class Runtime:
         """
         self.groups.channels.open(work.plan.channels)
         iteration = _Iteration(self, work)
+        # What is opened once is none of the iteration's; gradients are zeroed in each.
+        clock.start_together(self.groups.control)
         for stage in self.stages.values():
             stage.zero_grad()
-        dist.barrier(group=self.groups.control)
-        clock.start()
         for index, step in enumerate(work.plan.steps):
             try:
                 iteration.begin(step)

@@ -95,7 +95,7 @@ class TrainedStage:
         output: torch.Tensor = self.buffers(leaf, pack)
         return output
 
-    def backward(self, output: GradientEdge, gradient: torch.Tensor, *, last: bool, closes: bool) -> None:
+    def backward(self, output: GradientEdge, gradient: torch.Tensor, *, last: bool, closes: bool = False) -> None:
         """Add to the stage's gradients.
 
         Args:
@@ -109,7 +109,7 @@ class TrainedStage:
         if closes:
             self.start_sums()
 
-    def backward_weights(self, left: WeightPass, *, last: bool, closes: bool) -> None:
+    def backward_weights(self, left: WeightPass, *, last: bool, closes: bool = False) -> None:
         """Add to the stage's gradients what a split backward has left; ``last`` and ``closes`` as in ``backward``."""
         with self._sending(last=last, closes=closes):
             left.run()

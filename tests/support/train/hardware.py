@@ -150,7 +150,10 @@ def through(
     for device in devices:
         last: dict[tuple[str, Hashable], Name] = {}
         for operation in device.operations:
-            before = {last.get(("stream", operation.stream)), last.get(("queue", queue_of(device.rank, operation.stream)))}
+            before = {
+                last.get(("stream", operation.stream)),
+                last.get(("queue", queue_of(device.rank, operation.stream))),
+            }
             if operation.event >= 0:
                 before.add(device.operations[operation.event].name)
             for name in before - {None}:

@@ -1,0 +1,27 @@
+"""Hardware queues of a GPU: CUDA maps streams to them, and what waits in one holds up all behind it.
+
+No order of actions gets stuck in any number of queues (``messages/transfers.py``). But with one a rank sends, receives
+and computes one after the other, so that ``p2p=overlapped`` would measure what it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from entrain_bench.errors import require
+
+# The queues of a context: 8 unless told otherwise, 32 at most (CUDA C++ programming guide, environment variables).
+VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
+MOST_CONNECTIONS = 32
+
+
+def connections_unless_given(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variable at its most, if the environment does not have it; CUDA reads it when it starts."""
+    return {} if VARIABLE in environment else {VARIABLE: str(MOST_CONNECTIONS)}
+
+
+def check_connections(environment: Mapping[str, str]) -> None:
+    """Raise ``UserError`` for a number of queues that measures something else, or that CUDA does not have."""
+    given = environment.get(VARIABLE, str(MOST_CONNECTIONS))
+    fits = given.isdecimal() and 2 <= int(given) <= MOST_CONNECTIONS
+    require(fits, VARIABLE, given, f"from 2 to {MOST_CONNECTIONS}: with 1 messages and computing take turns")
