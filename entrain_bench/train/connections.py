@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from entrain_bench.errors import require
 
-# The queues of a context: 8 unless told otherwise, 32 at most (CUDA C++ programming guide, environment variables).
+# Work queues from host to device (docs.nvidia.com/deploy, CUDA MPS, topic 5.2.4). Their range, 1 to 32, is that of the
+# CUDA programming guide's table of environment variables, which was not read for this.
 VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 MOST_CONNECTIONS = 32
 

@@ -1,8 +1,12 @@
-"""Messages between ranks: receives posted ahead in the sender's order, sends that overlap with compute or block.
+"""Messages between ranks: receives posted in one order of all, sends that overlap with compute or block.
 
-A rank whose sends block waits for each until it has arrived. Ranks then wait for each other only if a receive is not
-posted; so a rank posts, before an action, the receives of all messages whose senders come no later in an order of all
-actions. The first unfinished action of that order finds everything it needs sent, and what it sends received.
+All ranks share an order of actions that the program's dependencies and their own orders agree with
+(``positions.order_of_actions``); a message stands right behind the action that sends it. A rank hands its device what
+it takes part in, in that order: a receive before its first action that is later than the sender's. So nothing gets
+stuck, even if a device runs all it is given one after the other (one hardware queue) and a send waits for its receive:
+of what is not through, the first in the order is the first on all ranks that take part. Where a device has more queues
+or streams, whatever it runs waits for less. And with as little: a receive that stands behind an action would hardly
+have had anything to receive before that ended.
 """
 
 from __future__ import annotations
