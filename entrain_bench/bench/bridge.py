@@ -106,8 +106,8 @@ class Messages:
         settings = Framework(p2p="overlapped")
         transfers = Transfers(self.plan, self.channels, lambda _: self.hidden_size, torch.float32, CPU, settings)
         got: Tensors = {}
-        for index, step in enumerate(self.plan.steps):
-            transfers.post_receives(index)
+        for step in self.plan.steps:
+            transfers.post_receives(int(self.plan.order[step.action]))
             if step.receives:
                 received = {message.key: transfers.receive(message) for message in step.receives}
                 num_rows = sum(message.num_rows for message in step.receives)

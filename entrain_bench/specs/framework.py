@@ -74,7 +74,7 @@ class Framework:
 
     @property
     def receives_ahead(self) -> int:
-        """Actions whose receives are posted while the present one runs."""
+        """Actions whose receives count as posted while the present one runs."""
         return RECEIVES_AHEAD[self.p2p]
 
     def of(self, module: ModuleSpec) -> Framework:

@@ -11,6 +11,8 @@ from entrain_bench.train.learning_rate import check_learning_rate
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16")  # by torch's names
 NON_FINITE = ("stop", "skip")
+PER_CHANNEL, ONE = P2P_GROUPS = ("per_channel", "one")
+CHOICES = (("device", DEVICES), ("dtype", DTYPES), ("p2p_groups", P2P_GROUPS), ("on_non_finite", NON_FINITE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class TrainSettings:
         loss_chunk_tokens: text tokens whose logits exist at a time; 0: all, and those of other tokens.
         weights: a folder of published weights that training starts from; None: random ones.
         save_weights: a folder where weights are written in the same format after the last iteration; None: nowhere.
+        p2p_groups: process groups of messages: ``per_channel``, so that no channel waits for another, or ``one`` for
+            all, in which a rank's messages run one after the other, in an order that all ranks share.
         timeout_s: longest time a rank waits for another while it trains.
         planning_timeout_s: longest time ranks wait for rank 0 to plan, or to assign an iteration.
         on_non_finite: what a loss that is not finite does: ``stop`` the run, or ``skip`` the optimizer step.
@@ -58,6 +62,7 @@ class TrainSettings:
     loss_chunk_tokens: int = 1024
     weights: str | None = None
     save_weights: str | None = None
+    p2p_groups: str = PER_CHANNEL
     timeout_s: float = 120.0
     planning_timeout_s: float = 1800.0
     on_non_finite: str = "stop"
@@ -66,7 +71,7 @@ class TrainSettings:
     profile_dir: str | None = None
 
     def __post_init__(self) -> None:
-        for name, choices in (("device", DEVICES), ("dtype", DTYPES), ("on_non_finite", NON_FINITE)):
+        for name, choices in CHOICES:
             if getattr(self, name) not in choices:
                 raise unknown_choice(f"harness.{name}", getattr(self, name), choices)
         require(self.num_ranks >= 1, "harness.num_ranks", self.num_ranks, "at least 1")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.errors import UserError
 from entrain_bench.records.outcome import Outcome
+from entrain_bench.train.connections import check_connections, connections_unless_given
 from entrain_bench.train.settings import TrainSettings
 
 
@@ -22,7 +23,8 @@ class DistributedTrainer(TrainSettings):
         Of torchrun's ranks only rank 0 returns; the others end, having nothing to record.
 
         Raises:
-            UserError: for too few GPUs, another number of torchrun's ranks, or what a rank finds wrong with the input.
+            UserError: for too few GPUs or hardware queues, another number of torchrun's ranks, or what a rank finds
+                wrong with the input.
             ExecutionError: if a rank fails otherwise or dies.
         """
         # Imported where needed: torch takes seconds, and checking settings does without.
@@ -30,8 +32,12 @@ class DistributedTrainer(TrainSettings):
         from entrain_bench.train.launching.launch import start_ranks
         from entrain_bench.train.launching.worker import run_torchrun_rank
 
-        _ = device_of(self)
-        if "TORCHELASTIC_RUN_ID" not in os.environ:
+        alone = "TORCHELASTIC_RUN_ID" not in os.environ
+        if not alone:
+            os.environ.update(connections_unless_given(os.environ))
+        if device_of(self).type == "cuda":
+            check_connections(os.environ)
+        if alone:
             return start_ranks(config, self, progress)
         if (world := int(os.environ["WORLD_SIZE"])) != self.num_ranks:
             raise UserError(f"harness.num_ranks={self.num_ranks}: must be the {world} ranks that torchrun started")

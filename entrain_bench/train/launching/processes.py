@@ -11,6 +11,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from entrain_bench.config.schema import RunConfig
+from entrain_bench.train.connections import connections_unless_given
 from entrain_bench.train.launching.worker import RankJob, run_rank
 from entrain_bench.workers import uninterrupted
 
@@ -21,11 +22,14 @@ LOCALHOST = "127.0.0.1"
 def environment_of_ranks(device: str) -> Iterator[None]:
     """What ranks inherit: the same modules; unless told otherwise one thread each, gloo on the loopback interface.
 
-    Ranks that compute on the CPU see no GPU, for megatron-core takes one where it can.
+    Those with a GPU have all of its hardware queues, unless told otherwise. Those that compute on the CPU see none, for
+    megatron-core takes one where it can.
     """
     wanted = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     if device == "cpu":
         wanted["CUDA_VISIBLE_DEVICES"] = ""
+    else:
+        wanted |= connections_unless_given(os.environ)
     defaults = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     wanted |= {name: value for name, value in defaults.items() if name not in os.environ}
     before = {name: os.environ.get(name) for name in wanted}

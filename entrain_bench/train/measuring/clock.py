@@ -9,8 +9,10 @@ from time import perf_counter
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from entrain_bench.arrays import FloatArray
+from entrain_bench.train.measuring.alignment import clock_offset
 
 
 @dataclass(slots=True)
@@ -20,16 +22,33 @@ class Clock:
     Attributes:
         device: where the actions run.
         timer: of the host, for actions on the CPU.
+        began_s: when it was started together with the other ranks', on the clock of rank 0's host.
     """
 
     device: torch.device
     timer: Callable[[], float] = perf_counter
+    began_s: float = 0.0
     _actions: list[int] = field(default_factory=list)
     _marks: list[float | torch.cuda.Event] = field(default_factory=list)
     _zero: float | torch.cuda.Event = 0.0
 
+    def start_together(self, control: dist.ProcessGroup) -> None:
+        """Take as zero a moment at which no rank's device has anything to do; collective over all ranks.
+
+        Ranks leave a barrier one after the other; ``began_s`` tells by how much.
+
+        Args:
+            control: all ranks over gloo.
+        """
+        offset = clock_offset(control, self.timer)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        dist.barrier(group=control)
+        self.began_s = self.timer() + offset
+        self.start()
+
     def start(self) -> None:
-        """Take this moment as zero; call it right after a barrier."""
+        """Take this moment as zero."""
         self._actions.clear()
         self._marks.clear()
         self._zero = self._mark()

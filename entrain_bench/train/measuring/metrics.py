@@ -14,6 +14,7 @@ from entrain_bench.program import Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import measure
 from entrain_bench.records.time_shares import TIME_SHARES
+from entrain_bench.train.measuring.alignment import on_one_clock
 from entrain_bench.train.measuring.losses import total_loss
 from entrain_bench.train.measuring.merge import merge_timeline
 from entrain_bench.train.measuring.seen import Seen
@@ -35,7 +36,8 @@ def metrics_of(
         device: where ranks compute.
     """
     grad_norm = everyone[0].grad_norm
-    timeline = merge_timeline(program, [seen.rows for seen in everyone], [seen.peak_bytes for seen in everyone])
+    rows = on_one_clock([seen.rows for seen in everyone], [seen.began_s for seen in everyone])
+    timeline = merge_timeline(program, rows, [seen.peak_bytes for seen in everyone])
     row = measure(timeline, truth, host_time)
     if device.type == "cpu":
         row = {name: value for name, value in row.items() if name not in OF_THE_CLUSTER}

@@ -45,13 +45,15 @@ class Seen:
     """What one rank saw of an iteration.
 
     Attributes:
-        rows: action, start and end of everything that it ran ``[actions, 3]``.
+        rows: action, start and end of everything that it ran, in seconds since it began ``[actions, 3]``.
+        began_s: when it began, on the clock of rank 0.
         losses: action and loss of the chunks whose last stage it holds.
         grad_norm: of all modules, the same on every rank.
         peak_bytes: its highest memory so far.
     """
 
     rows: FloatArray
+    began_s: float
     losses: list[tuple[int, float]]
     grad_norm: float
     peak_bytes: float
@@ -61,7 +63,7 @@ def see(result: RankResult, clock: Clock) -> Seen:
     """What this rank saw; waits for the device."""
     values = torch.stack([row.loss for row in result.losses]).tolist() if result.losses else []
     losses = [(row.action, value) for row, value in zip(result.losses, values, strict=True)]
-    return Seen(clock.rows(), losses, result.grad_norm, peak_bytes(clock.device))
+    return Seen(clock.rows(), clock.began_s, losses, result.grad_norm, peak_bytes(clock.device))
 
 
 def gather_seen(seen: Seen, control: dist.ProcessGroup) -> list[Seen] | None:

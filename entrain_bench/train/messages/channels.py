@@ -53,10 +53,11 @@ class Channels:
     Args:
         new_group: makes a process group of all ranks; collective.
         device: of all messages.
+        apart: whether no channel waits for another; else all are in one group.
     """
 
-    def __init__(self, new_group: Callable[[], dist.ProcessGroup], device: torch.device) -> None:
-        self._new_group, self._device = new_group, device
+    def __init__(self, new_group: Callable[[], dist.ProcessGroup], device: torch.device, *, apart: bool = True) -> None:
+        self._new_group, self._device, self._apart = new_group, device, apart
         self._groups: list[tuple[dist.ProcessGroup, set[int]]] = []
         self._open: dict[Channel, dist.ProcessGroup] = {}
 
@@ -77,9 +78,9 @@ class Channels:
                 dist.recv(greeting, sender, group=group)
 
     def _group_without(self, channel: Channel) -> dist.ProcessGroup:
-        """A group in which neither end has a channel yet."""
+        """A group in which neither end has a channel yet, unless there is to be one for all."""
         for group, taken in self._groups:
-            if taken.isdisjoint(channel):
+            if not self._apart or taken.isdisjoint(channel):
                 taken.update(channel)
                 return group
         group = self._new_group()

@@ -18,7 +18,7 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.specs.framework import Framework
 from entrain_bench.train.messages.channels import Channel, channels_of, sending_ranks
 from entrain_bench.train.messages.places import Place, lane_of_rank, places_of
-from entrain_bench.train.messages.positions import positions_of_actions
+from entrain_bench.train.messages.positions import order_of_actions
 
 DEFAULTS = Framework()
 
@@ -52,11 +52,30 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One action of a rank, with its messages.
+class Start:
+    """A collective of a stage's replicas that a rank begins, and waits for when it needs the result.
 
     Attributes:
-        ends_gradients: whether no later pass of the iteration adds to the gradients of its stage.
+        place: in the order of all actions; messages whose senders come before are before it.
+        module, stage: whose.
+        sums: whether it sums gradients; else it gathers weights.
+    """
+
+    place: int
+    module: int
+    stage: int
+    sums: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One action of a rank, with its messages and what its rank begins before it.
+
+    Attributes:
+        ends_gradients: whether no later pass of this rank adds to the gradients of its stage.
+        closes: whether none of another replica does, either: their sum begins in this pass, or right behind it.
+        starts: collectives that begin before it, in the order of all actions: gathers of weights before the first use
+            on any rank (``align_param_gather``: before all actions), sums of gradients whose last pass is another's.
     """
 
     action: int
@@ -66,6 +85,8 @@ class Step:
     receives: tuple[Message, ...]
     sends: tuple[Message, ...]
     ends_gradients: bool = False
+    closes: bool = False
+    starts: tuple[Start, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +96,24 @@ class RankPlan:
     Attributes:
         rank: the rank.
         steps: its actions in order.
-        queues: the messages that reach it from each sender, in the order they are sent.
+        arrivals: the messages that reach it from other ranks, in the order of all messages: that of the actions that
+            send them, and of those that one action sends, that of their targets.
         channels: of the whole program, all ranks'.
-        positions: of all actions in an order that all ranks agree on ``[actions]``.
+        order: place of every action in an order of all that all ranks agree on ``[actions]``.
     """
 
     rank: int
     steps: tuple[Step, ...]
-    queues: dict[int, tuple[Message, ...]]
+    arrivals: tuple[Message, ...]
     channels: tuple[Channel, ...]
-    positions: IntArray
+    order: IntArray
 
 
 def plan_rank(program: Program, rank: int, framework: Framework = DEFAULTS) -> RankPlan:
     """The rank's actions in the program's order, with all messages that leave or reach it."""
     messages = _RankMessages(program, rank, framework)
-    return RankPlan(rank, messages.steps(), messages.queues(), channels_of(program), positions_of_actions(program))
+    order = order_of_actions(program)
+    return RankPlan(rank, messages.steps(order), messages.arrivals(order), channels_of(program), order)
 
 
 class _RankMessages:
@@ -106,12 +129,12 @@ class _RankMessages:
         self._rows: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
         self._derive()
 
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self, order: IntArray) -> tuple[Step, ...]:
         program = self.program
         # A chunk's weight pass, if it has one, follows its backward.
         learning = [action for action in self.actions if program.kind[action] in (Pass.BACKWARD, Pass.WEIGHT)]
-        last = {(place.module, place.stage): action for action in learning for place in (self._place(action),)}
-        ends = {*last.values()}
+        ends = {(place.module, place.stage): action for action in learning for place in (self._place(action),)}
+        closing, starts = self._collectives(order)
         return tuple(
             Step(
                 action,
@@ -120,23 +143,39 @@ class _RankMessages:
                 int(program.chunk[action]),
                 tuple(self.incoming[action]),
                 tuple(self.outgoing[action]),
-                action in ends,
+                action in ends.values(),
+                action in closing,
+                tuple(sorted(starts[action], key=lambda start: start.place)),
             )
             for action in self.actions
         )
 
-    def queues(self) -> dict[int, tuple[Message, ...]]:
-        """Messages from other ranks by sender, in the order in which that sender sends them."""
-        found: dict[int, list[Message]] = defaultdict(list)
-        for message in (m for messages in self.incoming.values() for m in messages if m.sender != self.rank):
-            found[message.sender].append(message)
-        ordered = {}
-        for sender, messages in found.items():
-            lane = lane_of_rank(self.program.layout, sender)
-            assert lane is not None
-            order = {action: place for place, action in enumerate(self._lane_actions(lane))}
-            ordered[sender] = tuple(sorted(messages, key=lambda m: (order[m.source], m.target)))
-        return ordered
+    def _collectives(self, order: IntArray) -> tuple[set[int], dict[int, list[Start]]]:
+        """This rank's actions that are the last for the gradients of a stage; what it begins, by its next action."""
+        program, places = self.program, order[self.actions]
+        closing, starts = set(), defaultdict(list)
+        for module, stage in sorted({(place.module, place.stage) for place in self.places.values()}):
+            placed = program.layout.modules[module]
+            if placed.sharded:
+                continue
+            mine = (program.module == module) & (program.stage == stage)
+            forwards = np.flatnonzero(mine & (program.kind == Pass.FORWARD))
+            learning = np.flatnonzero(mine & np.isin(program.kind, (Pass.BACKWARD, Pass.WEIGHT)))
+            if not len(learning):
+                continue
+            first = -1 if self.framework.align_param_gather else int(order[forwards].min())
+            for place, sums in ((first, False), (int(order[learning].max()), True)):
+                index = int(np.searchsorted(places, place))
+                if sums and places[index] == place:
+                    closing.add(self.actions[index])
+                else:
+                    starts[self.actions[index]].append(Start(place, module, stage, sums))
+        return closing, starts
+
+    def arrivals(self, order: IntArray) -> tuple[Message, ...]:
+        """Messages from other ranks, in the order of all messages."""
+        found = [m for messages in self.incoming.values() for m in messages if m.sender != self.rank]
+        return tuple(sorted(found, key=lambda m: (order[m.source], m.target)))
 
     def _lane_actions(self, lane: int) -> list[int]:
         program = self.program

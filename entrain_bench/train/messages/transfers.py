@@ -1,8 +1,12 @@
-"""Messages between ranks: receives posted ahead in the sender's order, sends that overlap with compute or block.
+"""Messages between ranks: receives posted in one order of all, sends that overlap with compute or block.
 
-A rank whose sends block waits for each until it has arrived. Ranks then wait for each other only if a receive is not
-posted; so a rank posts, before an action, the receives of all messages whose senders come no later in an order of all
-actions. The first unfinished action of that order finds everything it needs sent, and what it sends received.
+All ranks share an order of actions that the program's dependencies and their own orders agree with
+(``positions.order_of_actions``); a message stands right behind the action that sends it. A rank hands its device what
+it takes part in, in that order: a receive before its first action that is later than the sender's. So nothing gets
+stuck, even if a device runs all it is given one after the other (one hardware queue) and a send waits for its receive:
+of what is not through, the first in the order is the first on all ranks that take part. Where a device has more queues
+or streams, whatever it runs waits for less. And with as little: a receive that stands behind an action would hardly
+have had anything to receive before that ended.
 """
 
 from __future__ import annotations
@@ -39,38 +43,20 @@ class Transfers:
     framework: Framework = field(default_factory=Framework)
     _arrived: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     _pending: dict[tuple[int, int], tuple[dist.Work, Tensor]] = field(default_factory=dict)
-    _posted: dict[int, int] = field(default_factory=dict)
-    _place: dict[tuple[int, int], int] = field(default_factory=dict)
+    _posted: int = 0
     _sent: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        for sender, messages in self.plan.queues.items():
-            self._posted[sender] = 0
-            self._place.update({message.key: place for place, message in enumerate(messages)})
-
-    def post_receives(self, index: int) -> None:
-        """Post the receives of the next actions, and every earlier message of the same senders."""
-        for step in self.plan.steps[index : index + 1 + self.framework.receives_ahead]:
-            for message in step.receives:
-                if message.sender != self.plan.rank:
-                    self._post(message.sender, self._place[message.key] + 1)
-        if self.framework.p2p == "blocking":
-            position = self.plan.positions[self.plan.steps[index].action]
-            for sender, messages in self.plan.queues.items():
-                due = self._posted[sender]
-                while due < len(messages) and self.plan.positions[messages[due].source] <= position:
-                    due += 1
-                self._post(sender, due)
-
-    def _post(self, sender: int, count: int) -> None:
-        """Post the first ``count`` receives from a sender, as far as they are not."""
-        group = self.channels[sender, self.plan.rank]
-        for ahead in self.plan.queues[sender][self._posted[sender] : count]:
-            buffer = torch.empty((ahead.num_rows, self.width_of(ahead)), dtype=self.dtype, device=self.device)
-            work = dist.irecv(buffer, sender, group=group)
+    def post_receives(self, place: int) -> None:
+        """Post the receives of all messages whose senders come before a place in the order of all actions."""
+        order, arrivals = self.plan.order, self.plan.arrivals
+        while self._posted < len(arrivals) and order[arrivals[self._posted].source] < place:
+            message = arrivals[self._posted]
+            shape = message.num_rows, self.width_of(message)
+            buffer = torch.empty(shape, dtype=self.dtype, device=self.device)
+            work = dist.irecv(buffer, message.sender, group=self.channels[message.sender, self.plan.rank])
             assert work is not None
-            self._pending[ahead.key] = work, buffer
-        self._posted[sender] = max(self._posted[sender], count)
+            self._pending[message.key] = work, buffer
+            self._posted += 1
 
     def receive(self, message: Message) -> Tensor:
         """The message's tensor, once it is there."""

@@ -17,7 +17,7 @@ from entrain_bench.train.running.loader import Loader
 from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.running.sharded import ShardedStage, shard_stage
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
-from entrain_bench.train.settings import TrainSettings
+from entrain_bench.train.settings import PER_CHANNEL, TrainSettings
 from entrain_bench.train.weights.checkpoint import Checkpoint, close_files
 from entrain_bench.train.weights.reading import check_tensors, default_roots, load_weights
 
@@ -57,7 +57,7 @@ def build_runtime(
     rank, model = dist.get_rank(), job.model
     places = places_of(layout, rank)
     tied = {index for index, module in enumerate(model.modules) if module.config.tied_embeddings}
-    maker = maker or GroupMaker(control, settings.timeout_s, device)
+    maker = maker or GroupMaker(control, settings.timeout_s, device, apart=settings.p2p_groups == PER_CHANNEL)
     split = [job.framework.of(module).sequence_parallel for module in model.modules]
     groups = make_groups(layout, places, tied, maker, sequence_parallel=split)
     dtype: torch.dtype = getattr(torch, settings.dtype)

@@ -45,12 +45,16 @@ class GroupMaker:
         control: a gloo group of all ranks.
         timeout_s: longest time a rank waits for another.
         device: of messages.
+        apart: whether channels of messages wait for none of the others.
     """
 
-    def __init__(self, control: dist.ProcessGroup, timeout_s: float, device: torch.device) -> None:
+    def __init__(
+        self, control: dist.ProcessGroup, timeout_s: float, device: torch.device, *, apart: bool = True
+    ) -> None:
         self.control, self.timeout = control, timedelta(seconds=timeout_s)
         everyone = tuple(range(control.size()))
-        self.world, self.channels = self.new(everyone), Channels(lambda: self.new(everyone), device)
+        self.world = self.new(everyone)
+        self.channels = Channels(lambda: self.new(everyone), device, apart=apart)
         self.known: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self.of_stage: dict[tuple[int, int, tuple[int, ...]], dist.ProcessGroup] = {}
 

@@ -157,13 +157,13 @@ class Runtime:
         """
         self.groups.channels.open(work.plan.channels)
         iteration = _Iteration(self, work)
+        # What is opened once is none of the iteration's; gradients are zeroed in each.
+        clock.start_together(self.groups.control)
         for stage in self.stages.values():
             stage.zero_grad()
-        dist.barrier(group=self.groups.control)
-        clock.start()
         for index, step in enumerate(work.plan.steps):
             try:
-                iteration.transfers.post_receives(index)
+                iteration.begin(step)
                 iteration.take_part(work.empty.get(index, ()))
                 iteration.execute(step, clock)
             except torch.OutOfMemoryError as error:
@@ -207,6 +207,18 @@ class _Iteration:
             runtime.device,
             runtime.settings.framework,
         )
+
+    def begin(self, step: Step) -> None:
+        """Begin what other ranks wait for before this one's action ends, in the order of all actions."""
+        for start in step.starts:
+            self.transfers.post_receives(start.place)
+            trained = self.runtime.stages[start.module, start.stage]
+            assert isinstance(trained, TrainedStage)
+            if start.sums:
+                trained.start_sums()
+            else:
+                trained.start_gather()
+        self.transfers.post_receives(int(self.work.plan.order[step.action]))
 
     def execute(self, step: Step, clock: Clock) -> None:
         """Run one action."""
@@ -270,7 +282,7 @@ class _Iteration:
         if graph.splits:
             given, self.weight_passes[_key(step)] = trained.stage.backward_inputs(graph.output, gradient, graph.leaf)
             return given
-        trained.backward(graph.output, gradient, last=step.ends_gradients)
+        trained.backward(graph.output, gradient, last=step.ends_gradients, closes=step.closes)
         return None if graph.leaf is None else graph.leaf.grad
 
     def _weights(self, step: Step) -> None:
@@ -278,7 +290,7 @@ class _Iteration:
         if left := self.weight_passes.pop(_key(step), None):
             trained = self._stage(step)
             assert isinstance(trained, TrainedStage)
-            trained.backward_weights(left, last=step.ends_gradients)
+            trained.backward_weights(left, last=step.ends_gradients, closes=step.closes)
 
     def _start(self, step: Step, received: Mapping[tuple[int, int], Tensor], inputs: Inputs) -> Tensor | None:
         """What a forward starts from: features, received hidden states, or projected tokens from several encoders."""

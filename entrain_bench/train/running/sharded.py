@@ -49,7 +49,7 @@ class ShardedStage:
         output: Tensor = self.stage(leaf, pack)
         return output
 
-    def backward(self, output: GradientEdge, gradient: Tensor, *, last: bool) -> None:  # noqa: ARG002
+    def backward(self, output: GradientEdge, gradient: Tensor, *, last: bool, closes: bool = False) -> None:  # noqa: ARG002
         """Add to the gradients, which every backward scatters."""
         torch.autograd.backward([output], [gradient])
 

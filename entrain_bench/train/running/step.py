@@ -7,7 +7,7 @@ batch's predicted tokens before backward, so gradients are summed, never average
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -95,22 +95,51 @@ class TrainedStage:
         output: torch.Tensor = self.buffers(leaf, pack)
         return output
 
-    def backward(self, output: GradientEdge, gradient: torch.Tensor, *, last: bool) -> None:
-        """Add to the stage's gradients; the last of an iteration sends them off, bucket by bucket."""
-        with nullcontext() if last else self.buffers.no_sync():
-            torch.autograd.backward([output], [gradient])
+    def backward(self, output: GradientEdge, gradient: torch.Tensor, *, last: bool, closes: bool = False) -> None:
+        """Add to the stage's gradients.
 
-    def backward_weights(self, left: WeightPass, *, last: bool) -> None:
-        """Add to the stage's gradients what a split backward has left; the last of an iteration sends them off."""
-        with nullcontext() if last else self.buffers.no_sync():
+        Args:
+            output: where the graph begins.
+            gradient: of the output.
+            last: whether it is this rank's last pass of the iteration that does.
+            closes: whether it is the last of all replicas: then it sends gradients off, bucket by bucket.
+        """
+        with self._sending(last=last, closes=closes):
+            torch.autograd.backward([output], [gradient])
+        if closes:
+            self.start_sums()
+
+    def backward_weights(self, left: WeightPass, *, last: bool, closes: bool = False) -> None:
+        """Add to the stage's gradients what a split backward has left; ``last`` and ``closes`` as in ``backward``."""
+        with self._sending(last=last, closes=closes):
             left.run()
+        if closes:
+            self.start_sums()
+
+    def _sending(self, *, last: bool, closes: bool) -> AbstractContextManager[None]:
+        """In a rank's first iteration megatron-core only learns which gradients a bucket waits for: any last pass."""
+        sends = last and (closes or all(group.is_first_batch for group in self.buffers.bucket_groups))
+        return nullcontext() if sends else self.buffers.no_sync()
+
+    def start_sums(self) -> None:
+        """Begin to sum gradients over replicas, those of which it has not begun."""
+        self.gather_weights()
+        for group in self.buffers.bucket_groups if self.buffers.ddp_config.overlap_grad_reduce else ():
+            if group.grad_reduce_handle is None:
+                group.start_grad_sync()
+
+    def start_gather(self) -> None:
+        """Begin to have whole weights where an optimizer step left each rank a part."""
+        for group in self.buffers.bucket_groups if self.buffers.ddp_config.overlap_param_gather else ():
+            if not group.param_gather_dispatched:
+                group.start_param_sync()
 
     def gather_weights(self) -> None:
         """Have whole weights where an optimizer step left each rank a part; collective over replicas."""
-        if self.buffers.ddp_config.overlap_param_gather:
-            for group in self.buffers.bucket_groups:
-                if not group.param_gather_dispatched:
-                    group.start_param_sync(force_sync=True)
+        self.start_gather()
+        for group in self.buffers.bucket_groups:
+            if group.param_gather_handle is not None:
+                group.finish_param_sync(skip_next_bucket_dispatch=True)
 
     def set_learning_rate(self, rate: float) -> None:
         """The rate of the next steps."""
@@ -125,18 +154,14 @@ class TrainedStage:
     def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
         """Sum gradients over replicas, those of parameters that saw a part of the tokens over tensor parallel ranks.
 
-        Then those of a tied embedding over its two copies, as megatron-core does it. A replica without work for the
-        stage takes part in what the others' forwards and backwards begin.
+        Then those of a tied embedding over its two copies, as megatron-core does it.
 
         Args:
             tied: the ranks that hold the two copies of a tied embedding, if there are two.
             first_copy: the first of them if both are on this rank, and this stage, the last to synchronise, has the
                 second.
         """
-        self.gather_weights()
-        for group in self.buffers.bucket_groups if self.buffers.ddp_config.overlap_grad_reduce else ():
-            if group.grad_reduce_handle is None and not group.is_first_batch:
-                group.start_grad_sync()
+        self.start_sums()
         self.buffers.finish_grad_sync()
         if self.groups.splits_tokens:
             for parameter in self.stage.parameters():
@@ -205,6 +230,8 @@ def train_stage(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=overlap,
         overlap_param_gather=distributed and settings.framework.overlap_param_gather,
+        # All buckets' gathers begin together (``start_gather``); a bucket's end does not begin the next one's.
+        align_param_gather=True,
         use_distributed_optimizer=distributed,
     )
     # Sum over replicas; megatron-core would take the mean.

@@ -47,11 +47,12 @@ def skip_weights(
     left: WeightPass,
     *,
     last: bool,
+    closes: bool,
     original: Callable[..., None] = TrainedStage.backward_weights,
 ) -> None:
     """Only the last weight pass of a stage runs."""
     if last:
-        original(trained, left, last=last)
+        original(trained, left, last=last, closes=closes)
 
 
 def repeat_weights(
@@ -59,10 +60,12 @@ def repeat_weights(
     left: WeightPass,
     *,
     last: bool,
+    closes: bool,
     original: Callable[..., None] = TrainedStage.backward_weights,
 ) -> None:
     """Weight passes count twice."""
-    original(trained, WeightPass({parameter: 2 * parts for parameter, parts in left.left.items()}), last=last)
+    twice = WeightPass({parameter: 2 * parts for parameter, parts in left.left.items()})
+    original(trained, twice, last=last, closes=closes)
 
 
 class OtherInputs:

@@ -1,15 +1,16 @@
-"""Messages under NCCL's rules, without NCCL.
+"""Messages and collectives of replicas on GPUs as NCCL and CUDA run them, without either.
 
-What a rank does in one group runs one after the other; a send and its receive run together or not at all.
+What a rank does in one group runs one after the other; a send and its receive, or a collective on all its ranks, run
+together or not at all; streams share hardware queues.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,126 +20,58 @@ from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.experiment import prepare
 from entrain_bench.program import Program
 from entrain_bench.run import compose_cells
-from entrain_bench.specs.framework import P2P, Framework
+from entrain_bench.specs.framework import P2P
 from entrain_bench.train.messages import channels as channels_module
-from entrain_bench.train.messages import transfers as transfers_module
 from entrain_bench.train.messages.channels import Channel, Channels, channels_of
-from entrain_bench.train.messages.rank_plan import RankPlan, plan_rank
-from entrain_bench.train.messages.transfers import Transfers
+from entrain_bench.train.messages.positions import order_of_actions, positions_of_actions, work_of_actions
+from entrain_bench.train.messages.rank_plan import RankPlan, Start, Step, plan_rank
 from support.builders import random_samples
 from support.train.four_ranks import LAYOUTS, programs
+from support.train.hardware import Device, Key, enqueue, through, unfinished
 from support.train.runs import AUDIO
 from support.wide import each_strategy
 
-Key = tuple[Channel, int]  # the how manieth message of a channel
+
+def one_queue(_: int, __: Hashable) -> int:
+    """CUDA_DEVICE_MAX_CONNECTIONS=1: what a rank is given runs in the order in which it is given."""
+    return 0
 
 
-@dataclass
-class Stream:
-    """Operations that a device runs in order."""
-
-    operations: list[Any] = field(default_factory=list)
-    done: int = 0
-
-    @property
-    def head(self) -> Any:
-        return self.operations[self.done] if self.done < len(self.operations) else None
+def random_queues(count: int, seed: int) -> Callable[[int, Hashable], int]:
+    """Every stream of every rank in a random queue of ``count``."""
+    rng, queues = np.random.default_rng(seed), defaultdict[tuple[int, Hashable], int](lambda: int(rng.integers(count)))
+    return lambda rank, stream: queues[rank, stream]
 
 
-@dataclass
-class Device:
-    """One rank: what its host hands to the stream that computes and to those of its groups, none of which stops it."""
-
-    rank: int
-    compute: Stream = field(default_factory=Stream)
-    groups: dict[int, Stream] = field(default_factory=lambda: defaultdict(Stream))
-    counts: Counter[tuple[str, Channel]] = field(default_factory=Counter)
-    sizes: dict[tuple[str, Key], int] = field(default_factory=dict)
-
-    def irecv(self, buffer: torch.Tensor, sender: int, group: int) -> Any:
-        key = self._queue("receive", (sender, self.rank), buffer, group)
-        return SimpleNamespace(wait=lambda: self.compute.operations.append(("wait", key)))
-
-    def isend(self, tensor: torch.Tensor, receiver: int, group: int) -> Any:
-        key = self._queue("send", (self.rank, receiver), tensor, group)
-        return SimpleNamespace(wait=lambda: self.compute.operations.append(("wait", key)), is_completed=lambda: True)
-
-    def _queue(self, kind: str, channel: Channel, tensor: torch.Tensor, group: int) -> Key:
-        key = channel, self.counts[kind, channel]
-        self.counts[kind, channel] += 1
-        self.sizes[kind, key] = tensor.numel()
-        # A stream of NCCL's first waits for what is queued to compute.
-        self.groups[group].operations.append((kind, key, len(self.compute.operations)))
-        return key
-
-
-def enqueue(
-    plan: RankPlan, groups: Mapping[Channel, int], monkeypatch: pytest.MonkeyPatch, p2p: str = "overlapped"
-) -> Device:
-    """What the runtime hands to the device of a rank in one iteration."""
-    device = Device(plan.rank)
-    monkeypatch.setattr(transfers_module, "dist", device)
-    framework, cpu = Framework(p2p=p2p), torch.device("cpu")
-    transfers = Transfers(plan, groups, lambda _: 1, torch.float32, cpu, framework)  # type: ignore[arg-type]
-    for index, step in enumerate(plan.steps):
-        transfers.post_receives(index)
-        for message in step.receives:
-            transfers.receive(message)
-        device.compute.operations.append(("run", step.action))
-        transfers.send(step, lambda message: torch.zeros(message.num_rows, 1))
-    return device
-
-
-def unfinished(devices: list[Device]) -> list[Any]:
-    """What never runs: an action runs together on all its ranks, a send together with its receive."""
-    ranks_of = Counter(argument for d in devices for kind, argument in d.compute.operations if kind == "run")
-    arrived: set[Key] = set()
-    moved = True
-    while moved:
-        moved = False
-        at_head: dict[Any, list[Stream]] = defaultdict(list)
-        for device in devices:
-            while device.compute.head and device.compute.head[0] == "wait" and device.compute.head[1] in arrived:
-                device.compute.done, moved = device.compute.done + 1, True
-            if device.compute.head and device.compute.head[0] == "run":
-                at_head["run", device.compute.head[1]].append(device.compute)
-            for stream in device.groups.values():
-                if stream.head and stream.head[2] <= device.compute.done:
-                    at_head["message", stream.head[1]].append(stream)
-        for (kind, argument), streams in at_head.items():
-            if len(streams) == (2 if kind == "message" else ranks_of[argument]):
-                arrived |= {argument} if kind == "message" else set()
-                moved = True
-                for stream in streams:
-                    stream.done += 1
-    return [s.head for device in devices for s in (device.compute, *device.groups.values()) if s.head]
-
-
-def groups_of(channels: tuple[Channel, ...], monkeypatch: pytest.MonkeyPatch) -> dict[Channel, int]:
+def groups_of(
+    channels: tuple[Channel, ...], monkeypatch: pytest.MonkeyPatch, *, apart: bool = True
+) -> dict[Channel, int]:
     """The group of every channel, by number."""
     monkeypatch.setattr(channels_module, "dist", SimpleNamespace(get_rank=lambda: -1))
     numbers = iter(range(len(channels)))
-    opened = Channels(lambda: next(numbers), torch.device("cpu"))  # type: ignore[arg-type, return-value]
+    opened = Channels(lambda: next(numbers), torch.device("cpu"), apart=apart)  # type: ignore[arg-type, return-value]
     opened.open(channels)
     return {channel: opened[channel] for channel in channels}  # type: ignore[misc]
 
 
 def check(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that all messages of a program on four ranks arrive."""
+    """Check that a program on four ranks comes to its end, in whatever queues, with a group a channel or one for all.
+
+    One queue is the worst case: an operation waits there for all that its rank was given before, in any other mapping
+    of streams to queues for some of it.
+    """
     plans = [plan_rank(program, rank) for rank in range(4)]
     sent = {(m.sender, m.receiver) for p in plans for s in p.steps for m in s.sends if m.sender != m.receiver}
     assert sent == set(channels_of(program))
-    groups = groups_of(channels_of(program), monkeypatch)
-    for group in set(groups.values()):
-        ends = [rank for channel, own in groups.items() if own == group for rank in channel]
-        assert len(ends) == len(set(ends)), "a rank has one channel a group"
-    for p2p in P2P:
-        devices = [enqueue(plan, groups, monkeypatch, p2p) for plan in plans]
+    for apart, p2p in product((True, False), P2P):
+        groups = groups_of(channels_of(program), monkeypatch, apart=apart)
+        devices = [enqueue(program, plan, groups, monkeypatch, p2p) for plan in plans]
         sizes: dict[Key, set[int]] = defaultdict(set)
         for (_, key), size in (item for device in devices for item in device.sizes.items()):
             sizes[key].add(size)
         assert all(len(both) == 1 for both in sizes.values()), "both ends know the size"
-        assert unfinished(devices) == []
+        assert not unfinished(devices)
+        assert not unfinished(devices, one_queue)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -148,19 +81,91 @@ def test_random_programs_come_to_their_end(name: str, monkeypatch: pytest.Monkey
         check(programs(random_samples(rng, 10, longest=40), LAYOUTS[name], rng, split=bool(seed % 2)), monkeypatch)
 
 
-def test_sends_that_block_stop_where_receives_are_posted_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    stopped = 0
-    for seed in range(9, 12):
-        rng = np.random.default_rng(seed)
-        for split in (False, True):
-            program = programs(random_samples(rng, 10, longest=40), LAYOUTS["colocated"], rng, split=split)
+def small_program() -> Program:
+    rng = np.random.default_rng(1)
+    return programs(random_samples(rng, 6, longest=40), LAYOUTS["chain"], rng, split=False)
+
+
+def ahead_by_one(plan: RankPlan) -> RankPlan:
+    """A rank that posts the receives of each action, and begins its sums, as soon as the action before is handed over.
+
+    That is as late as one can do and as early as 1F1B does; where senders stand in the order of all does not matter.
+    """
+    needed = {message.key: index for index, step in enumerate(plan.steps) for message in step.receives}
+    order, places = plan.order.copy(), [plan.order[step.action] for step in plan.steps]
+    for message in plan.arrivals:
+        order[message.source] = min(order[message.source], places[max(needed[message.key] - 1, 0)] - 1)
+    return replace(plan, order=order)
+
+
+def queue_maps(devices: list[Device]) -> list[dict[tuple[int, Hashable], int]]:
+    """Every mapping of every rank's streams to two queues; the computing one's is the first."""
+    streams = sorted({(d.rank, o.stream) for d in devices for o in d.operations if o.stream != "compute"}, key=str)
+    return [dict(zip(streams, queues, strict=True)) for queues in product(range(2), repeat=len(streams))]
+
+
+def test_no_mapping_to_two_queues_gets_stuck_and_some_do_where_receives_are_posted_out_of_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = small_program()
+    plans = [plan_rank(program, rank) for rank in range(4)]
+    groups = groups_of(channels_of(program), monkeypatch)
+    stuck = {}
+    for name, own in (("in order", plans), ("ahead", [ahead_by_one(plan) for plan in plans])):
+        devices = [enqueue(program, plan, groups, monkeypatch, "overlapped") for plan in own]
+        maps = queue_maps(devices)
+        assert len(maps) >= 256
+        stuck[name] = sum(
+            bool(unfinished(devices, lambda rank, stream, queues=queues: queues.get((rank, stream), 0)))  # type: ignore[misc]
+            for queues in maps
+        )
+    assert stuck["in order"] == 0
+    assert 0 < stuck["ahead"] < len(maps)
+
+
+@pytest.mark.parametrize("queues", [1, 8])
+def test_receives_posted_out_of_order_get_stuck(queues: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = program_of("strategy=megatron", "layout.dp=1")
+    plans = [ahead_by_one(plan_rank(program, rank)) for rank in range(4)]
+    groups = groups_of(channels_of(program), monkeypatch)
+    devices = [enqueue(program, plan, groups, monkeypatch, "overlapped") for plan in plans]
+    assert not unfinished(devices), "a queue for every stream would do"
+    stuck = sum(bool(unfinished(devices, random_queues(queues, seed))) for seed in range(10))
+    assert stuck == 10 if queues == 1 else 0 < stuck < 10
+
+
+def test_collectives_begun_where_a_rank_comes_to_them_get_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first forward that gathers weights, a last backward that sends gradients off, whatever other replicas do."""
+    stuck = 0
+    for layout in ("fan_in", "fan_out", "colocated", "colocated_pipeline"):
+        for seed in range(4):
+            rng = np.random.default_rng(seed)
+            program = programs(random_samples(rng, 10, longest=40), LAYOUTS[layout], rng, split=False)
             plans = [plan_rank(program, rank) for rank in range(4)]
+            plans = [replace(plan, steps=begun_alone(plan)) for plan in plans]
             groups = groups_of(channels_of(program), monkeypatch)
-            # No message is due any more before the action that needs it comes near.
-            late = [replace(plan, positions=-plan.positions) for plan in plans]
-            assert unfinished([enqueue(plan, groups, monkeypatch, "blocking") for plan in plans]) == []
-            stopped += unfinished([enqueue(plan, groups, monkeypatch, "blocking") for plan in late]) != []
-    assert stopped
+            devices = [enqueue(program, plan, groups, monkeypatch, "overlapped") for plan in plans]
+            stuck += bool(unfinished(devices, one_queue))
+    assert stuck
+
+
+def begun_alone(plan: RankPlan) -> tuple[Step, ...]:
+    """The steps of a rank that begins the collectives of replicas as its own passes come to them."""
+    firsts: dict[tuple[int, int], int] = {}
+    for step in plan.steps:
+        firsts.setdefault((step.place.module, step.place.stage), step.action)
+    return tuple(
+        replace(
+            step,
+            closes=step.ends_gradients,
+            starts=tuple(
+                Start(int(plan.order[step.action]), module, stage, False)
+                for (module, stage), action in firsts.items()
+                if action == step.action
+            ),
+        )
+        for step in plan.steps
+    )
 
 
 def program_of(*overrides: str) -> Program:
@@ -195,19 +200,71 @@ def test_groups_are_shared_by_ranks_that_do_not_meet(monkeypatch: pytest.MonkeyP
     assert groups_of(one_pipeline, monkeypatch) == dict(zip(one_pipeline, (0, 1, 2, 3, 0, 1), strict=True))
 
 
-def test_one_group_for_all_channels_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_group_for_all_channels_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_pipeline = ((0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2))
+    assert set(groups_of(one_pipeline, monkeypatch, apart=False).values()) == {0}
+
+
+def test_one_group_stops_where_receives_are_posted_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
     program = program_of("strategy=megatron", "layout.dp=1")
+    plans = [ahead_by_one(plan_rank(program, rank)) for rank in range(4)]
+    together = groups_of(channels_of(program), monkeypatch, apart=False)
+    assert unfinished([enqueue(program, plan, together, monkeypatch, "overlapped") for plan in plans])
+
+
+def test_messages_in_one_group_end_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a second for all, never earlier; and one queue is worse than any."""
+    program = program_of("strategy=hetero_colocated", "layout.dp=1")
     plans = [plan_rank(program, rank) for rank in range(4)]
-    together = dict.fromkeys(channels_of(program), 0)
-    assert unfinished([enqueue(plan, together, monkeypatch) for plan in plans])
+
+    def seconds(devices: list[Device], queue_of: Callable[[int, Hashable], Hashable] | None = None) -> float:
+        return max(through(devices, *([queue_of] if queue_of else []), seconds=lambda _: 1.0).values())
+
+    apart, together = (
+        [
+            enqueue(program, p, groups_of(channels_of(program), monkeypatch, apart=a), monkeypatch, "overlapped")
+            for p in plans
+        ]
+        for a in (True, False)
+    )
+    assert seconds(apart) < seconds(together) <= seconds(together, one_queue)
+    assert seconds(apart) <= seconds(apart, random_queues(8, 0)) <= seconds(apart, one_queue)
 
 
 def test_receives_in_another_order_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     program = program_of("strategy=megatron", "layout.dp=1")
     plans = [plan_rank(program, rank) for rank in range(4)]
     groups = groups_of(channels_of(program), monkeypatch)
-    faulty = next(plan for plan in plans if plan.queues)
-    sender, queue = next(iter(faulty.queues.items()))
-    plans[faulty.rank] = replace(faulty, queues=faulty.queues | {sender: queue[::-1]})
+    faulty = next(plan for plan in plans if len(plan.arrivals) > 1)
+    plans[faulty.rank] = replace(faulty, arrivals=faulty.arrivals[::-1])
     with pytest.raises((AssertionError, KeyError)):
-        assert unfinished([enqueue(plan, groups, monkeypatch) for plan in plans]) == []
+        assert not unfinished([enqueue(program, plan, groups, monkeypatch, "overlapped") for plan in plans])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_order_of_actions_keeps_dependencies_and_lanes(name: str) -> None:
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        program = programs(random_samples(rng, 10, longest=40), LAYOUTS[name], rng, split=bool(seed % 2))
+        order = order_of_actions(program)
+        assert sorted(order) == list(range(program.num_actions))
+        for action in range(program.num_actions):
+            before = program.dep_actions[program.dep_offsets[action] : program.dep_offsets[action + 1]]
+            assert (order[before] < order[action]).all()
+        for first, end in zip(program.lane_offsets[:-1], program.lane_offsets[1:], strict=True):
+            assert (np.diff(order[program.lane_actions[first:end]]) > 0).all()
+
+
+def test_positions_are_the_longest_chains() -> None:
+    """By hand: of every action the longest of all its predecessors' chains, one after the other."""
+    program = small_program()
+    for work in (np.ones(program.num_actions, np.int64), work_of_actions(program)):
+        position = positions_of_actions(program, work)
+        wanted = [0] * program.num_actions
+        for action in np.argsort(order_of_actions(program)).tolist():
+            before = program.dep_actions[program.dep_offsets[action] : program.dep_offsets[action + 1]].tolist()
+            for first, end in zip(program.lane_offsets[:-1], program.lane_offsets[1:], strict=True):
+                own = program.lane_actions[first:end].tolist()
+                before += own[own.index(action) - 1 : own.index(action)] if action in own else []
+            wanted[action] = max((wanted[other] + int(work[other]) for other in before), default=0)
+        assert position.tolist() == wanted

@@ -27,7 +27,8 @@ def deliver(program: Program, plans: list[RankPlan]) -> int:
         if message.sender == plan.rank:
             return kept.get((plan.rank, *message.key))
         key = message.sender, plan.rank
-        queue, got = plan.queues[message.sender], taken.setdefault(key, {})
+        queue = [m for m in plan.arrivals if m.sender == message.sender]
+        got = taken.setdefault(key, {})
         while message.key not in got and channels.get(key):
             sent, rows = channels[key].popleft()
             assert sent.key == queue[len(got)].key, "receives are posted in the sender's order"

@@ -23,6 +23,7 @@ from entrain_bench.train.running import loop
 from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.data import SampleData
 from entrain_bench.train.running.feed import WorkFeed
+from entrain_bench.train.settings import P2P_GROUPS
 from support.train.ranks import run_ranks
 from support.train.runs import CPU, DISJOINT, ONE_RANK, batch, configuration, train_here
 
@@ -98,3 +99,15 @@ def test_out_of_memory_names_the_action_and_its_bytes() -> None:
     (line,) = run_ranks(_out_of_memory, 1, configuration(*ONE_RANK))
     assert line.startswith("memory: rank 0 ran out at forward of llm microbatch 0 on stage 0 of replica 0 (action ")
     assert "predicted to need 0." in line
+
+
+def _losses(_: int, configs: list[str]) -> list[list[float]]:
+    prepare_platform()
+    return [[row["loss"] for row in train_here(config)] for config in configs]
+
+
+def test_messages_in_one_group_give_the_same_losses() -> None:
+    configs = [configuration(*DISJOINT, "iterations=2", f"harness.p2p_groups={name}") for name in P2P_GROUPS]
+    apart, together = run_ranks(_losses, 4, configs)[0]
+    assert apart == together
+    assert len(set(apart)) == 2

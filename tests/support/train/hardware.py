@@ -1,0 +1,183 @@
+"""What ranks hand to their GPUs in one iteration, and whether GPUs with few hardware queues get through it.
+
+CUDA maps streams to hardware queues (``CUDA_DEVICE_MAX_CONNECTIONS``; which stream to which is not documented), and
+what stands at the head of a queue holds up all behind it, of other streams too. Here it does so until it is through,
+which is more than CUDA is known to do. A send runs together with its receive, a collective with all its ranks; nothing
+is buffered.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from entrain_bench.program import Pass, Program
+from entrain_bench.specs.framework import Framework
+from entrain_bench.train.messages import transfers as transfers_module
+from entrain_bench.train.messages.channels import Channel
+from entrain_bench.train.messages.rank_plan import RankPlan, Step
+from entrain_bench.train.messages.transfers import Transfers
+
+Key = tuple[Channel, int]  # the how manieth message of a channel
+type Name = tuple[str, Hashable]  # what an operation takes part in: those of one name, on all ranks, run together
+COMPUTE = "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation that a host submits.
+
+    Attributes:
+        name: what it takes part in.
+        stream: whose operations run one after the other.
+        event: place of an earlier operation of the rank that must be through; -1 for none.
+    """
+
+    name: Name
+    stream: Hashable
+    event: int = -1
+
+
+@dataclass
+class Device:
+    """One rank's GPU: all that its host hands over, in the order in which it does; stands in for torch.distributed."""
+
+    rank: int
+    operations: list[Operation] = field(default_factory=list)
+    counts: Counter[tuple[str, Channel]] = field(default_factory=Counter)
+    sizes: dict[tuple[str, Key], int] = field(default_factory=dict)
+    _last: dict[Hashable, int] = field(default_factory=dict)
+
+    def submit(self, name: Name, stream: Hashable, event: int = -1) -> int:
+        """Hand over an operation; its place."""
+        self.operations.append(Operation(name, stream, event))
+        self._last[stream] = len(self.operations) - 1
+        return self._last[stream]
+
+    def begin(self, name: Name, stream: Hashable) -> Callable[[], None]:
+        """Hand over an operation that begins after what is queued to compute; what makes computing wait for it."""
+        place = self.submit(name, stream, self._last.get(COMPUTE, -1))
+
+        def wait() -> None:
+            self.submit(("wait", (self.rank, len(self.operations))), COMPUTE, place)
+
+        return wait
+
+    def irecv(self, buffer: torch.Tensor, sender: int, group: int) -> Any:
+        wait = self._message("receive", (sender, self.rank), buffer, group)
+        return SimpleNamespace(wait=wait)
+
+    def isend(self, tensor: torch.Tensor, receiver: int, group: int) -> Any:
+        wait = self._message("send", (self.rank, receiver), tensor, group)
+        return SimpleNamespace(wait=wait, is_completed=lambda: True)
+
+    def _message(self, kind: str, channel: Channel, tensor: torch.Tensor, group: int) -> Callable[[], None]:
+        key = channel, self.counts[kind, channel]
+        self.counts[kind, channel] += 1
+        self.sizes[kind, key] = tensor.numel()
+        return self.begin(("message", key), group)
+
+
+def enqueue(
+    program: Program, plan: RankPlan, groups: Mapping[Channel, int], monkeypatch: pytest.MonkeyPatch, p2p: str
+) -> Device:
+    """What the runtime hands to the device of a rank in one iteration: actions, messages, collectives of replicas."""
+    device = Device(plan.rank)
+    monkeypatch.setattr(transfers_module, "dist", device)
+    framework, cpu = Framework(p2p=p2p), torch.device("cpu")
+    transfers = Transfers(plan, groups, lambda _: 1, torch.float32, cpu, framework)  # type: ignore[arg-type]
+    replicas = Replicas(program, device)
+    for step in plan.steps:
+        for start in step.starts:
+            transfers.post_receives(start.place)
+            replicas.start(start.module, start.stage, sums=start.sums)
+        transfers.post_receives(int(plan.order[step.action]))
+        for message in step.receives:
+            transfers.receive(message)
+        replicas.wait(step)
+        device.submit(("run", step.action), COMPUTE)
+        if step.closes:
+            replicas.start(step.place.module, step.place.stage, sums=True)
+        transfers.send(step, lambda message: torch.zeros(message.num_rows, 1))
+    return device
+
+
+@dataclass
+class Replicas:
+    """What the replicas of a rank's stages do together, in one group a stage: gather weights, sum gradients."""
+
+    program: Program
+    device: Device
+    begun: dict[Hashable, Callable[[], None]] = field(default_factory=dict)
+
+    def start(self, module: int, stage: int, *, sums: bool) -> None:
+        placed = self.program.layout.modules[module]
+        if placed.dp * placed.cp > 1:
+            (lane,) = {int(at) % placed.tp for at in np.argwhere(placed.ranks[:, stage] == self.device.rank)[:, 1]}
+            stream = module, stage, lane
+            self.begun[sums, module, stage] = self.device.begin(("sum" if sums else "gather", stream), stream)
+
+    def wait(self, step: Step) -> None:
+        """Have an action wait for what it needs: the first forward for weights, the synchronisation for gradients."""
+        wanted = {Pass.FORWARD: (False,), Pass.GRAD_SYNC: (False, True)}.get(step.kind, ())
+        for sums in wanted:
+            if wait := self.begun.pop((sums, step.place.module, step.place.stage), None):
+                wait()
+
+
+def through(
+    devices: Sequence[Device],
+    queue_of: Callable[[int, Hashable], Hashable] = lambda _, stream: stream,
+    seconds: Callable[[Name], float] = lambda _: 0.0,
+) -> dict[Name, float]:
+    """When each operation is through, of those that ever are.
+
+    Args:
+        devices: of all ranks.
+        queue_of: the hardware queue of a rank's stream; without it every stream has one of its own.
+        seconds: that an operation takes.
+    """
+    ranks = Counter(operation.name for device in devices for operation in device.operations)
+    missing: Counter[Name] = Counter()
+    users: dict[Name, list[Name]] = defaultdict(list)
+    for device in devices:
+        last: dict[tuple[str, Hashable], Name] = {}
+        for operation in device.operations:
+            before = {
+                last.get(("stream", operation.stream)),
+                last.get(("queue", queue_of(device.rank, operation.stream))),
+            }
+            if operation.event >= 0:
+                before.add(device.operations[operation.event].name)
+            for name in before - {None}:
+                assert name is not None
+                users[name].append(operation.name)
+                missing[operation.name] += 1
+            last["stream", operation.stream] = operation.name
+            last["queue", queue_of(device.rank, operation.stream)] = operation.name
+    begins: dict[Name, float] = defaultdict(float)
+    found: dict[Name, float] = {}
+    ready = [name for name in ranks if not missing[name]]
+    while ready:
+        name = ready.pop()
+        found[name] = begins[name] + seconds(name)
+        for user in users[name]:
+            begins[user] = max(begins[user], found[name])
+            missing[user] -= 1
+            if not missing[user]:
+                ready.append(user)
+    return found
+
+
+def unfinished(
+    devices: Sequence[Device], queue_of: Callable[[int, Hashable], Hashable] = lambda _, stream: stream
+) -> set[Name]:
+    """What never runs."""
+    return {operation.name for device in devices for operation in device.operations} - through(devices, queue_of).keys()
