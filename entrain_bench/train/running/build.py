@@ -12,6 +12,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Job
 from entrain_bench.train.messages.places import places_of
 from entrain_bench.train.modules import build_stage
+from entrain_bench.train.running.content import MadeUp
 from entrain_bench.train.running.groups import GroupMaker, make_groups
 from entrain_bench.train.running.loader import Loader
 from entrain_bench.train.running.runtime import Runtime
@@ -95,4 +96,5 @@ def build_runtime(
         )
     if checkpoint:
         close_files()
-    return Runtime(stages, groups, adam, dtype, device, model.llm.config.vocab_size, seed, Loader(device), roots)
+    content = MadeUp(seed, model.llm.config.vocab_size)
+    return Runtime(stages, groups, adam, dtype, device, content, Loader(device), roots)

@@ -29,6 +29,7 @@ from entrain_bench.train.messages.rows import cut_rows, gather_rows
 from entrain_bench.train.messages.transfers import Transfers
 from entrain_bench.train.modules import Pack
 from entrain_bench.train.modules.split import WeightPass
+from entrain_bench.train.running.content import Content
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.groups import Groups
 from entrain_bench.train.running.loader import Loader
@@ -95,8 +96,7 @@ class Runtime:
         groups: process groups of the layout.
         settings: optimizer settings.
         dtype, device: of activations.
-        vocab_size: of the LLM.
-        seed: of the data.
+        content: of the samples.
         loader: makes inputs ahead.
         roots: beginnings of the names of published weights, by module and root.
     """
@@ -106,8 +106,7 @@ class Runtime:
     settings: OptimizerSettings
     dtype: torch.dtype
     device: torch.device
-    vocab_size: int
-    seed: int
+    content: Content
     loader: Loader
     roots: Roots = field(default_factory=dict)
 
@@ -117,7 +116,7 @@ class Runtime:
         Works are run in the order in which they were prepared. A thread may prepare one while another runs.
         """
         plan = plan_rank(program, dist.get_rank(), self.settings.framework)
-        data = SampleData(program.shapes, self.seed, self.vocab_size, pinned=self.device.type == "cuda")
+        data = SampleData(program.shapes, self.content, pinned=self.device.type == "cuda")
         makers = [
             partial(
                 data.inputs,

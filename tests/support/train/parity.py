@@ -31,6 +31,7 @@ from entrain_bench.train.modules import NamedParameter, StageGroups, build_stage
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import runtime as runtime_module
 from entrain_bench.train.running.build import build_runtime
+from entrain_bench.train.running.content import MadeUp
 from entrain_bench.train.running.data import SampleData
 from entrain_bench.train.running.feed import WorkFeed
 from entrain_bench.train.running.loop import plan
@@ -64,7 +65,7 @@ def train_reference(_: int, config: str, path: Path, num_steps: int = NUM_STEPS)
     adam = torch.optim.AdamW(learning.values(), lr=settings.learning_rate, eps=settings.epsilon, weight_decay=0.0)
     losses, norms, gradients = [], [], {}
     for iteration in range(num_steps):
-        data = SampleData(batch(setting, iteration), 0, model.llm.config.vocab_size)
+        data = SampleData(batch(setting, iteration), MadeUp(0, model.llm.config.vocab_size))
         adam.zero_grad()
         loss = sum(sample_loss(data, stages, model, sample) for sample in range(len(data.shapes)))
         loss = loss / data.num_loss_tokens
