@@ -11,6 +11,7 @@ from entrain_bench.train.learning_rate import check_learning_rate
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16")  # by torch's names
 NON_FINITE = ("stop", "skip")
+PREPROCESSING = ("inline", "thread", "processes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,10 @@ class TrainSettings:
         on_non_finite: what a loss that is not finite does: ``stop`` the run, or ``skip`` the optimizer step.
         checkpoint_dir: where checkpoints are written and resumed from; None for none.
         checkpoint_every: iterations between checkpoints.
+        preprocessing: who makes the inputs of forwards: the rank when it needs them (``inline``), a ``thread`` of each
+            rank ahead of it, or ``processes`` of their own.
+        preprocessing_processes: how many of them there are on each machine; None: as many as cores are left, between
+            one and two a rank.
         profile_dir: where ``torch.profiler`` leaves a trace of each rank; None for none.
     """
 
@@ -63,15 +68,26 @@ class TrainSettings:
     on_non_finite: str = "stop"
     checkpoint_dir: str | None = None
     checkpoint_every: int = 10
+    preprocessing: str = "thread"
+    preprocessing_processes: int | None = None
     profile_dir: str | None = None
 
     def __post_init__(self) -> None:
-        for name, choices in (("device", DEVICES), ("dtype", DTYPES), ("on_non_finite", NON_FINITE)):
+        for name, choices in (
+            ("device", DEVICES),
+            ("dtype", DTYPES),
+            ("on_non_finite", NON_FINITE),
+            ("preprocessing", PREPROCESSING),
+        ):
             if getattr(self, name) not in choices:
                 raise unknown_choice(f"harness.{name}", getattr(self, name), choices)
         require(self.num_ranks >= 1, "harness.num_ranks", self.num_ranks, "at least 1")
         for name in ("timeout_s", "planning_timeout_s"):
             require(getattr(self, name) > 0, f"harness.{name}", getattr(self, name), "positive")
+        if (processes := self.preprocessing_processes) is not None:
+            require(processes >= 1, "harness.preprocessing_processes", processes, "at least 1")
+            fits = self.preprocessing == "processes"
+            require(fits, "harness.preprocessing_processes", processes, "null unless harness.preprocessing=processes")
         require(self.checkpoint_every >= 1, "harness.checkpoint_every", self.checkpoint_every, "at least 1")
         check_learning_rate(
             self.learning_rate,

@@ -22,6 +22,7 @@ ROOMS = (
     ("modules", "messages"),
     ("weights",),
     ("measuring",),
+    ("producing",),
     ("running",),
     ("launching",),
     ("profiling",),

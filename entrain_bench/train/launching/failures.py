@@ -61,25 +61,39 @@ def read_failures(work: Path) -> list[Failure]:
     return sorted(failures, key=lambda failure: failure.time_s)
 
 
-def output_path(work: Path, rank: int) -> Path:
-    """Where a rank's standard output and error go."""
-    return work / f"output{rank}.log"
+def output_path(work: Path, number: int, kind: str = "rank") -> Path:
+    """Where the standard output and error of a rank, or of another kind of process, go."""
+    return work / f"output{'' if kind == 'rank' else f'-{kind}'}{number}.log"
 
 
-def read_output(work: Path, rank: int) -> str:
-    """The end of what a rank has printed."""
-    path = output_path(work, rank)
+def read_output(work: Path, number: int, kind: str = "rank") -> str:
+    """The end of what a rank, or another kind of process, has printed."""
+    path = output_path(work, number, kind)
     return path.read_text(errors="replace")[-OUTPUT_CHARS:] if path.exists() else ""
 
 
-def first_cause(work: Path, exit_codes: Mapping[int, int | None], nccl_timeout_s: float | None) -> Exception:
+def first_cause(
+    work: Path,
+    exit_codes: Mapping[int, int | None],
+    nccl_timeout_s: float | None,
+    producers: Mapping[int, int | None] | None = None,
+) -> Exception:
     """The failure that came first; later ones only follow from it.
 
     Args:
         work: the folder in which ranks leave their failures.
         exit_codes: of every rank, by rank; the number of a signal is negative, None is a rank that still ran.
         nccl_timeout_s: after which NCCL aborts a rank that waits; None if ranks do not use it.
+        producers: the same of producers.
     """
+    for producer, code in (producers or {}).items():
+        # They leave nothing: what they fail to make they hand to the rank that wants it.
+        if code:
+            error = ExecutionError(f"producer {producer}: {_how_it_ended(code, None)}")
+            error.__cause__ = ExecutionError(
+                f"last output of producer {producer}:\n{read_output(work, producer, 'producer')}"
+            )
+            return error
     failures = read_failures(work)
     explained = {failure.rank for failure in failures}
     for rank, code in exit_codes.items():

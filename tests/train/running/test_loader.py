@@ -10,7 +10,7 @@ import torch
 
 from entrain_bench.train.modules import Pack
 from entrain_bench.train.running.data import Inputs
-from entrain_bench.train.running.loader import Loader
+from entrain_bench.train.running.loader import ThreadLoader
 from support.train.runs import CPU
 
 
@@ -18,7 +18,7 @@ def numbered(number: int) -> Inputs:
     return Inputs(Pack((number,)))
 
 
-def settle(loader: Loader) -> None:
+def settle(loader: ThreadLoader) -> None:
     """Wait until everything that has begun is done."""
     loader._pool.submit(lambda: None).result()
 
@@ -29,7 +29,7 @@ def test_inputs_come_in_order_and_only_so_many_ahead() -> None:
     def maker(number: int) -> Callable[[], Inputs]:
         return lambda: (begun.append(number), numbered(number))[1]
 
-    loader = Loader(CPU, ahead=2)
+    loader = ThreadLoader(CPU, ahead=2)
     first, second = (loader.load([maker(number) for number in numbers]) for numbers in (range(3), range(3, 6)))
     taken = []
     for inputs in (first, second):
@@ -42,7 +42,7 @@ def test_inputs_come_in_order_and_only_so_many_ahead() -> None:
 
 
 def test_what_making_inputs_raises_reaches_who_takes_them() -> None:
-    inputs = Loader(CPU).load([lambda: numbered(0), Mock(side_effect=OSError("planted")), lambda: numbered(2)])
+    inputs = ThreadLoader(CPU).load([lambda: numbered(0), Mock(side_effect=OSError("planted")), lambda: numbered(2)])
     assert next(inputs) == numbered(0)
     with pytest.raises(OSError, match="planted"):
         next(inputs)
@@ -51,5 +51,5 @@ def test_what_making_inputs_raises_reaches_who_takes_them() -> None:
 def test_the_thread_pins_memory_for_the_gpu_of_its_rank() -> None:
     device = torch.device("cuda", 1)
     with patch.object(torch.cuda, "set_device") as choose:
-        next(Loader(device).load([lambda: numbered(0)]))
+        next(ThreadLoader(device).load([lambda: numbered(0)]))
     choose.assert_called_once_with(device)

@@ -22,7 +22,7 @@ from entrain_bench.train.running import runtime as runtime_module
 from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.content import MadeUp
 from entrain_bench.train.running.data import Inputs, SampleData
-from entrain_bench.train.running.loader import Loader
+from entrain_bench.train.running.loader import ThreadLoader
 from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.running.step import TrainedStage
 from support.train.ranks import run_ranks
@@ -36,7 +36,7 @@ def test_a_rank_is_given_the_data_of_its_forwards() -> None:
     program = setting.strategy.program(batch(setting, 0), setting.strategy.plan(setting.profile), setting.profile)
     data, found = SampleData(program.shapes, MadeUp(0, 1024)), set()
     for rank in range(4):
-        runtime = Runtime({}, Mock(), Mock(), torch.float32, CPU, MadeUp(0, 1024), Loader(CPU))
+        runtime = Runtime({}, Mock(), Mock(), torch.float32, CPU, MadeUp(0, 1024), ThreadLoader(CPU))
         with patch.object(runtime_module.dist, "get_rank", lambda rank=rank: rank):
             work = runtime.prepare(program)
         forwards = [step for step in plan_rank(program, rank).steps if step.kind is Pass.FORWARD]
@@ -66,7 +66,7 @@ def test_a_rank_is_told_what_its_chunks_recompute() -> None:
     wanted = [np.arange(own.size).reshape(own.shape) % (own + 1) for own in most]
     program, told = recompute_chunks(plain, wanted), set()
     for rank in range(4):
-        runtime = Runtime({}, Mock(), Mock(), torch.float32, CPU, MadeUp(0, 1024), Loader(CPU))
+        runtime = Runtime({}, Mock(), Mock(), torch.float32, CPU, MadeUp(0, 1024), ThreadLoader(CPU))
         with patch.object(runtime_module.dist, "get_rank", lambda rank=rank: rank):
             work = runtime.prepare(program)
         forwards = [step for step in plan_rank(program, rank).steps if step.kind is Pass.FORWARD]
