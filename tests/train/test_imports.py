@@ -22,7 +22,7 @@ ROOMS = (
     ("modules", "messages"),
     ("weights",),
     ("measuring",),
-    ("producing",),
+    ("preprocessing", "producing"),
     ("running",),
     ("launching",),
     ("profiling",),

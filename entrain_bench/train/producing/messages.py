@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 
 from entrain_bench.train.producing.blocks import Placement
 from entrain_bench.train.producing.outline import Outline
@@ -17,16 +19,52 @@ class Hello:
 
     Attributes:
         lane: ranks of one lane are handed the same values; None for a rank that wants none.
+        shared: what makers refer to, equal for all ranks; it travels once, so a producer's keeps what it has read.
     """
 
     lane: int | None
+    shared: object = None
 
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """What to make for the rank's lane, in order; one rank of a lane says it for all."""
+    """What to make for the rank's lane, in order; one rank of a lane says it for all.
 
-    makers: tuple[Maker, ...]
+    Attributes:
+        makers: pickled, but for what is shared.
+    """
+
+    makers: bytes
+
+    @classmethod
+    def of(cls, makers: Sequence[Maker], shared: object) -> Make:
+        """The message; wherever makers refer to ``shared``, the producer's takes its place."""
+        file = BytesIO()
+        _Pickler(file, shared).dump([*makers])
+        return cls(file.getvalue())
+
+    def read(self, shared: object) -> list[Maker]:
+        """The makers, which refer to ``shared``."""
+        makers: list[Maker] = _Unpickler(BytesIO(self.makers), shared).load()
+        return makers
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: BytesIO, shared: object) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.shared = shared
+
+    def persistent_id(self, value: object) -> object:
+        return True if self.shared is not None and value is self.shared else None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: BytesIO, shared: object) -> None:
+        super().__init__(file)
+        self.shared = shared
+
+    def persistent_load(self, _: object) -> object:
+        return self.shared
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ def produce(rendezvous: Rendezvous, number: int, num_ranks: int, ahead: int) -> 
     """
     with rendezvous.listen(number, num_ranks) as listener:
         lines = [_accept(listener) for _ in range(num_ranks)]
-    members: dict[int, list[Connection]] = {}
+    members, shared = dict[int, list[Connection]](), None
     for line in lines:
         # A rank that ended before it said anything takes nothing.
         with suppress(EOFError, OSError):
@@ -39,7 +39,8 @@ def produce(rendezvous: Rendezvous, number: int, num_ranks: int, ahead: int) -> 
             assert isinstance(hello, Hello)
             if hello.lane is not None:
                 members.setdefault(hello.lane, []).append(line)
-    serve([Lane(number, readers, ahead) for _, readers in sorted(members.items())])
+                shared = hello.shared if shared is None else shared
+    serve([Lane(number, readers, ahead, shared) for _, readers in sorted(members.items())])
 
 
 def _accept(listener: Listener) -> Connection:
@@ -71,12 +72,14 @@ class Lane:
         producer: number of the producer.
         readers: lines to the ranks.
         ahead: values that may wait for them.
+        shared: what makers refer to.
         lines: those that are still open.
     """
 
     producer: int
     readers: list[Connection]
     ahead: int
+    shared: object = None
     ledger: Ledger = field(init=False)
     lines: list[Connection] = field(init=False)
     _makers: deque[Maker] = field(default_factory=deque)
@@ -98,8 +101,8 @@ class Lane:
             self._lose(line)
             return
         match said:
-            case Make(makers):
-                self._makers.extend(makers)
+            case Make():
+                self._makers.extend(said.read(self.shared))
             case Taken():
                 self.ledger.take(self.readers.index(line))
             case Released(block):

@@ -23,30 +23,30 @@ from entrain_bench.train.producing.rendezvous import Rendezvous
 class Reader:
     """The values of a lane, dealt out to producers one by one, in turn."""
 
-    def __init__(self, lines: Sequence[Connection], lane: int | None, timeout_s: float, *, leads: bool) -> None:
+    def __init__(self, lines: Sequence[Connection], hello: Hello, timeout_s: float, *, leads: bool) -> None:
         """Introduce this rank to the producers.
 
         Args:
             lines: to the producers.
-            lane: of this rank; None if it wants nothing.
+            hello: what it says.
             timeout_s: longest time it waits for a value.
             leads: whether it asks for its lane; the lane's other ranks are handed the same.
         """
-        self._lines, self._timeout_s, self._leads = lines, timeout_s, leads
+        self._lines, self._shared, self._timeout_s, self._leads = lines, hello.shared, timeout_s, leads
         self._blocks: list[dict[int, Block]] = [{} for _ in lines]
         # Lanes begin with different producers.
-        self._next_asked = self._next_taken = lane or 0
+        self._next_asked = self._next_taken = hello.lane or 0
         # A tensor may be freed anywhere, in the middle of anything: whoever speaks leaves it to one thread.
         self._said: SimpleQueue[tuple[int, bytes]] = SimpleQueue()
         for line in lines:
-            line.send(Hello(lane))
+            line.send(hello)
         Thread(target=self._speak, name="reader", daemon=True).start()
 
     @classmethod
-    def connect(cls, rendezvous: Rendezvous, lane: int | None, timeout_s: float, *, leads: bool) -> Reader:
+    def connect(cls, rendezvous: Rendezvous, hello: Hello, timeout_s: float, *, leads: bool) -> Reader:
         """A reader of all producers of a machine, once they listen."""
         lines = [rendezvous.connect(number, timeout_s) for number in range(rendezvous.num_producers)]
-        return cls(lines, lane, timeout_s, leads=leads)
+        return cls(lines, hello, timeout_s, leads=leads)
 
     def load(self, makers: Sequence[Maker]) -> Iterator[Any]:
         """What the makers return, in order; they are called in producers.
@@ -61,7 +61,7 @@ class Reader:
         if self._leads:
             first = self._next_asked
             for offset in range(min(num, len(makers))):
-                self._say((first + offset) % num, Make(tuple(makers[offset::num])))
+                self._say((first + offset) % num, Make.of(makers[offset::num], self._shared))
         self._next_asked += len(makers)
         return (self._take() for _ in range(len(makers)))
 

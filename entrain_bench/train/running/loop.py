@@ -28,6 +28,7 @@ from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.producing.rendezvous import Rendezvous
 from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.checkpoint import Checkpoints
+from entrain_bench.train.running.content import content_of
 from entrain_bench.train.running.feed import WorkFeed
 from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.settings import TrainSettings
@@ -49,11 +50,14 @@ def train(
     settings = setting.executor
     assert isinstance(settings, TrainSettings)
     device = device_of(settings)
+    content = content_of(settings, setting.workload, setting.job.model, config.seed)
     prepare_platform()
     with process_group(device, settings.timeout_s) as control, producers(control) as rendezvous:
         planning = planning_group(settings.planning_timeout_s)
         layout, planning_time_s = plan(setting, planning)
-        runtime = build_runtime(setting.job, layout, settings, device, config.seed, control, rendezvous=rendezvous)
+        runtime = build_runtime(
+            setting.job, layout, settings, device, config.seed, control, content=content, rendezvous=rendezvous
+        )
         checkpoints = _checkpoints(settings, config, layout)
         history, num_elsewhere = resume(checkpoints, runtime, config.iterations)
         clock, frame = Clock(device), None
@@ -150,6 +154,7 @@ def _checkpoints(settings: TrainSettings, config: RunConfig, layout: Layout) -> 
         "seed": str(config.seed),
         "global batch": str(config.global_batch),
         "dtype": settings.dtype,
+        "harness.data": settings.data,
         "set of frozen modules": str(sorted(config.framework.freeze)),
     }
     setup = {"layout": layout_to_json(layout), "strategy": str(content["strategy"])}

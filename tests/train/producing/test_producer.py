@@ -17,17 +17,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.errors import ExecutionError, UserError
+from entrain_bench.train.producing.messages import Hello
 from entrain_bench.train.producing.producer import Lane, produce, serve
 from entrain_bench.train.producing.reader import Reader
 from entrain_bench.train.producing.rendezvous import Rendezvous
 
 MADE: list[int] = []
+SHARED: list[int] = []
 TIMEOUT_S = 10.0
 
 
 def value(number: int, num_elements: int = 3) -> tuple[int, torch.Tensor]:
     MADE.append(number)
     return number, torch.full((num_elements,), float(number))
+
+
+def asked(before: list[int]) -> int:
+    before.append(len(before) + 1)
+    return before[-1]
 
 
 def bad_sample() -> NoReturn:
@@ -52,7 +59,7 @@ def connected(lanes: list[int], num_producers: int, ahead: int) -> Iterator[list
         threads.append(threading.Thread(target=serve, args=(served,), daemon=True))
     readers = []
     for rank, (lane, own) in enumerate(zip(lanes, pairs, strict=True)):
-        readers.append(Reader([ours for ours, _ in own], lane, TIMEOUT_S, leads=lane not in lanes[:rank]))
+        readers.append(Reader([ours for ours, _ in own], Hello(lane), TIMEOUT_S, leads=lane not in lanes[:rank]))
         for _, line in own:
             line.recv()
     for thread in threads:
@@ -165,7 +172,7 @@ def test_what_a_maker_raises_reaches_who_takes_its_value(maker: object, kind: ty
 
 def test_a_producer_that_is_gone_or_silent_is_named() -> None:
     ours, theirs = Pipe()
-    reader = Reader([ours], 0, 0.05, leads=True)
+    reader = Reader([ours], Hello(0), 0.05, leads=True)
     values = reader.load([partial(value, 0), partial(value, 1)])
     with pytest.raises(ExecutionError, match=r"^producer 0: nothing came for harness.timeout_s=0.05$"):
         next(values)
@@ -184,7 +191,7 @@ def test_ranks_and_producers_meet_without_a_file() -> None:
     readers = dict[int | None, Reader]()
 
     def join(lane: int | None) -> None:
-        readers[lane] = Reader.connect(rendezvous, lane, 5.0, leads=True)
+        readers[lane] = Reader.connect(rendezvous, Hello(lane, SHARED), 5.0, leads=True)
 
     ranks = [threading.Thread(target=join, args=(lane,)) for lane in (0, None)]
     late.join()
@@ -194,8 +201,10 @@ def test_ranks_and_producers_meet_without_a_file() -> None:
         thread.start()
     for thread in ranks:
         thread.join()
-    values = readers[0].load([partial(value, i) for i in range(4)])
-    assert [next(values)[0] for _ in range(4)] == [0, 1, 2, 3]
+    # What travelled once is one object in each producer, and knows what it was asked before.
+    values = [readers[0].load([partial(asked, SHARED)] * 4) for _ in range(2)]
+    assert [next(own) for own in values for _ in range(4)] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert not SHARED
 
 
 def test_a_producer_that_never_listens_is_named() -> None:
