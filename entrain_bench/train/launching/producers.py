@@ -62,7 +62,7 @@ def start_producers(
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     for number in range(rendezvous.num_producers):
         args = (environment, rendezvous, number, num_ranks, work)
-        process = context.Process(target=_run_producer, args=args, daemon=True)
+        process = context.Process(target=_run_producer, args=args, name=f"producer-{number}", daemon=True)
         with uninterrupted():
             process.start()
         processes.append(process)
