@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.errors import UserError
 from entrain_bench.specs.contents import Moved
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.tokens import TileRules, TokenRules
+from entrain_bench.specs.tokens import TokenRules
 from entrain_bench_workloads.dataset import parquet as parquet_module
 from entrain_bench_workloads.dataset.interface import BadRecord, Limits, RawSample
 from entrain_bench_workloads.dataset.parquet import ParquetSource
@@ -396,9 +396,6 @@ def test_traces_without_samples_are_refused(tmp_path: Path) -> None:
         TraceWorkload(path="chartqa_test.parquet").samples(RULES, 1024, Moved())
     with pytest.raises(UserError, match=r"^workload.text: draws other texts"):
         replace(workload, text=5).samples(RULES, 1024, Moved())
-    tiles = replace(RULES, tiles=TileRules(56, 4, 4, 2, 4, 4))
-    with pytest.raises(IncompatibleError, match=r"^model.tokens.tiles"):
-        workload.samples(tiles, 1024, Moved())
     table = pq.read_table(tmp_path / "t.parquet")
     scan = json.loads(table.schema.metadata[b"entrain_bench.scan"])
     scan["source"]["kind"] = "HubSource"
