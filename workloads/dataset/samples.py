@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from entrain_bench.arrays import IntArray
-from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.errors import UserError
 from entrain_bench.specs.contents import Moved, Pixels, Sound
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.tokens import TokenRules
+from entrain_bench.specs.tokens import TileRules, TokenRules
 
 from ..columns import TraceColumns
+from .cutting import image_tiles, tile_of
 from .decode import decoded_frames, decoded_image, decoded_sound, resized
 from .files import DataFile
 from .interface import BadRecord, BadSampleError, Limits, RawSample, ReadableSource, Reader, Reason, Source
@@ -44,13 +45,13 @@ class Kept:
         readers: by the label of their file.
         batches: of the readers.
         samples: whose items are asked for one after the other, by name.
-        videos: frames of the last one.
+        pictures: the tiles of the last image, or the frames of the last video.
     """
 
     readers: Recent[Reader] = field(default_factory=lambda: Recent(_INDEXES))
     batches: Recent[Any] = field(default_factory=lambda: Recent(_BATCHES))
     samples: Recent[tuple[RawSample, Sizes]] = field(default_factory=lambda: Recent(_RECORDS))
-    videos: Recent[Sequence[Pixels]] = field(default_factory=lambda: Recent(1))
+    pictures: Recent[Sequence[Pixels]] = field(default_factory=lambda: Recent(1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,16 +78,16 @@ class TraceSamples:
     kept: Kept = field(default_factory=Kept, repr=False, compare=False)
 
     def picture(self, shapes: SampleShapes, item: int) -> Pixels:
-        """An image or the frames of a group, as large as the item's patches."""
+        """An image, a tile of one or the frames of a group, as large as the item's patches."""
         name, number, kind = _place(shapes, item)
         with _named(name):
-            raw, _ = self._sample(shapes, item)
-            assert shapes.item_grids is not None
-            height, width = (shapes.item_grids[item] * self.rules.patch_pixels).tolist()
             if kind == "video":
-                return self._frames(shapes, item, raw, number, (height, width))
+                return self._frames(shapes, item, number)
+            if self.rules.tiles is not None:
+                return self._tile(shapes, item, number, self.rules.tiles)
+            raw, _ = self._sample(shapes, item)
             with decoded_image(raw.images[number], self.limits) as image:
-                return resized(image, height, width)[None]
+                return resized(image, *self._sides(shapes, item))[None]
 
     def sound(self, shapes: SampleShapes, item: int) -> Sound:
         """A segment; all but a sample's last are ``rules.audio_segment_s`` long."""
@@ -142,16 +143,42 @@ class TraceSamples:
             if now != then:
                 raise BadSampleError(Reason.CHANGED, f"its item {item} is {now}, the trace says {then}")
 
-    def _frames(self, shapes: SampleShapes, item: int, raw: RawSample, group: int, size: tuple[int, int]) -> Pixels:
+    def _sides(self, shapes: SampleShapes, item: int) -> tuple[int, int]:
+        """Height and width of an item that is no tile, in pixels."""
+        assert shapes.item_grids is not None
+        rows, columns = shapes.item_grids[item].tolist()
+        return rows * self.rules.patch_pixels, columns * self.rules.patch_pixels
+
+    def _tile(self, shapes: SampleShapes, item: int, number: int, rules: TileRules) -> Pixels:
+        """A tile of an image, which is decoded for all of them; patches do not cover its last pixels."""
+        raw, sizes = self._sample(shapes, item)
+        widths, heights = (np.array(sides[: sizes.num_images]) for sides in (sizes.widths, sizes.heights))
+        place, tile = tile_of(number, widths, heights, rules)
+
+        def cut() -> list[Pixels]:
+            with decoded_image(raw.images[place], self.limits) as image:
+                return image_tiles(image, len(widths) == 1, rules)
+
+        tiles = self.kept.pictures.get((_place(shapes, item)[0], place), cut)
+        return self._covered(tiles[tile][None], rules)
+
+    def _frames(self, shapes: SampleShapes, item: int, group: int) -> Pixels:
         """The frames of a group of a video, all of whose groups are decoded at once."""
-        assert raw.video is not None
-        video, each = raw.video, self.rules.temporal_patch_frames
-        own = self.shapes_of(_columns(self._sample(shapes, item)[1]))
+        (raw, sizes), each, tiles = self._sample(shapes, item), self.rules.temporal_patch_frames, self.rules.tiles
+        video, own = raw.video, self.shapes_of(_columns(sizes))
+        assert video is not None
         groups = int(np.count_nonzero(own.item_modality == shapes.item_modality[item]))
-        frames = self.kept.videos.get(
-            _place(shapes, item)[0], lambda: decoded_frames(video, self.limits, groups * each, *size)
+        size = (tiles.pixels, tiles.pixels) if tiles else self._sides(shapes, item)
+        frames = self.kept.pictures.get(
+            (_place(shapes, item)[0], "video"), lambda: decoded_frames(video, self.limits, groups * each, *size)
         )
-        return np.stack(frames[group * each : (group + 1) * each])
+        found = np.stack(frames[group * each : (group + 1) * each])
+        return self._covered(found, tiles) if tiles else found
+
+    def _covered(self, pixels: Pixels, rules: TileRules) -> Pixels:
+        """What a tile's patches cover: 27 x 14 of SigLIP's 384 pixels."""
+        side = rules.encoder_side * self.rules.patch_pixels
+        return pixels[:, :side, :side]
 
 
 def samples_of(
@@ -183,8 +210,6 @@ def samples_of(
         )
     if "files" not in scan:
         raise UserError(f"workload.path={trace}: was scanned by an earlier version; scan it again")
-    if rules.tiles is not None:
-        raise IncompatibleError("model.tokens.tiles: harness.data=files does not cut images into tiles")
     source = _source(trace, scan["source"], moved)
     limits = Limits(**scan["limits"])
     tokenizer = _tokenizer(trace, scan, moved, vocab_size)

@@ -45,10 +45,11 @@ def log_mel(wave: Sound, num_frames: int, mels: int) -> Frames:
 
     Values are those of Hugging Face's ``WhisperFeatureExtractor`` for a sound that it fills up, as it does by default.
     """
-    cut = wave[: num_frames * HOP]
-    # Whisper mirrors the beginning; the silence at the end is long enough for all frames that hear the sound.
-    silence = num_frames * HOP + WINDOW - len(cut)
-    padded = np.concatenate([_mirrored(cut, WINDOW // 2), cut, np.zeros(silence, np.float32)])
+    filled = np.zeros(num_frames * HOP, np.float32)
+    filled[: len(wave)] = wave[: len(filled)]
+    # Both ends of what is filled up are mirrored; of the silence in between as much is heard as has a sound in it.
+    behind = np.zeros(WINDOW, np.float32) if num_frames < _LONGEST_FRAMES else _mirrored(filled[::-1])[::-1]
+    padded = np.concatenate([_mirrored(filled), filled, behind])
     heard = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP]
     spectrum = np.fft.rfft(heard * _hann(), axis=1)
     power = (spectrum.real**2 + spectrum.imag**2) @ mel_filters(mels)
@@ -57,10 +58,11 @@ def log_mel(wave: Sound, num_frames: int, mels: int) -> Frames:
     return np.asarray((np.maximum(loudness[:num_frames], loudest - _RANGE) + 4.0) / 4.0, np.float32)
 
 
-def _mirrored(wave: Sound, count: int) -> Sound:
-    """What stands before a sound that is mirrored at its first sample ``[count]``."""
-    longer = np.concatenate([wave, np.zeros(max(0, count + 1 - len(wave)), np.float32)])
-    return longer[count:0:-1]
+def _mirrored(wave: Sound) -> Sound:
+    """What stands before a sound that is mirrored at its first sample ``[WINDOW / 2]``."""
+    longer = np.zeros(WINDOW // 2 + 1, np.float32)
+    longer[: len(wave)] = wave[: len(longer)]
+    return longer[:0:-1]
 
 
 @cache

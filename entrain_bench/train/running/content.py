@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from entrain_bench.arrays import IntArray
 from entrain_bench.errors import IncompatibleError, UserError
-from entrain_bench.specs.contents import SOUND_HZ, Moved, Readable, Samples
+from entrain_bench.specs.contents import SOUND_HZ, Moved, Pixels, Readable, Samples
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
@@ -110,11 +110,20 @@ class FromFiles:
             if patches is None:
                 write_windows(self.samples.sound(shapes, item), rows)
             else:
-                write_patches(self.samples.picture(shapes, item), patches, rows)
+                write_patches(self._picture(module, shapes, item, patches), patches, rows)
 
     def tokens(self, shapes: SampleShapes, sample: int) -> IntArray:
         """The tokens of the text."""
         return self.samples.tokens(shapes, sample)
+
+    def _picture(self, module: ModuleSpec, shapes: SampleShapes, item: int, patches: PatchRules) -> Pixels:
+        pixels = self.samples.picture(shapes, item)
+        if len(pixels) not in (1, patches.frames):
+            raise IncompatibleError(
+                f"model.modules.{module.name}: a patch spans {patches.frames} frames, an item of a video has "
+                f"{len(pixels)} (model.tokens.temporal_patch_frames)"
+            )
+        return pixels
 
 
 def patch_rules(module: ModuleSpec, width: int, rules: TokenRules) -> PatchRules:
