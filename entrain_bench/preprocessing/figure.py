@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -58,13 +59,15 @@ def draw(table: pd.DataFrame, cores: int) -> tuple[Figure, pd.DataFrame]:
     for panel, (name, title) in zip(axes, QUANTITIES.items(), strict=True):
         panel.set_title(title)
         _draw_bars(panel, table, name, colours)
-    handles = [Patch(facecolor=colours[mode], label=LABELS[mode]) for mode in PREPROCESSING]
+    handles: list[Artist] = [Patch(facecolor=colours[mode], label=LABELS[mode]) for mode in PREPROCESSING]
     style: Any = {"color": INK, "linewidth": 0.7, "marker": "|", "linestyle": "", "markersize": 7}
-    legend_above(figure, [*handles, Line2D([], [], label="95 % interval", **style)])
+    if (table["repetitions"] > 1).any():
+        handles.append(Line2D([], [], label="95 % interval", **style))
+    legend_above(figure, handles)
     load = f"load average {table['load_average'].min():.0f} to {table['load_average'].max():.0f}"
     figure.supxlabel(
         f"{NUM_RANKS} ranks and, in the last case, a producer on {cores} cores ({load}); "
-        f"{BATCH} pictures an iteration; {table['repetitions'].min()} runs each",
+        f"{BATCH} pictures an iteration; {table['repetitions'].min()} repetitions",
         fontsize=FONT_PT - 1,
         color=FAINT,
     )
@@ -81,7 +84,7 @@ def _draw_bars(panel: Axes, table: pd.DataFrame, name: str, colours: dict[str, t
         panel.vlines(places, own[f"{name}_low"].clip(lower=0), own[f"{name}_high"], color=INK, linewidth=0.7, zorder=3)
     first = table.drop_duplicates("size").set_index("size").loc[sizes]
     labels = [
-        f"{str(size).replace('x', ' x ')}\n{row['picture_kb']:.0f} kB, {row['decode_ms']:.0f} ms"
+        f"{str(size).replace('x', ' x ')}\n{row['picture_kb']:.0f} kB\n{row['decode_ms']:.0f} ms to decode"
         for size, row in first.iterrows()
     ]
     panel.set_xticks(range(len(sizes)), labels)
