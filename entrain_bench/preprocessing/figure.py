@@ -67,7 +67,8 @@ def draw(table: pd.DataFrame, cores: int) -> tuple[Figure, pd.DataFrame]:
     load = f"load average {table['load_average'].min():.0f} to {table['load_average'].max():.0f}"
     figure.supxlabel(
         f"{NUM_RANKS} ranks and, in the last case, a producer on {cores} cores ({load}); "
-        f"{BATCH} pictures an iteration; {table['repetitions'].min()} repetitions",
+        f"{BATCH} pictures an iteration, of these sizes, bytes and CPU times to decode one; "
+        f"{table['repetitions'].min()} repetitions",
         fontsize=FONT_PT - 1,
         color=FAINT,
     )
@@ -84,7 +85,7 @@ def _draw_bars(panel: Axes, table: pd.DataFrame, name: str, colours: dict[str, t
         panel.vlines(places, own[f"{name}_low"].clip(lower=0), own[f"{name}_high"], color=INK, linewidth=0.7, zorder=3)
     first = table.drop_duplicates("size").set_index("size").loc[sizes]
     labels = [
-        f"{str(size).replace('x', ' x ')}\n{row['picture_kb']:.0f} kB\n{row['decode_ms']:.0f} ms to decode"
+        f"{str(size).replace('x', ' x ')}\n{row['picture_kb']:.0f} kB\n{row['decode_ms']:.0f} ms"
         for size, row in first.iterrows()
     ]
     panel.set_xticks(range(len(sizes)), labels)
