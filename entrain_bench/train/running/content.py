@@ -20,8 +20,8 @@ from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 from entrain_bench.specs.workload import Workload
-from entrain_bench.train.preprocessing.pictures import PatchRules, write_patches
-from entrain_bench.train.preprocessing.sounds import FRAMES_OF_TOKEN, HOP, KERNEL, write_windows
+from entrain_bench.train.features.pictures import PatchRules, write_patches
+from entrain_bench.train.features.sounds import FRAMES_OF_TOKEN, HOP, KERNEL, write_windows
 from entrain_bench.train.settings import FILES, MADE_UP, TrainSettings
 
 type Features = NDArray[np.float32]

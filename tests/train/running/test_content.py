@@ -14,10 +14,10 @@ from PIL import Image
 from entrain_bench.config.tree import choices
 from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.experiment import Setting, prepare
+from entrain_bench.train.features.pictures import PatchRules, write_patches
+from entrain_bench.train.features.sounds import write_windows
 from entrain_bench.train.launching.handover import config_from_json
 from entrain_bench.train.modules import StageGroups, build_stage, in_stage_order
-from entrain_bench.train.preprocessing.pictures import PatchRules, write_patches
-from entrain_bench.train.preprocessing.sounds import write_windows
 from entrain_bench.train.running.content import MadeUp, check_input, content_of
 from entrain_bench.train.running.data import SampleData
 from entrain_bench_workloads.dataset.parquet import ParquetSource

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.specs.contents import SOUND_HZ
-from entrain_bench.train.preprocessing.pictures import CLIP, HALVES, PatchRules, write_patches
-from entrain_bench.train.preprocessing.sounds import HOP, log_mel, write_windows
+from entrain_bench.train.features.pictures import CLIP, HALVES, PatchRules, write_patches
+from entrain_bench.train.features.sounds import HOP, log_mel, write_windows
 
 QWEN = PatchRules.of(1176, 14, 2, "qwen25vl_vision", "model.modules.vision")
 
