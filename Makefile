@@ -12,7 +12,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 # Containers set it; then every process compiles the suite, torch and megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quick figures report measured fidelity gpu-check claims calibration verify reference test test-wide test-slow mutants fuzz screenshots bench ui lint clean
+.PHONY: help setup quick figures report measured preprocessing fidelity gpu-check claims calibration verify reference test test-wide test-slow mutants fuzz screenshots bench ui lint clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -46,6 +46,9 @@ report: setup ## Write results/report.html and report.md: which strategy to use,
 
 measured: setup ## Train on 4 ranks of this machine; draws results/figures/measured_gantt.{pdf,png,csv}
 	$(BENCH) figures measured_gantt
+
+preprocessing: setup ## Train with inputs made in three ways; draws results/figures/preprocessing.{pdf,png,csv}
+	$(PYTHON) -m entrain_bench.preprocessing
 
 fidelity: setup ## Train and predict 60 programs on this machine; draws results/figures/fidelity.{pdf,png,csv}
 	$(PYTHON) -m entrain_bench.fidelity$(if $(PROFILE), --truth cluster/device=profiled "cluster.device.path=$(PROFILE)")

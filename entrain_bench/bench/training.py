@@ -78,7 +78,7 @@ class MegatronSchedule:
     def run(self, program: Program) -> list[Tensor]:
         """One iteration on the program's samples and microbatches; returns the losses of the last stage."""
         runtime, trained = self.runtime, self.trained
-        data = SampleData(program.shapes, runtime.seed, runtime.vocab_size)
+        data = SampleData(program.shapes, runtime.content)
         microbatches = np.split(program.chunks[0].members, program.chunks[0].offsets[1:-1])
         shape = [(int(program.shapes.llm_tokens[microbatches[0]].sum()), self.model.config.hidden_size)]
         module, stage = program.model.modules[0], self.pipeline.pp_group.rank()

@@ -27,6 +27,7 @@ from entrain_bench.train.modules import StageGroups, build_stage
 from entrain_bench.train.modules.packing import shares_of
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.running.content import MadeUp
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.runtime import Graph
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
@@ -237,7 +238,7 @@ class _PassRun:
 
 
 def _pass_runs(program: Program, order: IntArray) -> list[_PassRun]:
-    data, runs = SampleData(program.shapes, 0, program.model.llm.config.vocab_size), []
+    data, runs = SampleData(program.shapes, MadeUp(0, program.model.llm.config.vocab_size)), []
     for action in order.tolist():
         module, stage, chunk = (int(column[action]) for column in (program.module, program.stage, program.chunk))
         spec, chunks = program.model.modules[module], program.chunks[module]

@@ -12,7 +12,17 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16")  # by torch's names
 NON_FINITE = ("stop", "skip")
 PER_CHANNEL, ONE = P2P_GROUPS = ("per_channel", "one")
-CHOICES = (("device", DEVICES), ("dtype", DTYPES), ("p2p_groups", P2P_GROUPS), ("on_non_finite", NON_FINITE))
+PREPROCESSING = ("inline", "thread", "processes")
+# What samples hold: numbers made up of the seed, or what the workload's files hold.
+MADE_UP, FILES = DATA = ("made_up", "files")
+CHOICES = {
+    "device": DEVICES,
+    "dtype": DTYPES,
+    "data": DATA,
+    "preprocessing": PREPROCESSING,
+    "p2p_groups": P2P_GROUPS,
+    "on_non_finite": NON_FINITE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +35,11 @@ class TrainSettings:
         num_ranks: ranks; must be those of the cluster.
         device: ``cpu`` (gloo), ``cuda`` (NCCL), or ``auto`` for a GPU where there is one.
         dtype: of parameters and activations; gradients are fp32.
+        data: what samples hold: ``made_up`` of the seed, or ``files``, those of the data set that a trace was scanned
+            from.
+        data_path: where that data set is now; None: where it was scanned.
+        data_root: folder of the files that it names; None: as scanned.
+        data_tokenizer: where the scan's ``tokenizer.json`` is now; None: as scanned.
         learning_rate: of Adam, at its highest.
         min_learning_rate: at the end of a decay.
         warmup_iterations: iterations in which the rate rises to its highest.
@@ -42,6 +57,10 @@ class TrainSettings:
         on_non_finite: what a loss that is not finite does: ``stop`` the run, or ``skip`` the optimizer step.
         checkpoint_dir: where checkpoints are written and resumed from; None for none.
         checkpoint_every: iterations between checkpoints.
+        preprocessing: who makes the inputs of forwards: the rank when it needs them (``inline``), a ``thread`` of each
+            rank ahead of it, or ``processes`` of their own.
+        preprocessing_processes: how many of them there are on each machine; None: as many as cores are left, between
+            one and two a rank.
         profile_dir: where ``torch.profiler`` leaves a trace of each rank; None for none.
     """
 
@@ -50,6 +69,10 @@ class TrainSettings:
     num_ranks: int = 4
     device: str = "auto"
     dtype: str = "float32"
+    data: str = MADE_UP
+    data_path: str | None = None
+    data_root: str | None = None
+    data_tokenizer: str | None = None
     learning_rate: float = 1e-3
     min_learning_rate: float = 0.0
     warmup_iterations: int = 0
@@ -68,15 +91,24 @@ class TrainSettings:
     on_non_finite: str = "stop"
     checkpoint_dir: str | None = None
     checkpoint_every: int = 10
+    preprocessing: str = "thread"
+    preprocessing_processes: int | None = None
     profile_dir: str | None = None
 
     def __post_init__(self) -> None:
-        for name, choices in CHOICES:
+        for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise unknown_choice(f"harness.{name}", getattr(self, name), choices)
+        for name in ("data_path", "data_root", "data_tokenizer"):
+            valid = getattr(self, name) is None or self.data == FILES
+            require(valid, f"harness.{name}", getattr(self, name), f"null with harness.data={self.data}")
         require(self.num_ranks >= 1, "harness.num_ranks", self.num_ranks, "at least 1")
         for name in ("timeout_s", "planning_timeout_s"):
             require(getattr(self, name) > 0, f"harness.{name}", getattr(self, name), "positive")
+        if (processes := self.preprocessing_processes) is not None:
+            require(processes >= 1, "harness.preprocessing_processes", processes, "at least 1")
+            fits = self.preprocessing == "processes"
+            require(fits, "harness.preprocessing_processes", processes, "null unless harness.preprocessing=processes")
         require(self.checkpoint_every >= 1, "harness.checkpoint_every", self.checkpoint_every, "at least 1")
         check_learning_rate(
             self.learning_rate,

@@ -41,4 +41,4 @@ class DistributedTrainer(TrainSettings):
             return start_ranks(config, self, progress)
         if (world := int(os.environ["WORLD_SIZE"])) != self.num_ranks:
             raise UserError(f"harness.num_ranks={self.num_ranks}: must be the {world} ranks that torchrun started")
-        return run_torchrun_rank(config, self.timeout_s, progress)
+        return run_torchrun_rank(config, self, progress)

@@ -17,11 +17,12 @@ PACKAGE = Path(str(entrain_bench.__file__)).parent
 # Rooms of entrain_bench.train; each imports those before it only.
 ROOMS = (
     ("learning_rate",),
-    ("settings", "platform"),
+    ("settings", "platform", "features"),
     ("device",),
     ("modules", "messages"),
     ("weights",),
     ("measuring",),
+    ("preprocessing", "producing"),
     ("running",),
     ("launching",),
     ("profiling",),
@@ -108,4 +109,10 @@ def _room(module: str) -> str | None:
 
 def test_settings_are_checked_without_torch() -> None:
     check = "import sys, entrain_bench.train.trainer; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_samples_are_read_and_preprocessed_without_torch() -> None:
+    modules = "entrain_bench.train.running.content, entrain_bench_workloads.dataset.samples"
+    check = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)

@@ -70,14 +70,14 @@ def read_failures(work: Path) -> list[Failure]:
     return sorted(failures, key=lambda failure: failure.time_s)
 
 
-def output_path(work: Path, rank: int) -> Path:
-    """Where a rank's standard output and error go."""
-    return work / f"output{rank}.log"
+def output_path(work: Path, number: int, kind: str = "rank") -> Path:
+    """Where the standard output and error of a rank, or of another kind of process, go."""
+    return work / f"output{'' if kind == 'rank' else f'-{kind}'}{number}.log"
 
 
-def read_output(work: Path, rank: int) -> str:
-    """The end of what a rank has printed."""
-    path = output_path(work, rank)
+def read_output(work: Path, number: int, kind: str = "rank") -> str:
+    """The end of what a rank, or another kind of process, has printed."""
+    path = output_path(work, number, kind)
     return path.read_text(errors="replace")[-OUTPUT_CHARS:] if path.exists() else ""
 
 
@@ -115,7 +115,14 @@ def silent_rank(work: Path, ranks: Iterable[int], least_s: float) -> tuple[int, 
     return None if rank is None or since[rank] < max(least_s, 2 * BEAT_S) else (rank, since[rank])
 
 
-def first_cause(work: Path, exit_codes: Mapping[int, int | None], timeout_s: float, *, uses_nccl: bool) -> Exception:
+def first_cause(
+    work: Path,
+    exit_codes: Mapping[int, int | None],
+    timeout_s: float,
+    *,
+    uses_nccl: bool,
+    producers: Mapping[int, int | None] | None = None,
+) -> Exception:
     """The failure that came first; later ones only follow from it. Of a rank that others wait for in vain, its silence.
 
     Args:
@@ -123,7 +130,16 @@ def first_cause(work: Path, exit_codes: Mapping[int, int | None], timeout_s: flo
         exit_codes: of every rank, by rank; the number of a signal is negative, None is a rank that still ran.
         timeout_s: after which a rank that waits for another gives up.
         uses_nccl: whether NCCL aborts it.
+        producers: exit codes of producers.
     """
+    for producer, code in (producers or {}).items():
+        # They leave nothing: what they fail to make they hand to the rank that wants it.
+        if code:
+            error = ExecutionError(f"producer {producer}: {_how_it_ended(code, None)}")
+            error.__cause__ = ExecutionError(
+                f"last output of producer {producer}:\n{read_output(work, producer, 'producer')}"
+            )
+            return error
     failures = read_failures(work)
     explained = {failure.rank for failure in failures}
     for rank, code in exit_codes.items():

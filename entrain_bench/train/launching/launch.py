@@ -23,12 +23,15 @@ from entrain_bench.train.launching.failures import first_cause, sign_of_life
 from entrain_bench.train.launching.handover import config_to_json, read_outcome
 from entrain_bench.train.launching.processes import (
     LOCALHOST,
+    context_of,
     environment_of_ranks,
     modules_of,
     prepare_server,
     start_processes,
 )
+from entrain_bench.train.launching.producers import RENDEZVOUS, num_producers, start_producers
 from entrain_bench.train.launching.worker import RankJob, train_rank
+from entrain_bench.train.producing.rendezvous import Rendezvous
 from entrain_bench.train.settings import TrainSettings
 
 POLL_S = 0.2
@@ -41,7 +44,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 def start_ranks(config: RunConfig, settings: TrainSettings, progress: Callable[[int], None]) -> Outcome:
     """Train on ranks of this machine; raises what ``run_on_ranks`` does."""
     device = device_of(settings).type
-    crew = Crew(device, settings.num_ranks, settings.timeout_s, tuple(modules_of(config)))
+    num_ranks = settings.num_ranks
+    modules = tuple(modules_of(config))
+    crew = Crew(device, num_ranks, settings.timeout_s, modules, num_producers(settings, num_ranks))
     job = partial(train_rank, timeout_s=settings.timeout_s)
     files = {"config.json": config_to_json(config)}
     return run_on_ranks(job, crew, files, read_outcome, progress)
@@ -56,12 +61,14 @@ class Crew:
         num_ranks: how many.
         timeout_s: longest time a rank waits for another.
         modules: what they are the faster for finding imported.
+        num_producers: processes that make their inputs.
     """
 
     device: str
     num_ranks: int
     timeout_s: float
     modules: tuple[str, ...] = ()
+    num_producers: int = 0
 
 
 def run_on_ranks[T](
@@ -82,7 +89,7 @@ def run_on_ranks[T](
         SystemExit: with 128 plus its number, for a signal that ends this process.
     """
     device = crew.device
-    ranks: list[BaseProcess] = []
+    ranks, producers = list[BaseProcess](), list[BaseProcess]()
     with _signals_raise(), temporary_folder("entrain-bench-") as work, environment_of_ranks(device):
         for name, text in files.items():
             (work / name).write_text(text)
@@ -93,31 +100,37 @@ def run_on_ranks[T](
         try:
             if device == "cpu":
                 prepare_server(crew.modules)
+            if crew.num_producers:
+                rendezvous = Rendezvous.new(crew.num_producers)
+                (work / RENDEZVOUS).write_text(rendezvous.to_json())
+                start_producers(producers, rendezvous, crew.num_ranks, context_of(device), work)
             start_processes(ranks, device, crew.num_ranks, store.port, work, job)
-            exit_codes = _watch(ranks, work, progress)
+            exit_codes, of_producers = _watch(ranks, producers, work, progress)
         finally:
-            for process in ranks:
+            for process in (*ranks, *producers):
                 process.kill()
-            for process in ranks:
+            for process in (*ranks, *producers):
                 process.join()
                 process.close()
-        if any(exit_codes.values()):
-            raise first_cause(work, exit_codes, crew.timeout_s, uses_nccl=device == "cuda")
+        if any((*exit_codes.values(), *of_producers.values())):
+            raise first_cause(work, exit_codes, crew.timeout_s, uses_nccl=device == "cuda", producers=of_producers)
         return collect(work)
 
 
-def _watch(ranks: list[BaseProcess], work: Path, progress: Callable[[int], None]) -> dict[int, int | None]:
-    """Exit codes by rank once all have ended, or some have and one of them failed."""
-    while not any(process.exitcode for process in ranks):
-        running = [process.sentinel for process in ranks if process.exitcode is None]
-        if not running:
+def _watch(
+    ranks: list[BaseProcess], producers: list[BaseProcess], work: Path, progress: Callable[[int], None]
+) -> tuple[dict[int, int | None], dict[int, int | None]]:
+    """Exit codes by rank and by producer once all ranks have ended, or one of all these processes has failed."""
+    while not any(process.exitcode for process in (*ranks, *producers)):
+        if all(process.exitcode is not None for process in ranks):
             break
-        wait(running, POLL_S)
+        wait([process.sentinel for process in (*ranks, *producers) if process.exitcode is None], POLL_S)
         if (work / "progress").exists():
             progress((work / "progress").stat().st_size)
     else:
         time.sleep(NOTICE_S)
-    return {rank: process.exitcode for rank, process in enumerate(ranks)}
+    codes = [{number: process.exitcode for number, process in enumerate(kind)} for kind in (ranks, producers)]
+    return codes[0], codes[1]
 
 
 @contextmanager

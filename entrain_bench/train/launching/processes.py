@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from multiprocessing import forkserver, get_context, get_start_method, set_start_method
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -61,6 +62,11 @@ def prepare_server(modules: Sequence[str]) -> None:
         forkserver.ensure_running()
 
 
+def context_of(device: str) -> ForkServerContext | SpawnContext:
+    """How ranks start: a server that asked for GPUs cannot fork a process that uses them."""
+    return get_context("forkserver") if device == "cpu" else get_context("spawn")
+
+
 def start_processes(ranks: list[BaseProcess], device: str, num_ranks: int, port: int, work: Path, job: RankJob) -> None:
     """Start the ranks' processes, appending each."""
     shared = {
@@ -71,7 +77,7 @@ def start_processes(ranks: list[BaseProcess], device: str, num_ranks: int, port:
         # Else rank 0 would make a store of its own.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    context = get_context("forkserver") if device == "cpu" else get_context("spawn")
+    context = context_of(device)
     with _start_method(context.get_start_method()):
         for rank in range(num_ranks):
             # All of it: a server has the environment of its own start.

@@ -8,13 +8,19 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.outcome import Outcome
 from entrain_bench.train.launching.failures import output_path, show_life, write_failure
 from entrain_bench.train.launching.handover import config_from_json, write_outcome
+from entrain_bench.train.settings import TrainSettings
 from entrain_bench.workers import end_with_parent
+
+if TYPE_CHECKING:
+    from entrain_bench.train.running.loop import Producers
 
 # What a rank does: it is given the folder shared with the process that started it, and whom to tell of its progress.
 type RankJob = Callable[[Path, Callable[[int], None]], None]
@@ -68,24 +74,30 @@ def train_rank(work: Path, report: Callable[[int], None], timeout_s: float) -> N
         report: called with the number of finished iterations.
         timeout_s: longest time a rank waits for another.
     """
-    outcome = _train(config_from_json((work / "config.json").read_text()), timeout_s, report)
+    from entrain_bench.train.launching.producers import producers_of_launcher
+
+    config = config_from_json((work / "config.json").read_text())
+    outcome = _train(config, timeout_s, report, lambda _: producers_of_launcher(work))
     if outcome is not None:
         write_outcome(work, outcome)
 
 
-def run_torchrun_rank(config: RunConfig, timeout_s: float, progress: Callable[[int], None]) -> Outcome:
+def run_torchrun_rank(config: RunConfig, settings: TrainSettings, progress: Callable[[int], None]) -> Outcome:
     """Train as one of torchrun's ranks; only rank 0 returns, the others end, having nothing to record.
 
     Args:
         config: the run.
-        timeout_s: longest time a rank waits for another.
+        settings: of training.
         progress: called with the number of finished iterations.
     """
     from torch.distributed.elastic.multiprocessing.errors import record
 
+    from entrain_bench.train.launching.producers import producers_under_torchrun
+
     try:
         # Recorded, the first failure is the one that torchrun names.
-        outcome = record(_train)(config, timeout_s, progress)
+        producers = partial(producers_under_torchrun, settings)
+        outcome = record(_train)(config, settings.timeout_s, progress, producers)
     except Exception:
         # Once the command has printed its line.
         atexit.register(_end_at_once)
@@ -95,12 +107,14 @@ def run_torchrun_rank(config: RunConfig, timeout_s: float, progress: Callable[[i
     return outcome
 
 
-def _train(config: RunConfig, timeout_s: float, progress: Callable[[int], None]) -> Outcome | None:
+def _train(
+    config: RunConfig, timeout_s: float, progress: Callable[[int], None], producers: Producers
+) -> Outcome | None:
     from entrain_bench.train.messages.control import named_wait
     from entrain_bench.train.running.loop import train
 
     with named_wait("harness.timeout_s", timeout_s):
-        return train(config, progress)
+        return train(config, progress, producers)
 
 
 def _end_at_once() -> None:

@@ -35,7 +35,7 @@ def metrics_of(
         host_time: what the program took to make.
         device: where ranks compute.
     """
-    grad_norm = everyone[0].grad_norm
+    grad_norm, stalls_s = everyone[0].grad_norm, [seen.input_stall_s for seen in everyone]
     rows = on_one_clock([seen.rows for seen in everyone], [seen.began_s for seen in everyone])
     timeline = merge_timeline(program, rows, [seen.peak_bytes for seen in everyone])
     row = measure(timeline, truth, host_time)
@@ -45,6 +45,8 @@ def metrics_of(
         "loss": total_loss(program, [seen.losses for seen in everyone]),
         "grad_norm": grad_norm,
         "skipped_updates": float(not isfinite(grad_norm)),
+        "input_stall_s": max(stalls_s),
+        "input_stall_mean_s": float(np.mean(stalls_s)),
     }
     return row, timeline
 

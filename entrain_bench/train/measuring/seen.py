@@ -34,10 +34,12 @@ class RankResult:
         losses: of the LLM chunks whose last stage it holds.
         grad_norm: norm of all modules' gradients before clipping; not finite if a loss or a gradient is not, and then
             no rank has changed its weights.
+        input_stall_s: how long the rank waited for inputs of its forwards.
     """
 
     losses: tuple[ChunkLoss, ...]
     grad_norm: float
+    input_stall_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Seen:
         losses: action and loss of the chunks whose last stage it holds.
         grad_norm: of all modules, the same on every rank.
         peak_bytes: its highest memory so far.
+        input_stall_s: how long it waited for inputs of its forwards.
     """
 
     rows: FloatArray
@@ -57,13 +60,15 @@ class Seen:
     losses: list[tuple[int, float]]
     grad_norm: float
     peak_bytes: float
+    input_stall_s: float = 0.0
 
 
 def see(result: RankResult, clock: Clock) -> Seen:
     """What this rank saw; waits for the device."""
     values = torch.stack([row.loss for row in result.losses]).tolist() if result.losses else []
     losses = [(row.action, value) for row, value in zip(result.losses, values, strict=True)]
-    return Seen(clock.rows(), clock.began_s, losses, result.grad_norm, peak_bytes(clock.device))
+    peak = peak_bytes(clock.device)
+    return Seen(clock.rows(), clock.began_s, losses, result.grad_norm, peak, result.input_stall_s)
 
 
 def gather_seen(seen: Seen, control: dist.ProcessGroup) -> list[Seen] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -10,10 +11,14 @@ import torch.distributed as dist
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Job
-from entrain_bench.train.messages.places import places_of
+from entrain_bench.train.messages.places import lane_of_rank, places_of
 from entrain_bench.train.modules import build_stage
+from entrain_bench.train.producing.messages import Hello
+from entrain_bench.train.producing.reader import Reader
+from entrain_bench.train.producing.rendezvous import Rendezvous
+from entrain_bench.train.running.content import Content, MadeUp
 from entrain_bench.train.running.groups import GroupMaker, make_groups
-from entrain_bench.train.running.loader import Loader
+from entrain_bench.train.running.loader import InlineLoader, Loader, ProducerLoader, ThreadLoader
 from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.running.sharded import ShardedStage, shard_stage
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
@@ -30,6 +35,8 @@ def build_runtime(
     seed: int,
     control: dist.ProcessGroup,
     maker: GroupMaker | None = None,
+    content: Content | None = None,
+    rendezvous: Rendezvous | None = None,
 ) -> Runtime:
     """The runtime of this rank; collective over all ranks.
 
@@ -43,6 +50,8 @@ def build_runtime(
         seed: of weights and data.
         control: a gloo group of all ranks.
         maker: of process groups, for runtimes that share them.
+        content: of the samples; None: made up of the seed.
+        rendezvous: with this machine's producers, where they make the inputs.
 
     Raises:
         IncompatibleError: for a layout that only the simulator runs.
@@ -95,4 +104,21 @@ def build_runtime(
         )
     if checkpoint:
         close_files()
-    return Runtime(stages, groups, adam, dtype, device, model.llm.config.vocab_size, seed, Loader(device), roots)
+    content = content or MadeUp(seed, model.llm.config.vocab_size)
+    loader = _loader(settings, layout, device, content, rendezvous)
+    return Runtime(stages, groups, adam, dtype, device, content, loader, roots)
+
+
+def _loader(
+    settings: TrainSettings, layout: Layout, device: torch.device, content: Content, rendezvous: Rendezvous | None
+) -> Loader:
+    if settings.preprocessing == "inline":
+        return InlineLoader(device)
+    if settings.preprocessing == "thread":
+        return ThreadLoader(device)
+    assert rendezvous is not None, "whoever starts ranks starts their producers"
+    rank, local = dist.get_rank(), int(os.environ["LOCAL_RANK"])
+    lane = lane_of_rank(layout, rank)
+    # Ranks of a machine follow each other.
+    leads = all(lane_of_rank(layout, other) != lane for other in range(rank - local, rank))
+    return ProducerLoader(Reader.connect(rendezvous, Hello(lane, content), settings.timeout_s, leads=leads), device)

@@ -1,14 +1,12 @@
-"""Inputs of a chunk: features of items, text of samples, made up from the seed alone.
+"""Inputs of a chunk: features of items and text of samples, as stages take them.
 
-A sample is the same whatever batch, chunk or rank it is in, so all strategies train on the same data. Features are
-uniform with mean 0 and variance 1, which are drawn several times faster than normal ones; tokens are uniform over the
-vocabulary. Only shapes come from the workload.
+A sample is the same whatever batch, chunk or rank it is in, so all strategies train on the same data.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import isqrt, sqrt
+from math import isqrt
 
 import numpy as np
 import torch
@@ -19,6 +17,7 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.modules import Pack, in_stage_order, input_width
 from entrain_bench.train.modules.positions import Picture, multimodal_positions
+from entrain_bench.train.running.content import Content
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +39,12 @@ class SampleData:
 
     Attributes:
         shapes: of the samples.
-        seed: of their content.
-        vocab_size: of the LLM.
+        content: of the samples.
         pinned: whether features are in memory that a GPU can copy from by itself.
     """
 
     shapes: SampleShapes
-    seed: int
-    vocab_size: int
+    content: Content
     pinned: bool = False
 
     @property
@@ -89,17 +86,9 @@ class SampleData:
 
         In the order of ``in_stage_order``.
         """
-        samples, lengths = self.shapes.item_sample[items], self.shapes.item_encoder_tokens[items]
-        numbers = items - self.shapes.item_offsets[samples]
-        size = (int(lengths.sum()), input_width(module))
+        size = (int(self.shapes.item_encoder_tokens[items].sum()), input_width(module))
         features = torch.empty(size, dtype=torch.float32, pin_memory=self.pinned)
-        for rows, sample, number in zip(
-            torch.split(features, lengths.tolist()), samples.tolist(), numbers.tolist(), strict=True
-        ):
-            values = rows.numpy()
-            self._noise(sample, 1 + number).random(out=values, dtype=np.float32)
-            values -= 0.5
-            values *= sqrt(12)
+        self.content.features(module, self.shapes, items, features.numpy())
         return in_stage_order(module, self.encoder_pack(items), features)
 
     def llm_pack(self, samples: IntArray) -> Pack:
@@ -109,7 +98,7 @@ class SampleData:
         for sample, length in zip(samples.tolist(), lengths.tolist(), strict=True):
             num_text = int(shapes.text_tokens[sample])
             row = np.full(length, -1, np.int64)
-            row[length - num_text :] = self._noise(sample, 0).integers(self.vocab_size, size=num_text)
+            row[length - num_text :] = self.content.tokens(shapes, sample)
             ids.append(row)
             labels.append(np.append(row[1:], -1))
         token_ids, targets = (torch.from_numpy(np.concatenate(rows)) for rows in (ids, labels))
@@ -151,7 +140,3 @@ class SampleData:
                 return Picture(rows // merged, columns // merged)
         columns = isqrt(tokens - 1) + 1
         return Picture(-(-tokens // columns), columns, tokens=tokens)
-
-    def _noise(self, sample: int, stream: int) -> np.random.Generator:
-        identity = int(self.shapes.sample_ids[sample])
-        return np.random.Generator(np.random.Philox(key=[(self.seed << 32) + stream, identity]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import perf_counter
 
@@ -24,14 +25,21 @@ from entrain_bench.train.measuring.profiling import profiler
 from entrain_bench.train.measuring.seen import check_finite, gather_seen, see
 from entrain_bench.train.messages.control import PlanningGroup, planning_group, process_group
 from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.producing.rendezvous import Rendezvous
 from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.checkpoint import Checkpoints
+from entrain_bench.train.running.content import content_of
 from entrain_bench.train.running.feed import WorkFeed
 from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.settings import TrainSettings
 
+# Starts or finds the producers of this rank's machine, if its run has any; collective over the given group.
+type Producers = Callable[[dist.ProcessGroup], AbstractContextManager[Rendezvous | None]]
 
-def train(config: RunConfig, progress: Callable[[int], None]) -> Outcome | None:
+
+def train(
+    config: RunConfig, progress: Callable[[int], None], producers: Producers = lambda _: nullcontext()
+) -> Outcome | None:
     """Run the configuration's iterations on all ranks together; the outcome on rank 0, None on the others.
 
     Raises:
@@ -42,11 +50,14 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> Outcome | None:
     settings = setting.executor
     assert isinstance(settings, TrainSettings)
     device = device_of(settings)
+    content = content_of(settings, setting.workload, setting.job.model, config.seed)
     prepare_platform()
-    with process_group(device, settings.timeout_s) as control:
+    with process_group(device, settings.timeout_s) as control, producers(control) as rendezvous:
         planning = planning_group(settings.planning_timeout_s)
         layout, planning_time_s = plan(setting, planning)
-        runtime = build_runtime(setting.job, layout, settings, device, config.seed, control)
+        runtime = build_runtime(
+            setting.job, layout, settings, device, config.seed, control, content=content, rendezvous=rendezvous
+        )
         checkpoints = _checkpoints(settings, config, layout)
         history, num_elsewhere = resume(checkpoints, runtime, config.iterations)
         clock, frame = Clock(device), None
@@ -143,6 +154,7 @@ def _checkpoints(settings: TrainSettings, config: RunConfig, layout: Layout) -> 
         "seed": str(config.seed),
         "global batch": str(config.global_batch),
         "dtype": settings.dtype,
+        "harness.data": settings.data,
         "set of frozen modules": str(sorted(config.framework.freeze)),
     }
     setup = {"layout": layout_to_json(layout), "strategy": str(content["strategy"])}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
 from pathlib import Path
+from time import perf_counter
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,7 @@ from entrain_bench.train.messages.rows import cut_rows, gather_rows
 from entrain_bench.train.messages.transfers import Transfers
 from entrain_bench.train.modules import Pack
 from entrain_bench.train.modules.split import WeightPass
+from entrain_bench.train.running.content import Content
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.groups import Groups
 from entrain_bench.train.running.loader import Loader
@@ -95,9 +97,8 @@ class Runtime:
         groups: process groups of the layout.
         settings: optimizer settings.
         dtype, device: of activations.
-        vocab_size: of the LLM.
-        seed: of the data.
-        loader: makes inputs ahead.
+        content: of the samples.
+        loader: where inputs come from.
         roots: beginnings of the names of published weights, by module and root.
     """
 
@@ -106,8 +107,7 @@ class Runtime:
     settings: OptimizerSettings
     dtype: torch.dtype
     device: torch.device
-    vocab_size: int
-    seed: int
+    content: Content
     loader: Loader
     roots: Roots = field(default_factory=dict)
 
@@ -117,7 +117,7 @@ class Runtime:
         Works are run in the order in which they were prepared. A thread may prepare one while another runs.
         """
         plan = plan_rank(program, dist.get_rank(), self.settings.framework)
-        data = SampleData(program.shapes, self.seed, self.vocab_size, pinned=self.device.type == "cuda")
+        data = SampleData(program.shapes, self.content, pinned=self.loader.pins)
         makers = [
             partial(
                 data.inputs,
@@ -169,7 +169,7 @@ class Runtime:
             except torch.OutOfMemoryError as error:
                 raise self._out_of_memory(work, index) from error
         iteration.transfers.finish()
-        return RankResult(tuple(iteration.losses), iteration.norm())
+        return RankResult(tuple(iteration.losses), iteration.norm(), iteration.input_stall_s)
 
     def _out_of_memory(self, work: Work, index: int) -> OutOfMemoryError:
         program, plan = work.program, work.plan
@@ -194,6 +194,7 @@ class _Iteration:
     graphs: dict[tuple[int, int, int], Graph] = field(default_factory=dict)
     weight_passes: dict[tuple[int, int, int], WeightPass] = field(default_factory=dict)
     losses: list[ChunkLoss] = field(default_factory=list)
+    input_stall_s: float = 0.0
     empty: dict[tuple[int, int, int], Iterator[None]] = field(default_factory=dict)
     _norm: float | None = None
 
@@ -235,7 +236,7 @@ class _Iteration:
                 self._weights(step)
         else:
             received = {message.key: self.transfers.receive(message) for message in step.receives}
-            inputs = next(self.work.inputs) if step.kind is Pass.FORWARD else None
+            inputs = self._inputs() if step.kind is Pass.FORWARD else None
             with clock.action(step.action):
                 output = self._forward(step, received, inputs) if inputs else self._backward(step, received)
             if output is not None:
@@ -258,6 +259,12 @@ class _Iteration:
             spoilt = sum(row.loss * 0.0 for row in self.losses)
             self._norm = global_norm(self.runtime.stages, self.runtime.groups.world, self.runtime.device, spoilt)
         return self._norm
+
+    def _inputs(self) -> Inputs:
+        started = perf_counter()
+        inputs = next(self.work.inputs)
+        self.input_stall_s += perf_counter() - started
+        return inputs
 
     def _forward(self, step: Step, received: Mapping[tuple[int, int], Tensor], inputs: Inputs) -> Tensor | None:
         leaf = self._start(step, received, inputs)

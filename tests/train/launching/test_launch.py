@@ -6,10 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -28,17 +24,9 @@ from entrain_bench.errors import ExecutionError
 from entrain_bench.experiment import run_experiment
 from entrain_bench.run import compose_cells
 from entrain_bench.train.launching.handover import config_to_json
-from support.train.ranks import run_ranks, start_server
+from support.train.launched import TWO_RANKS, free_port, nothing_left, processes_of_session, start, torchrun
+from support.train.ranks import run_ranks
 from support.train.runs import DISJOINT, SETTING, train_here
-
-TWO_RANKS = (
-    *SETTING,
-    "model=tiny",
-    "strategy=megatron",
-    "harness.num_ranks=2",
-    "cluster.gpus_per_node=2",
-    "cluster.tiers=[{name: network, bandwidth_bytes_per_s: 6.0e9, latency_s: 14.0e-6}]",
-)
 
 
 def troubled(what: str, *overrides: str) -> RunConfig:
@@ -46,18 +34,6 @@ def troubled(what: str, *overrides: str) -> RunConfig:
     config = compose_cells([*TWO_RANKS, *overrides])[0].config
     planner = {"_target_": "support.train.trouble.Troubled", "what": what}
     return replace(config, strategy={**config.strategy, "planner": planner})
-
-
-def nothing_left(folder: Path) -> bool:
-    return not active_children() and not list(folder.glob("entrain-bench-*"))
-
-
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where launchers make their temporary folders; ranks fork from the tests' server."""
-    start_server()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -133,26 +109,6 @@ SLEEPING = (
 )
 
 
-def start(*command: str, **variables: str) -> subprocess.Popen[str]:
-    """Python with the arguments, in a session of its own."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "GLOO_SOCKET_IFNAME": "lo"}
-    environment |= variables
-    return subprocess.Popen(
-        [sys.executable, *command], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-
-
-def processes_of_session(leader: int) -> int:
-    """How many processes of a session are left."""
-    found = 0
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            found += (entry / "stat").read_text().rsplit(")", 1)[1].split()[3] == str(leader)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
-
-
 def kill_session(leader: int) -> None:
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
@@ -205,19 +161,10 @@ def test_a_signal_to_the_command_leaves_nothing(
     assert not list(temporary.glob("entrain-bench-*"))
 
 
-def torchrun(folder: Path, num_nodes: int, num_local: int, port: int, *overrides: str) -> subprocess.Popen[str]:
-    """One of ``num_nodes`` agents, all on this machine."""
-    agents = [f"--nnodes={num_nodes}", f"--nproc-per-node={num_local}", "--rdzv-backend=c10d", "--rdzv-id=test"]
-    run = ("-m", "entrain_bench.cli", *TWO_RANKS, *overrides, "iterations=1", f"results_dir={folder}", "mlflow=false")
-    return start("-m", "torch.distributed.run", *agents, f"--rdzv-endpoint=127.0.0.1:{port}", *run)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_torchrun_starts_ranks_here_and_on_several_machines(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     agents = [torchrun(tmp_path, 2, 1, port) for _ in range(2)]
     said = [agent.communicate()[1] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], said

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from math import nan
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
 
+from entrain_bench.hosttime import HostTime
 from entrain_bench.program import Pass, Program
+from entrain_bench.train.measuring import metrics
+from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.measuring.losses import name_non_finite, total_loss
 from entrain_bench.train.measuring.merge import merge_timeline
 from entrain_bench.train.measuring.metrics import mean_metrics
+from entrain_bench.train.measuring.seen import RankResult, see
 from support.builders import random_samples
 from support.train.four_ranks import LAYOUTS, programs
+from support.train.runs import CPU
 
 
 def program_on(name: str) -> Program:
@@ -65,3 +71,10 @@ def test_an_action_of_several_ranks_starts_with_the_last_of_them() -> None:
     np.testing.assert_array_equal(timeline.end_s[llm], 10.0 * np.arange(len(llm)) + 6.0)
     assert timeline.peak_memory_bytes[lane[0]] == 5.0
     assert timeline.peak_memory_bytes[lane[2]] == 7.0
+
+
+def test_waits_for_inputs_are_the_longest_and_the_mean() -> None:
+    seen = [see(RankResult((), 1.0, stall_s), Clock(CPU)) for stall_s in (0.5, 2.0, 0.5)]
+    with patch.object(metrics, "measure", lambda *_: {}), patch.object(metrics, "merge_timeline", Mock()):
+        row, _ = metrics.metrics_of(program_on("fan_out"), seen, Mock(), HostTime(), CPU)
+    assert (row["input_stall_s"], row["input_stall_mean_s"]) == (2.0, 1.0)

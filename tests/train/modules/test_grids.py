@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from entrain_bench.specs.items import Items, shapes_of
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.modules.grids import arrange
+from entrain_bench.train.running.content import MadeUp
 from entrain_bench.train.running.data import SampleData
 from support.builders import TOKENS
 from support.train.modules import module_config
@@ -44,7 +45,7 @@ def test_positions_of_samples_by_hand() -> None:
     )
     config = module_config("tiny_llm", mrope_sections=[4, 2, 2], mrope_frame_step=2)
     llm = ModelSpec.from_config({"name": "m", "modules": {"llm": config}, "tokens": TOKENS}).llm
-    data = SampleData(shapes, 0, 96)
+    data = SampleData(shapes, MadeUp(0, 96))
     assert data.positions(llm, np.array([0])).T.tolist() == [
         *[[0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 1, 0], [0, 1, 1], [0, 1, 2]],
         *[[3, 3, 3], [3, 3, 4], [5, 3, 3], [5, 3, 4]],

@@ -20,8 +20,9 @@ from entrain_bench.train.messages.rank_plan import plan_rank
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import runtime as runtime_module
 from entrain_bench.train.running.build import build_runtime
+from entrain_bench.train.running.content import MadeUp
 from entrain_bench.train.running.data import Inputs, SampleData
-from entrain_bench.train.running.loader import Loader
+from entrain_bench.train.running.loader import ThreadLoader
 from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.running.step import TrainedStage
 from support.train.ranks import run_ranks
@@ -33,9 +34,9 @@ FOUR_STAGES = ("model=tiny", "strategy=entrain", "layout.tp=1", "layout.pp=4", "
 def test_a_rank_is_given_the_data_of_its_forwards() -> None:
     setting = prepare(config_from_json(configuration(*FOUR_STAGES)))
     program = setting.strategy.program(batch(setting, 0), setting.strategy.plan(setting.profile), setting.profile)
-    data, found = SampleData(program.shapes, 0, 1024), set()
+    data, found = SampleData(program.shapes, MadeUp(0, 1024)), set()
     for rank in range(4):
-        runtime = Runtime({}, Mock(), Mock(), torch.float32, CPU, 1024, 0, Loader(CPU))
+        runtime = Runtime({}, Mock(), Mock(), torch.float32, CPU, MadeUp(0, 1024), ThreadLoader(CPU))
         with patch.object(runtime_module.dist, "get_rank", lambda rank=rank: rank):
             work = runtime.prepare(program)
         forwards = [step for step in plan_rank(program, rank).steps if step.kind is Pass.FORWARD]
@@ -65,7 +66,7 @@ def test_a_rank_is_told_what_its_chunks_recompute() -> None:
     wanted = [np.arange(own.size).reshape(own.shape) % (own + 1) for own in most]
     program, told = recompute_chunks(plain, wanted), set()
     for rank in range(4):
-        runtime = Runtime({}, Mock(), Mock(), torch.float32, CPU, 1024, 0, Loader(CPU))
+        runtime = Runtime({}, Mock(), Mock(), torch.float32, CPU, MadeUp(0, 1024), ThreadLoader(CPU))
         with patch.object(runtime_module.dist, "get_rank", lambda rank=rank: rank):
             work = runtime.prepare(program)
         forwards = [step for step in plan_rank(program, rank).steps if step.kind is Pass.FORWARD]
@@ -79,12 +80,12 @@ def test_features_have_mean_0_and_variance_1_and_depend_on_sample_and_seed() -> 
     setting = prepare(config_from_json(configuration(*FOUR_STAGES)))
     (module, _), shapes = setting.job.model.modules, batch(setting, 0)
     items = np.arange(shapes.num_items)
-    features = SampleData(shapes, 0, 1024).features(module, items)
+    features = SampleData(shapes, MadeUp(0, 1024)).features(module, items)
     assert features.dtype is torch.float32
     assert abs(float(features.mean())) < 0.02
     assert float(features.var()) == pytest.approx(1.0, rel=0.02)
     assert len(torch.unique(features)) > 0.9 * features.numel()
-    assert not torch.equal(features, SampleData(shapes, 1, 1024).features(module, items))
+    assert not torch.equal(features, SampleData(shapes, MadeUp(1, 1024)).features(module, items))
 
 
 class Reads(TorchDispatchMode):

@@ -13,6 +13,7 @@ from entrain_bench.experiment import prepare
 from entrain_bench.train.launching.handover import config_from_json
 from entrain_bench.train.learning_rate import LearningRate
 from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.running.content import MadeUp
 from entrain_bench.train.running.data import SampleData
 from entrain_bench.train.weights import Checkpoint
 from support.train.published_tiny import TinyPublished
@@ -52,7 +53,7 @@ def reference(config: str, published: TinyPublished) -> list[float]:
     rates = LearningRate(settings.learning_rate, 0.0, 2, "linear", STEPS - 1)
     losses = []
     for iteration in range(STEPS):
-        data = SampleData(batch(setting, iteration), 0, 1024)
+        data = SampleData(batch(setting, iteration), MadeUp(0, 1024))
         adam.zero_grad()
         loss = published.loss(data, vision)
         loss.backward()

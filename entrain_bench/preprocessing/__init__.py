@@ -1,0 +1,1 @@
+"""What inputs cost training when ranks, their threads or other processes make them, measured on this machine."""

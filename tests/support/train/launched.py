@@ -1,0 +1,60 @@
+"""Runs that launchers start for real, in this process and in others, and what is left of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from multiprocessing import active_children
+from pathlib import Path
+
+from support.train.runs import SETTING
+
+TWO_RANKS = (
+    *SETTING,
+    "model=tiny",
+    "strategy=megatron",
+    "harness.num_ranks=2",
+    "cluster.gpus_per_node=2",
+    "cluster.tiers=[{name: network, bandwidth_bytes_per_s: 6.0e9, latency_s: 14.0e-6}]",
+)
+
+
+def nothing_left(folder: Path) -> bool:
+    return not active_children() and not list(folder.glob("entrain-bench-*"))
+
+
+def start(*command: str, **variables: str) -> subprocess.Popen[str]:
+    """Python with the arguments, in a session of its own."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "GLOO_SOCKET_IFNAME": "lo"}
+    environment |= variables
+    return subprocess.Popen(
+        [sys.executable, *command], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def processes_of_session(leader: int) -> int:
+    """How many processes of a session are left."""
+    found = 0
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            found += (entry / "stat").read_text().rsplit(")", 1)[1].split()[3] == str(leader)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def torchrun(folder: Path, num_nodes: int, num_local: int, port: int, *overrides: str) -> subprocess.Popen[str]:
+    """One of ``num_nodes`` agents, all on this machine."""
+    agents = [f"--nnodes={num_nodes}", f"--nproc-per-node={num_local}", "--rdzv-backend=c10d", "--rdzv-id=test"]
+    run = ("-m", "entrain_bench.cli", *TWO_RANKS, *overrides, "iterations=1", f"results_dir={folder}", "mlflow=false")
+    return start("-m", "torch.distributed.run", *agents, f"--rdzv-endpoint=127.0.0.1:{port}", *run)
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port

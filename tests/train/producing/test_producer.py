@@ -1,0 +1,212 @@
+"""Producers and readers: every rank of a lane gets its values in order, bounded ahead, and learns what went wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import AuthenticationError, Pipe
+from multiprocessing.connection import Connection
+from typing import NoReturn
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entrain_bench.errors import ExecutionError, UserError
+from entrain_bench.train.producing.messages import Hello
+from entrain_bench.train.producing.producer import Lane, produce, serve
+from entrain_bench.train.producing.reader import Reader
+from entrain_bench.train.producing.rendezvous import Rendezvous
+
+MADE: list[int] = []
+SHARED: list[int] = []
+TIMEOUT_S = 10.0
+
+
+def value(number: int, num_elements: int = 3) -> tuple[int, torch.Tensor]:
+    MADE.append(number)
+    return number, torch.full((num_elements,), float(number))
+
+
+def asked(before: list[int]) -> int:
+    before.append(len(before) + 1)
+    return before[-1]
+
+
+def bad_sample() -> NoReturn:
+    raise UserError("sample 7: no picture")
+
+
+def broken() -> NoReturn:
+    raise KeyError("x")
+
+
+@contextmanager
+def connected(lanes: list[int], num_producers: int, ahead: int) -> Iterator[list[Reader]]:
+    """Readers of lanes, and producers that serve them in threads of this process."""
+    MADE.clear()
+    pairs = [[Pipe() for _ in range(num_producers)] for _ in lanes]
+    threads = []
+    for producer in range(num_producers):
+        members: dict[int, list[Connection]] = {}
+        for lane, own in zip(lanes, pairs, strict=True):
+            members.setdefault(lane, []).append(own[producer][1])
+        served = [Lane(producer, members[lane], ahead) for lane in sorted(members)]
+        threads.append(threading.Thread(target=serve, args=(served,), daemon=True))
+    readers = []
+    for rank, (lane, own) in enumerate(zip(lanes, pairs, strict=True)):
+        readers.append(Reader([ours for ours, _ in own], Hello(lane), TIMEOUT_S, leads=lane not in lanes[:rank]))
+        for _, line in own:
+            line.recv()
+    for thread in threads:
+        thread.start()
+    try:
+        yield readers
+    finally:
+        for own in pairs:
+            for ours, _ in own:
+                ours.close()
+        for thread in threads:
+            thread.join(TIMEOUT_S)
+            assert not thread.is_alive()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.lists(st.integers(0, 6), min_size=1, max_size=3),
+    st.integers(1, 3),
+    st.integers(0, 3),
+)
+def test_values_come_in_order_whatever_is_kept(
+    num_producers: int, ahead: int, calls: list[int], num_ranks: int, kept: int
+) -> None:
+    with connected([3] * num_ranks, num_producers, ahead) as readers:
+        held: list[list[tuple[int, torch.Tensor]]] = [[] for _ in readers]
+        expected = 0
+        for num in calls:
+            makers = [partial(value, expected + i, 1 + i) for i in range(num)]
+            # All ranks of a lane load alike before any takes.
+            taken = [reader.load(makers) for reader in readers]
+            for _ in range(num):
+                for own, values in zip(held, taken, strict=True):
+                    number, tensor = next(values)
+                    assert number == expected
+                    own.append((number, tensor))
+                    for before, rows in own:
+                        assert (rows == before).all(), "a block was used again while a rank held it"
+                    del own[: max(0, len(own) - kept)]
+                expected += 1
+            assert [next(values, None) for values in taken] == [None] * num_ranks
+        held.clear()
+
+
+def test_ranks_of_a_lane_share_what_is_made_once() -> None:
+    with connected([0, 0, 1], 1, 2) as (first, second, other):
+        taken = [reader.load([partial(value, i) for i in range(2)]) for reader in (first, second)]
+        for number in range(2):
+            one, two = (next(values)[1] for values in taken)
+            assert torch.equal(one, two)
+            two.fill_(-1.0)
+            assert (one == -1).all(), f"value {number} is two copies"
+        assert next(other.load([partial(value, 9)]))[0] == 9
+        assert sorted(MADE) == [0, 1, 9]
+
+
+def settled() -> int:
+    """How many values were made once nothing more happens."""
+    before = -1
+    while before != len(MADE):
+        before = len(MADE)
+        time.sleep(0.05)
+    return before
+
+
+def test_no_more_than_a_bounded_number_waits_for_the_slowest_rank() -> None:
+    with connected([0, 0], 1, 2) as (first, second):
+        quick, slow = (reader.load([partial(value, i) for i in range(8)]) for reader in (first, second))
+        assert settled() == 2
+        for _ in range(2):
+            next(quick)
+        assert settled() == 2
+        next(slow)
+        assert settled() == 3
+
+
+def test_lanes_for_which_least_waits_come_first() -> None:
+    with connected([0, 1], 1, 4) as (first, second):
+        _, other = first.load([partial(value, i) for i in range(8)]), second.load([partial(value, 100)])
+        assert next(other)[0] == 100
+        assert settled() == 5
+
+
+def test_blocks_that_are_let_go_are_used_again() -> None:
+    with connected([0], 1, 1) as (reader,):
+        values = reader.load([partial(value, i, 1000) for i in range(30)])
+        addresses = set()
+        for _ in range(30):
+            _, tensor = next(values)
+            addresses.add(tensor.data_ptr())
+            del tensor
+        # One may be made before the one before it is known to be free.
+        assert len(addresses) <= 3
+
+
+@pytest.mark.parametrize(
+    ("maker", "kind", "message"),
+    [(bad_sample, UserError, r"^sample 7: no picture$"), (broken, ExecutionError, r"^producer 0: KeyError: 'x'$")],
+)
+def test_what_a_maker_raises_reaches_who_takes_its_value(maker: object, kind: type[Exception], message: str) -> None:
+    with connected([0], 1, 2) as (reader,):
+        values = reader.load([partial(value, 0), maker, partial(value, 2)])
+        assert next(values)[0] == 0
+        with pytest.raises(kind, match=message) as raised:
+            next(values)
+        assert "in make" in str(raised.value.__cause__)
+
+
+def test_a_producer_that_is_gone_or_silent_is_named() -> None:
+    ours, theirs = Pipe()
+    reader = Reader([ours], Hello(0), 0.05, leads=True)
+    values = reader.load([partial(value, 0), partial(value, 1)])
+    with pytest.raises(ExecutionError, match=r"^producer 0: nothing came for harness.timeout_s=0.05$"):
+        next(values)
+    theirs.close()
+    values = reader.load([partial(value, 0)])
+    with pytest.raises(ExecutionError, match=r"^producer 0: is gone$"):
+        next(values)
+
+
+def test_ranks_and_producers_meet_without_a_file() -> None:
+    rendezvous = Rendezvous.from_json(Rendezvous.new(2).to_json())
+    producers = [threading.Thread(target=produce, args=(rendezvous, i, 2, 2), daemon=True) for i in range(2)]
+    late = threading.Timer(0.1, lambda: [producer.start() for producer in producers])
+    late.start()
+    stranger = Rendezvous(rendezvous.name, "another key", 2)
+    readers = dict[int | None, Reader]()
+
+    def join(lane: int | None) -> None:
+        readers[lane] = Reader.connect(rendezvous, Hello(lane, SHARED), 5.0, leads=True)
+
+    ranks = [threading.Thread(target=join, args=(lane,)) for lane in (0, None)]
+    late.join()
+    with pytest.raises(AuthenticationError):
+        stranger.connect(0, 1.0)
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join()
+    # What travelled once is one object in each producer, and knows what it was asked before.
+    values = [readers[0].load([partial(asked, SHARED)] * 4) for _ in range(2)]
+    assert [next(own) for own in values for _ in range(4)] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert not SHARED
+
+
+def test_a_producer_that_never_listens_is_named() -> None:
+    with pytest.raises(ExecutionError, match=r"^producer 0: not there after harness.timeout_s=0.05"):
+        Rendezvous.new(1).connect(0, 0.05)
