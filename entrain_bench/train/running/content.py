@@ -7,7 +7,6 @@ is asked.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from entrain_bench.arrays import IntArray
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.train.running.row_keys import row_keys
 
 type Features = NDArray[np.float32]
 
@@ -52,8 +52,8 @@ class Content(Protocol):
 class MadeUp:
     """Content made up from the seed and the sample's identity alone.
 
-    Features are uniform with mean 0 and variance 1, which are drawn several times faster than normal ones; tokens are
-    uniform over the vocabulary.
+    Features are uniform with mean 0 and variance 1, and made where they are used, of the keys of their rows
+    (``made_up``); tokens are uniform over the vocabulary.
 
     Attributes:
         seed: of the content.
@@ -63,20 +63,13 @@ class MadeUp:
     seed: int
     vocab_size: int
 
-    def features(self, module: ModuleSpec, shapes: SampleShapes, items: IntArray, out: Features) -> None:  # noqa: ARG002
-        """Uniform numbers."""
+    def row_keys(self, shapes: SampleShapes, items: IntArray) -> NDArray[np.int32]:
+        """Keys of the rows of some items, one after the other, each in its natural order ``[encoder tokens, 2]``."""
         samples = shapes.item_sample[items]
         numbers = items - shapes.item_offsets[samples]
-        ends = np.cumsum(shapes.item_encoder_tokens[items])
-        for rows, sample, number in zip(np.split(out, ends[:-1]), samples.tolist(), numbers.tolist(), strict=True):
-            self._noise(shapes, sample, 1 + number).random(out=rows, dtype=np.float32)
-            rows -= 0.5
-            rows *= sqrt(12)
+        return row_keys(self.seed, shapes.sample_ids[samples], numbers, shapes.item_encoder_tokens[items])
 
     def tokens(self, shapes: SampleShapes, sample: int) -> IntArray:
         """Uniform tokens."""
-        return self._noise(shapes, sample, 0).integers(self.vocab_size, size=int(shapes.text_tokens[sample]))
-
-    def _noise(self, shapes: SampleShapes, sample: int, stream: int) -> np.random.Generator:
-        identity = int(shapes.sample_ids[sample])
-        return np.random.Generator(np.random.Philox(key=[(self.seed << 32) + stream, identity]))
+        noise = np.random.Generator(np.random.Philox(key=[self.seed << 32, int(shapes.sample_ids[sample])]))
+        return noise.integers(self.vocab_size, size=int(shapes.text_tokens[sample]))

@@ -20,7 +20,6 @@ from entrain_bench.errors import OutOfMemoryError
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.train.device import to_device
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.measuring.seen import ChunkLoss, RankResult
 from entrain_bench.train.messages.places import lane_of_rank
@@ -29,7 +28,7 @@ from entrain_bench.train.messages.rows import cut_rows, gather_rows
 from entrain_bench.train.messages.transfers import Transfers
 from entrain_bench.train.modules import Pack
 from entrain_bench.train.modules.split import WeightPass
-from entrain_bench.train.running.content import Content
+from entrain_bench.train.running.content import Content, MadeUp
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.groups import Groups
 from entrain_bench.train.running.loader import Loader
@@ -106,7 +105,7 @@ class Runtime:
     settings: OptimizerSettings
     dtype: torch.dtype
     device: torch.device
-    content: Content
+    content: Content | MadeUp
     loader: Loader
     roots: Roots = field(default_factory=dict)
 
@@ -281,8 +280,9 @@ class _Iteration:
 
     def _start(self, step: Step, received: Mapping[tuple[int, int], Tensor], inputs: Inputs) -> Tensor | None:
         """What a forward starts from: features, received hidden states, or projected tokens from several encoders."""
-        if inputs.features is not None:
-            return to_device(inputs.features, self.runtime.device)
+        features = inputs.features_on(self.runtime.device, self._stage(step).stage.module)
+        if features is not None:
+            return features
         wants_gradient = self._stage(step).stage.passes_gradients
         if step.place.stage:
             return received[step.receives[0].key].requires_grad_(wants_gradient)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from entrain_bench.errors import ExecutionError, OutOfMemoryError
 from entrain_bench.experiment import Feed, prepare
+from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.launching.handover import config_from_json
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.messages.control import planning_group
@@ -21,7 +22,7 @@ from entrain_bench.train.modules import Stage
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import loop
 from entrain_bench.train.running.build import build_runtime
-from entrain_bench.train.running.data import SampleData
+from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.feed import WorkFeed
 from support.train.ranks import run_ranks
 from support.train.runs import CPU, DISJOINT, ONE_RANK, batch, configuration, train_here
@@ -30,12 +31,14 @@ from support.train.runs import CPU, DISJOINT, ONE_RANK, batch, configuration, tr
 @contextmanager
 def poisoned(bad: Callable[[SampleData], bool]) -> Iterator[None]:
     """Features of some batches are not numbers."""
-    features = SampleData.features
+    inputs = SampleData.inputs
 
-    def spoil(data: SampleData, *args: Any) -> torch.Tensor:
-        return features(data, *args) * (float("nan") if bad(data) else 1.0)
+    def spoil(data: SampleData, module: ModuleSpec, *args: Any, **options: Any) -> Inputs:
+        found = inputs(data, module, *args, **options)
+        features = found.features_on(CPU, module)
+        return found if features is None or not bad(data) else Inputs(found.pack, features * float("nan"))
 
-    with patch.object(SampleData, "features", spoil):
+    with patch.object(SampleData, "inputs", spoil):
         yield
 
 
