@@ -1,4 +1,4 @@
-"""What a user should know of the samples that runs were given: how many were cut, left out, or used again."""
+"""What a user should know of runs: samples that were cut, left out, or used again, and what runs remark themselves."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from entrain_bench.specs.workload import Counts
 
 
 def notices(records: Sequence[Record]) -> list[str]:
-    """A line on every workload that was not taken as it is, each line once."""
+    """A line on every workload that was not taken as it is, and what runs remark of themselves, each line once."""
     return list(dict.fromkeys(line for record in records for line in _lines(record)))
 
 
 def _lines(record: Record) -> Iterator[str]:
+    yield from (f"harness {record.labels['harness']}: {line}" for line in record.remarks)
     for component, samples, share in _listed(record.samples):
         batch = record.config["global_batch"]
         name = f"workload {record.labels['workload']}" + (f", component {component}" if component else "")

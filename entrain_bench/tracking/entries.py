@@ -190,6 +190,7 @@ def _tags(record: Record) -> dict[str, str]:
         "host": record.host,
         "executor": str(record.labels["harness"]),
         "cost_source": cost_source(record.config["cluster"]),
+        "execution": ", ".join(f"{name} {value}" for name, value in sorted(record.execution.items())),
         "samples": "; ".join(notices([record])),
         CONFIGURATION_TAG: hashlib.sha256(json.dumps(record.config, sort_keys=True).encode()).hexdigest()[:16],
     }

@@ -9,7 +9,8 @@ from entrain_bench.errors import IncompatibleError, UserError, require, unknown_
 from entrain_bench.train.learning_rate import check_learning_rate
 
 DEVICES = ("auto", "cpu", "cuda")
-DTYPES = ("float32", "bfloat16")  # by torch's names
+DTYPES = ("auto", "float32", "bfloat16")  # by torch's names
+KERNELS = ("auto", "torch", "sdpa", "flash3", "flash4")
 NON_FINITE = ("stop", "skip")
 
 
@@ -22,7 +23,10 @@ class TrainSettings:
         memory_budget_bytes: memory of a rank that programs may use.
         num_ranks: ranks; must be those of the cluster.
         device: ``cpu`` (gloo), ``cuda`` (NCCL), or ``auto`` for a GPU where there is one.
-        dtype: of parameters and activations; gradients are fp32.
+        dtype: of parameters and activations: ``float32``, ``bfloat16``, or ``auto``, bfloat16 on a GPU and float32 on
+            a CPU; gradients are fp32.
+        kernels: what computes attention: ``auto`` the best that passes a trial, ``torch`` without other packages,
+            ``sdpa`` one call for all sequences of a length, or ``flash3``, ``flash4``, packages that must be there.
         learning_rate: of Adam, at its highest.
         min_learning_rate: at the end of a decay.
         warmup_iterations: iterations in which the rate rises to its highest.
@@ -45,7 +49,8 @@ class TrainSettings:
     memory_budget_bytes: float
     num_ranks: int = 4
     device: str = "auto"
-    dtype: str = "float32"
+    dtype: str = "auto"
+    kernels: str = "auto"
     learning_rate: float = 1e-3
     min_learning_rate: float = 0.0
     warmup_iterations: int = 0
@@ -66,7 +71,8 @@ class TrainSettings:
     profile_dir: str | None = None
 
     def __post_init__(self) -> None:
-        for name, choices in (("device", DEVICES), ("dtype", DTYPES), ("on_non_finite", NON_FINITE)):
+        named = (("device", DEVICES), ("dtype", DTYPES), ("kernels", KERNELS), ("on_non_finite", NON_FINITE))
+        for name, choices in named:
             if getattr(self, name) not in choices:
                 raise unknown_choice(f"harness.{name}", getattr(self, name), choices)
         require(self.num_ranks >= 1, "harness.num_ranks", self.num_ranks, "at least 1")

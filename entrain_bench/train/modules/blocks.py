@@ -20,7 +20,7 @@ from torch.nn.functional import gelu, relu, silu
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.numerics import activation_of
-from entrain_bench.train.modules.attention import PackedAttention
+from entrain_bench.train.modules.attention import AttentionKernel, PackedAttention
 from entrain_bench.train.modules.norms import Norm
 from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct
@@ -85,7 +85,7 @@ def transformer_config(
 
 
 def transformer_block(
-    module: ModuleSpec, index: int, config: TransformerConfig, groups: StageGroups
+    module: ModuleSpec, index: int, config: TransformerConfig, groups: StageGroups, kernel: AttentionKernel
 ) -> TransformerLayer:
     """Block ``index`` (from 1) of a module; causal in the LLM."""
     causal = not module.is_encoder
@@ -93,7 +93,9 @@ def transformer_block(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal if causal else AttnMaskType.no_mask},
         submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnProduct, core_attention=PackedAttention, linear_proj=RowProduct
+            linear_qkv=ColumnProduct,
+            core_attention=partial(PackedAttention, kernel=kernel),
+            linear_proj=RowProduct,
         ),
     )
     parts = TransformerLayerSubmodules(

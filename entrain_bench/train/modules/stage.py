@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.device import to_device
-from entrain_bench.train.modules.attention import Mask
+from entrain_bench.train.modules.attention import AttentionKernel, Mask
 from entrain_bench.train.modules.blocks import transformer_block, transformer_config
 from entrain_bench.train.modules.ends import EncoderEmbedding, LanguageHead, Projector, TokenEmbedding
 from entrain_bench.train.modules.grids import arrangement_of
@@ -39,6 +39,7 @@ class Stage(torch.nn.Module):
         config: megatron-core's description of its blocks.
         groups: process groups of this rank.
         held: the layers held.
+        attention: what computes the attention of its blocks.
     """
 
     def __init__(
@@ -49,9 +50,11 @@ class Stage(torch.nn.Module):
         *,
         dtype: torch.dtype,
         recompute: bool,
+        attention: AttentionKernel,
         loss_chunk_tokens: int = 0,
     ) -> None:
         super().__init__()
+        self.attention = attention
         self.loss_chunk_tokens = loss_chunk_tokens
         self.module, self.held, self.groups, self.recompute = module, held, groups, recompute
         self.config = transformer_config(module, groups.tp.size(), dtype, sequence_parallel=groups.splits_tokens)
@@ -133,7 +136,7 @@ class Stage(torch.nn.Module):
     def _layer(self, index: int) -> torch.nn.Module:
         module, config, groups = self.module, self.config, self.groups
         if 0 < index < len(module.layers) - 1:
-            return transformer_block(module, index, config, groups)  # type: ignore[no-any-return]
+            return transformer_block(module, index, config, groups, self.attention)  # type: ignore[no-any-return]
         if module.is_encoder:
             return EncoderEmbedding(module, config, groups) if index == 0 else Projector(module, config, groups)
         if index == 0:

@@ -10,8 +10,10 @@ import torch.distributed as dist
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Job
+from entrain_bench.train.device import dtype_on
 from entrain_bench.train.messages.places import places_of
 from entrain_bench.train.modules import build_stage
+from entrain_bench.train.modules.kernels import find_kernels
 from entrain_bench.train.running.content import MadeUp
 from entrain_bench.train.running.groups import GroupMaker, make_groups
 from entrain_bench.train.running.loader import Loader
@@ -46,8 +48,8 @@ def build_runtime(
         maker: of process groups, for runtimes that share them.
 
     Raises:
-        IncompatibleError: for a layout that only the simulator runs.
-        UserError: for published weights that are not the model's.
+        IncompatibleError: for a layout that only the simulator runs, or heads that the kernel asked for cannot take.
+        UserError: for a kernel that is asked for and not there, and for published weights that are not the model's.
     """
     for module, given in zip(job.model.modules, layout.modules, strict=True):
         job.framework.check_executable(module, given.cp, "train")
@@ -61,7 +63,8 @@ def build_runtime(
     maker = maker or GroupMaker(control, settings.timeout_s, device)
     split = [job.framework.of(module).sequence_parallel for module in model.modules]
     groups = make_groups(layout, places, tied, maker, sequence_parallel=split)
-    dtype: torch.dtype = getattr(torch, settings.dtype)
+    dtype = dtype_on(device, settings.dtype)
+    kernels = find_kernels(settings.kernels, model.modules, dtype, device)
     adam = OptimizerSettings(
         settings.learning_rate,
         (settings.betas[0], settings.betas[1]),
@@ -88,6 +91,7 @@ def build_runtime(
             device=device,
             recompute=placed.recompute,
             loss_chunk_tokens=settings.loss_chunk_tokens,
+            kernels=kernels,
         )
         if checkpoint:
             load_weights(checkpoint, model, [stage], roots)
@@ -97,4 +101,4 @@ def build_runtime(
     if checkpoint:
         close_files()
     content = MadeUp(seed, model.llm.config.vocab_size)
-    return Runtime(stages, groups, adam, dtype, device, content, Loader(device), roots)
+    return Runtime(stages, groups, adam, dtype, device, content, Loader(device), roots, kernels)

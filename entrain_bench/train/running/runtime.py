@@ -27,6 +27,7 @@ from entrain_bench.train.messages.rank_plan import Message, RankPlan, Step, plan
 from entrain_bench.train.messages.rows import cut_rows, gather_rows
 from entrain_bench.train.messages.transfers import Transfers
 from entrain_bench.train.modules import Pack
+from entrain_bench.train.modules.kernels import Kernels
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.running.content import Content, MadeUp
 from entrain_bench.train.running.data import Inputs, SampleData
@@ -98,6 +99,7 @@ class Runtime:
         content: of the samples.
         loader: makes inputs ahead.
         roots: beginnings of the names of published weights, by module and root.
+        kernels: what computes attention.
     """
 
     stages: Mapping[tuple[int, int], TrainedStage | ShardedStage]
@@ -108,6 +110,7 @@ class Runtime:
     content: Content | MadeUp
     loader: Loader
     roots: Roots = field(default_factory=dict)
+    kernels: Kernels = field(default_factory=Kernels)
 
     def prepare(self, program: Program) -> Work:
         """This rank's work for a program, whose inputs are made from now on.
