@@ -10,11 +10,20 @@ from entrain_bench.specs.workload import Counts
 
 def notices(records: Sequence[Record]) -> list[str]:
     """A line on every workload that was not taken as it is, and what runs remark of themselves, each line once."""
+    return [*sample_notices(records), *run_notices(records)]
+
+
+def sample_notices(records: Sequence[Record]) -> list[str]:
+    """A line on every workload that was not taken as it is, each line once."""
     return list(dict.fromkeys(line for record in records for line in _lines(record)))
 
 
+def run_notices(records: Sequence[Record]) -> list[str]:
+    """What runs remark of themselves, each line once."""
+    return list(dict.fromkeys(f"harness {r.labels['harness']}: {line}" for r in records for line in r.remarks))
+
+
 def _lines(record: Record) -> Iterator[str]:
-    yield from (f"harness {record.labels['harness']}: {line}" for line in record.remarks)
     for component, samples, share in _listed(record.samples):
         batch = record.config["global_batch"]
         name = f"workload {record.labels['workload']}" + (f", component {component}" if component else "")

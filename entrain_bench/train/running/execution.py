@@ -37,4 +37,4 @@ def _versions(kernels: Kernels) -> dict[str, str]:
     """Of the packages that attention is computed by."""
     used = {PACKAGES[kernel][1].partition(".")[0] for kernel in kernels.attention.values() if kernel in PACKAGES}
     named = packages_distributions() if used else {}
-    return {owner: version(owner) for module in sorted(used) for owner in named.get(module, ())}
+    return {module: " ".join(version(owner) for owner in named.get(module, ())) for module in sorted(used)}
