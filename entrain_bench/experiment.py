@@ -58,6 +58,7 @@ class Setting:
 
     job: Job
     truth: CostTruth
+    workload: Workload
     source: ShapeSource
     strategy: Strategy
     executor: Executor | Trainer
@@ -98,11 +99,11 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> Setting:
     executor = instantiate(config.harness, "harness", ("execute", "train"), truth=truth, memory_budget_bytes=budget)
     if isinstance(executor, Trainer):
         require(not config.action_noise, "action_noise", config.action_noise, "0 where the harness trains")
+    workload: Workload = instantiate(config.workload, "workload", "source")
     if source is None:
-        workload: Workload = instantiate(config.workload, "workload", "source")
         source = workload.source(model.tokens)
     profile = Profile(job, truth.beyond, source, config.seed, config.belief_error, config.belief_bias)
-    return Setting(job, truth, source, Strategy(str(config.strategy["name"]), **parts), executor, profile)
+    return Setting(job, truth, workload, source, Strategy(str(config.strategy["name"]), **parts), executor, profile)
 
 
 @dataclass(slots=True)

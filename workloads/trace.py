@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from entrain_bench.arrays import IntArray
 from entrain_bench.errors import UserError, require
+from entrain_bench.specs.contents import Moved, Samples
 from entrain_bench.specs.items import shapes_of
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.stream import ListedShapes, stable_rng
@@ -116,6 +118,23 @@ class TraceWorkload:
                 f"workload.path={self.path}: no row is left that fits the model's {rules.context_tokens} tokens"
             )
         return fitted
+
+    def samples(self, rules: TokenRules, vocab_size: int, moved: Moved) -> Samples:
+        """What the rows of a scanned trace list, read from the scanned data.
+
+        Raises:
+            UserError: for a trace that was not scanned, and data that is not there or has changed.
+        """
+        # Images, sounds and Parquet take a second to import.
+        from .dataset.samples import samples_of
+
+        if self.text is not None:
+            raise UserError(
+                "workload.text: draws other texts than the samples have; must be null with harness.data=files"
+            )
+        own_shapes = partial(self._shapes, rules=rules)
+        truncates = self.on_overlong == OnOverlong.TRUNCATE
+        return samples_of(self._file(), rules, vocab_size, moved, own_shapes, truncates)
 
     def _columns(self) -> TraceColumns:
         frame = None if self.frame_size is None else (float(self.frame_size[0]), float(self.frame_size[1]))

@@ -12,6 +12,8 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")  # by torch's names
 KERNELS = ("auto", "torch", "sdpa", "flash3", "flash4")
 NON_FINITE = ("stop", "skip")
+# What samples hold: numbers made up of the seed, or what the workload's files hold.
+MADE_UP, FILES = "made_up", "files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,11 @@ class TrainSettings:
             a CPU; gradients are fp32.
         kernels: what computes attention: ``auto`` the best that passes a trial, ``torch`` without other packages,
             ``sdpa`` one call for all sequences of a length, or ``flash3``, ``flash4``, packages that must be there.
+        data: what samples hold: ``made_up`` of the seed, or ``files``, those of the data set that a trace was scanned
+            from.
+        data_path: where that data set is now; None: where it was scanned.
+        data_root: folder of the files that it names; None: as scanned.
+        data_tokenizer: where the scan's ``tokenizer.json`` is now; None: as scanned.
         learning_rate: of Adam, at its highest.
         min_learning_rate: at the end of a decay.
         warmup_iterations: iterations in which the rate rises to its highest.
@@ -51,6 +58,10 @@ class TrainSettings:
     device: str = "auto"
     dtype: str = "auto"
     kernels: str = "auto"
+    data: str = MADE_UP
+    data_path: str | None = None
+    data_root: str | None = None
+    data_tokenizer: str | None = None
     learning_rate: float = 1e-3
     min_learning_rate: float = 0.0
     warmup_iterations: int = 0
@@ -71,10 +82,18 @@ class TrainSettings:
     profile_dir: str | None = None
 
     def __post_init__(self) -> None:
-        named = (("device", DEVICES), ("dtype", DTYPES), ("kernels", KERNELS), ("on_non_finite", NON_FINITE))
-        for name, choices in named:
+        for name, choices in (
+            ("device", DEVICES),
+            ("dtype", DTYPES),
+            ("kernels", KERNELS),
+            ("data", (MADE_UP, FILES)),
+            ("on_non_finite", NON_FINITE),
+        ):
             if getattr(self, name) not in choices:
                 raise unknown_choice(f"harness.{name}", getattr(self, name), choices)
+        for name in ("data_path", "data_root", "data_tokenizer"):
+            valid = getattr(self, name) is None or self.data == FILES
+            require(valid, f"harness.{name}", getattr(self, name), f"null with harness.data={self.data}")
         require(self.num_ranks >= 1, "harness.num_ranks", self.num_ranks, "at least 1")
         for name in ("timeout_s", "planning_timeout_s"):
             require(getattr(self, name) > 0, f"harness.{name}", getattr(self, name), "positive")

@@ -6,15 +6,19 @@ import io
 import json
 import tarfile
 import wave
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
+
+from entrain_bench_workloads.dataset import scan as scan_module
+from entrain_bench_workloads.dataset.shard import Job, Scanned, scan_shard
 
 IMAGES = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
 TURNS = pa.list_(pa.struct([("user", pa.string()), ("assistant", pa.string())]))
@@ -31,6 +35,30 @@ def image_bytes(width: int, height: int, kind: str = "JPEG", orientation: int = 
     return buffer.getvalue()
 
 
+@cache
+def picture_bytes(width: int, height: int, seed: int = 0, kind: str = "PNG", orientation: int = 0) -> bytes:
+    """An image of a size and of colours that are another seed's nowhere."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    buffer, exif = io.BytesIO(), Image.Exif()
+    if orientation:
+        exif[0x0112] = orientation
+    Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).save(buffer, kind, exif=exif)
+    return buffer.getvalue()
+
+
+def sound_bytes(seconds: float, hz: float = 440.0, rate: int = 16000) -> bytes:
+    """A tone of a length, half as loud on the second of two channels."""
+    times = np.arange(round(seconds * rate)) / rate
+    tone = np.round(20000 * np.sin(2 * np.pi * hz * times))
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(2)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(np.stack([tone, tone / 2], axis=1).astype("<i2").tobytes())
+    return buffer.getvalue()
+
+
 def wav_bytes(seconds: float, rate: int = 16000) -> bytes:
     """Silence of a length."""
     buffer = io.BytesIO()
@@ -42,16 +70,18 @@ def wav_bytes(seconds: float, rate: int = 16000) -> bytes:
     return buffer.getvalue()
 
 
-def video_bytes(width: int, height: int, frames: int, rate: int = 10, kind: str = "mp4") -> bytes:
-    """Grey frames of a size."""
+def video_bytes(width: int, height: int, frames: int, rate: int = 10, kind: str = "mp4", shades: bool = False) -> bytes:
+    """Grey frames of a size; of rising shades, frame n of shade 6 n."""
     import av
 
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=kind) as container:
         stream = container.add_stream("mpeg4", rate=rate)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        for _ in range(frames):
-            frame = av.VideoFrame.from_ndarray(np.full((height, width, 3), 90, np.uint8), format="rgb24")
+        for number in range(frames):
+            frame = av.VideoFrame.from_ndarray(
+                np.full((height, width, 3), 6 * number if shades else 90, np.uint8), format="rgb24"
+            )
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return buffer.getvalue()
@@ -80,3 +110,23 @@ def write_tar(path: Path, members: Sequence[tuple[str, bytes]], mode: str = "w")
 def write_jsonl(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     """A record a line."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def scan_here(source: Any, output: Path, tokenizer: str | None = "bytes") -> Path:
+    """Scan a data set to a trace in this process, which is sooner done than starting others."""
+    with patch.object(scan_module.workers, "Crew", Here):
+        scan_module.Scan(source=source, workers=1, tokenizer=tokenizer).run(output)
+    return output
+
+
+class Here:
+    """Works off jobs one after the other."""
+
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def work_off(self, _: object, jobs: Iterator[Job], __: int) -> Iterator[tuple[Job, Scanned]]:
+        return ((job, scan_shard(job)) for job in jobs)

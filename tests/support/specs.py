@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from entrain_bench.config.tree import config_tree
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.tokens import TokenRules
 
 
 def load(group: str, name: str) -> dict[str, Any]:
@@ -32,6 +33,13 @@ def composed(group: str, name: str) -> dict[str, Any]:
 @cache
 def model(name: str) -> ModelSpec:
     return ModelSpec.from_config(load("model", name))
+
+
+def rules_of(name: str) -> TokenRules:
+    """Token rules as a YAML of ``experiments/model/tokens`` has them."""
+    with initialize_config_dir(str(config_tree()), version_base="1.3"):
+        config: Any = OmegaConf.to_container(compose(f"model/tokens/{name}"))["model"]["tokens"]
+    return ModelSpec.from_config({**load("model", "qwen25vl_llama3_1b"), "tokens": config}).tokens
 
 
 @cache

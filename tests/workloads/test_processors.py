@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.config.tree import config_tree
-from entrain_bench.specs.model import ModelSpec
-from entrain_bench.specs.tokens import TileRules, TokenRules
+from entrain_bench.specs.tokens import TileRules
 from entrain_bench_workloads.tiles import best_grids, grid_tokens
 from entrain_bench_workloads.tokens import audio_items, image_items, image_tokens, video_items
-from support.specs import load
+from support.specs import rules_of
 
 pytest.importorskip("transformers")
 NUM_SIZES = 1000
 MAX_IMAGE_TOKENS = 16384
-
-
-def rules_of(name: str) -> TokenRules:
-    """Token rules as a YAML of ``experiments/model/tokens`` has them."""
-    with initialize_config_dir(str(config_tree()), version_base="1.3"):
-        config: Any = OmegaConf.to_container(compose(f"model/tokens/{name}"))["model"]["tokens"]
-    return ModelSpec.from_config({**load("model", "qwen25vl_llama3_1b"), "tokens": config}).tokens
 
 
 def sizes(least: int, most: int, seed: int = 0) -> tuple[FloatArray, FloatArray]:

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
+from entrain_bench.arrays import IntArray
+
 # Records of a block, and the bytes after which a block ends earlier.
 _BLOCK_RECORDS = 8192
 _BLOCK_BYTES = 32 * 2**20
@@ -45,9 +49,8 @@ def is_array(path: Path) -> bool:
 def blocks_of(path: Path) -> Iterator[Block]:
     """The blocks of a file; what cannot be divided into records is the last one."""
     with path.open("rb") as file:
-        ends = _array_ends(file) if is_array(path) else _line_ends(file)
         first = start = number = 0
-        for number, end in enumerate(ends, 1):
+        for number, end in enumerate(_ends(path, file), 1):
             if number - first >= _BLOCK_RECORDS or end - start >= _BLOCK_BYTES:
                 yield Block(first, start, end)
                 first, start = number, end
@@ -56,6 +59,16 @@ def blocks_of(path: Path) -> Iterator[Block]:
         # The end of an array, and empty lines, are no block.
         if number > first or (size - start > _READ_BYTES) or file.read().strip(_SPACE + b"]"):
             yield Block(first, start, size)
+
+
+def record_ends(path: Path) -> IntArray:
+    """Where the records of a file end, in bytes ``[records]``."""
+    with path.open("rb") as file:
+        return np.fromiter(_ends(path, file), np.int64)
+
+
+def _ends(path: Path, file: IO[bytes]) -> Iterator[int]:
+    return _array_ends(file) if is_array(path) else _line_ends(file)
 
 
 def records_of(path: Path, block: Block) -> Iterator[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from entrain_bench.errors import require
@@ -29,6 +29,7 @@ class Fields:
         video: likewise one video.
         seconds: length of the audio or video; where it stands, no file is opened for it.
         root: folder of the files that are named; empty: none may be.
+        content: whether content is wanted where a record states sizes as well.
     """
 
     text: tuple[str, ...] = ()
@@ -37,6 +38,7 @@ class Fields:
     video: str | None = None
     seconds: str | None = None
     root: str = ""
+    content: bool = False
 
     @classmethod
     def of(
@@ -64,6 +66,12 @@ class Fields:
         others = (self.images, self.audio, self.video, self.seconds)
         return tuple(dict.fromkeys([*self.text, *(name for name in others if name)]))
 
+    def reading(self, *, text_only: bool) -> Fields:
+        """The same fields where content is wanted, or that of texts alone."""
+        if text_only:
+            return Fields(self.text)
+        return replace(self, content=True)
+
     def sample(self, key: str, row: Mapping[str, Any]) -> RawSample:
         """The sample of a row.
 
@@ -80,7 +88,7 @@ class Fields:
         for name, found in ((self.audio, sounds), (self.video, videos)):
             if len(found) > 1:
                 raise BadSampleError(Reason.RECORD, f"{name}: {len(found)} of them; a sample has one")
-        return RawSample(key, texts, images, next(iter(sounds), None), next(iter(videos), None))
+        return RawSample(key, texts, images, next(iter(sounds), None), next(iter(videos), None), seconds)
 
     def _seconds(self, row: Mapping[str, Any]) -> float | None:
         value = row.get(self.seconds) if self.seconds else None
@@ -90,7 +98,7 @@ class Fields:
 
     def _timed(self, value: Any, name: str, seconds: float | None, row: Mapping[str, Any]) -> Medium:
         """A sound or a video; of known length it is not opened, and its frames have the size that the record states."""
-        if seconds is None:
+        if seconds is None or self.content:
             return self._medium(value, name)
         sides = [row.get(side) for side in ("width", "height")]
         known = all(_is_number(side) for side in sides)
@@ -105,9 +113,10 @@ class Fields:
         if isinstance(value, Mapping):
             if value.get("bytes") is not None:
                 return self._medium(value["bytes"], name)
-            if _is_number(value.get("width")) and _is_number(value.get("height")):
+            named, sized = isinstance(value.get("path"), str), _is_number(value.get("width"))
+            if sized and _is_number(value.get("height")) and not (named and self.content):
                 return Known(int(value["width"]), int(value["height"]))
-            if isinstance(value.get("path"), str):
+            if named:
                 return inside(self.root, value["path"])
         raise BadSampleError(Reason.RECORD, f"{name}: {type(value).__name__} is no content, file name or size")
 

@@ -6,17 +6,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from entrain_bench.errors import require
 
 from ..schema import MAX_PIXELS, MAX_SECONDS, MAX_TEXT
+from .files import DataFile
+from .recent import Recent
 
 
 class Reason(StrEnum):
     """Why a sample is left out; what a report counts by."""
 
+    CHANGED = "it has changed since the scan"
     CRASH = "its file ended the process that read it"
+    DECODE = "it cannot be decoded"
     DUPLICATE = "two members of one name"
     EMPTY = "neither text nor media"
     FILE = "the file cannot be read on"
@@ -72,8 +76,10 @@ class Section:
     size: int
 
 
-# An image, sound or video: its content, its place, or its size.
-type Medium = bytes | Path | Section | Known
+# An image, sound or video: its content, or the place of that.
+type Content = bytes | Path | Section
+# The same, or its size.
+type Medium = Content | Known
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,7 @@ class RawSample:
         images: its images.
         audio: its sound, if any.
         video: its video, if any.
+        seconds: length of the sound or video as the data states it beside the content; None where it does not.
     """
 
     key: str
@@ -93,6 +100,7 @@ class RawSample:
     images: Sequence[Medium] = ()
     audio: Medium | None = None
     video: Medium | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +150,48 @@ class Source(Protocol):
         """The records of a shard, in order, one by one.
 
         Whatever else it raises ends this shard: the samples before are kept and the rest is reported.
+        """
+        ...
+
+
+class Reader(Protocol):
+    """The records of one file, in any order."""
+
+    def record(self, number: int, limits: Limits, *, text_only: bool = False) -> RawSample | BadRecord:
+        """A record by its number within the file.
+
+        Args:
+            number: as scans count.
+            limits: of what is read.
+            text_only: whether its media are left out.
+
+        Raises:
+            BadSampleError: where the file has no such record. What else it raises means that it cannot be read.
+        """
+        ...
+
+
+@runtime_checkable
+class ReadableSource(Protocol):
+    """Raw data whose records can be read in any order."""
+
+    def files(self) -> Sequence[DataFile]:
+        """All files; their labels are those of the shards.
+
+        Raises:
+            UserError: for data that is not there.
+        """
+        ...
+
+    def reader(self, file: DataFile, kept: Recent[Any]) -> Reader:
+        """Reads records of one of the files; media that stand beside their sizes are read, too.
+
+        Args:
+            file: one of ``files``.
+            kept: where readers keep what they may need again, each by keys with its path.
+
+        Raises:
+            BadSampleError: for a file whose records cannot be read in any order.
         """
         ...
 

@@ -23,15 +23,15 @@ from PIL import Image, UnidentifiedImageError
 from entrain_bench.errors import UserError
 
 from ..tokens import MAX_ASPECT_RATIO
-from .interface import BadSampleError, Known, Limits, Medium, Reason, Section
+from .interface import BadSampleError, Content, Known, Limits, Medium, Reason, Section
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")
 # EXIF: the tag, and values by which an image is shown on its side.
 _ORIENTATION, _ON_ITS_SIDE = 0x0112, frozenset({5, 6, 7, 8})
 # By what the containers begin with; no others are tried, for some are lists of further files.
-_HEAD_BYTES = 16
+HEAD_BYTES = 16
 # What may be read to find the streams of a video.
-_VIDEO_OPTIONS = {"probesize": str(2**20), "analyzeduration": "0"}
+VIDEO_OPTIONS = {"probesize": str(2**20), "analyzeduration": "0"}
 _BUFFER_BYTES = 16 * 1024
 # These have opinions on headers, once a file.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
@@ -47,10 +47,10 @@ def image_size(medium: Medium, limits: Limits) -> tuple[int, int]:
     if isinstance(medium, Known):
         width, height = medium.width, medium.height
     else:
-        with _opened(medium, limits.file_bytes) as file, warnings.catch_warnings():
+        with opened(medium, limits.file_bytes) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                with _no_limit_of_its_own(), Image.open(file, formats=IMAGE_FORMATS) as image:
+                with no_limit_of_its_own(), Image.open(file, formats=IMAGE_FORMATS) as image:
                     width, height = image.size
                     if "exif" in image.info and image.getexif().get(_ORIENTATION) in _ON_ITS_SIDE:
                         width, height = height, width
@@ -58,13 +58,13 @@ def image_size(medium: Medium, limits: Limits) -> tuple[int, int]:
                 raise BadSampleError(Reason.FORMAT, "no image") from error
             # What plugins raise on bytes that nobody wrote has no common base.
             except Exception as error:
-                raise BadSampleError(Reason.HEADER, _one_line(error)) from error
+                raise BadSampleError(Reason.HEADER, one_line(error)) from error
     check_sides(width, height, limits)
     return width, height
 
 
 @contextmanager
-def _no_limit_of_its_own() -> Iterator[None]:
+def no_limit_of_its_own() -> Iterator[None]:
     """Inside, Pillow opens images of any size: large ones are ours to refuse, by a limit that says so."""
     before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     try:
@@ -93,15 +93,15 @@ def audio_seconds(medium: Medium, limits: Limits) -> float:
     """
     if isinstance(medium, Known):
         return _checked_seconds(medium.seconds, limits)
-    soundfile = _import("soundfile")
-    with _opened(medium, limits.file_bytes, whole=False) as file:
+    soundfile = library("soundfile")
+    with opened(medium, limits.file_bytes, whole=False) as file:
         try:
             info = soundfile.info(file)
             seconds = info.frames / info.samplerate
         except soundfile.LibsndfileError as error:
             raise BadSampleError(Reason.FORMAT, f"no sound: {error.error_string}") from error
         except Exception as error:
-            raise BadSampleError(Reason.HEADER, _one_line(error)) from error
+            raise BadSampleError(Reason.HEADER, one_line(error)) from error
     return _checked_seconds(seconds, limits)
 
 
@@ -115,16 +115,18 @@ def video_header(medium: Medium, limits: Limits) -> Known:
     if isinstance(medium, Known):
         known = medium
     else:
-        av = _import("av")
-        with _opened(medium, limits.file_bytes, whole=False) as file:
-            container = _container_format(file.read(_HEAD_BYTES))
+        av = library("av")
+        with opened(medium, limits.file_bytes, whole=False) as file:
+            container = container_format(file.read(HEAD_BYTES))
             file.seek(0)
             try:
-                with av.open(file, format=container, options=_VIDEO_OPTIONS) as opened:
-                    stream = opened.streams.video[0]
-                    known = Known(int(stream.width), int(stream.height), _seconds_of(opened, stream, av.time_base))
+                with av.open(file, format=container, options=VIDEO_OPTIONS) as container_file:
+                    stream = container_file.streams.video[0]
+                    known = Known(
+                        int(stream.width), int(stream.height), _seconds_of(container_file, stream, av.time_base)
+                    )
             except Exception as error:
-                raise BadSampleError(Reason.HEADER, _one_line(error)) from error
+                raise BadSampleError(Reason.HEADER, one_line(error)) from error
     if known.width or known.height:
         check_sides(known.width, known.height, limits)
     _checked_seconds(known.seconds, limits)
@@ -137,7 +139,8 @@ def _seconds_of(container: Any, stream: Any, time_base: int) -> float:
     return (container.duration or 0) / time_base
 
 
-def _container_format(head: bytes) -> str:
+def container_format(head: bytes) -> str:
+    """FFmpeg's name of a video's container, by what it begins with."""
     if head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
         return "mov"
     if head[:4] == b"\x1aE\xdf\xa3":
@@ -156,7 +159,7 @@ def _checked_seconds(seconds: float, limits: Limits) -> float:
 
 
 @contextmanager
-def _opened(medium: bytes | Path | Section, most_bytes: int, whole: bool = True) -> Iterator[IO[bytes]]:
+def opened(medium: Content, most_bytes: int, whole: bool = True) -> Iterator[IO[bytes]]:
     """A file of the medium's bytes.
 
     Args:
@@ -221,13 +224,15 @@ def _file(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def _import(name: str) -> Any:
+def library(name: str) -> Any:
+    """A module of the ``data`` extra; ``UserError`` if it is not installed."""
     try:
         return __import__(name)
     except ImportError as error:
         raise UserError(f"{name}: not installed; pip install -e '.[data]' adds it") from error
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """What an error says, short."""
     text = str(error) if not isinstance(error, struct.error | IndexError) else "ends too early"
     return " ".join(text.split())[:120] or type(error).__name__

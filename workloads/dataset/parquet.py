@@ -5,8 +5,10 @@ Read by pyarrow, which reads some columns of some rows at a time: a shard of gig
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ from entrain_bench.errors import UserError
 
 from ..take import ALL, Take
 from .fields import Fields
-from .files import data_files
+from .files import DataFile, data_files
 from .interface import BadRecord, BadSampleError, Limits, RawSample, Reason, Shard
+from .recent import Recent
 
 # Bytes of rows that are in memory at a time, about; and of row groups that are scanned in one go.
 _BATCH_BYTES = 16 * 2**20
@@ -62,7 +65,7 @@ class ParquetSource:
             UserError: for no files, and if the first that can be read lacks a column.
         """
         shards, checked = list[Shard](), False
-        for file in data_files(self.path, (".parquet",), Take.parse(self.take, "source.take")):
+        for file in self.files():
             try:
                 with pq.ParquetFile(file.path) as opened:
                     if not checked:
@@ -76,15 +79,23 @@ class ParquetSource:
             shards += [Shard(file.label, row, file.version, place, (first, last)) for first, last, row in parts]
         return shards
 
+    def files(self) -> list[DataFile]:
+        """All files.
+
+        Raises:
+            UserError: if there are none.
+        """
+        return data_files(self.path, (".parquet",), Take.parse(self.take, "source.take"))
+
+    def reader(self, file: DataFile, kept: Recent[Any]) -> ParquetReader:
+        """Reads rows by their numbers."""
+        return ParquetReader.of(file.path, self._fields(), kept)
+
     def samples(self, shard: Shard, limits: Limits) -> Iterator[RawSample | BadRecord]:  # noqa: ARG002
         """The rows of a shard."""
         fields = self._fields()
         for number, row in enumerate(_rows(shard, fields), shard.first):
-            key = f"row {number + 1}"
-            try:
-                yield fields.sample(key, row)
-            except BadSampleError as error:
-                yield BadRecord(key, error)
+            yield _record(number, row, fields)
 
     def _fields(self) -> Fields:
         return Fields.of(self.text, self.images, self.audio, self.video, self.seconds, self.root)
@@ -102,16 +113,78 @@ def _rows(shard: Shard, fields: Fields) -> Iterator[dict[str, Any]]:
     first, last = shard.part
     # Without a buffer it reads a row group's column whole.
     with pq.ParquetFile(shard.place, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
-        names = file.schema_arrow.names
-        columns = [name for name in fields.names if name in names]
-        if len(columns) < len(fields.names):
-            raise BadSampleError(Reason.FILE, f"no column {next(name for name in fields.names if name not in names)}")
         for group in range(first, last or file.metadata.num_row_groups):
-            held = file.metadata.row_group(group)
-            row_bytes = max(1, held.total_byte_size // max(1, held.num_rows))
-            size = max(1, min(_MAX_BATCH, _BATCH_BYTES // row_bytes))
-            for batch in file.iter_batches(size, row_groups=[group], columns=columns, use_threads=False):
+            for batch in _batches(file, group, fields):
                 yield from batch.to_pylist()
+
+
+def _batches(file: pq.ParquetFile, group: int, fields: Fields) -> Iterator[pa.RecordBatch]:
+    """A row group in batches of some megabytes."""
+    names = file.schema_arrow.names
+    if missing := [name for name in fields.names if name not in names]:
+        raise BadSampleError(Reason.FILE, f"no column {missing[0]}")
+    held = file.metadata.row_group(group)
+    row_bytes = max(1, held.total_byte_size // max(1, held.num_rows))
+    size = max(1, min(_MAX_BATCH, _BATCH_BYTES // row_bytes))
+    yield from file.iter_batches(size, row_groups=[group], columns=list(fields.names), use_threads=False)
+
+
+def _record(number: int, row: dict[str, Any], fields: Fields) -> RawSample | BadRecord:
+    key = f"row {number + 1}"
+    try:
+        return fields.sample(key, row)
+    except BadSampleError as error:
+        return BadRecord(key, error)
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetReader:
+    """Rows of a file by their numbers: the part of a row group up to a row is read, and its last batch kept.
+
+    Attributes:
+        path: of the file.
+        fields: of its rows.
+        metadata: of the file.
+        ends: number of the row behind each row group.
+        kept: batches that were read.
+    """
+
+    path: Path
+    fields: Fields
+    metadata: pq.FileMetaData
+    ends: list[int]
+    kept: Recent[tuple[int, pa.RecordBatch]]
+
+    @classmethod
+    def of(cls, path: Path, fields: Fields, kept: Recent[Any]) -> ParquetReader:
+        """A reader of a file."""
+        metadata = pq.read_metadata(path)
+        rows = (metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+        return cls(path, fields, metadata, list(accumulate(rows)), kept)
+
+    def record(self, number: int, limits: Limits, *, text_only: bool = False) -> RawSample | BadRecord:  # noqa: ARG002
+        """A row; columns that are not wanted are not read."""
+        if not 0 <= number < (self.ends[-1] if self.ends else 0):
+            raise BadSampleError(Reason.FILE, f"{self.path.name} has no row {number + 1}")
+        group = bisect_right(self.ends, number)
+        within = number - (self.ends[group - 1] if group else 0)
+        fields = self.fields.reading(text_only=text_only)
+        start, batch = self._batch(group, within, fields)
+        return _record(number, batch.slice(within - start, 1).to_pylist()[0], fields)
+
+    def _batch(self, group: int, row: int, fields: Fields) -> tuple[int, pa.RecordBatch]:
+        """The batch of a row group that has a row, and the number of its first."""
+        key = (self.path, group, fields.names)
+        if (found := self.kept.find(key)) and found[0] <= row < found[0] + len(found[1]):
+            return found
+        start = 0
+        with pq.ParquetFile(self.path, metadata=self.metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
+            for batch in _batches(file, group, fields):
+                if row < start + len(batch):
+                    self.kept.put(key, (start, batch))
+                    return start, batch
+                start += len(batch)
+        raise BadSampleError(Reason.FILE, f"{self.path.name} ends within row group {group + 1}")
 
 
 def _row_groups(metadata: Any) -> Iterator[tuple[int, int, int]]:

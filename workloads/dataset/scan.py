@@ -24,7 +24,7 @@ from .shard import Job, Scanned, died_at, scan_shard
 from .text import tokenizer_version
 
 # Part of every digest: a change of what is scanned how makes parts of before worthless.
-FORMAT = 1
+FORMAT = 2
 PROCESSES, RAY = "processes", "ray"
 # Samples of a shard that processes may die of, before the shard is given up.
 _MAX_DEATHS = 16
@@ -129,6 +129,8 @@ class Scan:
             "source": describe(self.source),
             "limits": asdict(self.limits),
             "tokenizer": self.tokenizer,
+            "tokenizer_version": tokenizer_version(self.tokenizer),
+            "files": {shard.label: shard.version for shard in shards},
             "shards": len(shards),
             "samples": samples,
             "bad": bad.values(),

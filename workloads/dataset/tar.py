@@ -15,15 +15,21 @@ import lzma
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
+from entrain_bench.arrays import IntArray
+
 from ..take import ALL, Take
 from .fields import Fields
-from .files import data_files
+from .files import DataFile, data_files
 from .interface import BadRecord, BadSampleError, Limits, Medium, RawSample, Reason, Section, Shard
 from .paths import leaves_root
+from .recent import Recent
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jp2", "ppm"})
@@ -72,31 +78,43 @@ class TarSource:
         Raises:
             UserError: for no files.
         """
-        files = data_files(self.path, SUFFIXES, Take.parse(self.take, "source.take"))
-        return [Shard(file.label, 0, file.version, str(file.path)) for file in files]
+        return [Shard(file.label, 0, file.version, str(file.path)) for file in self.files()]
+
+    def files(self) -> list[DataFile]:
+        """All files.
+
+        Raises:
+            UserError: if there are none.
+        """
+        return data_files(self.path, SUFFIXES, Take.parse(self.take, "source.take"))
+
+    def reader(self, file: DataFile, kept: Recent[Any]) -> TarReader:  # noqa: ARG002
+        """Reads samples by their numbers, of an archive that is not compressed."""
+        return TarReader.of(self, file.path)
 
     def samples(self, shard: Shard, limits: Limits) -> Iterator[RawSample | BadRecord]:
         """The samples of a file."""
         path = Path(shard.place)
         opener = _OPENERS.get(path.suffix)
         with opener(path, "rb") if opener else path.open("rb") as file:
-            group: _Group | None = None
-            for member, name, error in _members(file):
-                key, suffix = _split(name)
-                if error is None and not suffix:
-                    continue
-                if group is None or key != group.key:
-                    if group is not None:
-                        yield _finished(group)
-                    group = _Group(key)
-                try:
-                    if error:
-                        raise error
-                    self._add(group, member, suffix, file, path if opener is None else None, limits)
-                except BadSampleError as found:
-                    group.error = group.error or found
-            if group is not None:
-                yield _finished(group)
+            yield from self.samples_from(file, path if opener is None else None, limits)
+
+    def samples_from(self, file: IO[bytes], plain: Path | None, limits: Limits) -> Iterator[RawSample | BadRecord]:
+        """The samples of an archive from where it stands: at its beginning, or at a sample's."""
+        group: _Group | None = None
+        for member, key, suffix, error in _named_members(file):
+            if group is None or key != group.key:
+                if group is not None:
+                    yield _finished(group)
+                group = _Group(key)
+            try:
+                if error:
+                    raise error
+                self._add(group, member, suffix, file, plain, limits)
+            except BadSampleError as found:
+                group.error = group.error or found
+        if group is not None:
+            yield _finished(group)
 
     def _add(
         self, group: _Group, member: tarfile.TarInfo, suffix: str, file: IO[bytes], plain: Path | None, limits: Limits
@@ -151,6 +169,60 @@ def _split(name: str) -> tuple[str, str]:
     if _META.match(name):
         return name, ""
     return f"{folder}{slash}{stem}", suffix.lower() if dot and stem else ""
+
+
+@dataclass(frozen=True, slots=True)
+class TarReader:
+    """Samples of an archive by their numbers.
+
+    Attributes:
+        source: whose file it is.
+        path: of the file.
+        starts: of each sample's first header, in bytes ``[samples]``.
+    """
+
+    source: TarSource
+    path: Path
+    starts: IntArray
+
+    @classmethod
+    def of(cls, source: TarSource, path: Path) -> TarReader:
+        """A reader of an archive, of which headers are read once.
+
+        Raises:
+            BadSampleError: for a compressed one.
+        """
+        if path.suffix in _OPENERS:
+            raise BadSampleError(Reason.FILE, f"{path.name} is compressed; samples can be read from plain .tar files")
+        with path.open("rb") as file:
+            starts = np.fromiter(_starts(file), np.int64)
+        return cls(source, path, starts)
+
+    def record(self, number: int, limits: Limits, *, text_only: bool = False) -> RawSample | BadRecord:  # noqa: ARG002
+        """A sample; its media are places in the archive."""
+        if not 0 <= number < len(self.starts):
+            raise BadSampleError(Reason.FILE, f"{self.path.name} has no sample {number + 1}")
+        with self.path.open("rb") as file:
+            file.seek(int(self.starts[number]))
+            return next(self.source.samples_from(file, self.path, limits))
+
+
+def _starts(file: IO[bytes]) -> Iterator[int]:
+    """Where the samples of an archive begin; of a damaged one those before the damage."""
+    before: str | None = None
+    with suppress(BadSampleError):
+        for member, key, _, _ in _named_members(file):
+            if key != before:
+                yield member.offset
+            before = key
+
+
+def _named_members(file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, str, str, BadSampleError | None]]:
+    """The members of samples, the samples' keys, the members' suffixes, and what is wrong with them."""
+    for member, name, error in _members(file):
+        key, suffix = _split(name)
+        if error is not None or suffix:
+            yield member, key, suffix, error
 
 
 def _members(file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, str, BadSampleError | None]]:

@@ -13,6 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from entrain_bench.arrays import IntArray
 from entrain_bench.errors import UserError
 
 # Every UTF-8 byte a token, as byte-level models have it (ByT5, arXiv:2105.13626).
@@ -31,6 +34,25 @@ def tokenizer_version(tokenizer: str | None) -> str:
     return hashlib.sha256(Path(tokenizer).expanduser().read_bytes()).hexdigest()
 
 
+def token_ids(pieces: Sequence[str], tokenizer: str) -> IntArray:
+    """Tokens of a sample ``[tokens]``, int64: as many as are counted of it.
+
+    Args:
+        pieces: of its text, which are tokenized one by one.
+        tokenizer: ``bytes``, or a ``tokenizer.json``.
+    """
+    if tokenizer == BYTES:
+        content = b"".join(map(_bytes_of, pieces))
+        return np.frombuffer(content, np.uint8).astype(np.int64)
+    found = _load(tokenizer).encode_batch_fast([*map(_valid, pieces)], add_special_tokens=False)
+    return np.array([one for piece in found for one in piece.ids], np.int64)
+
+
+def vocabulary_of(tokenizer: str) -> int:
+    """The number above the largest id of a tokenizer."""
+    return 256 if tokenizer == BYTES else 1 + max(_load(tokenizer).get_vocab(with_added_tokens=True).values())
+
+
 def count_tokens(texts: Sequence[Sequence[str]], tokenizer: str) -> list[int]:
     """Tokens of every sample, without special ones; pieces of a sample are tokenized one by one.
 
@@ -39,10 +61,19 @@ def count_tokens(texts: Sequence[Sequence[str]], tokenizer: str) -> list[int]:
         tokenizer: ``bytes``, or a ``tokenizer.json``.
     """
     if tokenizer == BYTES:
-        return [sum(len(piece.encode(errors="surrogatepass")) for piece in pieces) for pieces in texts]
-    flat = [piece.encode(errors="replace").decode() for pieces in texts for piece in pieces]
+        return [sum(len(_bytes_of(piece)) for piece in pieces) for pieces in texts]
+    flat = [_valid(piece) for pieces in texts for piece in pieces]
     lengths = iter([len(found) for found in _load(tokenizer).encode_batch_fast(flat, add_special_tokens=False)])
     return [sum(next(lengths) for _ in pieces) for pieces in texts]
+
+
+def _bytes_of(piece: str) -> bytes:
+    return piece.encode(errors="surrogatepass")
+
+
+def _valid(piece: str) -> str:
+    """A text without halves of characters, which the library does not take."""
+    return piece.encode(errors="replace").decode()
 
 
 @lru_cache(maxsize=1)

@@ -14,7 +14,7 @@ from entrain_bench.train.device import dtype_on
 from entrain_bench.train.messages.places import places_of
 from entrain_bench.train.modules import build_stage
 from entrain_bench.train.modules.kernels import find_kernels
-from entrain_bench.train.running.content import MadeUp
+from entrain_bench.train.running.content import Content, MadeUp
 from entrain_bench.train.running.groups import GroupMaker, make_groups
 from entrain_bench.train.running.loader import Loader
 from entrain_bench.train.running.runtime import Runtime
@@ -33,6 +33,7 @@ def build_runtime(
     seed: int,
     control: dist.ProcessGroup,
     maker: GroupMaker | None = None,
+    content: Content | MadeUp | None = None,
 ) -> Runtime:
     """The runtime of this rank; collective over all ranks.
 
@@ -46,6 +47,7 @@ def build_runtime(
         seed: of weights and data.
         control: a gloo group of all ranks.
         maker: of process groups, for runtimes that share them.
+        content: of the samples; None: made up of the seed.
 
     Raises:
         IncompatibleError: for a layout that only the simulator runs, or heads that the kernel asked for cannot take.
@@ -100,5 +102,5 @@ def build_runtime(
         )
     if checkpoint:
         close_files()
-    content = MadeUp(seed, model.llm.config.vocab_size)
+    content = content or MadeUp(seed, model.llm.config.vocab_size)
     return Runtime(stages, groups, adam, dtype, device, content, Loader(device), roots, kernels)

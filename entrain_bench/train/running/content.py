@@ -13,9 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from entrain_bench.arrays import IntArray
-from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.specs.contents import SOUND_HZ, Moved, Pixels, Readable, Samples
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.tokens import TokenRules
+from entrain_bench.specs.workload import Workload
+from entrain_bench.train.preprocessing.pictures import PatchRules, write_patches
+from entrain_bench.train.preprocessing.sounds import FRAMES_OF_TOKEN, HOP, KERNEL, write_windows
 from entrain_bench.train.running.row_keys import row_keys
+from entrain_bench.train.settings import FILES, MADE_UP, TrainSettings
 
 type Features = NDArray[np.float32]
 
@@ -73,3 +80,85 @@ class MadeUp:
         """Uniform tokens."""
         noise = np.random.Generator(np.random.Philox(key=[self.seed << 32, int(shapes.sample_ids[sample])]))
         return noise.integers(self.vocab_size, size=int(shapes.text_tokens[sample]))
+
+
+@dataclass(frozen=True, slots=True)
+class FromFiles:
+    """Content of the samples themselves, preprocessed as by the processors of published models.
+
+    Attributes:
+        samples: reads them.
+        rules: the model's token rules.
+    """
+
+    samples: Samples
+    rules: TokenRules
+
+    def features(self, module: ModuleSpec, shapes: SampleShapes, items: IntArray, out: Features) -> None:
+        """Patches of images and frames, windows of log-mel frames of sounds."""
+        is_sound = "audio" in module.config.modalities
+        patches = None if is_sound else patch_rules(module, out.shape[1], self.rules)
+        ends = np.cumsum(shapes.item_encoder_tokens[items])
+        for item, rows in zip(items.tolist(), np.split(out, ends[:-1]), strict=True):
+            if patches is None:
+                write_windows(self.samples.sound(shapes, item), rows)
+            else:
+                write_patches(self._picture(module, shapes, item, patches), patches, rows)
+
+    def tokens(self, shapes: SampleShapes, sample: int) -> IntArray:
+        """The tokens of the text."""
+        return self.samples.tokens(shapes, sample)
+
+    def _picture(self, module: ModuleSpec, shapes: SampleShapes, item: int, patches: PatchRules) -> Pixels:
+        pixels = self.samples.picture(shapes, item)
+        if len(pixels) not in (1, patches.frames):
+            raise IncompatibleError(
+                f"model.modules.{module.name}: a patch spans {patches.frames} frames, an item of a video has "
+                f"{len(pixels)} (model.tokens.temporal_patch_frames)"
+            )
+        return pixels
+
+
+def patch_rules(module: ModuleSpec, width: int, rules: TokenRules) -> PatchRules:
+    """How an encoder takes pixels.
+
+    Raises:
+        IncompatibleError: for an input that is not one of whole patches.
+    """
+    where = f"model.modules.{module.name}"
+    return PatchRules.of(width, rules.patch_pixels, rules.merge_patches, module.config.checkpoint, where)
+
+
+def content_of(settings: TrainSettings, workload: Workload, model: ModelSpec, seed: int) -> Content | MadeUp:
+    """What a run's samples hold, by its settings.
+
+    Raises:
+        UserError: for a workload that knows shapes alone, data that is not there or has changed, and an encoder whose
+            input is neither patches nor log-mel frames.
+    """
+    vocab_size = model.llm.config.vocab_size
+    if settings.data == MADE_UP:
+        return MadeUp(seed, vocab_size)
+    if not isinstance(workload, Readable):
+        raise UserError(
+            f"harness.data={FILES}: workload={workload.name} knows shapes alone; workload=trace of what "
+            "entrain-bench trace wrote has samples"
+        )
+    for module in model.encoders:
+        check_input(module, model.tokens)
+    moved = Moved(settings.data_path, settings.data_root, settings.data_tokenizer)
+    return FromFiles(workload.samples(model.tokens, vocab_size, moved), model.tokens)
+
+
+def check_input(module: ModuleSpec, rules: TokenRules) -> None:
+    """Raise ``IncompatibleError`` for an encoder whose input is not made here."""
+    first = module.layers[0].gemms[0]
+    if "audio" not in module.config.modalities:
+        patch_rules(module, round(first.k * first.rows_per_token), rules)
+        return
+    frames, rest = divmod(SOUND_HZ, HOP * rules.audio_frames_per_s)
+    if first.k % KERNEL or first.rows_per_token != FRAMES_OF_TOKEN or rest or frames != FRAMES_OF_TOKEN:
+        raise IncompatibleError(
+            f"model.modules.{module.name}: harness.data={FILES} makes {FRAMES_OF_TOKEN} log-mel frames a token, "
+            f"{KERNEL} in a row, at model.tokens.audio_frames_per_s={SOUND_HZ // HOP // FRAMES_OF_TOKEN}"
+        )

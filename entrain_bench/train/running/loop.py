@@ -26,6 +26,7 @@ from entrain_bench.train.messages.control import PlanningGroup, planning_group, 
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.checkpoint import Checkpoints
+from entrain_bench.train.running.content import content_of
 from entrain_bench.train.running.execution import ran_with
 from entrain_bench.train.running.feed import WorkFeed
 from entrain_bench.train.running.runtime import Runtime
@@ -43,11 +44,12 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> Outcome | None:
     settings = setting.executor
     assert isinstance(settings, TrainSettings)
     device = device_of(settings)
+    content = content_of(settings, setting.workload, setting.job.model, config.seed)
     prepare_platform()
     with process_group(device, settings.timeout_s) as control:
         planning = planning_group(settings.planning_timeout_s)
         layout, planning_time_s = plan(setting, planning)
-        runtime = build_runtime(setting.job, layout, settings, device, config.seed, control)
+        runtime = build_runtime(setting.job, layout, settings, device, config.seed, control, content=content)
         checkpoints = _checkpoints(settings, config, layout, runtime)
         execution, remarks = ran_with(runtime, control)
         if reason := why_not_of_the_cluster(device, runtime.dtype, setting.job.cluster):
@@ -149,6 +151,7 @@ def _checkpoints(settings: TrainSettings, config: RunConfig, layout: Layout, run
         "seed": str(config.seed),
         "global batch": str(config.global_batch),
         "dtype": dtype_name(runtime.dtype),
+        "harness.data": settings.data,
         "set of frozen modules": str(sorted(config.framework.freeze)),
     }
     setup = {"layout": layout_to_json(layout), "strategy": str(content["strategy"])}

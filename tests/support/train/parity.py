@@ -31,7 +31,7 @@ from entrain_bench.train.modules import NamedParameter, StageGroups, build_stage
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import runtime as runtime_module
 from entrain_bench.train.running.build import build_runtime
-from entrain_bench.train.running.content import MadeUp
+from entrain_bench.train.running.content import content_of
 from entrain_bench.train.running.data import SampleData
 from entrain_bench.train.running.feed import WorkFeed
 from entrain_bench.train.running.loop import plan
@@ -63,9 +63,10 @@ def train_reference(_: int, config: str, path: Path, num_steps: int = NUM_STEPS)
     parameters = {named.key: named.parameter for stage in stages.values() for named in named_parameters(stage)}
     learning = {key: parameter for key, parameter in parameters.items() if parameter.requires_grad}
     adam = torch.optim.AdamW(learning.values(), lr=settings.learning_rate, eps=settings.epsilon, weight_decay=0.0)
+    content = content_of(settings, setting.workload, model, 0)
     losses, norms, gradients = [], [], {}
     for iteration in range(num_steps):
-        data = SampleData(batch(setting, iteration), MadeUp(0, model.llm.config.vocab_size))
+        data = SampleData(batch(setting, iteration), content)
         adam.zero_grad()
         loss = sum(sample_loss(data, stages, model, sample) for sample in range(len(data.shapes)))
         loss = loss / data.num_loss_tokens
@@ -164,7 +165,8 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
     control = dist.group.WORLD
     planning = planning_group(60.0)
     layout, _ = plan(setting, planning)
-    runtime = build_runtime(setting.job, layout, setting.executor, CPU, 0, control)
+    content = content_of(setting.executor, setting.workload, setting.job.model, 0)
+    runtime = build_runtime(setting.job, layout, setting.executor, CPU, 0, control, content=content)
     runtime.stages = {
         key: RecordingStage(t.stage, t.buffers, t.optimizer, t.groups)
         if isinstance(t, TrainedStage)

@@ -1,0 +1,83 @@
+"""Pixels to patches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from entrain_bench.errors import IncompatibleError
+from entrain_bench.specs.contents import Pixels
+
+CHANNELS = 3
+# Means and standard deviations of colours from 0 to 1: those of CLIP's data (arXiv:2103.00020), which Qwen2.5-VL's
+# preprocessor_config.json has, and halves, by which SigLIP's processor makes colours from -1 to 1.
+CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+HALVES = ((0.5,) * CHANNELS, (0.5,) * CHANNELS)
+
+
+@dataclass(frozen=True, slots=True)
+class PatchRules:
+    """How an encoder takes pixels.
+
+    Attributes:
+        pixels: side of a patch.
+        frames: that a patch spans; an image counts as so many alike.
+        merged: side of the square of patches that follow one another.
+        mean: of each colour, from 0 to 1.
+        std: of each colour.
+    """
+
+    pixels: int
+    frames: int
+    merged: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, width: int, pixels: int, merged: int, checkpoint: str | None, where: str) -> PatchRules:
+        """The rules of an encoder.
+
+        Args:
+            width: features of a patch.
+            pixels: side of a patch.
+            merged: side of the square of patches that becomes an LLM token.
+            checkpoint: the published architecture, if it is one: Qwen2.5-VL's has CLIP's colours.
+            where: what the encoder is called.
+
+        Raises:
+            IncompatibleError: for a width that is not one of whole patches.
+        """
+        frames, rest = divmod(width, CHANNELS * pixels**2)
+        if rest or not frames:
+            raise IncompatibleError(
+                f"{where}: takes {width} features a token, which are not {CHANNELS} colours of patches of "
+                f"{pixels} x {pixels} pixels (model.tokens.patch_pixels)"
+            )
+        mean, std = CLIP if checkpoint == "qwen25vl_vision" else HALVES
+        return cls(pixels, frames, merged, mean, std)
+
+
+def write_patches(pixels: Pixels, rules: PatchRules, out: NDArray[np.float32]) -> None:
+    """Write the patches of a picture.
+
+    Squares of ``merged`` x ``merged`` patches follow one another row by row, and within them their patches row by row.
+    A patch is its colours, of each its frames, of each its rows (Hugging Face's ``Qwen2VLImageProcessor``; with one
+    frame and nothing merged what SigLIP's first convolution sees).
+
+    Args:
+        pixels: ``[frames, height, width, 3]``; one frame stands for all, and sides are whole squares.
+        rules: of the encoder.
+        out: ``[patches, 3 * frames * side^2]``.
+    """
+    side, merged = rules.pixels, rules.merged
+    scale = (1.0 / (255.0 * np.array(rules.std))).astype(np.float32)
+    shift = (np.array(rules.mean) / np.array(rules.std)).astype(np.float32)
+    given, height, width, _ = pixels.shape
+    values = pixels.astype(np.float32) * scale - shift
+    squares = (height // (side * merged), merged, side, width // (side * merged), merged, side)
+    # From frame, square's row, patch's row, row, and the same of columns, colour.
+    ordered = values.reshape(given, *squares, CHANNELS).transpose(1, 4, 2, 5, 7, 0, 3, 6)
+    shape = (squares[0], squares[3], merged, merged, CHANNELS, rules.frames, side, side)
+    out.reshape(shape)[...] = ordered

@@ -1,0 +1,90 @@
+"""Waves to log-mel frames (Whisper, arXiv:2212.04356, section 2.2) and the windows that a first convolution sees."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from entrain_bench.specs.contents import SOUND_HZ, Sound
+
+WINDOW, HOP = 400, 160
+# Frames that the first convolution takes, and those of a token, for the second has a stride.
+KERNEL, FRAMES_OF_TOKEN = 3, 2
+# Frames that Whisper takes at a time, 30 s.
+_LONGEST_FRAMES = 3000
+# Orders of magnitude below the loudest that are still told apart, and power that counts as none.
+_RANGE, _LEAST_POWER = 8.0, 1e-10
+# Slaney's scale (Auditory Toolbox, 1998): linear up to 1 kHz, 15 steps; then 27 steps for every factor of 6.4.
+_STEP_HZ, _KNEE_HZ, _KNEE_MELS, _STEPS_OF_FACTOR, _FACTOR = 200.0 / 3, 1000.0, 15.0, 27.0, 6.4
+_HIGHEST_HZ = 8000.0
+
+type Frames = NDArray[np.float32]
+
+
+def write_windows(wave: Sound, out: NDArray[np.float32]) -> None:
+    """Write the windows of log-mel frames of a sound, as many as there is room for.
+
+    Args:
+        wave: at ``SOUND_HZ`` ``[samples]``.
+        out: ``[tokens, frames of a token * 3 * mels]``: before, at and after each of a token's two frames; beyond the
+            ends zeros.
+    """
+    tokens, width = out.shape
+    mels, count = width // (FRAMES_OF_TOKEN * KERNEL), FRAMES_OF_TOKEN * tokens
+    frames = log_mel(wave, count, mels)
+    padded = np.concatenate([np.zeros((1, mels), np.float32), frames, np.zeros((1, mels), np.float32)])
+    windows = out.reshape(count, KERNEL, mels)
+    for place in range(KERNEL):
+        windows[:, place] = padded[place : place + count]
+
+
+def log_mel(wave: Sound, num_frames: int, mels: int) -> Frames:
+    """Log-mel frames every 10 ms ``[num_frames, mels]``; a shorter sound goes on in silence, a longer one is cut.
+
+    Values are those of Hugging Face's ``WhisperFeatureExtractor`` for a sound that it fills up, as it does by default.
+    """
+    filled = np.zeros(num_frames * HOP, np.float32)
+    filled[: len(wave)] = wave[: len(filled)]
+    # Both ends of what is filled up are mirrored; of the silence in between as much is heard as has a sound in it.
+    behind = np.zeros(WINDOW, np.float32) if num_frames < _LONGEST_FRAMES else _mirrored(filled[::-1])[::-1]
+    padded = np.concatenate([_mirrored(filled), filled, behind])
+    heard = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP]
+    spectrum = np.fft.rfft(heard * _hann(), axis=1)
+    power = (spectrum.real**2 + spectrum.imag**2) @ mel_filters(mels)
+    loudness: NDArray[np.float64] = np.log10(np.maximum(power, _LEAST_POWER))
+    loudest = loudness[: max(num_frames, _LONGEST_FRAMES)].max()
+    return np.asarray((np.maximum(loudness[:num_frames], loudest - _RANGE) + 4.0) / 4.0, np.float32)
+
+
+def _mirrored(wave: Sound) -> Sound:
+    """What stands before a sound that is mirrored at its first sample ``[WINDOW / 2]``."""
+    longer = np.zeros(WINDOW // 2 + 1, np.float32)
+    longer[: len(wave)] = wave[: len(longer)]
+    return longer[:0:-1]
+
+
+@cache
+def _hann() -> NDArray[np.float64]:
+    return 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
+
+
+@cache
+def mel_filters(mels: int) -> NDArray[np.float64]:
+    """Weights of frequencies in each band ``[WINDOW / 2 + 1, mels]``: triangles on Slaney's scale, all of one area."""
+    frequencies = np.arange(WINDOW // 2 + 1) * SOUND_HZ / WINDOW
+    edges = _hz(np.linspace(0.0, _mels(_HIGHEST_HZ), mels + 2))
+    rising = (frequencies[:, None] - edges[:-2]) / np.diff(edges)[:-1]
+    falling = (edges[2:] - frequencies[:, None]) / np.diff(edges)[1:]
+    return np.asarray(np.maximum(0.0, np.minimum(rising, falling)) * 2.0 / (edges[2:] - edges[:-2]))
+
+
+def _mels(hz: float) -> float:
+    """A frequency of at least 1 kHz on Slaney's scale."""
+    return float(_KNEE_MELS + _STEPS_OF_FACTOR * np.log(hz / _KNEE_HZ) / np.log(_FACTOR))
+
+
+def _hz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
+    above = _KNEE_HZ * _FACTOR ** ((mels - _KNEE_MELS) / _STEPS_OF_FACTOR)
+    return np.where(mels < _KNEE_MELS, mels * _STEP_HZ, above)

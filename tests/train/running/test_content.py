@@ -1,0 +1,250 @@
+"""Training on the samples of a data set: every strategy like one process, and what samples hold decides the losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from entrain_bench.config.tree import choices
+from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.experiment import Setting, prepare
+from entrain_bench.train.launching.handover import config_from_json
+from entrain_bench.train.modules import StageGroups, build_stage, in_stage_order
+from entrain_bench.train.preprocessing.pictures import PatchRules, write_patches
+from entrain_bench.train.preprocessing.sounds import write_windows
+from entrain_bench.train.running.content import MadeUp, check_input, content_of
+from entrain_bench.train.running.data import SampleData
+from entrain_bench_workloads.dataset.parquet import ParquetSource
+from entrain_bench_workloads.dataset.tar import TarSource
+from support.datasets import picture_bytes, scan_here, sound_bytes, write_finevision, write_tar
+from support.train.parity import compare, sample_loss, train_reference
+from support.train.ranks import RankError, run_ranks
+from support.train.runs import CPU, batch, configuration
+
+RANKS = 4
+# Rows of one image, of two, of none; of as many sizes as rows.
+SIZES = ((57, 57), (60, 130), (90, 60), (120, 84))
+
+
+def scan_images(folder: Path, swapped: bool = False) -> Path:
+    """A trace of FineVision-like rows, two of which may have each other's image."""
+    folder.mkdir()
+    rows = []
+    for number in range(12):
+        sizes = [SIZES[number % 4], SIZES[(number + 1) % 4]][: (1, 2, 1, 0)[number % 4]]
+        images = [picture_bytes(*size, seed=4 * number + place) for place, size in enumerate(sizes)]
+        rows.append((images, ["what is it?", f"number {number} of {len(sizes)} images"]))
+    if swapped:
+        rows[0], rows[4] = (rows[4][0], rows[0][1]), (rows[0][0], rows[4][1])
+    write_finevision(folder / "train.parquet", rows, row_group=5)
+    source = ParquetSource(path=str(folder / "train.parquet"), text=["texts"], images="images")
+    return scan(source, folder)
+
+
+def scan_sounds(folder: Path) -> Path:
+    """A trace of an archive of sounds, images and text."""
+    folder.mkdir()
+    members: list[tuple[str, bytes]] = []
+    for number in range(10):
+        members.append((f"s{number}.txt", f"it is tone {number}".encode()))
+        if number % 3:
+            members.append((f"s{number}.wav", sound_bytes(0.3 + number / 20, 100.0 * number, 8000)))
+        if number % 2:
+            members.append((f"s{number}.png", picture_bytes(*SIZES[number % 4], seed=number)))
+    write_tar(folder / "shard.tar", members)
+    return scan(TarSource(path=str(folder / "shard.tar")), folder)
+
+
+def scan(source: object, folder: Path) -> Path:
+    return scan_here(source, folder / "trace.parquet")
+
+
+def run_of(trace: Path, *overrides: str) -> str:
+    given = ("workload=trace", f"workload.path={trace}", "workload.name=small", "harness.data=files")
+    return configuration("model=tiny", *given, *overrides)
+
+
+def setting_of(trace: Path, *overrides: str) -> Setting:
+    return prepare(config_from_json(run_of(trace, *overrides)))
+
+
+def data_of(setting: Setting, iteration: int = 0) -> SampleData:
+    content = content_of(setting.executor, setting.workload, setting.job.model, 0)
+    return SampleData(batch(setting, iteration), content)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return scan_images(tmp_path_factory.mktemp("data") / "images")
+
+
+@pytest.fixture(scope="module")
+def sounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return scan_sounds(tmp_path_factory.mktemp("data") / "sounds")
+
+
+def check_strategies(trace: Path, strategies: Sequence[Sequence[str]], folder: Path, *model: str) -> None:
+    """Each of them trains like one process, or says why it does not run."""
+    run_ranks(train_reference, 1, run_of(trace, *model), folder / "reference.npz")
+    cases = [(run_of(trace, *model, *overrides), "") for overrides in strategies]
+    ran = 0
+    for found in run_ranks(compare, RANKS, cases, folder / "reference.npz"):
+        for overrides, result in zip(strategies, found, strict=True):
+            if isinstance(result, str):
+                continue
+            ran += 1
+            assert result["loss"] <= 1e-5, overrides
+            assert result["gradient"] <= 1, overrides
+            assert result["weight"] <= 1, overrides
+    assert ran >= RANKS * min(2, len(strategies))
+
+
+@pytest.mark.timeout(300)
+def test_two_strategies_train_on_images_like_one_process(images: Path, tmp_path: Path) -> None:
+    strategies = [
+        ["strategy=entrain", "layout.tp=1", "layout.pp=2", "layout.dp=2"],
+        ["strategy=hetero_colocated", "layout.tp=2"],
+    ]
+    check_strategies(images, strategies, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_strategy_trains_on_images_like_one_process(images: Path, tmp_path: Path) -> None:
+    check_strategies(images, [[f"strategy={name}"] for name in choices("strategy")], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_strategy_trains_on_sounds_and_images_like_one_process(sounds: Path, tmp_path: Path) -> None:
+    check_strategies(sounds, [[f"strategy={name}"] for name in choices("strategy")], tmp_path, "model=tiny_av")
+
+
+def loss_of(setting: Setting, data: SampleData, alone: StageGroups) -> float:
+    """The first iteration's loss in one process."""
+    model = setting.job.model
+    with torch.no_grad():
+        stages = {
+            module.name: build_stage(
+                model,
+                module,
+                range(len(module.layers)),
+                alone,
+                dtype=torch.float32,
+                seed=0,
+                device=CPU,
+                recompute=False,
+            )
+            for module in model.modules
+        }
+        return float(sum(sample_loss(data, stages, model, sample) for sample in range(len(data.shapes))))
+
+
+def test_what_an_image_shows_decides_the_loss(images: Path, tmp_path: Path, alone: StageGroups) -> None:
+    """Two rows with each other's image have the same shapes and another loss."""
+    setting, other = setting_of(images), setting_of(scan_images(tmp_path / "swapped", swapped=True))
+    shapes, swapped = (each.source.shapes for each in (setting, other))  # type: ignore[attr-defined]
+    for name in ("text_tokens", "item_encoder_tokens", "item_grids"):
+        np.testing.assert_array_equal(getattr(shapes, name), getattr(swapped, name))
+    both = [0, 4]
+    losses = []
+    for each, given in ((setting, shapes), (setting, shapes), (other, swapped)):
+        content = content_of(each.executor, each.workload, each.job.model, 0)
+        losses.append(loss_of(each, SampleData(given.take(np.array(both)), content), alone))
+    assert losses[0] == losses[1]
+    assert abs(losses[0] - losses[2]) > 1e-3
+
+
+def test_features_and_tokens_are_those_of_the_rows(images: Path) -> None:
+    setting = setting_of(images)
+    data = data_of(setting)
+    shapes, vision = data.shapes, setting.job.model.module("vision")
+    rules = PatchRules.of(1176, 14, 2, "qwen25vl_vision", "")
+    seen = 0
+    for sample in range(len(shapes)):
+        number = int(shapes.name_of(sample).rpartition(":")[2])
+        items = np.arange(*shapes.item_offsets[sample : sample + 2])
+        text = f"what is it?number {number} of {len(items)} images"
+        ids = data.llm_pack(np.array([sample])).token_ids
+        assert ids[ids >= 0].tolist() == [*text.encode()]
+        wanted = []
+        for place, item in enumerate(items.tolist()):
+            size = SIZES[(number + place) % 4]
+            coarse = np.random.default_rng(4 * number + place).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+            rows, columns = shapes.item_grids[item].tolist()
+            image = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
+            pixels = np.asarray(image.resize((14 * columns, 14 * rows), Image.Resampling.BICUBIC))
+            out = np.empty((rows * columns, 1176), np.float32)
+            write_patches(pixels[None], rules, out)
+            wanted.append(torch.from_numpy(out))
+        if len(items):
+            expected = in_stage_order(vision, data.encoder_pack(items), torch.cat(wanted))
+            assert torch.equal(data.features(vision, items), expected)
+            seen += len(items)
+    assert seen >= 6
+
+
+def test_sounds_are_windows_of_their_frames(sounds: Path) -> None:
+    setting = setting_of(sounds, "model=tiny_av")
+    data = data_of(setting)
+    audio = setting.job.model.module("audio")
+    items = data.shapes.items_of(["audio"])
+    assert len(items) > 2
+    features = data.features(audio, items).split(data.shapes.item_encoder_tokens[items].tolist())
+    for item, found in zip(items.tolist(), features, strict=True):
+        expected = np.empty(tuple(found.shape), np.float32)
+        write_windows(data.content.samples.sound(data.shapes, item), expected)
+        np.testing.assert_array_equal(found.numpy(), expected)
+        assert found.shape[1] == 768
+        assert float(found.std()) > 0.1
+
+
+def test_a_bad_image_ends_training_with_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "bad"
+    folder.mkdir()
+    whole = picture_bytes(120, 84, seed=1, kind="JPEG")
+    write_finevision(folder / "train.parquet", [([whole[:-300]], ["a text"])])
+    trace = scan(ParquetSource(path=str(folder / "train.parquet"), text=["texts"], images="images"), folder)
+    with pytest.raises(RankError, match=r"UserError: sample train.parquet:0: it cannot be decoded: .*truncated"):
+        run_ranks(train_reference, 1, run_of(trace, "global_batch=8"), tmp_path / "reference.npz")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "what"),
+    [
+        (["harness.data=cloud"], r"^harness.data=cloud: unknown; choices: files, made_up"),
+        (["harness.data=made_up", "harness.data_path=/x"], r"^harness.data_path=/x: must be null with .*=made_up$"),
+        (["workload=synthetic"], r"^harness.data=files: workload=synthetic knows shapes alone; workload=trace"),
+        (["workload.path=chartqa_test.parquet"], r"lists shapes only; harness.data=files needs"),
+        (["harness.data_path=/nowhere"], r"^harness.data_path=/nowhere: the scanned data is not there"),
+        (["model.modules.llm.vocab_size=200"], r"^tokenizer=bytes: has ids up to 255; must be below .*vocab_size=200$"),
+        (["model.modules.vision.embed_gemms.0.k=1000"], r"^model.modules.vision: takes 1000 features a token"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_one_line(images: Path, overrides: list[str], what: str) -> None:
+    given = ["workload=trace", f"workload.path={images}", "harness.data=files", *overrides]
+    if "workload=synthetic" in overrides:
+        given = ["harness.data=files", *overrides]
+    with pytest.raises(UserError, match=what):
+        data_of(prepare(config_from_json(configuration("model=tiny", *given))))
+
+
+def test_an_audio_encoder_of_another_input_is_refused(sounds: Path) -> None:
+    model = setting_of(sounds, "model=tiny_av").job.model
+    audio = model.module("audio")
+    check_input(audio, model.tokens)
+    with pytest.raises(
+        IncompatibleError, match=r"^model.modules.audio: harness.data=files makes 2 log-mel frames a token"
+    ):
+        check_input(audio, replace(model.tokens, audio_frames_per_s=25.0))
+
+
+def test_made_up_content_is_the_default() -> None:
+    setting = prepare(config_from_json(configuration("model=tiny")))
+    assert content_of(setting.executor, setting.workload, setting.job.model, 3) == MadeUp(3, 1024)

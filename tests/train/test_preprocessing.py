@@ -1,0 +1,121 @@
+"""Pixels and waves become what the processors of published models make of them."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional
+
+from entrain_bench.errors import IncompatibleError
+from entrain_bench.specs.contents import SOUND_HZ
+from entrain_bench.train.preprocessing.pictures import CLIP, HALVES, PatchRules, write_patches
+from entrain_bench.train.preprocessing.sounds import HOP, log_mel, write_windows
+
+QWEN = PatchRules.of(1176, 14, 2, "qwen25vl_vision", "model.modules.vision")
+
+
+def photograph(width: int, height: int) -> Image.Image:
+    """A picture without two equal places."""
+    rng = np.random.default_rng(width * height)
+    coarse = Image.fromarray(rng.integers(0, 256, (5, 7, 3), dtype=np.uint8))
+    return coarse.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def patches(pixels: np.ndarray, rules: PatchRules) -> np.ndarray:
+    width = 3 * rules.frames * rules.pixels**2
+    out = np.empty((pixels.shape[1] * pixels.shape[2] // rules.pixels**2, width), np.float32)
+    write_patches(pixels, rules, out)
+    return out
+
+
+@pytest.mark.parametrize(("width", "height"), [(84, 56), (97, 333), (640, 17), (30, 31)])
+def test_patches_are_those_of_qwen2_vl_s_processor(width: int, height: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    processor = transformers.Qwen2VLImageProcessorPil(size={"shortest_edge": 4 * 28**2, "longest_edge": 16384 * 28**2})
+    image = photograph(width, height)
+    theirs = processor(images=[image], return_tensors="np")
+    _, rows, columns = theirs["image_grid_thw"][0].tolist()
+    pixels = np.asarray(image.resize((columns * 14, rows * 14), Image.Resampling.BICUBIC))[None]
+    np.testing.assert_allclose(patches(pixels, QWEN), theirs["pixel_values"], rtol=0, atol=2e-6)
+
+
+def test_two_frames_of_a_patch_are_two_pictures() -> None:
+    """Each frame is where the image processor puts the image that stands for both."""
+    frames = np.stack([np.asarray(photograph(84, 56)), np.asarray(photograph(84, 56).rotate(180))])
+    of_frames = patches(frames, QWEN).reshape(24, 3, 2, 196)
+    for number, frame in enumerate(frames):
+        of_image = patches(frame[None], QWEN).reshape(24, 3, 2, 196)
+        np.testing.assert_array_equal(of_frames[:, :, number], of_image[:, :, 0])
+        np.testing.assert_array_equal(of_image[:, :, 0], of_image[:, :, 1])
+    assert not np.array_equal(of_frames[:, :, 0], of_frames[:, :, 1])
+
+
+def test_patches_of_one_frame_are_what_siglip_s_convolution_sees() -> None:
+    transformers = pytest.importorskip("transformers")
+    processor = transformers.SiglipImageProcessorPil(size={"height": 56, "width": 84}, resample=3)
+    image = photograph(120, 90)
+    theirs = torch.from_numpy(processor(images=[image], return_tensors="np")["pixel_values"])
+    seen = functional.unfold(theirs, 14, stride=14)[0].T
+    pixels = np.asarray(image.resize((84, 56), Image.Resampling.BICUBIC))[None]
+    rules = PatchRules.of(588, 14, 1, "siglip", "model.modules.vision")
+    np.testing.assert_allclose(patches(pixels, rules), seen.numpy(), rtol=0, atol=2e-6)
+
+
+def test_a_patch_by_hand() -> None:
+    # Four patches of one pixel, in a square and not; colours 0, 51, ..., of which halves make -1, -0.6, ...
+    pixels = np.array([[[0, 255, 0], [51, 0, 0]], [[102, 0, 0], [153, 0, 0]]], np.uint8)[None]
+    rules = PatchRules(1, 2, 2, *HALVES)
+    found = patches(pixels, rules)
+    np.testing.assert_allclose(found[:, 0], [-1, -0.6, -0.2, 0.2], atol=1e-6)
+    np.testing.assert_allclose(found[0], [-1, -1, 1, 1, -1, -1], atol=1e-6)
+    wide = np.repeat(pixels, 2, axis=2)[:, :, :, :]
+    np.testing.assert_allclose(patches(wide, rules)[:, 0], [-1, -1, -0.2, -0.2, -0.6, -0.6, 0.2, 0.2], atol=1e-6)
+
+
+def test_an_input_that_is_no_patch_is_refused() -> None:
+    with pytest.raises(IncompatibleError, match="takes 1000 features a token"):
+        PatchRules.of(1000, 14, 2, None, "model.modules.vision")
+    assert PatchRules.of(588, 14, 1, None, "").mean == HALVES[0]
+    assert QWEN.mean == CLIP[0]
+
+
+@pytest.mark.parametrize("mels", [80, 128])
+@pytest.mark.parametrize("num_samples", [16000, 7777, 350, 30 * SOUND_HZ, 150])
+def test_log_mel_frames_are_those_of_whisper_s_extractor(
+    num_samples: int, mels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    feature_extraction_whisper = importlib.import_module("transformers.models.whisper.feature_extraction_whisper")
+    rng = np.random.default_rng(num_samples)
+    time = np.arange(num_samples) / SOUND_HZ
+    wave = (0.4 * np.sin(2 * np.pi * 440 * time * (1 + time)) + 0.05 * rng.normal(size=num_samples)).astype(np.float32)
+    extractor = transformers.WhisperFeatureExtractor(feature_size=mels)
+    frames = -(-num_samples // HOP)
+    ours = log_mel(wave, frames, mels)
+    assert ours.shape == (frames, mels)
+    # With torch it adds up in float32, and the logarithm shows where hardly any power is.
+    for has_torch, tolerance in ((False, 1e-6), (True, 1e-3)):
+        monkeypatch.setattr(feature_extraction_whisper, "is_torch_available", lambda has_torch=has_torch: has_torch)
+        theirs = extractor(wave, sampling_rate=SOUND_HZ, return_tensors="np")["input_features"][0].T
+        np.testing.assert_allclose(ours, theirs[:frames], rtol=0, atol=tolerance)
+
+
+def test_windows_are_what_the_first_convolution_sees() -> None:
+    wave = np.random.default_rng(0).normal(size=16000).astype(np.float32)
+    out = np.empty((50, 2 * 3 * 8), np.float32)
+    write_windows(wave, out)
+    frames = torch.from_numpy(log_mel(wave, 100, 8))
+    seen = functional.pad(frames.T, (1, 1)).unfold(1, 3, 1).permute(1, 2, 0).reshape(50, 48)
+    np.testing.assert_array_equal(out, seen.numpy())
+
+
+def test_a_sound_that_is_too_long_is_cut_and_a_short_one_goes_on_in_silence() -> None:
+    wave = np.random.default_rng(1).normal(size=1000).astype(np.float32)
+    longer = np.concatenate([wave, np.full(500, 9, np.float32)])
+    filled = np.concatenate([wave[:960], np.zeros(640, np.float32)])
+    np.testing.assert_array_equal(log_mel(wave, 6, 8), log_mel(longer, 6, 8))
+    np.testing.assert_array_equal(log_mel(wave[:960], 10, 8), log_mel(filled, 10, 8))

@@ -1,0 +1,418 @@
+"""Samples are read by their names as the scan saw them, whatever the order; what is not as it was is one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from entrain_bench.errors import UserError
+from entrain_bench.specs.contents import Moved
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.tokens import TokenRules
+from entrain_bench_workloads.dataset import parquet as parquet_module
+from entrain_bench_workloads.dataset.interface import BadRecord, Limits, RawSample
+from entrain_bench_workloads.dataset.parquet import ParquetSource
+from entrain_bench_workloads.dataset.recent import Recent
+from entrain_bench_workloads.dataset.records import RecordSource
+from entrain_bench_workloads.dataset.samples import TraceSamples
+from entrain_bench_workloads.dataset.tar import TarSource
+from entrain_bench_workloads.trace import TraceWorkload
+from support.datasets import (
+    picture_bytes,
+    scan_here,
+    sound_bytes,
+    video_bytes,
+    write_finevision,
+    write_jsonl,
+    write_tar,
+)
+from support.specs import load
+
+RULES: TokenRules = ModelSpec.from_config(load("model", "tiny_av")).tokens
+LIMITS = Limits()
+
+
+def finevision(folder: Path) -> ParquetSource:
+    """Two files of several row groups: several images, one, none."""
+    folder.mkdir(exist_ok=True)
+    for file in range(2):
+        rows = []
+        for number in range(9):
+            seed = 9 * file + number
+            sizes = [(60 + 10 * seed, 90), (70, 57)][: (1, 2, 0)[number % 3]]
+            images = [picture_bytes(*size, seed=2 * seed + place) for place, size in enumerate(sizes)]
+            rows.append((images, [f"text {seed}", "é" * number]))
+        write_finevision(folder / f"train-{file}.parquet", rows, row_group=4)
+    return ParquetSource(path=str(folder), text=["texts"], images="images")
+
+
+def webdataset(folder: Path) -> TarSource:
+    """Images and sounds with text; one sample is not good."""
+    folder.mkdir(exist_ok=True)
+    members = []
+    for number in range(6):
+        key = f"{'long/' * 30 if number == 3 else ''}s{number}"
+        members.append((f"{key}.txt", f"text {number}".encode()))
+        if number == 4:
+            members.append((f"{key}.txt", b"again"))
+        if number % 2:
+            members.append((f"{key}.wav", sound_bytes(0.5 + number / 7, 200 * number)))
+        else:
+            members.append((f"{key}.png", picture_bytes(60 + number, 60, seed=number)))
+    write_tar(folder / "shard.tar", members)
+    return TarSource(path=str(folder / "shard.tar"))
+
+
+def annotations(folder: Path, lines: bool) -> RecordSource:
+    """LLaVA's JSON, or the same as lines, with a folder of images."""
+    (folder / "images").mkdir(parents=True)
+    records: list[dict[str, Any]] = []
+    for number in range(7):
+        records.append({"conversations": [{"from": "human", "value": f"<image>\nq {number} [{{"}]})
+        if number != 5:
+            name = f"images/{number}.jpg"
+            (folder / name).write_bytes(picture_bytes(60, 60 + number, seed=number, kind="JPEG", orientation=6))
+            records[-1]["image"] = name
+    path = folder / ("data.jsonl" if lines else "data.json")
+    if lines:
+        write_jsonl(path, records)
+        path.write_text(path.read_text().replace("\n", "\n\n", 2))
+    else:
+        path.write_text(json.dumps(records, indent=1))
+    return RecordSource(path=str(path), text=["conversations"], images="image")
+
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "parquet": finevision,
+    "tar": webdataset,
+    "json": lambda folder: annotations(folder, lines=False),
+    "jsonl": lambda folder: annotations(folder, lines=True),
+}
+
+
+def scanned(source: Any, output: Path, **options: Any) -> TraceWorkload:
+    return TraceWorkload(path=str(scan_here(source, output, **options)))
+
+
+def opened(workload: TraceWorkload, vocab_size: int = 256, **moved: str) -> tuple[TraceSamples, SampleShapes]:
+    samples = workload.samples(RULES, vocab_size, Moved(**moved))
+    assert isinstance(samples, TraceSamples)
+    shapes = workload.source(RULES).shapes
+    return samples, shapes
+
+
+def content(record: RawSample | BadRecord) -> Any:
+    """What two records must share; media by what they are of."""
+    return record if isinstance(record, RawSample) else (record.key, str(record.error))
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_records_are_read_in_any_order_as_they_are_scanned(kind: str, tmp_path: Path) -> None:
+    source = SOURCES[kind](tmp_path / "data")
+    wanted = {
+        (shard.label, number): content(record)
+        for shard in source.shards()
+        for number, record in enumerate(source.samples(shard, LIMITS), shard.first)
+    }
+    kept: Recent[Any] = Recent(3)
+    readers = {file.label: source.reader(file, kept) for file in source.files()}
+    places = [*wanted] * 2
+    np.random.default_rng(0).shuffle(places)
+    for label, number in places:
+        found = readers[label].record(int(number), LIMITS)
+        assert content(found) == wanted[label, int(number)]
+        alone = readers[label].record(int(number), LIMITS, text_only=True)
+        if isinstance(found, RawSample):
+            assert isinstance(alone, RawSample)
+            assert alone.texts == found.texts
+    assert len(wanted) >= 6
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_record_that_is_not_there_is_said_to_be_missing(kind: str, tmp_path: Path) -> None:
+    source = SOURCES[kind](tmp_path / "data")
+    file = source.files()[0]
+    reader = source.reader(file, Recent(3))
+    with pytest.raises(ValueError, match=rf"{file.path.name} has no \w+ 100"):
+        reader.record(99, LIMITS)
+
+
+def test_text_alone_does_not_read_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, read = finevision(tmp_path / "data"), []
+    batches = parquet_module._batches
+
+    def noting(file: pq.ParquetFile, group: int, fields: Any) -> Any:
+        read.append(fields.names)
+        return batches(file, group, fields)
+
+    monkeypatch.setattr(parquet_module, "_batches", noting)
+    reader = source.reader(source.files()[0], Recent(3))
+    reader.record(5, LIMITS, text_only=True)
+    reader.record(5, LIMITS)
+    reader.record(4, LIMITS)
+    assert read == [("texts",), ("texts", "images")]
+
+
+def test_what_a_trace_lists_is_read(tmp_path: Path) -> None:
+    samples, shapes = opened(scanned(finevision(tmp_path / "data"), tmp_path / "t.parquet"))
+    assert len(shapes) == 18
+    for sample in range(len(shapes)):
+        label, _, number = shapes.name_of(sample).rpartition(":")
+        seed = 9 * int(label[6]) + int(number)
+        text = f"text {seed}" + "é" * int(number)
+        assert samples.tokens(shapes, sample).tolist() == [*text.encode()]
+        for place, item in enumerate(range(*shapes.item_offsets[sample : sample + 2].tolist())):
+            rows, columns = shapes.item_grids[item].tolist()
+            width, height = [(60 + 10 * seed, 90), (70, 57)][place]
+            coarse = Image.fromarray(np.random.default_rng(2 * seed + place).integers(0, 256, (5, 7, 3), np.uint8))
+            image = coarse.resize((width, height), Image.Resampling.BICUBIC)
+            expected = np.asarray(image.resize((14 * columns, 14 * rows), Image.Resampling.BICUBIC))
+            np.testing.assert_array_equal(samples.picture(shapes, item), expected[None])
+
+
+def test_images_are_turned_as_they_are_shown(tmp_path: Path) -> None:
+    """Orientation 6 is shown a quarter turned to the right."""
+    samples, shapes = opened(scanned(annotations(tmp_path / "data", lines=True), tmp_path / "t.parquet"))
+    item = int(shapes.item_offsets[6])
+    with Image.open(tmp_path / "data" / "images" / "6.jpg") as image:
+        turned = image.convert("RGB").rotate(-90, expand=True)
+    rows, columns = shapes.item_grids[item].tolist()
+    size = (14 * columns, 14 * rows)
+    np.testing.assert_array_equal(samples.picture(shapes, item)[0], turned.resize(size, Image.Resampling.BICUBIC))
+
+
+def test_sounds_are_one_channel_at_16_khz_in_segments(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("a.wav", sound_bytes(70.0, 440.0, 8000)), ("a.txt", b"x")])
+    samples, shapes = opened(scanned(TarSource(path=str(tmp_path / "a.tar")), tmp_path / "t.parquet"))
+    lengths = [len(samples.sound(shapes, item)) for item in range(shapes.num_items)]
+    assert lengths == [480_000, 480_000, 160_000]
+    for item in range(3):
+        time = 30 * item + np.arange(lengths[item]) / 16000
+        tone = 0.75 * 20000 / 2**15 * np.sin(2 * np.pi * 440 * time)
+        # A filter's ends aside.
+        np.testing.assert_allclose(samples.sound(shapes, item)[500:-500], tone[500:-500], atol=2e-3)
+
+
+def test_frames_of_a_video_are_those_of_their_groups(tmp_path: Path) -> None:
+    (tmp_path / "v.mp4").write_bytes(video_bytes(64, 48, 40, shades=True))
+    write_jsonl(tmp_path / "d.jsonl", [{"text": "a", "video": "v.mp4"}])
+    source = RecordSource(path=str(tmp_path / "d.jsonl"), text=["text"], video="video")
+    samples, shapes = opened(scanned(source, tmp_path / "t.parquet"))
+    # 4 s at 2 frames a second, two of them a group.
+    assert shapes.num_items == 4
+    found = [samples.picture(shapes, item) for item in range(4)]
+    assert {frames.shape for frames in found} == {(2, *(14 * shapes.item_grids[0]).tolist(), 3)}
+    # Frame n is of shade 6 n; in the middle of eight equal parts are frames 2, 7, ...
+    shades = [int(frame.mean().round()) for frames in found for frame in frames]
+    np.testing.assert_allclose(shades, [6 * number for number in range(2, 40, 5)], atol=4)
+
+
+def test_shortened_samples_have_the_first_tokens_and_items(tmp_path: Path) -> None:
+    workload = scanned(finevision(tmp_path / "data"), tmp_path / "t.parquet")
+    shorter = replace(workload, on_overlong="truncate")
+    rules = replace(RULES, context_tokens=12)
+    samples, shapes = shorter.samples(rules, 256, Moved()), shorter.source(rules).shapes
+    whole, all_shapes = opened(workload)
+    places = {all_shapes.name_of(sample): sample for sample in range(len(all_shapes))}
+    shortened = 0
+    for sample in range(len(shapes)):
+        tokens = samples.tokens(shapes, sample)
+        full = whole.tokens(all_shapes, places[shapes.name_of(sample)])
+        assert tokens.tolist() == full[: len(tokens)].tolist()
+        shortened += len(tokens) < len(full)
+        for item in range(*shapes.item_offsets[sample : sample + 2].tolist()):
+            assert samples.picture(shapes, item).shape[0] == 1
+    assert shortened
+    unaware = replace(samples, truncates=False)
+    cut = next(
+        s
+        for s in range(len(shapes))
+        if len(whole.tokens(all_shapes, places[shapes.name_of(s)])) > shapes.text_tokens[s]
+    )
+    with pytest.raises(UserError, match=r"its text has \d+ tokens, the trace says"):
+        unaware.tokens(shapes, cut)
+
+
+def test_it_travels_to_other_processes_without_what_it_keeps(tmp_path: Path) -> None:
+    samples, shapes = opened(scanned(finevision(tmp_path / "data"), tmp_path / "t.parquet"))
+    before = len(pickle.dumps(samples))
+    pixels = samples.picture(shapes, 0)
+    again = pickle.dumps(samples)
+    assert len(again) == before < 5000
+    np.testing.assert_array_equal(pickle.loads(again).picture(shapes, 0), pixels)  # noqa: S301
+
+
+def test_a_data_set_that_has_moved_is_found_by_its_sizes(tmp_path: Path) -> None:
+    workload = scanned(finevision(tmp_path / "data"), tmp_path / "t.parquet")
+    moved = (tmp_path / "data").rename(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"^harness.data_path=None: the scanned data is not there"):
+        opened(workload)
+    for file in moved.iterdir():
+        os.utime(file, (1, 1))
+    samples, shapes = opened(workload, path=str(moved))
+    assert len(samples.picture(shapes, 0)) == 1
+    (moved / "train-1.parquet").rename(moved / "other-1.parquet")
+    with pytest.raises(UserError, match=r"^harness.data_path=.*: no train-1.parquet, which was scanned"):
+        opened(workload, path=str(moved))
+
+
+def test_media_that_records_name_may_move(tmp_path: Path) -> None:
+    source = replace(annotations(tmp_path / "data", lines=True), root=str(tmp_path / "data"))
+    workload = scanned(source, tmp_path / "t.parquet")
+    (tmp_path / "media").mkdir()
+    (tmp_path / "data" / "images").rename(tmp_path / "media" / "images")
+    samples, shapes = opened(workload)
+    with pytest.raises(UserError, match=r"^sample data.jsonl:0: a file that does not exist: images/0.jpg$"):
+        samples.picture(shapes, 0)
+    samples, shapes = opened(workload, root=str(tmp_path / "media"))
+    assert len(samples.picture(shapes, 0)) == 1
+    tar = scanned(webdataset(tmp_path / "tar"), tmp_path / "tar.parquet")
+    with pytest.raises(UserError, match=r"^harness.data_root=x: TarSource names no files; must be null$"):
+        opened(tar, root="x")
+
+
+def test_a_file_that_was_replaced_is_refused(tmp_path: Path) -> None:
+    workload = scanned(finevision(tmp_path / "data"), tmp_path / "t.parquet")
+    path = tmp_path / "data" / "train-0.parquet"
+    os.utime(path, (1, 1))
+    with pytest.raises(UserError, match=r"train-0.parquet: changed since the scan .*harness.data_path"):
+        opened(workload)
+    path.write_bytes((tmp_path / "data" / "train-1.parquet").read_bytes())
+    with pytest.raises(UserError, match=r"changed since the scan .*now \d+, then \d+"):
+        opened(workload, path=str(tmp_path / "data"))
+
+
+def test_a_sample_that_is_not_what_the_trace_says_is_named(tmp_path: Path) -> None:
+    workload = scanned(annotations(tmp_path / "data", lines=False), tmp_path / "t.parquet")
+    samples, shapes = opened(workload)
+    folder = tmp_path / "data" / "images"
+    (folder / "0.jpg").write_bytes(picture_bytes(200, 60))
+    with pytest.raises(
+        UserError,
+        match=r"^sample data.json:0: it has changed since the scan: its item 1 is image of 56 tokens in 4 rows of 14, "
+        r"the trace says image of 16 tokens in 4 rows of 4$",
+    ):
+        samples.picture(shapes, 0)
+    whole = (folder / "1.jpg").read_bytes()
+    (folder / "1.jpg").write_bytes(whole[:-40])
+    with pytest.raises(UserError, match=r"^sample data.json:1: it cannot be decoded: image file is truncated"):
+        samples.picture(shapes, 1)
+    (folder / "2.jpg").write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"^sample data.json:2: no known format: no image$"):
+        samples.picture(shapes, 2)
+    (folder / "3.jpg").unlink()
+    (folder / "3.jpg").symlink_to("/etc/hostname")
+    with pytest.raises(
+        UserError, match=r"^sample data.json:3: a path that leaves the data's root: images/3.jpg: a link$"
+    ):
+        samples.picture(shapes, 3)
+
+
+def test_a_truncated_member_of_an_archive_is_named(tmp_path: Path) -> None:
+    picture = picture_bytes(300, 300, kind="JPEG")
+    members = [("a.jpg", picture[: len(picture) // 2]), ("a.txt", b"x")]
+    write_tar(tmp_path / "a.tar", members)
+    samples, shapes = opened(scanned(TarSource(path=str(tmp_path / "a.tar")), tmp_path / "t.parquet"))
+    with pytest.raises(UserError, match=r"^sample a.tar:0: it cannot be decoded: image file is truncated"):
+        samples.picture(shapes, 0)
+
+
+def test_stated_lengths_may_be_rounded(tmp_path: Path) -> None:
+    for number, seconds in enumerate((1.04, 1.3)):
+        (tmp_path / f"{number}.wav").write_bytes(sound_bytes(seconds))
+    write_jsonl(tmp_path / "d.jsonl", [{"path": f"{n}.wav", "duration": 1.0, "text": "a"} for n in range(2)])
+    source = RecordSource(path=str(tmp_path / "d.jsonl"), text=["text"], audio="path", seconds="duration")
+    samples, shapes = opened(scanned(source, tmp_path / "t.parquet"))
+    assert len(samples.sound(shapes, 0)) == round(1.04 * 16000)
+    with pytest.raises(UserError, match=r"^sample d.jsonl:1: .*its sound takes 1.3 s, the data states 1$"):
+        samples.sound(shapes, 1)
+
+
+def test_sizes_without_content_are_refused(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "d.jsonl", [{"text": "a", "images": [{"width": 64, "height": 64}]}])
+    source = RecordSource(path=str(tmp_path / "d.jsonl"), text=["text"], images="images")
+    samples, shapes = opened(scanned(source, tmp_path / "t.parquet"))
+    with pytest.raises(UserError, match=r"^sample d.jsonl:0: no valid record: it states sizes and has no content$"):
+        samples.picture(shapes, 0)
+
+
+def test_compressed_archives_are_refused(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar.gz", [("a.txt", b"x")], "w:gz")
+    samples, shapes = opened(scanned(TarSource(path=str(tmp_path / "a.tar.gz")), tmp_path / "t.parquet"))
+    with pytest.raises(UserError, match=r"^sample a.tar.gz:0: .*a.tar.gz is compressed"):
+        samples.tokens(shapes, 0)
+
+
+def tokenizer_file(path: Path, words: int = 10) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(words)}, unk_token="w0"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(path))
+    return path
+
+
+def test_tokens_are_those_of_the_scan_s_tokenizer(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "d.jsonl", [{"text": ["w3 w1", "other w9"]}])
+    source = RecordSource(path=str(tmp_path / "d.jsonl"), text=["text"])
+    file = tokenizer_file(tmp_path / "tokenizer.json")
+    workload = scanned(source, tmp_path / "t.parquet", tokenizer=str(file))
+    samples, shapes = opened(workload, 10)
+    assert samples.tokens(shapes, 0).tolist() == [3, 1, 0, 9]
+    with pytest.raises(UserError, match=r"^tokenizer=.*: has ids up to 9; must be below the model's vocab_size=9$"):
+        opened(workload, 9)
+    moved = file.rename(tmp_path / "moved.json")
+    with pytest.raises(
+        UserError, match=r"^harness.data_tokenizer=None: .*tokenizer.json, which the scan was made with"
+    ):
+        opened(workload, 10)
+    assert opened(workload, 10, tokenizer=str(moved))[0].tokens(shapes, 0).tolist() == [3, 1, 0, 9]
+    with pytest.raises(UserError, match=r"is not the tokenizer of the scan"):
+        opened(workload, 100, tokenizer=str(tokenizer_file(tmp_path / "other.json", 11)))
+
+
+def test_traces_without_samples_are_refused(tmp_path: Path) -> None:
+    source = finevision(tmp_path / "data")
+    with pytest.raises(UserError, match=r"^workload.path=.*: has characters, not tokens; .*tokenizer=bytes"):
+        opened(scanned(source, tmp_path / "chars.parquet", tokenizer=None))
+    workload = scanned(source, tmp_path / "t.parquet")
+    with pytest.raises(
+        UserError, match=r"^tokenizer=bytes: has ids up to 255; must be below the model's vocab_size=100$"
+    ):
+        opened(workload, 100)
+    with pytest.raises(UserError, match=r"^workload.path=chartqa_test.parquet|lists shapes only"):
+        TraceWorkload(path="chartqa_test.parquet").samples(RULES, 1024, Moved())
+    with pytest.raises(UserError, match=r"^workload.text: draws other texts"):
+        replace(workload, text=5).samples(RULES, 1024, Moved())
+    table = pq.read_table(tmp_path / "t.parquet")
+    scan = json.loads(table.schema.metadata[b"entrain_bench.scan"])
+    scan["source"]["kind"] = "HubSource"
+    pq.write_table(table.replace_schema_metadata({"entrain_bench.scan": json.dumps(scan)}), tmp_path / "hub.parquet")
+    with pytest.raises(UserError, match=r"scanned from HubSource, whose records cannot be read one by one"):
+        opened(TraceWorkload(path=str(tmp_path / "hub.parquet")))
+    del scan["files"]
+    pq.write_table(table.replace_schema_metadata({"entrain_bench.scan": json.dumps(scan)}), tmp_path / "old.parquet")
+    with pytest.raises(UserError, match=r"was scanned by an earlier version; scan it again$"):
+        opened(TraceWorkload(path=str(tmp_path / "old.parquet")))
+
+
+def test_an_archive_is_not_unpacked(tmp_path: Path) -> None:
+    """Its members' places alone are known."""
+    source = webdataset(tmp_path / "data")
+    (file,) = source.files()
+    found = source.reader(file, Recent(1)).record(0, LIMITS)
+    assert isinstance(found, RawSample)
+    with tarfile.open(file.path) as archive:
+        assert found.images[0].offset == archive.getmember("s0.png").offset_data

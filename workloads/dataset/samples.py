@@ -1,0 +1,345 @@
+"""The very samples that a trace lists: read from the data set that was scanned, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from entrain_bench.arrays import IntArray
+from entrain_bench.errors import UserError
+from entrain_bench.specs.contents import Moved, Pixels, Sound
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.tokens import TileRules, TokenRules
+
+from ..columns import TraceColumns
+from .cutting import image_tiles, tile_of
+from .decode import decoded_frames, decoded_image, decoded_sound, resized
+from .files import DataFile
+from .interface import BadRecord, BadSampleError, Limits, RawSample, ReadableSource, Reader, Reason, Source
+from .measure import Sizes, measure
+from .media import one_line
+from .parquet import ParquetSource
+from .parts import read_scan
+from .recent import Recent
+from .records import RecordSource
+from .tar import TarSource
+from .text import BYTES, token_ids, tokenizer_version, vocabulary_of
+
+# By what a trace calls them; a trace names no other code to run.
+SOURCES: Mapping[str, type[Source]] = {kind.__name__: kind for kind in (ParquetSource, RecordSource, TarSource)}
+# A length that the data states beside a sound is often rounded.
+STATED_WITHIN_S = 0.1
+_INDEXES, _BATCHES, _RECORDS = 1024, 8, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a process has read; it travels to others empty.
+
+    Attributes:
+        readers: by the label of their file.
+        batches: of the readers.
+        samples: whose items are asked for one after the other, by name.
+        pictures: the tiles of the last image, or the frames of the last video.
+    """
+
+    readers: Recent[Reader] = field(default_factory=lambda: Recent(_INDEXES))
+    batches: Recent[Any] = field(default_factory=lambda: Recent(_BATCHES))
+    samples: Recent[tuple[RawSample, Sizes]] = field(default_factory=lambda: Recent(_RECORDS))
+    pictures: Recent[Sequence[Pixels]] = field(default_factory=lambda: Recent(1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSamples:
+    """Samples of a scanned data set.
+
+    Attributes:
+        source: the data set.
+        files: its files by their labels.
+        limits: of the scan.
+        tokenizer: of the scan.
+        rules: the model's token rules.
+        shapes_of: the shapes of samples of given sizes, as the workload has them.
+        truncates: whether samples may have been shortened.
+    """
+
+    source: ReadableSource
+    files: Mapping[str, DataFile]
+    limits: Limits
+    tokenizer: str
+    rules: TokenRules
+    shapes_of: Callable[[TraceColumns], SampleShapes]
+    truncates: bool
+    kept: Kept = field(default_factory=Kept, repr=False, compare=False)
+
+    def picture(self, shapes: SampleShapes, item: int) -> Pixels:
+        """An image, a tile of one or the frames of a group, as large as the item's patches."""
+        name, number, kind = _place(shapes, item)
+        with _named(name):
+            if kind == "video":
+                return self._frames(shapes, item, number)
+            if self.rules.tiles is not None:
+                return self._tile(shapes, item, number, self.rules.tiles)
+            raw, _ = self._sample(shapes, item)
+            with decoded_image(raw.images[number], self.limits) as image:
+                return resized(image, *self._sides(shapes, item))[None]
+
+    def sound(self, shapes: SampleShapes, item: int) -> Sound:
+        """A segment; all but a sample's last are ``rules.audio_segment_s`` long."""
+        name, number, _ = _place(shapes, item)
+        with _named(name):
+            raw, _ = self._sample(shapes, item)
+            assert raw.audio is not None
+            start_s = number * self.rules.audio_segment_s
+            return decoded_sound(raw.audio, self.limits, start_s, start_s + self.rules.audio_segment_s)
+
+    def tokens(self, shapes: SampleShapes, sample: int) -> IntArray:
+        """Token ids of a sample's text; of a shortened one the first."""
+        name, wanted = shapes.name_of(sample), int(shapes.text_tokens[sample])
+        with _named(name):
+            found = token_ids(self._read(name, text_only=True).texts, self.tokenizer)
+            if len(found) < wanted or (len(found) > wanted and not self.truncates):
+                raise BadSampleError(Reason.CHANGED, f"its text has {len(found)} tokens, the trace says {wanted}")
+        return found[:wanted]
+
+    def _sample(self, shapes: SampleShapes, item: int) -> tuple[RawSample, Sizes]:
+        """The sample that has an item, which is what the trace says."""
+        sample = int(np.searchsorted(shapes.item_offsets, item, side="right")) - 1
+        name = shapes.name_of(sample)
+
+        def read() -> tuple[RawSample, Sizes]:
+            raw = self._read(name)
+            sizes = measure(raw, self.limits)
+            sizes = replace(sizes, audio_seconds=_length(raw, sizes))
+            self._check(shapes, sample, self.shapes_of(_columns(sizes)))
+            return raw, sizes
+
+        return self.kept.samples.get(name, read)
+
+    def _read(self, name: str, *, text_only: bool = False) -> RawSample:
+        label, _, number = name.rpartition(":")
+        if label not in self.files or not number.isdecimal():
+            raise BadSampleError(Reason.MISSING, f"no {name} in the scanned data")
+        file = self.files[label]
+        reader = self.kept.readers.get(label, lambda: self.source.reader(file, self.kept.batches))
+        found = reader.record(int(number), self.limits, text_only=text_only)
+        if isinstance(found, BadRecord):
+            raise found.error
+        return found
+
+    def _check(self, shapes: SampleShapes, sample: int, own: SampleShapes) -> None:
+        """Raise ``BadSampleError`` unless the items of a sample are the first of those that were found."""
+        first, last = shapes.item_offsets[sample : sample + 2].tolist()
+        listed, found = last - first, own.num_items
+        if found < listed or (found > listed and not self.truncates):
+            raise BadSampleError(Reason.CHANGED, f"it has {found} items, the trace lists {listed}")
+        for place in range(listed):
+            (now, then), item = (_size(own, place), _size(shapes, first + place)), place + 1
+            if now != then:
+                raise BadSampleError(Reason.CHANGED, f"its item {item} is {now}, the trace says {then}")
+
+    def _sides(self, shapes: SampleShapes, item: int) -> tuple[int, int]:
+        """Height and width of an item that is no tile, in pixels."""
+        assert shapes.item_grids is not None
+        rows, columns = shapes.item_grids[item].tolist()
+        return rows * self.rules.patch_pixels, columns * self.rules.patch_pixels
+
+    def _tile(self, shapes: SampleShapes, item: int, number: int, rules: TileRules) -> Pixels:
+        """A tile of an image, which is decoded for all of them; patches do not cover its last pixels."""
+        raw, sizes = self._sample(shapes, item)
+        widths, heights = (np.array(sides[: sizes.num_images]) for sides in (sizes.widths, sizes.heights))
+        place, tile = tile_of(number, widths, heights, rules)
+
+        def cut() -> list[Pixels]:
+            with decoded_image(raw.images[place], self.limits) as image:
+                return image_tiles(image, len(widths) == 1, rules)
+
+        tiles = self.kept.pictures.get((_place(shapes, item)[0], place), cut)
+        return self._covered(tiles[tile][None], rules)
+
+    def _frames(self, shapes: SampleShapes, item: int, group: int) -> Pixels:
+        """The frames of a group of a video, all of whose groups are decoded at once."""
+        (raw, sizes), each, tiles = self._sample(shapes, item), self.rules.temporal_patch_frames, self.rules.tiles
+        video, own = raw.video, self.shapes_of(_columns(sizes))
+        assert video is not None
+        groups = int(np.count_nonzero(own.item_modality == shapes.item_modality[item]))
+        size = (tiles.pixels, tiles.pixels) if tiles else self._sides(shapes, item)
+        frames = self.kept.pictures.get(
+            (_place(shapes, item)[0], "video"), lambda: decoded_frames(video, self.limits, groups * each, *size)
+        )
+        found = np.stack(frames[group * each : (group + 1) * each])
+        return self._covered(found, tiles) if tiles else found
+
+    def _covered(self, pixels: Pixels, rules: TileRules) -> Pixels:
+        """What a tile's patches cover: 27 x 14 of SigLIP's 384 pixels."""
+        side = rules.encoder_side * self.rules.patch_pixels
+        return pixels[:, :side, :side]
+
+
+def samples_of(
+    trace: Path,
+    rules: TokenRules,
+    vocab_size: int,
+    moved: Moved,
+    shapes_of: Callable[[TraceColumns], SampleShapes],
+    truncates: bool,
+) -> TraceSamples:
+    """The samples that a trace lists.
+
+    Args:
+        trace: the file.
+        rules: the model's token rules.
+        vocab_size: of the LLM.
+        moved: where data is, if not where it was scanned.
+        shapes_of: the shapes of samples of given sizes, as the workload has them.
+        truncates: whether the workload shortens samples.
+
+    Raises:
+        UserError: for a trace that was not scanned or whose text was not tokenized, data that is not there or has
+            changed, and a tokenizer of another vocabulary.
+    """
+    scan = read_scan(trace)
+    if scan is None:
+        raise UserError(
+            f"workload.path={trace}: lists shapes only; harness.data=files needs what entrain-bench trace wrote"
+        )
+    if "files" not in scan:
+        raise UserError(f"workload.path={trace}: was scanned by an earlier version; scan it again")
+    source = _source(trace, scan["source"], moved)
+    limits = Limits(**scan["limits"])
+    tokenizer = _tokenizer(trace, scan, moved, vocab_size)
+    return TraceSamples(
+        source=source,
+        files=_files(source, scan["files"], moved),
+        limits=limits,
+        tokenizer=tokenizer,
+        rules=rules,
+        shapes_of=shapes_of,
+        truncates=truncates,
+    )
+
+
+def _source(trace: Path, described: Mapping[str, Any], moved: Moved) -> ReadableSource:
+    values = dict(described)
+    kind = values.pop("kind")
+    if kind not in SOURCES:
+        raise UserError(
+            f"workload.path={trace}: scanned from {kind}, whose records cannot be read one by one; "
+            "harness.data=files reads local Parquet, WebDataset, JSON and JSONL"
+        )
+    names = {entry.name for entry in fields(SOURCES[kind])}  # type: ignore[arg-type]
+    if moved.root is not None and "root" not in names:
+        raise UserError(f"harness.data_root={moved.root}: {kind} names no files; must be null")
+    given = {"path": moved.path, "root": moved.root}
+    source = SOURCES[kind](**values | {key: value for key, value in given.items() if value is not None})
+    assert isinstance(source, ReadableSource)
+    return source
+
+
+def _files(source: ReadableSource, scanned: Mapping[str, str], moved: Moved) -> dict[str, DataFile]:
+    """The scanned files, which are as they were; of a data set that has moved by their sizes."""
+    try:
+        found = {file.label: file for file in source.files()}
+    except UserError as error:
+        raise UserError(f"harness.data_path={moved.path}: the scanned data is not there ({error})") from error
+    for label, then in scanned.items():
+        if label not in found:
+            raise UserError(
+                f"harness.data_path={moved.path}: no {label}, which was scanned; must be where its files are now"
+            )
+        now = found[label].version
+        if moved.path is not None:
+            now, then = (version.partition("-")[0] for version in (now, then))
+        if now != then:
+            path = found[label].path
+            raise UserError(
+                f"{path}: changed since the scan (bytes and time of change now {now}, then {then}); scan it again, or "
+                "name where a copy is (harness.data_path), of which bytes alone are compared"
+            )
+    return {label: found[label] for label in scanned}
+
+
+def _tokenizer(trace: Path, scan: Mapping[str, Any], moved: Moved, vocab_size: int) -> str:
+    scanned = scan["tokenizer"]
+    if scanned is None:
+        raise UserError(
+            f"workload.path={trace}: has characters, not tokens; harness.data=files needs a scan with tokenizer=bytes "
+            "or a tokenizer.json"
+        )
+    tokenizer = str(moved.tokenizer or scanned)
+    where = f"harness.data_tokenizer={moved.tokenizer}"
+    if tokenizer != BYTES and not Path(tokenizer).expanduser().is_file():
+        raise UserError(f"{where}: {tokenizer}, which the scan was made with, does not exist; must be where it is now")
+    if tokenizer_version(tokenizer) != scan["tokenizer_version"]:
+        raise UserError(f"{where}: {tokenizer} is not the tokenizer of the scan; scan again to use another")
+    if (ids := vocabulary_of(tokenizer)) > vocab_size:
+        raise UserError(
+            f"tokenizer={tokenizer}: has ids up to {ids - 1}; must be below the model's vocab_size={vocab_size}"
+        )
+    return tokenizer
+
+
+def _place(shapes: SampleShapes, item: int) -> tuple[str, int, str]:
+    """The name of an item's sample, its number among the sample's items of its modality, and the modality."""
+    sample = int(np.searchsorted(shapes.item_offsets, item, side="right")) - 1
+    before = shapes.item_modality[shapes.item_offsets[sample] : item]
+    kind = int(shapes.item_modality[item])
+    return shapes.name_of(sample), int(np.count_nonzero(before == kind)), shapes.modalities[kind]
+
+
+def _size(shapes: SampleShapes, item: int) -> str:
+    """What an item is, in words."""
+    tokens = f"{shapes.modalities[int(shapes.item_modality[item])]} of {shapes.item_encoder_tokens[item]} tokens"
+    if shapes.item_grids is None or not shapes.item_grids[item, 0]:
+        return tokens
+    rows, columns = shapes.item_grids[item].tolist()
+    return f"{tokens} in {rows} rows of {columns}"
+
+
+def _length(raw: RawSample, sizes: Sizes) -> float | None:
+    """Seconds of a sample's sound: those that the data states, if it is about as long."""
+    own, stated = sizes.audio_seconds, raw.seconds
+    if own is None or stated is None:
+        return own
+    if abs(own - stated) > STATED_WITHIN_S:
+        raise BadSampleError(Reason.CHANGED, f"its sound takes {own:g} s, the data states {stated:g}")
+    return stated
+
+
+def _columns(sizes: Sizes) -> TraceColumns:
+    """A trace's columns of one sample; it has a character of text, for there may be no item."""
+    images = sizes.num_images
+    sides = [np.array(side, np.float64) for side in (sizes.widths, sizes.heights)]
+    audio, video = (
+        np.array([np.nan if seconds is None else seconds]) for seconds in (sizes.audio_seconds, sizes.video_seconds)
+    )
+    return TraceColumns(
+        sample_ids=np.arange(1),
+        text=np.ones(1),
+        text_in_tokens=True,
+        num_images=np.array([images]),
+        image_widths=sides[0][:images],
+        image_heights=sides[1][:images],
+        audio_seconds=audio,
+        video_seconds=video,
+        frame_widths=sides[0][images:],
+        frame_heights=sides[1][images:],
+    )
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Whatever is wrong with a sample, as one line that names it."""
+    try:
+        yield
+    except UserError:
+        raise
+    except BadSampleError as error:
+        raise UserError(f"sample {name}: {error}") from error
+    except (OSError, EOFError, ValueError) as error:
+        raise UserError(f"sample {name}: cannot be read ({one_line(error)})") from error
