@@ -72,12 +72,16 @@ def write_patches(pixels: Pixels, rules: PatchRules, out: NDArray[np.float32]) -
         out: ``[patches, 3 * frames * side^2]``.
     """
     side, merged = rules.pixels, rules.merged
-    scale = (1.0 / (255.0 * np.array(rules.std))).astype(np.float32)
-    shift = (np.array(rules.mean) / np.array(rules.std)).astype(np.float32)
     given, height, width, _ = pixels.shape
-    values = pixels.astype(np.float32) * scale - shift
     squares = (height // (side * merged), merged, side, width // (side * merged), merged, side)
-    # From frame, square's row, patch's row, row, and the same of columns, colour.
-    ordered = values.reshape(given, *squares, CHANNELS).transpose(1, 4, 2, 5, 7, 0, 3, 6)
-    shape = (squares[0], squares[3], merged, merged, CHANNELS, rules.frames, side, side)
-    out.reshape(shape)[...] = ordered
+    # From frame, square's row, patch's row, row, and the same of columns, colour; in order while it is a byte each.
+    bytes_of = np.ascontiguousarray(pixels.reshape(given, *squares, CHANNELS).transpose(1, 4, 2, 5, 7, 0, 3, 6))
+    std = np.array(rules.std)
+    scale, shift = (
+        each.astype(np.float32)[:, None, None, None] for each in (1.0 / (255.0 * std), np.array(rules.mean) / std)
+    )
+    patches = out.reshape(squares[0], squares[3], merged, merged, CHANNELS, rules.frames, side, side)
+    own = patches[..., :given, :, :]
+    np.multiply(bytes_of, scale, out=own)
+    own -= shift
+    patches[..., given:, :, :] = patches[..., :1, :, :]
