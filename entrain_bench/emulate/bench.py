@@ -21,7 +21,6 @@ from entrain_bench.errors import ExecutionError, OutOfMemoryError, UserError
 from entrain_bench.program import Pass, Program
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.train.device import to_device
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.modules import StageGroups, build_stage
 from entrain_bench.train.modules.packing import shares_of
@@ -181,8 +180,9 @@ class Bench:
 
     def _leaf(self, trained: TrainedStage, program: Program, inputs: Inputs) -> Tensor | None:
         """What the stage is handed: features, hidden states, or projected tokens."""
-        if inputs.features is not None:
-            return to_device(inputs.features, self.device)
+        features = inputs.features_on(self.device, trained.stage.module)
+        if features is not None:
+            return features
         if trained.stage.held.start:
             hidden = shares_of(sum(inputs.pack.lengths), trained.groups).hidden
             num_rows, width = hidden.stop - hidden.start, trained.stage.config.hidden_size

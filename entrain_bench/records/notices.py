@@ -1,4 +1,4 @@
-"""What a user should know of the samples that runs were given: how many were cut, left out, or used again."""
+"""What a user should know of runs: samples that were cut, left out, or used again, and what runs remark themselves."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ from entrain_bench.specs.workload import Counts
 
 
 def notices(records: Sequence[Record]) -> list[str]:
+    """A line on every workload that was not taken as it is, and what runs remark of themselves, each line once."""
+    return [*sample_notices(records), *run_notices(records)]
+
+
+def sample_notices(records: Sequence[Record]) -> list[str]:
     """A line on every workload that was not taken as it is, each line once."""
     return list(dict.fromkeys(line for record in records for line in _lines(record)))
+
+
+def run_notices(records: Sequence[Record]) -> list[str]:
+    """What runs remark of themselves, each line once."""
+    return list(dict.fromkeys(f"harness {r.labels['harness']}: {line}" for r in records for line in r.remarks))
 
 
 def _lines(record: Record) -> Iterator[str]:

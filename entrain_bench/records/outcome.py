@@ -23,6 +23,8 @@ class Outcome:
         samples: of a workload that lists its samples their number (``listed``), and how many more or less the model's
             context made of them (``truncated``, ``dropped``); of a mixture the same by component, with its ``share``
             of the samples; else empty.
+        execution: of a training run, what it ran with by name: device, dtype, kernels, versions of packages.
+        remarks: what a reader of its metrics should know, a line each.
     """
 
     layout: Layout
@@ -30,3 +32,5 @@ class Outcome:
     iterations: tuple[Mapping[str, float], ...]
     timeline: pd.DataFrame | None
     samples: Counts = field(default_factory=dict)
+    execution: Mapping[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()

@@ -95,6 +95,8 @@ class Record:
         settled: whether a failure follows from configuration, data and code, so that another attempt would end alike.
         deaths: how many times in a row the process that ran it died.
         timeline: whether its timeline was kept; false for records older than this.
+        execution: of a training run, what it ran with (``Outcome.execution``).
+        remarks: what a reader of its metrics should know, a line each.
     """
 
     key: str
@@ -111,6 +113,8 @@ class Record:
     settled: bool = False
     deaths: int = 0
     timeline: bool = False
+    execution: Mapping[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
     @property
     def finished(self) -> bool:
@@ -179,6 +183,8 @@ def new_record(
             "metrics": dict(outcome.metrics),
             "iterations": outcome.iterations,
             "samples": outcome.samples,
+            "execution": dict(outcome.execution),
+            "remarks": outcome.remarks,
             "timeline": outcome.timeline is not None,
         }
     labels, content = labels_of(cell.config), cell.config.content()
@@ -331,7 +337,8 @@ def _parse_record(path: Path) -> Record:
     try:
         values = json.loads(path.read_text())
         config = {name: _shared(json.dumps(part)) for name, part in values["config"].items()}
-        record = Record(**{**values, "config": config, "iterations": tuple(values["iterations"])})
+        rows, remarks = tuple(values["iterations"]), tuple(values.get("remarks", ()))
+        record = Record(**{**values, "config": config, "iterations": rows, "remarks": remarks})
         record.row()
         return record
     except (AttributeError, ValueError, KeyError, TypeError) as error:

@@ -36,6 +36,7 @@ class DeviceSpec:
         attention_half_tokens: sequence length at which attention without a mask attains half of its efficiency.
         attention_half_head_dim: head dimension at which attention attains half of what very wide heads do; its
             efficiencies are stated for ``HEAD_DIM``.
+        peak_dtype: what ``peak_bf16_flops`` is of, by torch's name: a profile in another type measures its own peak.
     """
 
     name: str
@@ -52,6 +53,7 @@ class DeviceSpec:
     gemm_half_flops: float
     attention_half_tokens: float
     attention_half_head_dim: float
+    peak_dtype: str = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True)

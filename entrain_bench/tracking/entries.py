@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from entrain_bench.records.comparison import TIME
 from entrain_bench.records.cost_source import cost_source
-from entrain_bench.records.notices import notices
+from entrain_bench.records.notices import run_notices, sample_notices
 from entrain_bench.records.records import LABELS, METRICS, Record, Results, parameters_text, table_csv
 from entrain_bench.specs.framework import Framework
 from entrain_bench.tracking.sweep import Point, Sweep, describe_sweep, shortened
@@ -190,7 +190,9 @@ def _tags(record: Record) -> dict[str, str]:
         "host": record.host,
         "executor": str(record.labels["harness"]),
         "cost_source": cost_source(record.config["cluster"]),
-        "samples": "; ".join(notices([record])),
+        "execution": ", ".join(f"{name} {value}" for name, value in sorted(record.execution.items())),
+        "samples": "; ".join(sample_notices([record])),
+        "remarks": "; ".join(run_notices([record])),
         CONFIGURATION_TAG: hashlib.sha256(json.dumps(record.config, sort_keys=True).encode()).hexdigest()[:16],
     }
     return {name: text[:MAX_TEXT] for name, text in tags.items() if text}

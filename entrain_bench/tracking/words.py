@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from entrain_bench.records.cases import Case, Row
-from entrain_bench.records.notices import notices
+from entrain_bench.records.notices import run_notices, sample_notices
 from entrain_bench.tracking.sweep import Sweep, describe_sweep
 
 # Rows of the table that a description shows; the table of all is an artifact.
@@ -12,9 +14,10 @@ MAX_FAILURES = 5
 
 
 def summary_markdown(name: str, sweep: Sweep) -> str:
-    """The page of a sweep as Markdown: the answer, times of every case, what has no result, what became of samples."""
+    """The page of a sweep as Markdown: the answer, times of every case, runs without result, samples, remarks."""
     parts = [*_answer(sweep), f"**{name}**: {describe_sweep(sweep.records)}."]
-    parts += [_table(sweep), *_failures(sweep), *_samples(sweep)]
+    parts += [_table(sweep), *_failures(sweep)]
+    parts += [*_listed("Samples", sample_notices(sweep.records)), *_listed("Remarks", run_notices(sweep.records))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -73,6 +76,5 @@ def _failures(sweep: Sweep) -> list[str]:
     return ["Without result:\n\n" + "\n".join(lines)] if lines else []
 
 
-def _samples(sweep: Sweep) -> list[str]:
-    found = notices(sweep.records)
-    return ["Samples:\n\n" + "\n".join(f"- {line}" for line in found)] if found else []
+def _listed(title: str, lines: Sequence[str]) -> list[str]:
+    return [f"{title}:\n\n" + "\n".join(f"- {line}" for line in lines)] if lines else []

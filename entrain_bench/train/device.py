@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -41,6 +43,28 @@ def find_device(name: str, key: str = "device") -> torch.device:
     if not torch.cuda.is_available():
         raise UserError(f"{key}=cuda: this machine has no CUDA device; cpu runs the same over gloo")
     return torch.device("cuda", 0)
+
+
+def device_name(device: torch.device) -> str:
+    """What the device is called by its maker."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def dtype_on(device: torch.device, name: str = "auto") -> torch.dtype:
+    """Of parameters and activations: by torch's name, or ``auto``, bfloat16 on a GPU and float32 on a CPU."""
+    auto = "bfloat16" if device.type == "cuda" else "float32"
+    dtype: torch.dtype = getattr(torch, auto if name == "auto" else name)
+    return dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As settings have it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:

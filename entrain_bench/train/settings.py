@@ -9,7 +9,8 @@ from entrain_bench.errors import IncompatibleError, UserError, require, unknown_
 from entrain_bench.train.learning_rate import check_learning_rate
 
 DEVICES = ("auto", "cpu", "cuda")
-DTYPES = ("float32", "bfloat16")  # by torch's names
+DTYPES = ("auto", "float32", "bfloat16")  # by torch's names
+KERNELS = ("auto", "torch", "sdpa", "flash3", "flash4")
 NON_FINITE = ("stop", "skip")
 PER_CHANNEL, ONE = P2P_GROUPS = ("per_channel", "one")
 PREPROCESSING = ("inline", "thread", "processes")
@@ -18,6 +19,7 @@ MADE_UP, FILES = DATA = ("made_up", "files")
 CHOICES = {
     "device": DEVICES,
     "dtype": DTYPES,
+    "kernels": KERNELS,
     "data": DATA,
     "preprocessing": PREPROCESSING,
     "p2p_groups": P2P_GROUPS,
@@ -34,7 +36,10 @@ class TrainSettings:
         memory_budget_bytes: memory of a rank that programs may use.
         num_ranks: ranks; must be those of the cluster.
         device: ``cpu`` (gloo), ``cuda`` (NCCL), or ``auto`` for a GPU where there is one.
-        dtype: of parameters and activations; gradients are fp32.
+        dtype: of parameters and activations: ``float32``, ``bfloat16``, or ``auto``, bfloat16 on a GPU and float32 on
+            a CPU; gradients are fp32.
+        kernels: what computes attention: ``auto`` the best that passes a trial, ``torch`` without other packages,
+            ``sdpa`` one call for all sequences of a length, or ``flash3``, ``flash4``, packages that must be there.
         data: what samples hold: ``made_up`` of the seed, or ``files``, those of the data set that a trace was scanned
             from.
         data_path: where that data set is now; None: where it was scanned.
@@ -68,7 +73,8 @@ class TrainSettings:
     memory_budget_bytes: float
     num_ranks: int = 4
     device: str = "auto"
-    dtype: str = "float32"
+    dtype: str = "auto"
+    kernels: str = "auto"
     data: str = MADE_UP
     data_path: str | None = None
     data_root: str | None = None

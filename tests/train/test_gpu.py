@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,13 +15,19 @@ import torch.distributed as dist
 
 from entrain_bench.cli import run_command
 from entrain_bench.costs.profiled.file import read_profile
+from entrain_bench.records.outcome import Outcome
+from entrain_bench.train.launching.handover import config_from_json
 from entrain_bench.train.modules import StageGroups
-from entrain_bench.train.modules.attention import packed_attention
+from entrain_bench.train.modules.attention import AttentionKernel, packed_attention
+from entrain_bench.train.modules.kernels import candidates, find_kernels, machine_of
 from entrain_bench.train.modules.packing import Segments, make_segments
 from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.running import loop
+from entrain_bench.train.running.made_up import made_up_features
+from entrain_bench.train.running.row_keys import row_keys
 from support.train.modules import batch_of, relative_errors, run_module, small_model, stage_of
 from support.train.reference import normal
-from support.train.runs import ONE_RANK, configuration, train_here
+from support.train.runs import ONE_RANK, configuration
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICE = torch.device("cuda", 0)
@@ -30,14 +38,31 @@ def segments_on(device: str) -> Segments:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_bf16_attention_is_near_fp32_on_the_cpu(causal: bool) -> None:
+@pytest.mark.parametrize("kernel", [AttentionKernel.FLASH2, AttentionKernel.SDPA])
+def test_bf16_attention_is_near_fp32_on_the_cpu(causal: bool, kernel: AttentionKernel) -> None:
     rng = np.random.default_rng(0)
     rows = [normal(rng, 24, 4, 32), normal(rng, 28, 2, 32), normal(rng, 28, 2, 32)]
-    expected = packed_attention(*rows, segments_on("cpu"), causal=causal)
+    expected = packed_attention(*rows, segments_on("cpu"), causal=causal, kernel=AttentionKernel.CPU)
     on_gpu = [row.to("cuda", torch.bfloat16) for row in rows]
-    actual = packed_attention(*on_gpu, segments_on("cuda"), causal=causal).float().cpu()
+    actual = packed_attention(*on_gpu, segments_on("cuda"), causal=causal, kernel=kernel).float().cpu()
     error = torch.linalg.vector_norm(actual - expected) / torch.linalg.vector_norm(expected)
     assert error < 0.02
+
+
+def test_what_is_chosen_passes_its_trial() -> None:
+    modules = small_model().modules
+    chosen = find_kernels("auto", modules, torch.bfloat16, DEVICE)
+    assert chosen.passed_over == ()
+    wanted = candidates("auto", machine_of(DEVICE), torch.bfloat16, modules[0].config.head_dim)[0]
+    assert set(chosen.attention.values()) == {wanted}
+    for request in ("torch", "sdpa"):
+        assert find_kernels(request, modules, torch.bfloat16, DEVICE).passed_over == ()
+
+
+def test_features_made_on_the_gpu_are_the_cpus_bit_by_bit() -> None:
+    keys = torch.from_numpy(row_keys(3, np.arange(40), np.arange(40) % 3, np.full(40, 125)))
+    expected = made_up_features(keys, 1176)
+    assert torch.equal(made_up_features(keys.to(DEVICE), 1176).cpu(), expected)
 
 
 @pytest.fixture
@@ -86,14 +111,35 @@ def test_the_tiny_model_is_profiled(tmp_path: Path) -> None:
     assert all(point.kept_bytes > 0 for point in profile.stages if point.kind == "block")
 
 
-def test_the_tiny_model_trains_in_bf16() -> None:
+def trained(*overrides: str) -> Outcome:
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=DEVICE)
     try:
-        config = configuration(*ONE_RANK, "iterations=2", "harness.device=cuda", "harness.dtype=bfloat16")
-        rows = train_here(config, dist.new_group(backend="gloo"))
+        config = configuration(*ONE_RANK, "iterations=2", "harness.device=cuda", *overrides)
+        with patch.object(loop, "process_group", lambda *_: nullcontext(dist.new_group(backend="gloo"))):
+            outcome = loop.train(config_from_json(config), lambda _: None)
     finally:
         dist.destroy_process_group()
+    assert outcome is not None
+    return outcome
+
+
+def test_the_tiny_model_trains_in_bf16_unless_told_otherwise() -> None:
+    outcome = trained()
+    rows, execution = outcome.iterations, outcome.execution
     # Tokens are uniform over 1,024 words, and weights small: the first loss is near that of guessing.
     assert rows[0]["loss"] == pytest.approx(math.log(1024), rel=0.05)
     assert math.isfinite(rows[1]["loss"])
     assert rows[1]["loss"] != rows[0]["loss"]
+    assert outcome.metrics["mfu"] > 0
+    assert execution["device"] == torch.cuda.get_device_name(DEVICE)
+    assert execution["dtype"] == "bfloat16"
+    assert {execution["attention.vision"], execution["attention.llm"]} <= {"flash3", "flash2", "sdpa"}
+    assert outcome.remarks == ()
+
+
+def test_float32_on_a_gpu_trains_and_has_no_mfu() -> None:
+    outcome = trained("harness.dtype=float32")
+    assert outcome.execution["dtype"] == "float32"
+    assert outcome.execution["attention.llm"] == "sdpa"
+    assert "mfu" not in outcome.metrics
+    assert "it ran in float32" in outcome.remarks[0]

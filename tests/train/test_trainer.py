@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
 import pytest
 import torch
 
 from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.experiment import prepare
+from entrain_bench.program.layout_json import layout_to_json
+from entrain_bench.records.outcome import Outcome
 from entrain_bench.run import compose_cells
-from entrain_bench.train.device import device_of
-from entrain_bench.train.launching.handover import config_from_json
+from entrain_bench.train.device import device_of, dtype_name, dtype_on
+from entrain_bench.train.launching.handover import config_from_json, read_outcome, write_outcome
 from entrain_bench.train.trainer import DistributedTrainer
+from support.train.four_ranks import LAYOUTS
 from support.train.runs import configuration
 
 
@@ -21,6 +28,11 @@ from support.train.runs import configuration
         (["cluster=a40x64"], UserError, "harness.num_ranks=4: must be the 64 ranks of cluster=a40x64"),
         (["model=mllm_9b"], IncompatibleError, "model=mllm_9b: has a generator .*harness=train cannot"),
         (["harness.dtype=float16"], UserError, "harness.dtype=float16: unknown"),
+        (
+            ["harness.kernels=fast"],
+            UserError,
+            "harness.kernels=fast: unknown .*; choices: auto, flash3, flash4, sdpa, torch",
+        ),
         (["harness.on_non_finite=ignore"], UserError, "harness.on_non_finite=ignore: unknown"),
     ],
 )
@@ -47,6 +59,28 @@ def test_a_gpu_for_every_rank_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert device_of(trainer("auto")) == torch.device("cuda", 1)
+
+
+def test_gpus_compute_in_bfloat16_unless_told_otherwise() -> None:
+    settings = trainer("cpu")
+    assert settings.dtype == "auto"
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    assert (dtype_on(cpu, settings.dtype), dtype_on(gpu, settings.dtype)) == (torch.float32, torch.bfloat16)
+    for name in ("float32", "bfloat16"):
+        assert dtype_name(dtype_on(cpu, name)) == dtype_name(dtype_on(gpu, name)) == name
+
+
+def test_an_outcome_comes_back_as_it_was_left(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"action": [0, 1]})
+    layout = LAYOUTS["chain"]
+    execution, remarks = {"device": "a GPU", "dtype": "bfloat16"}, ("no mfu", "another kernel")
+    outcome = Outcome(layout, {"loss": 2.0}, ({"loss": 1.0}, {"loss": 3.0}), frame, {}, execution, remarks)
+    write_outcome(tmp_path, outcome)
+    found = read_outcome(tmp_path)
+    assert found.timeline is not None
+    pd.testing.assert_frame_equal(found.timeline, frame)
+    assert layout_to_json(found.layout) == layout_to_json(layout)
+    assert replace(found, timeline=frame, layout=layout) == outcome
 
 
 def test_torchrun_must_start_as_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

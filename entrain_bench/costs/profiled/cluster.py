@@ -25,7 +25,7 @@ LINK_KEYS = ("bandwidth_bytes_per_s", "latency_s")
 UNUSED = {
     field.name: 1e-9 if field.name.endswith("_s") else 1.0
     for field in fields(DeviceSpec)
-    if field.name not in {"name", *Constants.__dataclass_fields__}
+    if field.name not in {"name", "peak_dtype", *Constants.__dataclass_fields__}
 }
 
 
@@ -122,7 +122,7 @@ def filled(config: Mapping[str, Any], profile: DeviceProfile, where: str) -> dic
         measured = fitted_link(profile.collectives, f"{where}: cluster.tiers.{tier.get('name')}") if open_keys else {}
         tiers.append({**tier, **{key: measured[key] for key in open_keys}})
         sources |= {f"tiers.{tier.get('name')}.{key}": f"fitted to {where}" for key in open_keys}
-    device = {"name": profile.subject.device, **values, **UNUSED}
+    device = {"name": profile.subject.device, "peak_dtype": profile.subject.dtype, **values, **UNUSED}
     return {**config, "device": device, "sources": sources, "tiers": tiers or config["tiers"]}
 
 

@@ -30,6 +30,8 @@ def write_outcome(work: Path, outcome: Outcome) -> None:
         "layout": layout_to_json(outcome.layout),
         "metrics": dict(outcome.metrics),
         "iterations": [dict(row) for row in outcome.iterations],
+        "execution": dict(outcome.execution),
+        "remarks": list(outcome.remarks),
     }
     (work / "outcome.json").write_text(json.dumps(values))
 
@@ -43,4 +45,6 @@ def read_outcome(work: Path) -> Outcome:
         values["metrics"],
         tuple(values["iterations"]),
         pd.read_parquet(timeline) if timeline.exists() else None,
+        execution=values["execution"],
+        remarks=tuple(values["remarks"]),
     )

@@ -14,17 +14,34 @@ from entrain_bench.program import Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import measure
 from entrain_bench.records.time_shares import TIME_SHARES
+from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.train.device import dtype_name
 from entrain_bench.train.measuring.alignment import on_one_clock
 from entrain_bench.train.measuring.losses import total_loss
 from entrain_bench.train.measuring.merge import merge_timeline
 from entrain_bench.train.measuring.seen import Seen
 
-# What the simulator's constants of the cluster say nothing about when ranks compute on a CPU.
+# What follows from constants of the cluster's GPUs.
 OF_THE_CLUSTER = ("mfu", "lower_bound_s", "gap_to_lower_bound", "cluster_bound_s", *TIME_SHARES)
 
 
+def why_not_of_the_cluster(device: torch.device, dtype: torch.dtype, cluster: ClusterSpec) -> str:
+    """Why a run cannot be held against the cluster's constants; empty if it can.
+
+    Args:
+        device: where ranks compute.
+        dtype: of parameters and activations.
+        cluster: the cluster.
+    """
+    if device.type == "cpu":
+        return "ranks compute on a CPU, of which the cluster's constants say nothing"
+    if (ran := dtype_name(dtype)) != (peak := cluster.device.peak_dtype):
+        return f"it ran in {ran}, and the peak of {cluster.device.name} is of {peak}"
+    return ""
+
+
 def metrics_of(
-    program: Program, everyone: Sequence[Seen], truth: CostTruth, host_time: HostTime, device: torch.device
+    program: Program, everyone: Sequence[Seen], truth: CostTruth, host_time: HostTime, left_out: Sequence[str] = ()
 ) -> tuple[dict[str, float], Timeline]:
     """Metrics of an iteration and its timeline, out of what all ranks saw.
 
@@ -33,14 +50,13 @@ def metrics_of(
         everyone: what ranks saw, by rank.
         truth: of the job.
         host_time: what the program took to make.
-        device: where ranks compute.
+        left_out: metrics that say nothing of the run.
     """
     grad_norm, stalls_s = everyone[0].grad_norm, [seen.input_stall_s for seen in everyone]
     rows = on_one_clock([seen.rows for seen in everyone], [seen.began_s for seen in everyone])
     timeline = merge_timeline(program, rows, [seen.peak_bytes for seen in everyone])
     row = measure(timeline, truth, host_time)
-    if device.type == "cpu":
-        row = {name: value for name, value in row.items() if name not in OF_THE_CLUSTER}
+    row = {name: value for name, value in row.items() if name not in left_out}
     row |= {
         "loss": total_loss(program, [seen.losses for seen in everyone]),
         "grad_norm": grad_norm,

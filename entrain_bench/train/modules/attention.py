@@ -1,10 +1,11 @@
-"""Attention of packed sequences, with keys and values gathered over context parallel ranks."""
+"""Attention of packed sequences by one of several kernels; keys and values gathered over context parallel ranks."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -13,11 +14,25 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
 
 from entrain_bench.train.modules.packing import Segments
 from entrain_bench.train.modules.rotation import Rotation
 
-FLASH_HEAD_DIMS = range(8, 257, 8)  # messages of torch 2.13's kernel (libtorch_cuda), read 2026-11
+
+class AttentionKernel(StrEnum):
+    """What computes attention.
+
+    ``FLASH2``, ``FLASH3`` and ``FLASH4`` are torch's variable-length attention, all sequences in one call: by its own
+    kernel, or by that of an installed package which torch has been told to call in its place. ``CPU`` is torch's flash
+    attention for CPUs, ``SDPA`` its scaled dot-product attention: a call for all sequences of a length.
+    """
+
+    CPU = "cpu"
+    SDPA = "sdpa"
+    FLASH2 = "flash2"
+    FLASH3 = "flash3"
+    FLASH4 = "flash4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +51,16 @@ class Mask:
 class PackedAttention(torch.nn.Module):
     """Core attention of a megatron-core layer; takes a ``Mask`` for its attention mask."""
 
-    def __init__(self, *, attn_mask_type: AttnMaskType, pg_collection: ProcessGroupCollection, **_: Any) -> None:
+    def __init__(
+        self,
+        *,
+        attn_mask_type: AttnMaskType,
+        pg_collection: ProcessGroupCollection,
+        kernel: AttentionKernel,
+        **_: Any,
+    ) -> None:
         super().__init__()
+        self.kernel = kernel
         self.causal = attn_mask_type == AttnMaskType.causal
         self.cp = pg_collection.cp
 
@@ -62,14 +85,14 @@ class PackedAttention(torch.nn.Module):
             key, value = both.narrow(0, segments.first_key, sum(segments.key_lengths)).chunk(2, dim=-1)
         # Copies of their own: views would keep the product that queries, keys and values are cut out of.
         query, key, value = (tensor.squeeze(1).contiguous() for tensor in (query, key, value))
-        output = packed_attention(query, key, value, segments, causal=self.causal)
+        output = packed_attention(query, key, value, segments, causal=self.causal, kernel=self.kernel)
         return output.reshape(len(query), 1, -1)
 
 
-def packed_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segments, *, causal: bool) -> Tensor:
+def packed_attention(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, *, causal: bool, kernel: AttentionKernel
+) -> Tensor:
     """Scaled dot-product attention inside each segment.
-
-    One kernel where ``uses_flash`` says so, otherwise one batched call per distinct segment length.
 
     Args:
         query: ``[sum(query_lengths), heads, head_dim]``.
@@ -77,14 +100,27 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segmen
         value: as key.
         segments: rows of each segment.
         causal: whether a segment's queries, which are its last tokens, see only keys up to themselves.
+        kernel: what computes it.
 
     Returns:
         As query.
     """
-    if uses_flash(query.dtype, query.device):
-        return _flash(query, key, value, segments, causal)
-    output: Tensor = _FlashOnCpu.apply(query, key, value, segments, causal)  # type: ignore[no-untyped-call]
-    return output
+    if kernel is AttentionKernel.CPU:
+        output: Tensor = _FlashOnCpu.apply(query, key, value, segments, causal)  # type: ignore[no-untyped-call]
+        return output
+    if kernel is AttentionKernel.SDPA:
+        return _by_length(query, key, value, segments, causal)
+    return _flash(query, key, value, segments, causal)
+
+
+def _by_length(query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal: bool) -> Tensor:
+    # Not every backend of the operator takes fewer keys and values than queries.
+    key, value = (rows.repeat_interleave(query.shape[1] // rows.shape[1], dim=1) for rows in (key, value))
+    found: dict[int, Tensor] = {}
+    for alike, (q, k, v) in _batches((query, key, value), segments):
+        attended = scaled_dot_product_attention(q, k, v, **_causality(q, k, causal))
+        found |= dict(zip(alike, attended.transpose(1, 2), strict=True))
+    return torch.cat([found[index] for index in range(len(found))])
 
 
 class _FlashOnCpu(torch.autograd.Function):
@@ -145,13 +181,8 @@ def _causality(query: Tensor, key: Tensor, causal: bool) -> dict[str, Any]:
     num_queries, num_keys = query.shape[2], key.shape[2]
     if not causal or num_queries == num_keys:
         return {"is_causal": causal}
-    hidden = torch.full((num_queries, num_keys), -torch.inf, dtype=query.dtype).triu(1 + num_keys - num_queries)
+    hidden = query.new_full((num_queries, num_keys), -torch.inf).triu(1 + num_keys - num_queries)
     return {"is_causal": False, "attn_mask": hidden}
-
-
-def uses_flash(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether attention takes the variable-length flash attention kernel: bfloat16 on a GPU."""
-    return dtype is torch.bfloat16 and device.type != "cpu"
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal: bool) -> Tensor:

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.numerics import activation_of
-from entrain_bench.train.modules.attention import PackedAttention
+from entrain_bench.train.modules.attention import AttentionKernel, PackedAttention
 from entrain_bench.train.modules.norms import Norm
 from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct
@@ -104,14 +104,18 @@ class Block(TransformerLayer):  # type: ignore[misc]
         return checkpoint(run, hidden_states, *args, use_reentrant=False, preserve_rng_state=False)
 
 
-def transformer_block(module: ModuleSpec, index: int, config: TransformerConfig, groups: StageGroups) -> Block:
+def transformer_block(
+    module: ModuleSpec, index: int, config: TransformerConfig, groups: StageGroups, kernel: AttentionKernel
+) -> Block:
     """Block ``index`` (from 1) of a module; causal in the LLM."""
     causal = not module.is_encoder
     attention = LayerPart(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal if causal else AttnMaskType.no_mask},
         submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnProduct, core_attention=PackedAttention, linear_proj=RowProduct
+            linear_qkv=ColumnProduct,
+            core_attention=partial(PackedAttention, kernel=kernel),
+            linear_proj=RowProduct,
         ),
     )
     parts = TransformerLayerSubmodules(

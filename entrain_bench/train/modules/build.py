@@ -7,8 +7,8 @@ import torch
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.program.layout import check_tensor_parallel
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
-from entrain_bench.train.modules.attention import FLASH_HEAD_DIMS, uses_flash
 from entrain_bench.train.modules.grids import check_windows
+from entrain_bench.train.modules.kernels import Kernels, find_kernels
 from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.parameters import initialise
 from entrain_bench.train.modules.positions import on_grid
@@ -26,6 +26,7 @@ def build_stage(
     device: torch.device,
     recompute: bool,
     loss_chunk_tokens: int = 0,
+    kernels: Kernels | None = None,
 ) -> Stage:
     """Build and initialise a stage; call ``prepare_platform`` before.
 
@@ -39,19 +40,24 @@ def build_stage(
         device: of the parameters.
         recompute: whether each block keeps its input only and runs again in backward.
         loss_chunk_tokens: predicted tokens whose logits exist at a time; 0: those of all tokens.
+        kernels: what computes attention; None: what ``harness.kernels=auto`` finds.
 
     Raises:
-        IncompatibleError: for an architecture that cannot be built, or whose heads the GPU's attention cannot take.
+        IncompatibleError: for an architecture that cannot be built.
         UserError: if tensor parallelism does not divide a width.
     """
     _check(model, module, groups.tp.size())
-    if uses_flash(dtype, device) and module.config.head_dim not in FLASH_HEAD_DIMS:
-        raise IncompatibleError(
-            f"model.modules.{module.name}.head_dim={module.config.head_dim}: flash attention in bfloat16 needs a "
-            f"multiple of {FLASH_HEAD_DIMS.step}, at most {FLASH_HEAD_DIMS[-1]}"
-        )
+    kernels = kernels or find_kernels("auto", [module], dtype, device)
     with torch.device(device):
-        stage = Stage(module, layers, groups, dtype=dtype, recompute=recompute, loss_chunk_tokens=loss_chunk_tokens)
+        stage = Stage(
+            module,
+            layers,
+            groups,
+            dtype=dtype,
+            recompute=recompute,
+            attention=kernels.attention[module.name],
+            loss_chunk_tokens=loss_chunk_tokens,
+        )
     initialise(stage, seed)
     return stage
 

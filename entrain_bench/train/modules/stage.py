@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.device import to_device
-from entrain_bench.train.modules.attention import Mask
+from entrain_bench.train.modules.attention import AttentionKernel, Mask
 from entrain_bench.train.modules.blocks import Block, transformer_block, transformer_config
 from entrain_bench.train.modules.ends import EncoderEmbedding, LanguageHead, Projector, TokenEmbedding
 from entrain_bench.train.modules.grids import arrangement_of
@@ -38,6 +38,7 @@ class Stage(torch.nn.Module):
         config: megatron-core's description of its blocks.
         groups: process groups of this rank.
         held: the layers held.
+        attention: what computes the attention of its blocks.
     """
 
     def __init__(
@@ -48,9 +49,11 @@ class Stage(torch.nn.Module):
         *,
         dtype: torch.dtype,
         recompute: bool,
+        attention: AttentionKernel,
         loss_chunk_tokens: int = 0,
     ) -> None:
         super().__init__()
+        self.attention = attention
         self.loss_chunk_tokens = loss_chunk_tokens
         self.module, self.held, self.groups, self.recompute = module, held, groups, recompute
         self.config = transformer_config(module, groups.tp.size(), dtype, sequence_parallel=groups.splits_tokens)
@@ -132,7 +135,7 @@ class Stage(torch.nn.Module):
     def _layer(self, index: int) -> torch.nn.Module:
         module, config, groups = self.module, self.config, self.groups
         if 0 < index < len(module.layers) - 1:
-            return transformer_block(module, index, config, groups)
+            return transformer_block(module, index, config, groups, self.attention)
         if module.is_encoder:
             return EncoderEmbedding(module, config, groups) if index == 0 else Projector(module, config, groups)
         if index == 0:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
 
 from entrain_bench.costs.profiled.points import Constants, Subject, module_values
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.train.device import device_name, dtype_name
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.profiling.sampling import Patience, sample
 from entrain_bench.train.profiling.settings import ProfileSettings
@@ -29,7 +28,7 @@ def subject_of(model: ModelSpec, dtype: torch.dtype, device: torch.device, *, se
     return Subject(
         device=device_name(device),
         kind=device.type,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype_name(dtype),
         sequence_parallel=sequence_parallel,
         threads=torch.get_num_threads(),
         torch=torch.__version__,
@@ -37,16 +36,6 @@ def subject_of(model: ModelSpec, dtype: torch.dtype, device: torch.device, *, se
         model=model.name,
         modules={module.name: module_values(module) for module in model.modules},
     )
-
-
-def device_name(device: torch.device) -> str:
-    """What the device is called by its maker."""
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def constants_of(
@@ -67,7 +56,7 @@ def constants_of(
         what, how = (f"{what}, entrain-bench profile", "measured") if stated is None else ("the user", "stated")
         sources[name] = f"{unit}; {what}; {date}; {how}"
 
-    product = f"best {rows} x {rows} x {rows} product in {str(dtype).removeprefix('torch.')}"
+    product = f"best {rows} x {rows} x {rows} product in {dtype_name(dtype)}"
     note("peak_bf16_flops", "FLOP/s", product, partial(_product_flops, rows, dtype, device))
     note("memory_bytes", "bytes", "all there is", partial(_memory_bytes, device))
     note("memory_bandwidth_bytes_per_s", "bytes/s", "copy, read and written", partial(_bandwidth, size, device))

@@ -15,8 +15,9 @@ from entrain_bench.costs.profiled.file import read_profile, write_profile
 from entrain_bench.costs.profiled.points import DeviceProfile
 from entrain_bench.errors import UserError
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.train.device import device_name, dtype_name, dtype_on
 from entrain_bench.train.profiling.collectives import measure_collectives
-from entrain_bench.train.profiling.constants import constants_of, device_name, subject_of
+from entrain_bench.train.profiling.constants import constants_of, subject_of
 from entrain_bench.train.profiling.layers import TargetStages
 from entrain_bench.train.profiling.packs import Target, packs_of, targets_of
 from entrain_bench.train.profiling.sampling import Patience
@@ -164,9 +165,7 @@ class Session:
 
 def dtype_of(settings: ProfileSettings, device: torch.device) -> torch.dtype:
     """Of parameters and activations: what is asked for, else what training takes on such a device."""
-    name = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
+    return dtype_on(device, settings.dtype or "auto")
 
 
 def ranks_of(settings: ProfileSettings, device: torch.device) -> tuple[int, ...]:
@@ -185,7 +184,7 @@ def ranks_of(settings: ProfileSettings, device: torch.device) -> tuple[int, ...]
 
 def default_path(model: ModelSpec, device: torch.device, dtype: torch.dtype) -> Path:
     """Where a profile goes unless told otherwise: one file for each model, device and dtype."""
-    words = f"{model.name} {device_name(device)} {str(dtype).removeprefix('torch.')}"
+    words = f"{model.name} {device_name(device)} {dtype_name(dtype)}"
     return Path("results") / "profiles" / f"{re.sub('[^A-Za-z0-9_.]+', '-', words)}.json"
 
 

@@ -11,8 +11,10 @@ import torch.distributed as dist
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Job
+from entrain_bench.train.device import dtype_on
 from entrain_bench.train.messages.places import lane_of_rank, places_of
 from entrain_bench.train.modules import build_stage
+from entrain_bench.train.modules.kernels import find_kernels
 from entrain_bench.train.producing.messages import Hello
 from entrain_bench.train.producing.reader import Reader
 from entrain_bench.train.producing.rendezvous import Rendezvous
@@ -35,7 +37,7 @@ def build_runtime(
     seed: int,
     control: dist.ProcessGroup,
     maker: GroupMaker | None = None,
-    content: Content | None = None,
+    content: Content | MadeUp | None = None,
     rendezvous: Rendezvous | None = None,
 ) -> Runtime:
     """The runtime of this rank; collective over all ranks.
@@ -54,8 +56,8 @@ def build_runtime(
         rendezvous: with this machine's producers, where they make the inputs.
 
     Raises:
-        IncompatibleError: for a layout that only the simulator runs.
-        UserError: for published weights that are not the model's.
+        IncompatibleError: for a layout that only the simulator runs, or heads that the kernel asked for cannot take.
+        UserError: for a kernel that is asked for and not there, and for published weights that are not the model's.
     """
     for module, given in zip(job.model.modules, layout.modules, strict=True):
         job.framework.check_executable(module, given.cp, "train")
@@ -69,7 +71,8 @@ def build_runtime(
     maker = maker or GroupMaker(control, settings.timeout_s, device, apart=settings.p2p_groups == PER_CHANNEL)
     split = [job.framework.of(module).sequence_parallel for module in model.modules]
     groups = make_groups(layout, places, tied, maker, sequence_parallel=split)
-    dtype: torch.dtype = getattr(torch, settings.dtype)
+    dtype = dtype_on(device, settings.dtype)
+    kernels = find_kernels(settings.kernels, model.modules, dtype, device)
     adam = OptimizerSettings(
         settings.learning_rate,
         (settings.betas[0], settings.betas[1]),
@@ -96,6 +99,7 @@ def build_runtime(
             device=device,
             recompute=placed.recompute,
             loss_chunk_tokens=settings.loss_chunk_tokens,
+            kernels=kernels,
         )
         if checkpoint:
             load_weights(checkpoint, model, [stage], roots)
@@ -106,11 +110,15 @@ def build_runtime(
         close_files()
     content = content or MadeUp(seed, model.llm.config.vocab_size)
     loader = _loader(settings, layout, device, content, rendezvous)
-    return Runtime(stages, groups, adam, dtype, device, content, loader, roots)
+    return Runtime(stages, groups, adam, dtype, device, content, loader, roots, kernels)
 
 
 def _loader(
-    settings: TrainSettings, layout: Layout, device: torch.device, content: Content, rendezvous: Rendezvous | None
+    settings: TrainSettings,
+    layout: Layout,
+    device: torch.device,
+    content: Content | MadeUp,
+    rendezvous: Rendezvous | None,
 ) -> Loader:
     if settings.preprocessing == "inline":
         return InlineLoader(device)

@@ -7,7 +7,6 @@ is asked.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +21,7 @@ from entrain_bench.specs.tokens import TokenRules
 from entrain_bench.specs.workload import Workload
 from entrain_bench.train.features.pictures import PatchRules, write_patches
 from entrain_bench.train.features.sounds import FRAMES_OF_TOKEN, HOP, KERNEL, write_windows
+from entrain_bench.train.running.row_keys import row_keys
 from entrain_bench.train.settings import FILES, MADE_UP, TrainSettings
 
 type Features = NDArray[np.float32]
@@ -59,8 +59,8 @@ class Content(Protocol):
 class MadeUp:
     """Content made up from the seed and the sample's identity alone.
 
-    Features are uniform with mean 0 and variance 1, which are drawn several times faster than normal ones; tokens are
-    uniform over the vocabulary.
+    Features are uniform with mean 0 and variance 1, and made where they are used, of the keys of their rows
+    (``made_up``); tokens are uniform over the vocabulary.
 
     Attributes:
         seed: of the content.
@@ -70,23 +70,16 @@ class MadeUp:
     seed: int
     vocab_size: int
 
-    def features(self, module: ModuleSpec, shapes: SampleShapes, items: IntArray, out: Features) -> None:  # noqa: ARG002
-        """Uniform numbers."""
+    def row_keys(self, shapes: SampleShapes, items: IntArray) -> NDArray[np.int32]:
+        """Keys of the rows of some items, one after the other, each in its natural order ``[encoder tokens, 2]``."""
         samples = shapes.item_sample[items]
         numbers = items - shapes.item_offsets[samples]
-        ends = np.cumsum(shapes.item_encoder_tokens[items])
-        for rows, sample, number in zip(np.split(out, ends[:-1]), samples.tolist(), numbers.tolist(), strict=True):
-            self._noise(shapes, sample, 1 + number).random(out=rows, dtype=np.float32)
-            rows -= 0.5
-            rows *= sqrt(12)
+        return row_keys(self.seed, shapes.sample_ids[samples], numbers, shapes.item_encoder_tokens[items])
 
     def tokens(self, shapes: SampleShapes, sample: int) -> IntArray:
         """Uniform tokens."""
-        return self._noise(shapes, sample, 0).integers(self.vocab_size, size=int(shapes.text_tokens[sample]))
-
-    def _noise(self, shapes: SampleShapes, sample: int, stream: int) -> np.random.Generator:
-        identity = int(shapes.sample_ids[sample])
-        return np.random.Generator(np.random.Philox(key=[(self.seed << 32) + stream, identity]))
+        noise = np.random.Generator(np.random.Philox(key=[self.seed << 32, int(shapes.sample_ids[sample])]))
+        return noise.integers(self.vocab_size, size=int(shapes.text_tokens[sample]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +129,7 @@ def patch_rules(module: ModuleSpec, width: int, rules: TokenRules) -> PatchRules
     return PatchRules.of(width, rules.patch_pixels, rules.merge_patches, module.config.checkpoint, where)
 
 
-def content_of(settings: TrainSettings, workload: Workload, model: ModelSpec, seed: int) -> Content:
+def content_of(settings: TrainSettings, workload: Workload, model: ModelSpec, seed: int) -> Content | MadeUp:
     """What a run's samples hold, by its settings.
 
     Raises:

@@ -15,9 +15,11 @@ from torch import Tensor
 from entrain_bench.arrays import IntArray
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.train.device import to_device
 from entrain_bench.train.modules import Pack, in_stage_order, input_width
 from entrain_bench.train.modules.positions import Picture, multimodal_positions
-from entrain_bench.train.running.content import Content
+from entrain_bench.train.running.content import Content, MadeUp
+from entrain_bench.train.running.made_up import made_up_features
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +28,19 @@ class Inputs:
 
     Attributes:
         pack: the sequences.
-        features: for the first stage of an encoder ``[tokens, input width]``.
+        features: for the first stage of an encoder, of content that the host reads ``[tokens, input width]``.
+        row_keys: for the first stage of an encoder, of content that is made up on the device ``[tokens, 2]``.
     """
 
     pack: Pack
     features: Tensor | None = None
+    row_keys: Tensor | None = None
+
+    def features_on(self, device: torch.device, module: ModuleSpec) -> Tensor | None:
+        """What the first stage of an encoder starts from, on the device that computes; None for other stages."""
+        if self.row_keys is not None:
+            return made_up_features(to_device(self.row_keys, device), input_width(module))
+        return None if self.features is None else to_device(self.features, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,7 @@ class SampleData:
     """
 
     shapes: SampleShapes
-    content: Content
+    content: Content | MadeUp
     pinned: bool = False
 
     @property
@@ -69,7 +79,11 @@ class SampleData:
         if module.config.mrope_sections:
             pack = replace(pack, positions=self.positions(module, members))
         pack = replace(pack, remade=remade, splits_backward=splits_backward)
-        return Inputs(pack, self.features(module, members) if module.is_encoder and not stage else None)
+        if not module.is_encoder or stage:
+            return Inputs(pack)
+        if isinstance(self.content, MadeUp):
+            return Inputs(pack, row_keys=self._row_keys(module, self.content, members))
+        return Inputs(pack, self._written(module, self.content, members))
 
     def encoder_pack(self, items: IntArray) -> Pack:
         """Lengths and grids of the given items."""
@@ -86,9 +100,18 @@ class SampleData:
 
         In the order of ``in_stage_order``.
         """
+        found = self.inputs(module, 0, items).features_on(torch.device("cpu"), module)
+        assert found is not None
+        return found
+
+    def _row_keys(self, module: ModuleSpec, content: MadeUp, items: IntArray) -> Tensor:
+        keys = torch.from_numpy(content.row_keys(self.shapes, items))
+        return in_stage_order(module, self.encoder_pack(items), keys)
+
+    def _written(self, module: ModuleSpec, content: Content, items: IntArray) -> Tensor:
         size = (int(self.shapes.item_encoder_tokens[items].sum()), input_width(module))
         features = torch.empty(size, dtype=torch.float32, pin_memory=self.pinned)
-        self.content.features(module, self.shapes, items, features.numpy())
+        content.features(module, self.shapes, items, features.numpy())
         return in_stage_order(module, self.encoder_pack(items), features)
 
     def llm_pack(self, samples: IntArray) -> Pack:

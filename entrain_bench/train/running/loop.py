@@ -17,10 +17,10 @@ from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.layout_json import layout_from_json, layout_to_json
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.records.outcome import Outcome
-from entrain_bench.train.device import device_of
+from entrain_bench.train.device import device_of, dtype_name
 from entrain_bench.train.learning_rate import LearningRate
 from entrain_bench.train.measuring.clock import Clock
-from entrain_bench.train.measuring.metrics import mean_metrics, metrics_of
+from entrain_bench.train.measuring.metrics import OF_THE_CLUSTER, mean_metrics, metrics_of, why_not_of_the_cluster
 from entrain_bench.train.measuring.profiling import profiler
 from entrain_bench.train.measuring.seen import check_finite, gather_seen, see
 from entrain_bench.train.messages.control import PlanningGroup, planning_group, process_group
@@ -29,6 +29,7 @@ from entrain_bench.train.producing.rendezvous import Rendezvous
 from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.checkpoint import Checkpoints
 from entrain_bench.train.running.content import content_of
+from entrain_bench.train.running.execution import ran_with
 from entrain_bench.train.running.feed import WorkFeed
 from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.settings import TrainSettings
@@ -58,7 +59,10 @@ def train(
         runtime = build_runtime(
             setting.job, layout, settings, device, config.seed, control, content=content, rendezvous=rendezvous
         )
-        checkpoints = _checkpoints(settings, config, layout)
+        checkpoints = _checkpoints(settings, config, layout, runtime)
+        execution, remarks = ran_with(runtime, control)
+        if reason := why_not_of_the_cluster(device, runtime.dtype, setting.job.cluster):
+            remarks = (*remarks, f"mfu, bounds and shares of time are left out: {reason}")
         history, num_elsewhere = resume(checkpoints, runtime, config.iterations)
         clock, frame = Clock(device), None
         rates = learning_rate(settings, config.iterations)
@@ -71,7 +75,8 @@ def train(
             if settings.on_non_finite == "stop":
                 check_finite(taken.work.program, iteration, seen, control)
             if everyone := gather_seen(seen, control):
-                row, timeline = metrics_of(taken.work.program, everyone, setting.truth, taken.host_time, device)
+                left_out = OF_THE_CLUSTER if reason else ()
+                row, timeline = metrics_of(taken.work.program, everyone, setting.truth, taken.host_time, left_out)
                 history.append(row | {"assignment_exposed_s": taken.exposed_s})
                 feed.observe(timeline)
                 if frame is None and timeline.program.num_actions <= MAX_KEPT_ACTIONS:
@@ -85,7 +90,8 @@ def train(
         if control.rank():
             return None
     own = history[num_elsewhere:] or history
-    return Outcome(layout, {**mean_metrics(own), "planning_time_s": planning_time_s}, tuple(history), frame)
+    metrics = {**mean_metrics(own), "planning_time_s": planning_time_s}
+    return Outcome(layout, metrics, tuple(history), frame, execution=execution, remarks=remarks)
 
 
 def learning_rate(settings: TrainSettings, iterations: int) -> LearningRate:
@@ -144,7 +150,7 @@ def resume(checkpoints: Checkpoints | None, runtime: Runtime, iterations: int) -
     return found.history, found.num_elsewhere
 
 
-def _checkpoints(settings: TrainSettings, config: RunConfig, layout: Layout) -> Checkpoints | None:
+def _checkpoints(settings: TrainSettings, config: RunConfig, layout: Layout, runtime: Runtime) -> Checkpoints | None:
     if settings.checkpoint_dir is None:
         return None
     content = config.content()
@@ -153,7 +159,7 @@ def _checkpoints(settings: TrainSettings, config: RunConfig, layout: Layout) -> 
         "workload": str(content["workload"]),
         "seed": str(config.seed),
         "global batch": str(config.global_batch),
-        "dtype": settings.dtype,
+        "dtype": dtype_name(runtime.dtype),
         "harness.data": settings.data,
         "set of frozen modules": str(sorted(config.framework.freeze)),
     }

@@ -21,7 +21,6 @@ from entrain_bench.errors import OutOfMemoryError
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.train.device import to_device
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.measuring.seen import ChunkLoss, RankResult
 from entrain_bench.train.messages.places import lane_of_rank
@@ -29,8 +28,9 @@ from entrain_bench.train.messages.rank_plan import Message, RankPlan, Step, plan
 from entrain_bench.train.messages.rows import cut_rows, gather_rows
 from entrain_bench.train.messages.transfers import Transfers
 from entrain_bench.train.modules import Pack
+from entrain_bench.train.modules.kernels import Kernels
 from entrain_bench.train.modules.split import WeightPass
-from entrain_bench.train.running.content import Content
+from entrain_bench.train.running.content import Content, MadeUp
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.groups import Groups
 from entrain_bench.train.running.loader import Loader
@@ -100,6 +100,7 @@ class Runtime:
         content: of the samples.
         loader: where inputs come from.
         roots: beginnings of the names of published weights, by module and root.
+        kernels: what computes attention.
     """
 
     stages: Mapping[tuple[int, int], TrainedStage | ShardedStage]
@@ -107,9 +108,10 @@ class Runtime:
     settings: OptimizerSettings
     dtype: torch.dtype
     device: torch.device
-    content: Content
+    content: Content | MadeUp
     loader: Loader
     roots: Roots = field(default_factory=dict)
+    kernels: Kernels = field(default_factory=Kernels)
 
     def prepare(self, program: Program) -> Work:
         """This rank's work for a program, whose inputs are made from now on.
@@ -301,8 +303,9 @@ class _Iteration:
 
     def _start(self, step: Step, received: Mapping[tuple[int, int], Tensor], inputs: Inputs) -> Tensor | None:
         """What a forward starts from: features, received hidden states, or projected tokens from several encoders."""
-        if inputs.features is not None:
-            return to_device(inputs.features, self.runtime.device)
+        features = inputs.features_on(self.runtime.device, self._stage(step).stage.module)
+        if features is not None:
+            return features
         wants_gradient = self._stage(step).stage.passes_gradients
         if step.place.stage:
             return received[step.receives[0].key].requires_grad_(wants_gradient)

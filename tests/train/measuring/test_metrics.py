@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import nan
 from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
+import torch
 
+from entrain_bench.costs.truth import CostTruth
 from entrain_bench.hosttime import HostTime
 from entrain_bench.program import Pass, Program
 from entrain_bench.train.measuring import metrics
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.measuring.losses import name_non_finite, total_loss
 from entrain_bench.train.measuring.merge import merge_timeline
-from entrain_bench.train.measuring.metrics import mean_metrics
-from entrain_bench.train.measuring.seen import RankResult, see
-from support.builders import random_samples
+from entrain_bench.train.measuring.metrics import OF_THE_CLUSTER, mean_metrics, metrics_of, why_not_of_the_cluster
+from entrain_bench.train.measuring.seen import RankResult, Seen, see
+from support.builders import FRAMEWORK, random_samples, tiny_cluster
 from support.train.four_ranks import LAYOUTS, programs
 from support.train.runs import CPU
 
@@ -31,6 +34,42 @@ def test_the_first_iteration_and_skipped_updates_do_not_count() -> None:
     assert mean_metrics(history) == {"loss": 2.0, "time_s": 2.0}
     assert mean_metrics(history[:1]) == history[0]
     assert mean_metrics(history[:2]) == {"time_s": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "peak", "reason"),
+    [
+        ("cuda", torch.bfloat16, "bfloat16", ""),
+        ("cuda", torch.float32, "bfloat16", "it ran in float32, and the peak of handmade is of bfloat16"),
+        ("cuda", torch.bfloat16, "float32", "it ran in bfloat16, and the peak of handmade is of float32"),
+        ("cuda", torch.float32, "float32", ""),
+        ("cpu", torch.float32, "float32", "ranks compute on a CPU, of which the cluster's constants say nothing"),
+        ("cpu", torch.bfloat16, "bfloat16", "ranks compute on a CPU, of which the cluster's constants say nothing"),
+    ],
+)
+def test_peaks_of_another_precision_or_of_no_cpu_are_no_measure(
+    device: str, dtype: torch.dtype, peak: str, reason: str
+) -> None:
+    cluster = tiny_cluster()
+    cluster = replace(cluster, device=replace(cluster.device, peak_dtype=peak))
+    assert why_not_of_the_cluster(torch.device(device), dtype, cluster) == reason
+
+
+def test_metrics_that_say_nothing_of_a_run_are_left_out() -> None:
+    program = program_on("chain")
+    cluster = tiny_cluster(1, 4)
+    truth = CostTruth(program.model, cluster, FRAMEWORK)
+    rows = []
+    for rank in range(4):
+        lane = int(np.flatnonzero(program.layout.lane_first_rank == rank)[0])
+        own = program.lane_actions[program.lane_offsets[lane] : program.lane_offsets[lane + 1]]
+        start = np.arange(len(own), dtype=float)
+        rows.append(np.column_stack([own, start, start + 1]))
+    everyone = [Seen(own, [], 1.0, 5.0) for own in rows]
+    whole, _ = metrics_of(program, everyone, truth, HostTime())
+    part, _ = metrics_of(program, everyone, truth, HostTime(), OF_THE_CLUSTER)
+    assert whole.keys() - part.keys() == set(OF_THE_CLUSTER)
+    assert {name: whole[name] for name in part} == part
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from entrain_bench.train.modules import NamedParameter, attention
-from entrain_bench.train.modules.attention import packed_attention
+from entrain_bench.train.modules.attention import AttentionKernel, packed_attention
 from entrain_bench.train.modules.packing import Segments, Share, consecutive_windows, make_segments, segments_of
 from support.train.reference import normal
 
@@ -85,10 +85,12 @@ def varlen_in_plain_torch(
 @given(
     segments=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), min_size=1, max_size=6),
     causal=st.booleans(),
-    flash=st.booleans(),
+    kernel=st.sampled_from([AttentionKernel.CPU, AttentionKernel.SDPA, AttentionKernel.FLASH2]),
 )
 @settings(max_examples=60, deadline=None)
-def test_packed_attention_is_masked_attention(segments: list[tuple[int, int]], causal: bool, flash: bool) -> None:
+def test_packed_attention_is_masked_attention(
+    segments: list[tuple[int, int]], causal: bool, kernel: AttentionKernel
+) -> None:
     lengths = make_segments([q for q, _ in segments], [q + more for q, more in segments], 0, CPU)
     rng = np.random.default_rng(len(segments))
     query = normal(rng, sum(lengths.query_lengths), 4, 8)
@@ -97,11 +99,9 @@ def test_packed_attention_is_masked_attention(segments: list[tuple[int, int]], c
     scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(2, 1)) / 8**0.5
     weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
     expected = torch.einsum("hqk,khd->qhd", weights, value.repeat_interleave(2, 1))
-    with (
-        mock.patch.object(attention, "uses_flash", return_value=flash),
-        mock.patch.object(attention, "varlen_attn", varlen_in_plain_torch),
-    ):
-        torch.testing.assert_close(packed_attention(query, key, value, lengths, causal=causal), expected)
+    with mock.patch.object(attention, "varlen_attn", varlen_in_plain_torch):
+        found = packed_attention(query, key, value, lengths, causal=causal, kernel=kernel)
+    torch.testing.assert_close(found, expected)
 
 
 @given(dim=st.integers(-1, 1), stride=st.integers(1, 3), tp=st.integers(1, 4))

@@ -16,13 +16,14 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from entrain_bench.errors import IncompatibleError
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.modules import Pack, Stage, StageGroups, attention, ends, input_width, packing, products, stage
+from entrain_bench.train.modules.attention import AttentionKernel
 from entrain_bench.train.modules.positions import rotary_angles
 from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.running.data import Inputs
 from support.builders import TOKENS
-from support.train.modules import module_config, small_model, stage_of
+from support.train.modules import module_config
 from support.train.played_gpu import GPU, played_gpu
 
 # Heads of 80 (rotary on a grid, windows and full attention), 64 (convolutions, sinusoids) and 128 (tied embedding).
@@ -68,12 +69,14 @@ def run_stages(
     recompute: bool = False,
     text_only: bool = False,
     splits_backward: bool = False,
+    kernel: AttentionKernel = AttentionKernel.FLASH2,
 ) -> None:
     """Forward and backward, whole or in two passes, of a module cut into stages."""
     ends_of_stages = pairwise([0, *cuts, len(module.layers)])
     with torch.device(GPU):
         stages = [
-            Stage(module, range(lo, hi), groups, dtype=torch.bfloat16, recompute=recompute) for lo, hi in ends_of_stages
+            Stage(module, range(lo, hi), groups, dtype=torch.bfloat16, recompute=recompute, attention=kernel)
+            for lo, hi in ends_of_stages
         ]
     pack = ENCODER_PACK if module.is_encoder else llm_pack(text_only=text_only)
     pack = replace(pack, splits_backward=splits_backward)
@@ -123,11 +126,20 @@ def test_a_whole_llm_on_text_alone_never_stops_the_host() -> None:
         run_stages(MODEL.llm, groups, text_only=True)
 
 
-@pytest.mark.parametrize("head_dim", [20, 264])
-def test_heads_that_flash_attention_cannot_take_are_refused(head_dim: int) -> None:
-    model = small_model(head_dim=head_dim)
-    with ranks(1, 1) as groups, pytest.raises(IncompatibleError, match=f"head_dim={head_dim}: flash attention"):
-        stage_of(model, model.llm, groups, dtype=torch.bfloat16, device=GPU)
+@pytest.mark.parametrize("cp", [1, 2])
+def test_attention_by_length_never_stops_the_host(cp: int) -> None:
+    with ranks(1, cp) as groups:
+        for module in MODEL.modules:
+            run_stages(module, groups, kernel=AttentionKernel.SDPA)
+
+
+def test_made_up_features_never_stop_the_host() -> None:
+    keys = torch.zeros(9, 2, dtype=torch.int32)
+    with played_gpu():
+        features = Inputs(ENCODER_PACK, row_keys=keys).features_on(GPU, MODEL.modules[0])
+    assert features is not None
+    assert features.is_meta
+    assert features.shape == (9, input_width(MODEL.modules[0]))
 
 
 def left_on_the_cpu(host: Tensor, _: torch.device) -> Tensor:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.specs.model import SELECTIVE, ModelSpec, ModuleSpec
 from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, initialise, named_parameters
+from entrain_bench.train.modules.attention import AttentionKernel
 from support.builders import TOKENS
 from support.train.modules import (
     CPU,
@@ -224,7 +225,14 @@ def test_parameters_are_as_many_as_specified(alone: StageGroups, name: str) -> N
     model = ModelSpec.from_config({"name": "m", "modules": {name: module_config(name)} | llm, "tokens": TOKENS})
     module = model.module(name)
     with torch.device("meta"):
-        stage = Stage(module, range(len(module.layers)), alone, dtype=torch.bfloat16, recompute=False)
+        stage = Stage(
+            module,
+            range(len(module.layers)),
+            alone,
+            dtype=torch.bfloat16,
+            recompute=False,
+            attention=AttentionKernel.FLASH2,
+        )
     assert sum(named.parameter.numel() for named in named_parameters(stage)) == module.parameters
 
 

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from importlib.metadata import version
 from math import isfinite
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from entrain_bench.errors import ExecutionError, OutOfMemoryError
 from entrain_bench.experiment import Feed, prepare
+from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.launching.handover import config_from_json
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.messages.control import planning_group
 from entrain_bench.train.modules import Stage
+from entrain_bench.train.modules.attention import AttentionKernel
+from entrain_bench.train.modules.kernels import Kernels
 from entrain_bench.train.platform import prepare_platform
-from entrain_bench.train.running import loop
+from entrain_bench.train.running import execution, loop
 from entrain_bench.train.running.build import build_runtime
-from entrain_bench.train.running.data import SampleData
+from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.feed import WorkFeed
 from entrain_bench.train.settings import P2P_GROUPS
 from support.train.ranks import run_ranks
@@ -31,12 +36,14 @@ from support.train.runs import CPU, DISJOINT, ONE_RANK, batch, configuration, tr
 @contextmanager
 def poisoned(bad: Callable[[SampleData], bool]) -> Iterator[None]:
     """Features of some batches are not numbers."""
-    features = SampleData.features
+    inputs = SampleData.inputs
 
-    def spoil(data: SampleData, *args: Any) -> torch.Tensor:
-        return features(data, *args) * (float("nan") if bad(data) else 1.0)
+    def spoil(data: SampleData, module: ModuleSpec, *args: Any, **options: Any) -> Inputs:
+        found = inputs(data, module, *args, **options)
+        features = found.features_on(CPU, module)
+        return found if features is None or not bad(data) else Inputs(found.pack, features * float("nan"))
 
-    with patch.object(SampleData, "features", spoil):
+    with patch.object(SampleData, "inputs", spoil):
         yield
 
 
@@ -111,3 +118,53 @@ def test_messages_in_one_group_give_the_same_losses() -> None:
     apart, together = run_ranks(_losses, 4, configs)[0]
     assert apart == together
     assert len(set(apart)) == 2
+
+
+def _execution(_: int, config: str) -> tuple[dict[str, str], tuple[str, ...]]:
+    with patch.object(loop, "process_group", lambda *_: nullcontext(dist.group.WORLD)):
+        outcome = loop.train(config_from_json(config), lambda _: None)
+    assert outcome is not None
+    return dict(outcome.execution), outcome.remarks
+
+
+def test_a_run_says_what_it_ran_with_and_why_it_has_no_mfu() -> None:
+    small = ("global_batch=2", "microbatch_size=1", "iterations=1")
+    ((said, remarks),) = run_ranks(_execution, 1, configuration(*ONE_RANK, "harness.kernels=sdpa", *small))
+    assert said == {
+        "device": execution.device_name(CPU),
+        "dtype": "float32",
+        "torch": torch.__version__,
+        "megatron_core": version("megatron-core"),
+        "attention.vision": "sdpa",
+        "attention.llm": "sdpa",
+    }
+    (line,) = remarks
+    assert line == (
+        "mfu, bounds and shares of time are left out: ranks compute on a CPU, of which the cluster's constants say "
+        "nothing"
+    )
+
+
+def test_ranks_that_differ_are_all_named() -> None:
+    passed_over = "attention by flash3 was passed over: ImportError: libcudart"
+    runtime = Mock(device=CPU, dtype=torch.float32, kernels=Kernels({"llm": AttentionKernel.CPU}))
+
+    def everyone(own: Any, _: Any) -> list[Any]:
+        other = own["execution"] | {"device": "another", "attention.llm": "flash2"}
+        return [own, {"execution": other, "remarks": [passed_over]}, {"execution": other, "remarks": [passed_over]}]
+
+    with patch.object(execution, "gather_json", everyone):
+        said, remarks = execution.ran_with(runtime, Mock())
+    assert said["device"] == f"{execution.device_name(CPU)} and another"
+    assert said["attention.llm"] == "cpu and flash2"
+    assert said["dtype"] == "float32"
+    assert remarks == (passed_over,)
+
+
+def test_versions_of_packages_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "packages_distributions", lambda: {"flash_attn_interface": ["torch"]})
+    runtime = Mock(device=CPU, dtype=torch.bfloat16, kernels=Kernels({"llm": AttentionKernel.FLASH3}))
+    with patch.object(execution, "gather_json", lambda own, _: [own]):
+        said, _ = execution.ran_with(runtime, Mock())
+    assert said["attention.llm"] == "flash3"
+    assert said["flash_attn_interface"] == version("torch")

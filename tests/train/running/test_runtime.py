@@ -54,7 +54,7 @@ def test_a_rank_is_given_the_data_of_its_forwards() -> None:
             else:
                 assert inputs.pack == data.encoder_pack(members)
                 one_by_one = [data.features(module, members[i : i + 1]) for i in range(len(members))]
-                assert torch.equal(inputs.features, torch.cat(one_by_one))
+                assert torch.equal(inputs.features_on(CPU, module), torch.cat(one_by_one))
     assert found == {("vision", 0), ("vision", 1), ("llm", 0), ("llm", 1)}
 
 

@@ -1,0 +1,204 @@
+"""Which kernel computes attention: what there is to choose from, the choice, and a trial of it on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
+
+from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.train.modules.attention import AttentionKernel, packed_attention
+from entrain_bench.train.modules.packing import make_segments
+
+FLASH_HEAD_DIMS = range(8, 257, 8)  # messages of torch 2.13's kernel (libtorch_cuda), read 2026-11
+# Packages that torch 2.13 calls in place of its own kernel once told so, by its names for them; what they import, and
+# the GPUs they are for, by the major number of their compute capability (torch/nn/attention/_fa3.py, _fa4.py).
+PACKAGES = {
+    AttentionKernel.FLASH3: ("FA3", "flash_attn_interface", (9,)),
+    AttentionKernel.FLASH4: ("FA4", "flash_attn.cute.interface", (9, 10)),
+}
+# Compute capability from which torch's own variable-length kernel runs (Ampere).
+LEAST_CAPABILITY = (8, 0)
+# Of a trial: how far outputs and gradients in bfloat16 may be from those in float32, relative to their norm.
+TOLERANCE = 0.03
+# Of a trial: queries and keys of sequences, one longer than a kernel's tiles; with context parallelism keys are more.
+QUERIES, KEYS = [5, 300, 17, 1], [9, 300, 200, 1]
+NUM_HEADS, NUM_KV_HEADS = 4, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a choice goes by.
+
+    Attributes:
+        device: ``cpu`` or ``cuda``.
+        capability: compute capability of the GPU; (0, 0) for none.
+        packages: kernels of ``PACKAGES`` that can be imported.
+    """
+
+    device: str
+    capability: tuple[int, int] = (0, 0)
+    packages: frozenset[AttentionKernel] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What computes attention.
+
+    Attributes:
+        attention: by module.
+        passed_over: kernels that were preferred but did not pass their trial, and why, one line each.
+    """
+
+    attention: Mapping[str, AttentionKernel] = field(default_factory=dict)
+    passed_over: tuple[str, ...] = ()
+
+
+def candidates(request: str, machine: Machine, dtype: torch.dtype, head_dim: int) -> tuple[AttentionKernel, ...]:
+    """Kernels that may compute a module's attention, the preferred first.
+
+    Args:
+        request: ``harness.kernels``.
+        machine: where.
+        dtype: of queries, keys and values.
+        head_dim: their width.
+
+    Raises:
+        UserError: for a kernel that this machine or dtype does not have.
+        IncompatibleError: for a kernel that cannot take such heads.
+    """
+    fits = dtype is torch.bfloat16 and head_dim in FLASH_HEAD_DIMS and machine.capability >= LEAST_CAPABILITY
+    if request in PACKAGES:
+        _check_request(AttentionKernel(request), machine, dtype, head_dim)
+        return (AttentionKernel(request),)
+    if request == "sdpa":
+        return (AttentionKernel.SDPA,)
+    if machine.device == "cpu":
+        return (AttentionKernel.CPU,)
+    if not fits:
+        return (AttentionKernel.SDPA,)
+    # Not the fourth unless asked for: its backward is new, and torch calls its own use of it a prototype.
+    third = AttentionKernel.FLASH3
+    usable = request == "auto" and third in machine.packages and machine.capability[0] in PACKAGES[third][2]
+    own = (AttentionKernel.FLASH2, AttentionKernel.SDPA)
+    return (third, *own) if usable else own
+
+
+def _check_request(kernel: AttentionKernel, machine: Machine, dtype: torch.dtype, head_dim: int) -> None:
+    _, package, majors = PACKAGES[kernel]
+    said = f"harness.kernels={kernel}"
+    if machine.device != "cuda" or machine.capability[0] not in majors:
+        needed = " or ".join(f"{major}.x" for major in majors)
+        raise UserError(f"{said}: needs a GPU of compute capability {needed}; auto takes what the device has")
+    if kernel not in machine.packages:
+        raise UserError(f"{said}: needs the package {package}, which cannot be imported here")
+    if dtype is not torch.bfloat16:
+        raise UserError(f"{said}: needs harness.dtype=bfloat16")
+    if head_dim not in FLASH_HEAD_DIMS:
+        raise IncompatibleError(
+            f"{said}: head_dim={head_dim} must be a multiple of {FLASH_HEAD_DIMS.step}, at most {FLASH_HEAD_DIMS[-1]}"
+        )
+
+
+def find_kernels(
+    request: str,
+    modules: Sequence[ModuleSpec],
+    dtype: torch.dtype,
+    device: torch.device,
+    machine: Machine | None = None,
+) -> Kernels:
+    """Choose what computes the attention of modules; kernels for GPUs are tried first.
+
+    A process has one kernel for sequences of different lengths; modules whose heads it cannot take have ``sdpa``.
+
+    Args:
+        request: ``harness.kernels``: ``auto``, ``torch`` (no other packages), ``sdpa``, ``flash3`` or ``flash4``.
+        modules: whose attention.
+        dtype: of parameters and activations.
+        device: where.
+        machine: what to choose by, if it is not to be found out.
+
+    Raises:
+        UserError: for a kernel that is asked for and not there, or fails its trial.
+        IncompatibleError: for a kernel that is asked for and cannot take a module's heads.
+    """
+    machine = machine or machine_of(device)
+    allowed = {module.name: candidates(request, machine, dtype, module.config.head_dim) for module in modules}
+    passed_over = []
+    # In the order of preference, which is the same for all modules that have several.
+    for kernel in max(allowed.values(), key=len, default=()):
+        taken = {name: kernel if kernel in found else found[-1] for name, found in allowed.items()}
+        dims = {module.config.head_dim for module in modules if taken.get(module.name) is kernel}
+        if reason := _try(kernel, sorted(dims), dtype, device, machine):
+            if request == kernel:
+                raise UserError(f"harness.kernels={request}: {reason}; auto goes on to another")
+            passed_over.append(f"attention by {kernel} was passed over: {reason}")
+            continue
+        return Kernels(taken, tuple(passed_over))
+    return Kernels({}, ())
+
+
+def machine_of(device: torch.device) -> Machine:
+    """What a device and its process have."""
+    if device.type != "cuda":
+        return Machine(device.type)
+    found = frozenset(kernel for kernel, (_, package, _) in PACKAGES.items() if _is_importable(package))
+    return Machine("cuda", torch.cuda.get_device_capability(device), found)
+
+
+def _is_importable(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ImportError:
+        return False
+
+
+def _try(
+    kernel: AttentionKernel, head_dims: Sequence[int], dtype: torch.dtype, device: torch.device, machine: Machine
+) -> str:
+    """Make a kernel the process's own, and compute with it; returns what is wrong, or nothing."""
+    if machine.device == "cpu" or kernel is AttentionKernel.SDPA:
+        return ""
+    try:
+        if kernel in PACKAGES:
+            activate_flash_attention_impl(PACKAGES[kernel][0])
+        else:
+            restore_flash_attention_impl(_raise_warn=False)
+        errors = [error for head_dim in head_dims for error in _errors(kernel, head_dim, dtype, device)]
+    except Exception as error:
+        return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    wrong = [error for error in errors if not error <= TOLERANCE]
+    return f"results of a trial are off by {wrong[0]:.2g} of their norm" if wrong else ""
+
+
+@cache
+def _errors(kernel: AttentionKernel, head_dim: int, dtype: torch.dtype, device: torch.device) -> list[float]:
+    """Relative errors of output and gradients, with and without a mask, against ``sdpa`` in float32."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(sum(QUERIES), NUM_HEADS), (sum(KEYS), NUM_KV_HEADS), (sum(KEYS), NUM_KV_HEADS)]
+    inputs = [torch.randn(*shape, head_dim, generator=generator).to(device, dtype) for shape in shapes]
+    gradient = torch.randn(inputs[0].shape, generator=generator).to(device, dtype)
+    errors = []
+    for causal in (True, False):
+        exact = _results(AttentionKernel.SDPA, [rows.float() for rows in inputs], gradient.float(), causal)
+        found = _results(kernel, inputs, gradient, causal)
+        errors += [
+            float(torch.linalg.vector_norm(own.float() - wanted) / torch.linalg.vector_norm(wanted))
+            for own, wanted in zip(found, exact, strict=True)
+        ]
+    return errors
+
+
+def _results(kernel: AttentionKernel, inputs: Sequence[Tensor], gradient: Tensor, causal: bool) -> list[Tensor]:
+    """Output and gradients of queries, keys and values."""
+    leaves = [rows.detach().clone().requires_grad_() for rows in inputs]
+    segments = make_segments(QUERIES, KEYS, 0, inputs[0].device)
+    query, key, value = leaves
+    output = packed_attention(query, key, value, segments, causal=causal, kernel=kernel)
+    return [output.detach(), *torch.autograd.grad(output, leaves, gradient)]
