@@ -1,0 +1,71 @@
+"""Small data sets of every source whose records can be read by their numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from entrain_bench_workloads.dataset.parquet import ParquetSource
+from entrain_bench_workloads.dataset.records import RecordSource
+from entrain_bench_workloads.dataset.tar import TarSource
+from support.datasets import picture_bytes, sound_bytes, write_finevision, write_jsonl, write_tar
+
+
+def finevision(folder: Path) -> ParquetSource:
+    """Two files of several row groups: several images, one, none."""
+    folder.mkdir(exist_ok=True)
+    for file in range(2):
+        rows = []
+        for number in range(9):
+            seed = 9 * file + number
+            sizes = [(60 + 10 * seed, 90), (70, 57)][: (1, 2, 0)[number % 3]]
+            images = [picture_bytes(*size, seed=2 * seed + place) for place, size in enumerate(sizes)]
+            rows.append((images, [f"text {seed}", "é" * number]))
+        write_finevision(folder / f"train-{file}.parquet", rows, row_group=4)
+    return ParquetSource(path=str(folder), text=["texts"], images="images")
+
+
+def webdataset(folder: Path) -> TarSource:
+    """Images and sounds with text; one sample is not good."""
+    folder.mkdir(exist_ok=True)
+    members = []
+    for number in range(6):
+        key = f"{'long/' * 30 if number == 3 else ''}s{number}"
+        members.append((f"{key}.txt", f"text {number}".encode()))
+        if number == 4:
+            members.append((f"{key}.txt", b"again"))
+        if number % 2:
+            members.append((f"{key}.wav", sound_bytes(0.5 + number / 7, 200 * number)))
+        else:
+            members.append((f"{key}.png", picture_bytes(60 + number, 60, seed=number)))
+    write_tar(folder / "shard.tar", members)
+    return TarSource(path=str(folder / "shard.tar"))
+
+
+def annotations(folder: Path, lines: bool) -> RecordSource:
+    """LLaVA's JSON, or the same as lines, with a folder of images."""
+    (folder / "images").mkdir(parents=True)
+    records: list[dict[str, Any]] = []
+    for number in range(7):
+        records.append({"conversations": [{"from": "human", "value": f"<image>\nq {number} [{{"}]})
+        if number != 5:
+            name = f"images/{number}.jpg"
+            (folder / name).write_bytes(picture_bytes(60, 60 + number, seed=number, kind="JPEG", orientation=6))
+            records[-1]["image"] = name
+    path = folder / ("data.jsonl" if lines else "data.json")
+    if lines:
+        write_jsonl(path, records)
+        path.write_text(path.read_text().replace("\n", "\n\n", 2))
+    else:
+        path.write_text(json.dumps(records, indent=1))
+    return RecordSource(path=str(path), text=["conversations"], images="image")
+
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "parquet": finevision,
+    "tar": webdataset,
+    "json": lambda folder: annotations(folder, lines=False),
+    "jsonl": lambda folder: annotations(folder, lines=True),
+}
