@@ -22,7 +22,7 @@ ROOMS = (
     ("modules", "messages"),
     ("weights",),
     ("measuring",),
-    ("preprocessing", "producing"),
+    ("producing",),
     ("running",),
     ("launching",),
     ("profiling",),
