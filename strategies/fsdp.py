@@ -126,17 +126,18 @@ def micro_step_s(profile: Profile, module: ModuleSpec, placed: ModuleLayout, sam
     count = max(1, round(profile.job.microbatch_size * len(units) / len(samples)))
     times = profile.measure(module, np.full(count, each), placed.tp, placed.cp)
     kind = module.layer_kind
-    forward, backward = (
+    forward, backward, once_more = (
         np.array([float(seconds[0]) for seconds in column])[kind]
         for column in (
             [each.forward_s + each.forward_comm_s for each in times],
             [each.backward_s + each.backward_comm_s for each in times],
+            [each.again_s for each in times],
         )
     )
     again = np.array([placed.recompute and layer.recomputed and layer.backward_share > 0 for layer in module.layers])
     traffic = profile.layer_traffic(module, placed)
     return _longer_s(forward, traffic.gather_s) + _longer_s(
-        backward + again * forward, traffic.again_s + traffic.scatter_s
+        backward + again * once_more, traffic.again_s + traffic.scatter_s
     )
 
 

@@ -50,6 +50,10 @@ BAD_INPUT = [
     ("workload=uniform_mix workload.sequence_tokens=1e18", "must be at least 1, at most 1073741824"),
     ("workload=laion_packed workload.sequence_tokens=1e18", "must be at least 2, at most 1073741824"),
     ("speed.gem=2", "speed"),
+    (
+        "recompute_granularity=selectiv",
+        "recompute_granularity=selectiv: unknown (did you mean selective?); choices: full, selective",
+    ),
     ("memory_fraction=0.00001", "GiB more than"),
     ("cluster.num_nodes=0", "at least 1"),
     ("cluster.device.peak_bf16_flops=-1", "positive"),

@@ -66,6 +66,7 @@ class ConfigSchema:
     encoder_cp: bool = MISSING
     cp_split: str = MISSING
     encoder_optimizers: int = MISSING
+    recompute_granularity: str = MISSING
     tp_overlap: float = MISSING
     freeze: list[str] = MISSING
     results_dir: str = MISSING

@@ -43,8 +43,8 @@ class LayerTimes(Protocol):
             counts: layers of each kind on every stage ``[stages, kinds]``.
             tp: tensor-parallel degree.
             cp: context-parallel degree.
-            recompute: whether backward runs the forward of each layer that recomputation covers once more; or of how
-                many layers of each kind it does ``[chunks, stages, kinds]``.
+            recompute: whether backward runs what recomputation covers of each layer once more; or of how many layers of
+                each kind it does ``[chunks, stages, kinds]``.
             split: whether weights' gradients are made in a pass of their own.
         """
         ...

@@ -143,10 +143,8 @@ class Memory:
         gathered = np.array([layer.hidden_size * (layer.num_gathers > 0) for layer in module.kinds])
         working = np.array([layer.working_bytes(tp, size) for layer in module.kinds]) + gathered * (size * split)
         if placed.recompute:
-            covered = np.array([layer.recomputed for layer in module.kinds])
-            inputs = np.array([layer.held_input_bytes(tp, split, size) for layer in module.kinds])
-            working += np.where(covered, kept, 0.0)
-            kept = np.where(covered, inputs, kept)
+            working += np.array([layer.recomputed_bytes(tp, split, size) for layer in module.kinds])
+            kept = np.array([layer.held_bytes(tp, split, size) for layer in module.kinds])
         parts = self.framework.sequence_parts(module, placed.cp)
         return kept / parts, working / parts
 

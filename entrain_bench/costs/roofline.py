@@ -62,6 +62,7 @@ class PassTimes:
     Attributes:
         weight_s: of the weight pass, where the backward is split; nothing communicates in it. None: the backward makes
             the weights' gradients.
+        remade_s: of a layer, what recomputation runs of it once more and what that communicates; None: the forward.
     """
 
     forward_s: FloatArray
@@ -69,6 +70,13 @@ class PassTimes:
     backward_s: FloatArray
     backward_comm_s: FloatArray
     weight_s: FloatArray | None = None
+    remade_s: tuple[FloatArray, FloatArray] | None = None
+
+    @property
+    def again_s(self) -> FloatArray:
+        """What recomputation adds to a backward of the layer, with its communication."""
+        ahead, comm = self.remade_s or (self.forward_s, self.forward_comm_s)
+        return ahead + comm
 
     @property
     def columns(self) -> tuple[FloatArray, ...]:
@@ -253,7 +261,12 @@ class Roofline:
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
         """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``."""
         own, parts = self.of(module), self.framework.sequence_parts(module, cp)
-        return [own.layer_s(layer, loads, tp, parts, split) for layer in module.kinds]
+        times = [own.layer_s(layer, loads, tp, parts, split) for layer in module.kinds]
+        for index, layer in enumerate(module.kinds):
+            if layer.remade is not None:
+                again = own.layer_s(layer.remade, loads, tp, parts)
+                times[index] = replace(times[index], remade_s=(again.forward_s, again.forward_comm_s))
+        return times
 
     def of(self, module: ModuleSpec) -> Roofline:
         """Itself under the settings that a module has."""
@@ -333,8 +346,9 @@ class Roofline:
             for total, column in zip(totals, times.columns, strict=True):
                 total += column[:, None] * counts[:, index]
             if layer.backward_share and again[..., index].any():
-                totals[2] += times.forward_s[:, None] * again[..., index]
-                totals[3] += times.forward_comm_s[:, None] * again[..., index]
+                once_more = times.remade_s or (times.forward_s, times.forward_comm_s)
+                for total, column in zip(totals[2:4], once_more, strict=True):
+                    total += column[:, None] * again[..., index]
         return PassTimes(*totals)
 
     def work_s(

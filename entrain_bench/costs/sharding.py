@@ -182,13 +182,14 @@ def passes_of(program: Program, index: int, layer_times: LayerTimes, cluster: Cl
     times = layer_times.layers_s(module, loads, placed.tp, placed.cp)
     forward_s = np.stack([each.forward_s + each.forward_comm_s for each in times], axis=1)[:, kind]
     backward_s = np.stack([each.backward_s + each.backward_comm_s for each in times], axis=1)[:, kind]
-    backward_s = backward_s + forward_s * _remade(program, index)
+    again_s = np.stack([each.again_s for each in times], axis=1)[:, kind]
+    backward_s = backward_s + again_s * _remade(program, index)
     runs = np.array([layer.backward_share > 0 for layer in module.layers])[::-1]
     forwards = Passes(program.forward_actions(index)[:, 0], forward_s, traffic.gather_s, np.zeros(len(kind)))
     if not runs.any():
         return (forwards,)
-    again_s, scatter_s = traffic.again_s[::-1][runs], traffic.scatter_s[::-1][runs]
-    backwards = Passes(program.backward_actions(index)[:, 0], backward_s[:, ::-1][:, runs], again_s, scatter_s)
+    gather_s, scatter_s = traffic.again_s[::-1][runs], traffic.scatter_s[::-1][runs]
+    backwards = Passes(program.backward_actions(index)[:, 0], backward_s[:, ::-1][:, runs], gather_s, scatter_s)
     return forwards, backwards
 
 

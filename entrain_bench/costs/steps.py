@@ -190,7 +190,8 @@ class StepCosts:
             axis=1,
         )
         # What is recomputed is there for the weight pass.
-        again_s = forward_s * [kind.recomputed and kind.backward_share > 0 and not split for kind in module.kinds]
+        again_s = np.stack([times.again_s for times in kinds], axis=1)
+        again_s = again_s * [kind.recomputed and kind.backward_share > 0 and not split for kind in module.kinds]
         if placed.recompute:
             backward_s = backward_s + again_s
         layers = np.split(module.layer_kind, np.cumsum(placed.layers_per_stage[:-1]))

@@ -19,7 +19,7 @@ from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.job import Job
-from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.model import FULL, ModelSpec
 from entrain_bench.strategy.balancing import arrival_places
 from entrain_bench.strategy.interleaved import interleaved_program
 from entrain_bench.strategy.schedules import chain_program, stages_behind
@@ -116,6 +116,8 @@ def _layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
         yield f"stages of {'/'.join(map(str, blocks))} layers; all but the first and the last must have as many"
     if job.framework.encoder_optimizers > 1:
         yield f"encoders have one copy of optimizer states (encoder_optimizers={job.framework.encoder_optimizers})"
+    if job.framework.recompute_granularity != FULL and any(placed.recompute for placed in layout.modules):
+        yield "its recompute_modules=mlp keeps what the norm before makes (recompute_granularity=selective)"
     if job.framework.p2p != "blocking" and llm.pp == pp > 1:
         yield f"1F1B waits for its transfers (p2p={job.framework.p2p})"
     if job.framework.tp_overlap:

@@ -8,10 +8,11 @@ from math import gcd
 from typing import Any
 
 from entrain_bench.errors import IncompatibleError, require, unknown_choice
-from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.model import FULL, SELECTIVE, ModuleSpec
 
 P2P = ("blocking", "overlapped")
 SAMPLE, PACK = CP_SPLITS = ("sample", "pack")
+GRANULARITIES = (FULL, SELECTIVE)
 # Actions whose receives are posted while the present one runs: megatron-core's 1F1B posts those of the next.
 RECEIVES_AHEAD = {"blocking": 1, "overlapped": 4}
 
@@ -40,6 +41,8 @@ class Framework:
         encoder_optimizers: copies of each encoder's sharded optimizer states (megatron-core's
             ``num_distributed_optimizer_instances``), at most; their number must divide the ranks that hold the same
             weights, so it is the greatest common divisor.
+        recompute_granularity: what of a block is recomputed wherever a layout or a scheduler recomputes: ``full``, or
+            ``selective``: its MLP and the norm before it, not attention (``ModuleSpec.selectively_recomputed``).
         tp_overlap: share of tensor-parallel communication that hides behind computation, in [0, 1].
         freeze: modules that do not learn, but for the projectors of encoders (``ModuleSpec.frozen``).
     """
@@ -54,6 +57,7 @@ class Framework:
     encoder_cp: bool = True
     cp_split: str = SAMPLE
     encoder_optimizers: int = 1
+    recompute_granularity: str = FULL
     tp_overlap: float = 0.0
     freeze: tuple[str, ...] = ()
 
@@ -62,6 +66,8 @@ class Framework:
             raise unknown_choice("p2p", self.p2p, P2P)
         if self.cp_split not in CP_SPLITS:
             raise unknown_choice("cp_split", self.cp_split, CP_SPLITS)
+        if self.recompute_granularity not in GRANULARITIES:
+            raise unknown_choice("recompute_granularity", self.recompute_granularity, GRANULARITIES)
         require(0 <= self.tp_overlap <= 1, "tp_overlap", self.tp_overlap, "in [0, 1]")
         instances = self.encoder_optimizers
         require(instances >= 1, "encoder_optimizers", instances, "at least 1")

@@ -78,6 +78,7 @@ class Layer:
             divides it.
         cast_bytes_per_token: likewise, but only in a model that is not fp32 itself: what is cast to fp32 or from it.
         recomputed: whether recomputation covers the layer; megatron-core recomputes blocks, not the ends.
+        remade: what recomputation covers of the layer, as a layer of its own; None: all of it.
         learns: whether it has weight gradients and optimizer states.
         backward_share: products of its backward relative to those for both gradients: 0.5 for that of its input alone,
             0 for a layer without backward.
@@ -102,8 +103,26 @@ class Layer:
     transient_bytes_per_token: float = 0.0
     cast_bytes_per_token: float = 0.0
     recomputed: bool = True
+    remade: Layer | None = None
     learns: bool = True
     backward_share: float = 1.0
+
+    @property
+    def remade_share(self) -> float:
+        """Products that recomputation runs once more, relative to those of the forward; 0 where nothing needs them."""
+        if not self.recomputed or not self.backward_share:
+            return 0.0
+        if self.remade is None:
+            return 1.0
+        again, whole = (sum(gemm.k * gemm.n * gemm.rows_per_token for gemm in x.gemms) for x in (self.remade, self))
+        return again / whole
+
+    @property
+    def remade_from_bytes_per_token(self) -> float:
+        """What forward keeps for backward where the layer is recomputed."""
+        if self.remade is None:
+            return self.input_bytes_per_token
+        return self.activation_bytes_per_token - self.remade.activation_bytes_per_token
 
     def frozen(self, passes_gradients: bool) -> Layer:
         """The layer with weights that do not learn.
@@ -114,9 +133,11 @@ class Layer:
             passes_gradients: whether anything before the layer learns.
         """
         if passes_gradients:
-            return replace(self, learns=False, backward_share=0.5)
+            remade = self.remade and self.remade.frozen(passes_gradients)
+            return replace(self, remade=remade, learns=False, backward_share=0.5)
         return replace(
             self,
+            remade=None,
             learns=False,
             backward_share=0.0,
             activation_bytes_per_token=0.0,
@@ -168,8 +189,19 @@ class Layer:
             total += gemm.rows_per_token * (inside / tp + outside / (1 if self.tensor_parallel else tp))
         return total * element_bytes
 
-    def held_input_bytes(self, tp: int, sequence_parallel: bool, element_bytes: int = BF16_BYTES) -> float:
-        """Bytes a token's input takes on a rank of ``tp``, without context parallelism."""
+    def recomputed_bytes(self, tp: int, sequence_parallel: bool, element_bytes: int = BF16_BYTES) -> float:
+        """Of the kept bytes, those that recomputation brings back, on a rank of ``tp``, without context parallelism."""
+        if not self.recomputed:
+            return 0.0
+        return (self.remade or self).kept_bytes(tp, sequence_parallel, element_bytes)
+
+    def held_bytes(self, tp: int, sequence_parallel: bool, element_bytes: int = BF16_BYTES) -> float:
+        """Bytes a token leaves for backward with recomputation, on a rank of ``tp``, without context parallelism."""
+        kept = self.kept_bytes(tp, sequence_parallel, element_bytes)
+        if not self.recomputed:
+            return kept
+        if self.remade is not None:
+            return kept - self.remade.kept_bytes(tp, sequence_parallel, element_bytes)
         split = tp if sequence_parallel or not self.tensor_parallel else 1
         return self.input_bytes_per_token * element_bytes / BF16_BYTES / split
 

@@ -11,7 +11,7 @@ import numpy as np
 from entrain_bench.arrays import FloatArray, IntArray
 from entrain_bench.errors import IncompatibleError, UserError, require
 from entrain_bench.specs.layer import BF16_BYTES, Layer
-from entrain_bench.specs.module_layers import ModuleConfig, Role, build_layers, gemms_of
+from entrain_bench.specs.module_layers import ModuleConfig, Role, build_layers, gemms_of, mlp_of_block
 from entrain_bench.specs.numerics import check_numerics
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 from entrain_bench.specs.shapes import SampleShapes
@@ -25,6 +25,8 @@ MAX_SIZE = 2**24
 # Tiles on a side of a grid: every grid is tried on every image.
 MAX_GRID = 32
 MAX_DYNAMIC = 256
+# What recomputation covers of a block: all of it, or its MLP with the norm before it.
+FULL, SELECTIVE = "full", "selective"
 # A backward takes twice the forward's model FLOPs.
 TRAINING_FLOPS = 3.0
 
@@ -129,6 +131,21 @@ class ModuleSpec:
         still = tuple(layer.frozen(passes_gradients) for layer in self.layers[:fixed])
         return replace(self, layers=(*still, *self.layers[fixed:]))
 
+    def selectively_recomputed(self) -> ModuleSpec:
+        """The module with blocks of which recomputation covers the MLP alone, with its norm; a U-Net has none."""
+        if self.config.unet is not None:
+            return replace(self, layers=tuple(replace(layer, recomputed=False) for layer in self.layers))
+        part = mlp_of_block(self.config)
+        return replace(
+            self,
+            layers=tuple(
+                replace(layer, remade=part if layer.learns else part.frozen(passes_gradients=True))
+                if layer.recomputed and layer.backward_share > 0
+                else layer
+                for layer in self.layers
+            ),
+        )
+
     def cut_bytes(self, layers_per_stage: Sequence[int]) -> IntArray:
         """Bytes a token hands from each stage but the last to the next (bf16) ``[stages - 1]``."""
         last = np.cumsum(layers_per_stage)[:-1] - 1
@@ -212,6 +229,12 @@ class ModelSpec:
             passes = any(layer.learns for other in before for layer in other.layers)
             modules.append(module.frozen(passes) if module.name in names else module)
         return replace(self, modules=tuple(modules))
+
+    def with_recomputation(self, granularity: str) -> ModelSpec:
+        """The model with blocks that recomputation covers as ``Framework.recompute_granularity`` says."""
+        if granularity == FULL:
+            return self
+        return replace(self, modules=tuple(module.selectively_recomputed() for module in self.modules))
 
     def training_flops(self, shapes: SampleShapes) -> float:
         """Model FLOPs of an iteration: three times those of a forward, less what frozen layers have no need of."""

@@ -89,6 +89,33 @@ def build_layers(config: ModuleConfig) -> tuple[Layer, ...]:
     return (embed, *blocks, head)
 
 
+def mlp_of_block(config: ModuleConfig) -> Layer:
+    """A block's MLP with the norm before it, as recomputation runs it once more.
+
+    It stops when it has made all that the backward needs, as ``torch.utils.checkpoint`` does: there is the gather
+    before the first product, not the scatter behind the second, nor the sum with what came in. The weights are the
+    block's.
+    """
+    h, f = config.hidden_size, config.ffn_hidden_size
+    up = 2 * f if config.gated_mlp else f
+    return Layer(
+        kind="mlp",
+        gemms=(Gemm(h, up), Gemm(f, h, row_parallel=True)),
+        attention=None,
+        elementwise_bytes_per_token=BF16_BYTES * (2 * h + up + f),
+        num_elementwise_kernels=2,
+        num_gathers=1,
+        num_scatters=0,
+        hidden_size=h,
+        parameters=0,
+        # The norm's input is what comes in.
+        activation_bytes_per_token=BF16_BYTES * (h + up + f),
+        input_bytes_per_token=BF16_BYTES * h,
+        replicated_elementwise_bytes_per_token=BF16_BYTES * 2 * h,
+        replicated_bytes_per_token=BF16_BYTES * h,
+    )
+
+
 def _block(config: ModuleConfig, kind: str, window_tokens: int) -> Layer:
     h, f = config.hidden_size, config.ffn_hidden_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim

@@ -18,10 +18,10 @@ from entrain_bench.strategy.profile import Profile
 def covered_layer_s(
     module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, chunks: Chunks, profile: Profile
 ) -> FloatArray:
-    """Estimated forward seconds of a mean layer that recomputation covers ``[chunks, stages]``; 0 without backward."""
+    """Estimated seconds of recomputing a mean layer of those it covers ``[chunks, stages]``; 0 without backward."""
     forward, _ = stages_s(module, placed, shapes, chunks, profile)
     counts, kinds = module.kind_counts(placed.layers_per_stage), _kinds_s(module, placed, shapes, profile)
-    covered = counts * [kind.recomputed and kind.backward_share > 0 for kind in module.kinds]
+    covered = counts * [kind.remade_share for kind in module.kinds]
     number = np.maximum(covered_per_stage(module, placed.layers_per_stage), 1)
     return np.asarray(forward * (matmul(covered, kinds) / matmul(counts, kinds) / number))
 
@@ -75,7 +75,7 @@ def packed_chunks_s(
     """Estimated seconds of forward and backward of packed chunks on stages ``[chunks, stages]``.
 
     A chunk costs what its units add and what a chunk costs anyway (``packs``); backwards as measured, and one more
-    forward of layers that are recomputed.
+    forward of layers that are recomputed, or the share of it that its products are.
 
     Args:
         module: the module.
@@ -93,7 +93,7 @@ def packed_chunks_s(
     )
     forward, backward = np.maximum(sums + times.chunk_s[:, None], times.least_s[:, None])
     counts = module.kind_counts(placed.layers_per_stage)
-    needed = np.array([kind.recomputed and kind.backward_share > 0 for kind in module.kinds], np.float64)
+    needed = np.array([kind.remade_share for kind in module.kinds], np.float64)
     again = counts * needed * placed.recompute
     stages = matmul(forward, counts.T), matmul(backward, counts.T) + matmul(forward, again.T)
     if remade is None or placed.recompute:

@@ -53,7 +53,7 @@ def chunk_tokens(profile: Profile, module: ModuleSpec, lengths: IntArray, tp: in
 
 
 def _remade(module: ModuleSpec, recompute: bool) -> FloatArray:
-    return np.array([recompute and kind.recomputed and kind.backward_share > 0 for kind in module.kinds], np.float64)
+    return np.array([recompute and kind.remade_share for kind in module.kinds], np.float64)
 
 
 def shares_of(base_s: FloatArray, cost_s: FloatArray) -> tuple[FloatArray, FloatArray]:

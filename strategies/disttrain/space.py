@@ -231,7 +231,7 @@ class Orchestration:
         job, held = self.profile.job, 0.0
         for spec in (job.model.modules[m] for m in self.groups[group]):
             tokens = spec.lengths(self.samples, spec.units(self.samples)).sum() / len(self.samples)
-            each = [x.input_bytes_per_token if again else x.activation_bytes_per_token for x in spec.layers]
+            each = [x.remade_from_bytes_per_token if again else x.activation_bytes_per_token for x in spec.layers]
             held += backbone_dp * job.microbatch_size * float(tokens) * sum(each)
         return held
 

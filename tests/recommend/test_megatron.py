@@ -127,11 +127,18 @@ def test_layouts_that_it_cannot_take(changes: dict[str, Any], says: str) -> None
     [
         (replace(STOCK, p2p="overlapped"), "1F1B waits for its transfers (p2p=overlapped)"),
         (replace(STOCK, tp_overlap=0.5), "tp_overlap=0.5 is no flag"),
+        (replace(STOCK, recompute_granularity="selective"), ""),
         (replace(STOCK, encoder_optimizers=2), "encoders have one copy of optimizer states (encoder_optimizers=2)"),
     ],
 )
 def test_settings_that_it_does_not_have(framework: Framework, says: str) -> None:
     assert layout_refusal(job_of(framework), layout_of()) == says
+
+
+def test_selective_recomputation_is_another_one() -> None:
+    job = job_of(replace(STOCK, recompute_granularity="selective"))
+    says = "its recompute_modules=mlp keeps what the norm before makes (recompute_granularity=selective)"
+    assert layout_refusal(job, layout_of(llm_recompute=True)) == says
 
 
 def batch() -> SampleShapes:

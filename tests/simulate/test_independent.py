@@ -79,8 +79,9 @@ def disagreement(case: Case, framework: Framework, program: Program | None = Non
         framework: under which settings.
         program: what the first executes instead.
     """
-    truth_of_case = CostTruth(case.program.model, case.cluster, framework)
-    program = program or case.program
+    model = case.program.model.with_recomputation(framework.recompute_granularity)
+    truth_of_case = CostTruth(model, case.cluster, framework)
+    program = replace(program or case.program, model=model)
     timeline = Simulator(truth_of_case, 1e18).execute(program)
     theirs = simulate(case.model_config, case.cluster_config, asdict(framework), case.program)
     pairs = []
@@ -136,6 +137,21 @@ def test_both_agree_on_modules_that_do_not_learn(strategy: str, frozen: str) -> 
     settings = {name: replace(framework, freeze=(frozen,)) for name, framework in FRAMEWORKS.items()}
     found = {name: disagreement(case, framework) for name, framework in settings.items()}
     assert max(found.values()) < AGREE, found
+
+
+@pytest.mark.parametrize("frozen", ["", "vision", "llm"])
+@pytest.mark.parametrize("strategy", ["fsdp", "hetero_colocated", "megatron"])
+def test_both_agree_on_selective_recomputation(strategy: str, frozen: str) -> None:
+    still = (frozen,) if frozen else ()
+    case = decided(strategy, *SMALL, "layout.recompute=[vision,audio,llm]", f"freeze=[{frozen}]")
+    settings = {name: replace(framework, freeze=still) for name, framework in FRAMEWORKS.items()}
+    full = {name: disagreement(case, framework) for name, framework in settings.items()}
+    selective = {
+        name: disagreement(case, replace(framework, recompute_granularity="selective"))
+        for name, framework in settings.items()
+    }
+    assert max(full.values()) < AGREE, full
+    assert max(selective.values()) < AGREE, selective
 
 
 CONFIGS = {"vision": encoder_config(window_tokens=64, full_attention_layers=[1]), "audio": encoder_config(2, "audio")}

@@ -10,7 +10,7 @@ import pytest
 from entrain_bench.config.tree import config_tree
 from entrain_bench.errors import UserError
 from entrain_bench.specs.layer import Attention
-from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.model import SELECTIVE, ModelSpec
 from entrain_bench.specs.module_layers import Role
 from entrain_bench.specs.shapes import shapes_from_lists
 from support.specs import changed, load, model
@@ -155,8 +155,41 @@ def test_activation_bytes_of_a_llama_1b_block() -> None:
     assert block.kept_bytes(4, True) == (2 * 4 * 2048 + split) / 4 + 4 * 8
     assert block.kept_bytes(4, False) == 2 * 4 * 2048 + split / 4 + 4 * 8
     assert block.kept_bytes(4, False, 4) == 2 * (2 * 4 * 2048 + split / 4) + 4 * 8
-    assert [block.held_input_bytes(4, split) for split in (True, False)] == [1024, 4096]
+    assert [block.held_bytes(4, split) for split in (True, False)] == [1024, 4096]
     assert block.working_bytes(4) == 2 * (16384 + 8192) / 4
+
+
+def test_selective_recomputation_covers_the_mlp_of_a_llama_1b_block() -> None:
+    whole = model("qwen25vl_llama3_1b")
+    block = whole.with_recomputation(SELECTIVE).llm.layers[1]
+    assert block.remade is not None
+    # Kept all the same: both norms' inputs, the first's output, queries, keys, values, attention's result.
+    attention = 2 * (2 * 2048 + 2 * 512)
+    assert block.kept_bytes(1, True) == whole.llm.layers[1].kept_bytes(1, True)
+    assert block.remade_from_bytes_per_token == 2 * 3 * 2048 + attention + 4 * 32
+    assert block.held_bytes(1, True) == block.remade_from_bytes_per_token
+    assert block.held_bytes(4, True) == (2 * 3 * 2048 + attention) / 4 + 4 * 8
+    assert block.held_bytes(4, False) == 2 * 3 * 2048 + attention / 4 + 4 * 8
+    # Run again: the second norm, gate and up, their product, down; the rest of the FLOPs are attention's products.
+    assert block.recomputed_bytes(4, True) == 2 * (2048 + 16384 + 8192) / 4
+    flops = 67_108_864 + 33_554_432
+    assert block.remade.forward_flops(np.array([1])) == flops
+    assert block.remade_share == pytest.approx(flops / (flops + 12_582_912 + 8_388_608))
+    assert whole.llm.layers[1].remade_share == 1.0
+    for still in (whole.llm.layers[0], whole.llm.layers[-1]):
+        assert still.remade_share == 0.0
+        assert still.recomputed_bytes(4, True) == 0.0
+
+
+def test_frozen_blocks_without_backward_have_nothing_to_recompute() -> None:
+    both = model("qwen25vl_llama3_1b").with_recomputation(SELECTIVE)
+    still = both.with_frozen(["vision"])
+    block = still.modules[0].kinds[1]
+    assert (block.remade, block.remade_share, block.held_bytes(2, True)) == (None, 0.0, 0.0)
+    passes = both.with_frozen(["llm"]).llm.layers[1]
+    assert passes.remade is not None
+    assert passes.remade_share == both.llm.layers[1].remade_share
+    assert not passes.remade.learns
 
 
 def test_head_of_llama_1b_keeps_fp32_probabilities() -> None:

@@ -119,7 +119,7 @@ def test_each_layer_adds_its_forward_and_frees_what_it_kept() -> None:
         times = truth.layer_times
         forward = times.layers_s(module, times.loads(module, length, np.array([0, 1])), 1, 1)[kind].forward_s[0]
         kept, _ = memory.layer_bytes(module, place)
-        saved = (kept[kind] - module.kinds[kind].held_input_bytes(1, False)) * length[0]
+        saved = (kept[kind] - module.kinds[kind].held_bytes(1, False)) * length[0]
         backward, ahead = program.backward_actions(index), program.forward_actions(index)
         assert more[backward] == pytest.approx(remade[index] * forward, rel=1e-9, abs=1e-15)
         assert np.all(more[ahead] == 0)

@@ -203,7 +203,7 @@ def test_of_more_than_thirty_parameters_the_usual_ones_are_left_out(store: Resul
     assert shown["tp_overlap"] == "0.5"
     assert {*LABELS, "planner", "requested", "strategy_parameters", "global_batch"} < {*shown}
     assert {f"chosen.{name}" for name in layout} < {*shown}
-    # 6 labels, 3 parts, the requested degrees, 2 texts, 5 of the layout and 19 settings are 36.
+    # 6 labels, 3 parts, the requested degrees, 2 texts, 5 of the layout and 20 settings are 37.
     left_out = {
         "align_param_gather",
         "p2p",
@@ -212,6 +212,7 @@ def test_of_more_than_thirty_parameters_the_usual_ones_are_left_out(store: Resul
         "cp_split",
         "encoder_sp",
         "encoder_optimizers",
+        "recompute_granularity",
     }
     assert {name for name, value in record.settings.items() if value not in ("", None)} - {*shown} == left_out
 

@@ -17,7 +17,7 @@ from entrain_bench.costs.profiled.times import ProfiledTimes
 from entrain_bench.errors import UserError, require, unknown_choice
 from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, Speed
 from entrain_bench.specs.framework import Framework
-from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.model import FULL, ModelSpec
 from entrain_bench.specs.parse import check_mapping, parse
 
 LINK_KEYS = ("bandwidth_bytes_per_s", "latency_s")
@@ -94,6 +94,11 @@ def cluster_with_times(
         return ClusterSpec.from_config(config).at(speed), None
     if framework.freeze:
         raise UserError(f"freeze={[*framework.freeze]}: must be empty with a profiled device, which was timed learning")
+    if framework.recompute_granularity != FULL:
+        raise UserError(
+            f"recompute_granularity={framework.recompute_granularity}: must be {FULL} with a profiled device, "
+            "which was timed recomputing whole blocks"
+        )
     for name in ("gemm", "attention", "memory"):
         require(getattr(speed, name) == 1.0, f"speed.{name}", getattr(speed, name), "1 with a profiled device")
     profile = device.read()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
@@ -16,6 +17,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
+from torch.utils.checkpoint import checkpoint
 
 from entrain_bench.errors import IncompatibleError
 from entrain_bench.specs.model import ModuleSpec
@@ -84,9 +86,27 @@ def transformer_config(
     )
 
 
+class Block(TransformerLayer):  # type: ignore[misc]
+    """megatron-core's layer, which may run its MLP, with the norm before it, again in backward.
+
+    Its own ``recompute_modules=["mlp"]`` needs the states of a GPU's random generators, and keeps the norm's result.
+
+    Attributes:
+        remakes_mlp: whether the next forward keeps the MLP's input only.
+    """
+
+    remakes_mlp: bool = False
+
+    def _forward_mlp(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
+        run = partial(super()._forward_mlp, **options)
+        if not self.remakes_mlp:
+            return run(hidden_states, *args)
+        return checkpoint(run, hidden_states, *args, use_reentrant=False, preserve_rng_state=False)
+
+
 def transformer_block(
     module: ModuleSpec, index: int, config: TransformerConfig, groups: StageGroups, kernel: AttentionKernel
-) -> TransformerLayer:
+) -> Block:
     """Block ``index`` (from 1) of a module; causal in the LLM."""
     causal = not module.is_encoder
     attention = LayerPart(
@@ -107,4 +127,4 @@ def transformer_block(
         mlp_bda=get_bias_dropout_add,
     )
     collection = ProcessGroupCollection(tp=groups.tp, cp=groups.cp)
-    return TransformerLayer(config, parts, layer_number=index, pg_collection=collection, add_layer_offset=False)
+    return Block(config, parts, layer_number=index, pg_collection=collection, add_layer_offset=False)

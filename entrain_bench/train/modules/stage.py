@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.nn import Parameter
@@ -14,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.device import to_device
 from entrain_bench.train.modules.attention import AttentionKernel, Mask
-from entrain_bench.train.modules.blocks import transformer_block, transformer_config
+from entrain_bench.train.modules.blocks import Block, transformer_block, transformer_config
 from entrain_bench.train.modules.ends import EncoderEmbedding, LanguageHead, Projector, TokenEmbedding
 from entrain_bench.train.modules.grids import arrangement_of
 from entrain_bench.train.modules.packing import (
@@ -136,7 +135,7 @@ class Stage(torch.nn.Module):
     def _layer(self, index: int) -> torch.nn.Module:
         module, config, groups = self.module, self.config, self.groups
         if 0 < index < len(module.layers) - 1:
-            return transformer_block(module, index, config, groups, self.attention)  # type: ignore[no-any-return]
+            return transformer_block(module, index, config, groups, self.attention)
         if module.is_encoder:
             return EncoderEmbedding(module, config, groups) if index == 0 else Projector(module, config, groups)
         if index == 0:
@@ -159,9 +158,12 @@ class Stage(torch.nn.Module):
                 runs = self._runs(pack, window)
                 segments = segments_of(runs, share, causal=attention.causal, device=hidden.device)
                 masks[window] = Mask(segments, rotation)
-            inputs = (self.layers[str(index)], hidden, masks[window])
-            again = self.recompute or place < pack.remade
-            if again and self.module.layers[index].backward_share > 0 and torch.is_grad_enabled():
+            block, layer = self.layers[str(index)], self.module.layers[index]
+            assert isinstance(block, Block)
+            again = (self.recompute or place < pack.remade) and layer.backward_share > 0 and torch.is_grad_enabled()
+            block.remakes_mlp = again and layer.remade is not None
+            inputs = (block, hidden, masks[window])
+            if again and layer.remade is None:
                 hidden = checkpoint(_run_block, *inputs, use_reentrant=False, preserve_rng_state=False)
             else:
                 hidden = _run_block(*inputs)
@@ -190,6 +192,6 @@ class Stage(torch.nn.Module):
         return sinusoids(positions, hidden.shape[1]).to(hidden.dtype)
 
 
-def _run_block(block: TransformerLayer, hidden: Tensor, mask: Mask) -> Tensor:
+def _run_block(block: Block, hidden: Tensor, mask: Mask) -> Tensor:
     output, _ = block(hidden, attention_mask=mask)
     return output  # type: ignore[no-any-return]

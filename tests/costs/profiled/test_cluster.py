@@ -44,6 +44,15 @@ def test_links_that_are_left_to_the_profile_are_those_it_measured(tmp_path: Path
     assert "fitted to" in found.sources["tiers.profiled.latency_s"]
 
 
+def test_what_was_timed_otherwise_is_refused(tmp_path: Path) -> None:
+    for override, says in (
+        ("freeze=[vision]", "must be empty with a profiled device, which was timed learning"),
+        ("recompute_granularity=selective", "must be full with a profiled device, which was timed recomputing whole"),
+    ):
+        with pytest.raises(UserError, match=says):
+            cluster(tmp_path / "x.json", override)
+
+
 def test_a_fitted_link_gives_back_what_the_formulas_say() -> None:
     tier, sizes = LinkTier("x", 8, 3e9, 2e-5), np.array([1e3, 1e6])
     formulas = {

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from entrain_bench.program import Pass, Program
-from support.independent.layers import BF16, Layer, LayerTimes, Machine, frozen, layers_of
+from support.independent.layers import BF16, Layer, LayerTimes, Machine, frozen, layers_of, mlp_of
 
 ROLES = ("encoder", "llm", "generator")
 
@@ -140,7 +140,11 @@ class Job:
                     parts, split = self.sequence_parts(module), module in self.split
                     times = machine.layer_times(layer, lengths, placed.tp, parts, split)
                     if placed.recompute and layer.is_block and layer.gradients:
-                        again = times.backward + times.forward, times.backward_comm + times.forward_comm
+                        once_more = times
+                        if self.framework["recompute_granularity"] == "selective":
+                            part = replace(mlp_of(self.configs[module]), learns=layer.learns)
+                            once_more = machine.layer_times(part, lengths, placed.tp, parts, split=False)
+                        again = times.backward + once_more.forward, times.backward_comm + once_more.forward_comm
                         times = replace(times, backward=again[0], backward_comm=again[1])
                     kinds[layer.kind] = times
             self._times[module, chunk] = [kinds[layer.kind] for layer in self.layers[module]]

@@ -125,6 +125,14 @@ def _block(get: Mapping[str, Any], norm: int, causal: bool, window: int) -> Laye
     )
 
 
+def mlp_of(config: Mapping[str, Any]) -> Layer:
+    """What selective recomputation runs again of a block: the second norm, the products of its MLP, the activation."""
+    h, f = config["hidden_size"], config["ffn_hidden_size"]
+    up = f * (2 if config.get("gated_mlp") else 1)
+    products = [Product(h, up), Product(f, h, 1.0, True)]
+    return Layer("mlp", h, 0, products, None, BF16 * (2 * h + up + f), BF16 * 2 * h, launches=2, gathers=1)
+
+
 def frozen(role: str, layers: Sequence[Layer], something_before_learns: bool) -> list[Layer]:
     """The layers of a module that does not learn; an encoder's projector still does."""
     still = layers[:-1] if role == "encoder" else layers

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.model import FULL, SELECTIVE, ModuleSpec
 from entrain_bench.train.modules import StageGroups
 from entrain_bench.train.platform import prepare_platform
 from support.train.kept import one_layer, wide_model
@@ -29,11 +29,12 @@ def name_of(module: ModuleSpec, layer: int) -> str:
 
 @pytest.mark.parametrize(("module", "layer"), LAYERS, ids=[name_of(MODEL.module(m), layer) for m, layer in LAYERS])
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("recompute", ["", FULL, SELECTIVE], ids=["kept", "recomputed", "selectively"])
 def test_a_layer_keeps_what_is_predicted(
-    alone: StageGroups, module: str, layer: int, dtype: torch.dtype, recompute: bool
+    alone: StageGroups, module: str, layer: int, dtype: torch.dtype, recompute: str
 ) -> None:
-    ready = one_layer(MODEL, MODEL.module(module), layer, alone, dtype, recompute)
+    model = MODEL.with_recomputation(recompute or FULL)
+    ready = one_layer(model, model.module(module), layer, alone, dtype, bool(recompute))
     kept, _ = ready.predicted()
     assert ready.counted()["kept"] == pytest.approx(kept, rel=TOLERANCE)
     assert ready.saved() == pytest.approx(kept, rel=TOLERANCE)
@@ -46,10 +47,11 @@ def test_the_language_head_needs_what_is_predicted_while_it_runs(alone: StageGro
     assert counted["backward"] == pytest.approx(most, rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
-def test_the_backward_of_a_block_needs_what_is_predicted(alone: StageGroups, recompute: bool) -> None:
+@pytest.mark.parametrize("recompute", ["", FULL, SELECTIVE], ids=["kept", "recomputed", "selectively"])
+def test_the_backward_of_a_block_needs_what_is_predicted(alone: StageGroups, recompute: str) -> None:
     """But for gradients of weights, which a GPU's fused kernels add to the buffer at once."""
-    ready = one_layer(MODEL, MODEL.llm, 1, alone, torch.bfloat16, recompute)
+    model = MODEL.with_recomputation(recompute or FULL)
+    ready = one_layer(model, model.llm, 1, alone, torch.bfloat16, bool(recompute))
     assert ready.counted()["backward"] == pytest.approx(ready.predicted()[1], rel=0.2)
 
 
@@ -62,9 +64,9 @@ def kept_on_ranks(rank: int, tp: int) -> dict[str, tuple[float, float]]:
     for module_name, layer in LAYERS:
         module = MODEL.module(module_name)
         for split in (False, True):
-            for recompute in (False, True):
-                case = replace(own, sequence_parallel=split)
-                ready = one_layer(MODEL, module, layer, case, torch.float32, recompute)
+            for recompute in ("", FULL, SELECTIVE):
+                case, model = replace(own, sequence_parallel=split), MODEL.with_recomputation(recompute or FULL)
+                ready = one_layer(model, model.module(module_name), layer, case, torch.float32, bool(recompute))
                 found[f"{name_of(module, layer)} tp={tp} {split=} {recompute=}"] = ready.saved(), ready.predicted()[0]
     return found
 

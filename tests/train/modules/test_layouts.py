@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.model import SELECTIVE, ModuleSpec
 from entrain_bench.train.modules import NamedParameter, StageGroups, attention
 from entrain_bench.train.modules import split as splitting
 from entrain_bench.train.platform import prepare_platform
@@ -61,12 +61,13 @@ def layout_differences(_rank: int) -> dict[str, list[str]]:
         short: bool = False,
         split: bool = False,
         two_passes: bool = False,
+        recompute: bool = False,
     ) -> list[str]:
         key = module.name, short
         if key not in whole:
             whole[key] = run_module(model, module, groups[1, 1], short=short)
         own = replace(groups[tp, cp], sequence_parallel=split)
-        actual = run_module(model, module, own, cuts, short=short, splits_backward=two_passes)
+        actual = run_module(model, module, own, cuts, short=short, splits_backward=two_passes, recompute=recompute)
         wrong = differences(actual, whole[key], tolerance=1e-5)
         return [f"{module.name} tp{tp} cp{cp} {cuts} {split} {two_passes}: {line}" for line in wrong]
 
@@ -77,6 +78,9 @@ def layout_differences(_rank: int) -> dict[str, list[str]]:
             found["none"] += compare(module, tp, cp, cuts, split=True)
         for split in (False, True):
             found["none"] += compare(module, tp, cp, cuts, split=split, two_passes=True)
+        selective = model.with_recomputation(SELECTIVE).module(module.name)
+        for split in (False, True):
+            found["none"] += compare(selective, 2, 1, split=split, recompute=True)
         # Five tokens on four ranks: the last rank has nothing but padding.
         found["short"] += compare(module, 1, 4, short=True)
         found["short"] += compare(module, 2, 2, short=True, split=True)

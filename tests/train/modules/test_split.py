@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from entrain_bench.specs.model import FULL, SELECTIVE
 from entrain_bench.train.modules import Pack, Stage, StageGroups
 from entrain_bench.train.modules.split import WeightPass
 from support.train.allocations import allocated, num_bytes
@@ -28,14 +30,16 @@ WAITING = 4 * sum(LENGTHS) * sum(gemm.k + gemm.n for gemm in WIDE.llm.layers[1].
 
 @pytest.mark.parametrize(("name", "cuts"), [("vision", (1, 4)), ("audio", (2,)), ("llm", (1, 2, 3)), ("llm", ())])
 @pytest.mark.parametrize(
-    ("dtype", "recompute"), [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)]
+    ("dtype", "recompute"),
+    [(torch.float32, ""), (torch.float32, FULL), (torch.float32, SELECTIVE), (torch.bfloat16, "")],
 )
 def test_two_passes_give_the_gradients_of_one(
-    alone: StageGroups, name: str, cuts: tuple[int, ...], dtype: torch.dtype, recompute: bool
+    alone: StageGroups, name: str, cuts: tuple[int, ...], dtype: torch.dtype, recompute: str
 ) -> None:
+    model = MODEL.with_recomputation(recompute or FULL)
+    options: dict[str, Any] = {"dtype": dtype, "recompute": bool(recompute)}
     whole, split = (
-        run_module(MODEL, MODEL.module(name), alone, cuts, splits_backward=split, dtype=dtype, recompute=recompute)
-        for split in (False, True)
+        run_module(model, model.module(name), alone, cuts, splits_backward=split, **options) for split in (False, True)
     )
     assert not differences(split, whole, tolerance=0)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from entrain_bench.errors import IncompatibleError, UserError
-from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.specs.model import SELECTIVE, ModelSpec, ModuleSpec
 from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, initialise, named_parameters
 from entrain_bench.train.modules.attention import AttentionKernel
 from support.builders import TOKENS
@@ -80,6 +80,9 @@ def test_stages_equal_the_whole(alone: StageGroups, name: str, cuts: tuple[int, 
 def test_recomputation_changes_nothing(alone: StageGroups, name: str) -> None:
     model = small_model()
     kept, again = (run_module(model, model.module(name), alone, recompute=value) for value in (False, True))
+    assert not differences(again, kept, tolerance=0)
+    selective = model.with_recomputation(SELECTIVE)
+    again = run_module(selective, selective.module(name), alone, recompute=True)
     assert not differences(again, kept, tolerance=0)
 
 
