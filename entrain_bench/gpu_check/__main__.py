@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -189,4 +190,6 @@ def write_report(folder: Path, check: Check) -> None:
 
 
 if __name__ == "__main__":
+    # An exception, so that the process that runs at the moment is ended, too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main(sys.argv[1:]))
