@@ -17,7 +17,7 @@ PACKAGE = Path(str(entrain_bench.__file__)).parent
 # Rooms of entrain_bench.train; each imports those before it only.
 ROOMS = (
     ("learning_rate",),
-    ("settings", "platform", "features"),
+    ("settings", "platform", "features", "connections"),
     ("device",),
     ("modules", "messages"),
     ("weights",),

@@ -71,7 +71,8 @@ def test_memory_that_is_shared_otherwise_is_refused(monkeypatch: pytest.MonkeyPa
 
 def test_a_dead_producer_comes_before_those_that_lost_it(tmp_path: Path) -> None:
     output_path(tmp_path, 1, "producer").write_text("its stack")
-    error = first_cause(tmp_path, {0: 1, 1: -signal.SIGABRT}, None, {0: None, 1: -signal.SIGSEGV})
+    gone = {0: None, 1: -signal.SIGSEGV}
+    error = first_cause(tmp_path, {0: 1, 1: -signal.SIGABRT}, 9.0, uses_nccl=False, producers=gone)
     assert str(error) == "producer 1: was killed by SIGSEGV"
     assert str(error.__cause__) == "last output of producer 1:\nits stack"
 

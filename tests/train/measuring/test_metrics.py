@@ -65,7 +65,7 @@ def test_metrics_that_say_nothing_of_a_run_are_left_out() -> None:
         own = program.lane_actions[program.lane_offsets[lane] : program.lane_offsets[lane + 1]]
         start = np.arange(len(own), dtype=float)
         rows.append(np.column_stack([own, start, start + 1]))
-    everyone = [Seen(own, [], 1.0, 5.0) for own in rows]
+    everyone = [Seen(own, 0.0, [], 1.0, 5.0) for own in rows]
     whole, _ = metrics_of(program, everyone, truth, HostTime())
     part, _ = metrics_of(program, everyone, truth, HostTime(), OF_THE_CLUSTER)
     assert whole.keys() - part.keys() == set(OF_THE_CLUSTER)
