@@ -18,7 +18,7 @@ from entrain_bench.config.comments import documented_keys, groups
 from entrain_bench.config.schema import ConfigSchema, register_schema
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
-SCREEN = 61
+SCREEN = 62
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
