@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
+
 import numpy as np
 
 from entrain_bench.arithmetic import matmul
 from entrain_bench.arrays import IntArray, offsets_from_counts, rows_of, sum_rows, take_rows
+from entrain_bench.costs.sharding import collective_passes
 from entrain_bench.program import Program
 
 # Model FLOPs that count as one unit of work: far less than any pass takes, and 2^63 of them are enough for all.
@@ -17,6 +20,7 @@ def order_of_actions(program: Program) -> IntArray:
 
     Actions come in the order in which they would end if work alone took time, equal ones by their numbers. So a message
     whose sender comes before an action is likely to arrive while that runs, and one whose sender comes after it is not.
+    Passes of sharded modules are collectives: those of a turn come before all of the next.
     """
     work = work_of_actions(program)
     order = np.empty(program.num_actions, np.int64)
@@ -33,13 +37,16 @@ def positions_of_actions(program: Program, work: IntArray | None = None) -> IntA
     """
     lane, action = rows_of(program.lane_offsets), program.lane_actions
     follows = lane[1:] == lane[:-1]
-    before = np.concatenate([program.dep_actions, action[:-1][follows]])
-    after = np.concatenate([rows_of(program.dep_offsets), action[1:][follows]])
+    ends, begins = _turns(program)
+    before = np.concatenate([program.dep_actions, action[:-1][follows], ends])
+    after = np.concatenate([rows_of(program.dep_offsets), action[1:][follows], begins])
+    num_nodes = max(program.num_actions, int(ends.max(initial=-1)) + 1, int(begins.max(initial=-1)) + 1)
     order = np.argsort(before, kind="stable")
-    offsets, after = offsets_from_counts(np.bincount(before, minlength=program.num_actions)), after[order]
-    missing = np.bincount(after, minlength=program.num_actions)
+    offsets, after = offsets_from_counts(np.bincount(before, minlength=num_nodes)), after[order]
+    missing = np.bincount(after, minlength=num_nodes)
     work = np.ones(program.num_actions, np.int64) if work is None else work
-    position = np.zeros(program.num_actions, np.int64)
+    work = np.append(work, np.zeros(num_nodes - program.num_actions, np.int64))
+    position = np.zeros(num_nodes, np.int64)
     ready = np.flatnonzero(missing == 0)
     while len(ready):
         own, edges = take_rows(offsets, ready)
@@ -47,7 +54,26 @@ def positions_of_actions(program: Program, work: IntArray | None = None) -> IntA
         np.maximum.at(position, freed, np.repeat(position[ready] + work[ready], np.diff(own)))
         np.subtract.at(missing, freed, 1)
         ready = np.unique(freed[missing[freed] == 0])
-    return position
+    assert not missing.any(), "an order that lanes, dependencies and turns agree with"
+    return position[: program.num_actions]
+
+
+def _turns(program: Program) -> tuple[IntArray, IntArray]:
+    """Edges that put all passes of a collective before those of the next: over a node for each gap between turns.
+
+    Returns:
+        Where each begins and ends ``[edges]``; nodes have numbers beyond the actions'.
+    """
+    nothing = np.zeros(0, np.int64)
+    if not any(placed.sharded for placed in program.layout.modules):
+        return nothing, nothing
+    group = collective_passes(program)
+    turn = np.empty(int(group.max()) + 1, np.int64)
+    turn[order_of_groups(program, group)] = np.arange(len(turn))
+    passes = np.flatnonzero(group >= 0)
+    gap = program.num_actions + turn[group[passes]]
+    later = gap > program.num_actions
+    return np.concatenate([passes, gap[later] - 1]), np.concatenate([gap, passes[later]])
 
 
 def work_of_actions(program: Program) -> IntArray:
@@ -68,3 +94,30 @@ def work_of_actions(program: Program) -> IntArray:
         if splits:
             flops[program.weight_actions(index)] = forward
     return np.maximum(flops / FLOPS_PER_UNIT, 1).astype(np.int64)
+
+
+def order_of_groups(program: Program, group: IntArray) -> list[int]:
+    """Groups in an order that every lane's and every dependency's agrees with; of several the lowest number first."""
+    lane, action = rows_of(program.lane_offsets), program.lane_actions
+    member = group[action] >= 0
+    lane, turn = lane[member], group[action[member]]
+    same = lane[1:] == lane[:-1]
+    source, target = group[program.dep_actions], group[rows_of(program.dep_offsets)]
+    both = (source >= 0) & (target >= 0)
+    before = np.concatenate([turn[:-1][same], source[both]])
+    after = np.concatenate([turn[1:][same], target[both]])
+    pairs = np.unique(np.stack([before, after]), axis=1)
+    count = int(group.max()) + 1
+    missing = np.bincount(pairs[1], minlength=count)
+    follows: list[list[int]] = [[] for _ in range(count)]
+    for one, other in pairs.T.tolist():
+        follows[one].append(other)
+    ready, order = np.flatnonzero(missing == 0).tolist(), []
+    heapify(ready)
+    while ready:
+        order.append(turn_of := heappop(ready))
+        for other in follows[turn_of]:
+            missing[other] -= 1
+            if not missing[other]:
+                heappush(ready, other)
+    return order

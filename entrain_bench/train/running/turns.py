@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray, rows_of
 from entrain_bench.costs.sharding import collective_passes
 from entrain_bench.program import Pass, Program
+from entrain_bench.train.messages.positions import order_of_groups
 from entrain_bench.train.messages.rank_plan import Step
 
 
@@ -44,7 +43,7 @@ def empty_passes(program: Program, steps: Sequence[Step]) -> dict[int, list[Empt
     group = collective_passes(program)
     _, example = np.unique(group, return_index=True)
     own = {int(group[step.action]) for step in steps if group[step.action] >= 0}
-    rest = iter(turn for turn in _order_of_groups(program, group))
+    rest = iter(turn for turn in order_of_groups(program, group))
     found: dict[int, list[EmptyPass]] = {}
 
     def skipped(until: int | None) -> list[EmptyPass]:
@@ -68,30 +67,3 @@ def _as_empty(program: Program, action: int) -> EmptyPass:
     module, chunk = int(program.module[action]), int(program.chunk[action])
     chunks = program.chunks[module]
     return EmptyPass(module, Pass(int(program.kind[action])), int(chunks.microbatch[chunk]), int(chunks.part[chunk]))
-
-
-def _order_of_groups(program: Program, group: IntArray) -> list[int]:
-    """Groups in an order that every lane's and every dependency's agrees with; of several the lowest number first."""
-    lane, action = rows_of(program.lane_offsets), program.lane_actions
-    member = group[action] >= 0
-    lane, turn = lane[member], group[action[member]]
-    same = lane[1:] == lane[:-1]
-    source, target = group[program.dep_actions], group[rows_of(program.dep_offsets)]
-    both = (source >= 0) & (target >= 0)
-    before = np.concatenate([turn[:-1][same], source[both]])
-    after = np.concatenate([turn[1:][same], target[both]])
-    pairs = np.unique(np.stack([before, after]), axis=1)
-    count = int(group.max()) + 1
-    missing = np.bincount(pairs[1], minlength=count)
-    follows: list[list[int]] = [[] for _ in range(count)]
-    for one, other in pairs.T.tolist():
-        follows[one].append(other)
-    ready, order = np.flatnonzero(missing == 0).tolist(), []
-    heapify(ready)
-    while ready:
-        order.append(turn_of := heappop(ready))
-        for other in follows[turn_of]:
-            missing[other] -= 1
-            if not missing[other]:
-                heappush(ready, other)
-    return order
