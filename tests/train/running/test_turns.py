@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.strategy.schedules import chain_program, stages_behind
+from entrain_bench.train.messages.positions import order_of_actions, order_of_groups
 from entrain_bench.train.messages.rank_plan import plan_rank
 from entrain_bench.train.running.turns import empty_passes
 from support.builders import AV_MODEL, av_samples, placed, rngs
@@ -31,6 +33,17 @@ def scattered(rng: np.random.Generator, *, sharded: bool) -> Program:
         owner = module.owners(shapes, module.units(shapes))
         labels.append(ModuleAssignment(rng.integers(0, RANKS, len(owner)), microbatch[owner]))
     return chain_program(AV_MODEL, shapes, layout, Assignment(tuple(labels)), stages_behind(layout))
+
+
+@settings(max_examples=40, deadline=None)
+@given(rngs)
+def test_the_order_of_all_actions_keeps_turns(rng: np.random.Generator) -> None:
+    """Else a rank that is in a collective would post no receive for one that cannot come to it."""
+    program = scattered(rng, sharded=True)
+    group, order = collective_passes(program), order_of_actions(program)
+    turns = order_of_groups(program, group)
+    bounds = [(int(order[group == turn].min()), int(order[group == turn].max())) for turn in turns]
+    assert all(last < first for (_, last), (first, _) in pairwise(bounds))
 
 
 @settings(max_examples=40, deadline=None)
