@@ -21,10 +21,10 @@ from entrain_bench.train.modules import StageGroups
 from entrain_bench.train.modules.attention import AttentionKernel, packed_attention
 from entrain_bench.train.modules.kernels import candidates, find_kernels, machine_of
 from entrain_bench.train.modules.packing import Segments, make_segments
-from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import loop
 from entrain_bench.train.running.made_up import made_up_features
 from entrain_bench.train.running.row_keys import row_keys
+from support.train.alone import groups_of_one
 from support.train.modules import batch_of, relative_errors, run_module, small_model, stage_of
 from support.train.reference import normal
 from support.train.runs import ONE_RANK, configuration
@@ -67,11 +67,8 @@ def test_features_made_on_the_gpu_are_the_cpus_bit_by_bit() -> None:
 
 @pytest.fixture
 def alone() -> Iterator[StageGroups]:
-    prepare_platform()
-    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
-    group = dist.new_group([0])
-    yield StageGroups(group, group, group)
-    dist.destroy_process_group()
+    with groups_of_one("cpu:gloo,cuda:nccl") as groups:
+        yield groups
 
 
 @pytest.mark.parametrize("name", ["vision", "audio", "llm"])

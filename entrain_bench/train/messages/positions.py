@@ -40,7 +40,7 @@ def positions_of_actions(program: Program, work: IntArray | None = None) -> IntA
     ends, begins = _turns(program)
     before = np.concatenate([program.dep_actions, action[:-1][follows], ends])
     after = np.concatenate([rows_of(program.dep_offsets), action[1:][follows], begins])
-    num_nodes = max(program.num_actions, int(ends.max(initial=-1)) + 1, int(begins.max(initial=-1)) + 1)
+    num_nodes = max(program.num_actions, int(begins.max(initial=-1)) + 1)
     order = np.argsort(before, kind="stable")
     offsets, after = offsets_from_counts(np.bincount(before, minlength=num_nodes)), after[order]
     missing = np.bincount(after, minlength=num_nodes)
