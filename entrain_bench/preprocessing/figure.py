@@ -14,14 +14,17 @@ from matplotlib.patches import Patch
 
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, FONT_PT, INK, legend_above, palette, panels
 from entrain_bench.preprocessing.measure import BATCH, NUM_RANKS, Prepared
-from entrain_bench.records.statistics import mean_interval
+from entrain_bench.records.statistics import Interval, mean_interval, ratio_interval
 from entrain_bench.train.settings import PREPROCESSING
 
 LABELS = {"inline": "The rank itself", "thread": "A thread of each rank", "processes": "A process apart"}
-QUANTITIES = {
+QUANTITIES = ("input_stall_s", "iteration_time_s", "cpu_s")
+# What the others are compared with, repetition by repetition: a machine's speed changes over minutes.
+COMPARED_WITH = "inline"
+PANELS = {
     "input_stall_s": "Wait for inputs (s an iteration)",
-    "iteration_time_s": "Iteration (s)",
-    "cpu_s": "CPU time of the run (s)",
+    "iteration_time_s_ratio": "Iteration time, relative",
+    "cpu_s_ratio": "CPU time of the run, relative",
 }
 FILLED = 0.8
 
@@ -29,14 +32,18 @@ FILLED = 0.8
 def summary(runs: pd.DataFrame, pictures: Sequence[Prepared]) -> pd.DataFrame:
     """Means over repetitions with 95% intervals, a row a size and way to make inputs.
 
+    Columns ``*_ratio`` are geometric means of ratios to ``COMPARED_WITH`` in the same repetition.
+
     Args:
         runs: a row a run.
         pictures: what they trained on.
     """
     rows = []
     for prepared in pictures:
+        of_size = runs[runs["size"] == prepared.size.name].sort_values("repetition", kind="stable")
+        other = of_size[of_size["preprocessing"] == COMPARED_WITH]
         for mode in PREPROCESSING:
-            own = runs[(runs["size"] == prepared.size.name) & (runs["preprocessing"] == mode)]
+            own = of_size[of_size["preprocessing"] == mode]
             row: dict[str, object] = {
                 "size": prepared.size.name,
                 "picture_kb": prepared.made.num_bytes / prepared.num / 1e3,
@@ -46,17 +53,22 @@ def summary(runs: pd.DataFrame, pictures: Sequence[Prepared]) -> pd.DataFrame:
                 "load_average": own["load"].mean(),
             }
             for name in QUANTITIES:
-                interval = mean_interval(own[name].tolist())
-                row |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+                row |= _columns(name, mean_interval(own[name].tolist()))
+            for name in ("iteration_time_s", "cpu_s"):
+                row |= _columns(f"{name}_ratio", ratio_interval(own[name].tolist(), other[name].tolist()))
             rows.append(row)
     return pd.DataFrame(rows)
 
 
+def _columns(name: str, interval: Interval) -> dict[str, float]:
+    return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
 def draw(table: pd.DataFrame, cores: int) -> tuple[Figure, pd.DataFrame]:
     """A panel a quantity, a group of bars a size of pictures."""
-    figure, axes = panels(1, len(QUANTITIES), DOUBLE_COLUMN_IN, 2.2)
+    figure, axes = panels(1, len(PANELS), DOUBLE_COLUMN_IN, 2.2)
     colours = palette(PREPROCESSING)
-    for panel, (name, title) in zip(axes, QUANTITIES.items(), strict=True):
+    for panel, (name, title) in zip(axes, PANELS.items(), strict=True):
         panel.set_title(title)
         _draw_bars(panel, table, name, colours)
     handles: list[Artist] = [Patch(facecolor=colours[mode], label=LABELS[mode]) for mode in PREPROCESSING]
@@ -67,8 +79,8 @@ def draw(table: pd.DataFrame, cores: int) -> tuple[Figure, pd.DataFrame]:
     load = f"load average {table['load_average'].min():.0f} to {table['load_average'].max():.0f}"
     figure.supxlabel(
         f"{NUM_RANKS} ranks and, in the last case, a producer on {cores} cores ({load}); "
-        f"{BATCH} pictures an iteration, of these sizes, bytes and CPU times to decode one; "
-        f"{table['repetitions'].min()} repetitions",
+        f"{BATCH} pictures an iteration, with the bytes and the CPU time to decode of one;\n"
+        f"relative to the rank itself, whose times stand below; {table['repetitions'].min()} repetitions, in turn",
         fontsize=FONT_PT - 1,
         color=FAINT,
     )
@@ -83,12 +95,18 @@ def _draw_bars(panel: Axes, table: pd.DataFrame, name: str, colours: dict[str, t
         places = [place + (step + 0.5) * width - FILLED / 2 for place in range(len(sizes))]
         panel.bar(places, own[name], 0.9 * width, color=colours[mode])
         panel.vlines(places, own[f"{name}_low"].clip(lower=0), own[f"{name}_high"], color=INK, linewidth=0.7, zorder=3)
-    first = table.drop_duplicates("size").set_index("size").loc[sizes]
-    labels = [
-        f"{str(size).replace('x', ' x ')}\n{row['picture_kb']:.0f} kB\n{row['decode_ms']:.0f} ms"
-        for size, row in first.iterrows()
-    ]
-    panel.set_xticks(range(len(sizes)), labels)
+    if name.endswith("_ratio"):
+        panel.axhline(1, color=INK, linewidth=0.5)
+    panel.set_xticks(range(len(sizes)), [_label(table[table["size"] == size], name) for size in sizes])
     panel.tick_params(axis="x", length=0)
     panel.grid(visible=False, axis="x")
     panel.set_ylim(bottom=0)
+
+
+def _label(rows: pd.DataFrame, name: str) -> str:
+    """A size, and what decides there: a picture's cost, or the time that others are relative to."""
+    size = str(rows["size"].iloc[0]).replace("x", " x ")
+    if name.endswith("_ratio"):
+        own = rows[rows["preprocessing"] == COMPARED_WITH].iloc[0]
+        return f"{size}\n{own[name.removesuffix('_ratio')]:.1f} s"
+    return f"{size}\n{rows['picture_kb'].iloc[0]:.0f} kB\n{rows['decode_ms'].iloc[0]:.0f} ms"
