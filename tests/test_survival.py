@@ -153,7 +153,7 @@ def stop_after_first(
 @pytest.mark.parametrize(
     ("error", "code", "says"),
     [
-        (KeyboardInterrupt(), 130, "interrupted; finished runs are kept"),
+        (KeyboardInterrupt(), 130, "interrupted; what was finished is kept"),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "No space left on device"),
     ],
 )
@@ -184,7 +184,7 @@ def test_figures_that_are_stopped_leave_their_runs_in_the_table(
     monkeypatch.setattr("entrain_bench.commands.outputs.num_processes", lambda: 0)
     monkeypatch.setattr("entrain_bench.commands.outputs.log_to_mlflow", lambda _, found, *__: logged.append(len(found)))
     assert run_command(["figures", "iteration_time", "--results-dir", str(tmp_path)]) == 130
-    assert capsys.readouterr().err.splitlines()[-1] == "interrupted; finished runs are kept"
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted; what was finished is kept"
     assert statuses(tmp_path) == ["ok"]
     assert logged == [1]
 

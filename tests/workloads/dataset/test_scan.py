@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -177,17 +176,6 @@ def test_tokens_are_counted_in_bytes(tmp_path: Path) -> None:
     run(source, tmp_path / "t" / "t.parquet", tokenizer="bytes")
     frame = pd.read_parquet(tmp_path / "t" / "t.parquet")
     assert (frame["text_tokens"].tolist(), frame["text_chars"].tolist()) == ([4], [3])
-
-
-@pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
-def test_a_ray_cluster_gives_the_same_bytes(tmp_path: Path) -> None:
-    for part in range(3):
-        rows = [([image_bytes(30 + row, 20)], ["x" * row]) for row in range(20)] + [([b"bad"], [])]
-        write_finevision(tmp_path / f"{part}.parquet", rows)
-    source = ParquetSource(path=str(tmp_path / "*.parquet"), text="texts", images="images")
-    run(source, tmp_path / "here" / "t.parquet")
-    run(source, tmp_path / "ray" / "t.parquet", engine="ray")
-    assert (tmp_path / "here" / "t.parquet").read_bytes() == (tmp_path / "ray" / "t.parquet").read_bytes()
 
 
 @pytest.mark.parametrize(
