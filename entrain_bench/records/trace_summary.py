@@ -85,9 +85,9 @@ def model_summary(profile: Profile, shapes: SampleShapes, max_batch: int = 4096)
             columns[name] = shapes.sum_items(items, shapes.item_llm_tokens[items].astype(np.float64))
     tokens = {name: _quantiles(values) for name, values in columns.items()}
     tokens["LLM, all"] = _quantiles(shapes.llm_tokens.astype(np.float64))
-    pairs = {(a, b): pd.Series(columns[a]).corr(pd.Series(columns[b]), "spearman") for a, b in combinations(columns, 2)}
-    # Of sizes that are all the same there is none.
-    pairs = {pair: value for pair, value in pairs.items() if np.isfinite(value)}
+    # Sizes that are all the same correlate with nothing.
+    varied = {name: pd.Series(values) for name, values in columns.items() if np.ptp(values)}
+    pairs = {(a, b): varied[a].corr(varied[b], "spearman") for a, b in combinations(varied, 2)}
     encodes = any(shapes.items_of(module.config.modalities).size for module in model.encoders)
     if not encodes:
         return ModelSummary(tokens, pairs, None, None, agreed=False)

@@ -80,3 +80,12 @@ def test_a_tokenizer_that_is_a_file(data: Path) -> None:
     import pandas as pd
 
     assert pd.read_parquet("w.parquet")["text_tokens"].tolist() == [5, 1]
+
+
+@pytest.mark.filterwarnings("error::scipy.stats.ConstantInputWarning")
+def test_sizes_that_are_all_the_same_correlate_with_nothing(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_finevision(data / "a.parquet", [([image_bytes(56, 84)], ["x" * (1 + row)]) for row in range(8)])
+    assert run_command(["trace", f"source.path={data}", "output=same.parquet", "workers=1", "tokenizer=bytes"]) == 0
+    out, _ = capsys.readouterr()
+    assert "8 samples from 1 shards" in out
+    assert "Rank correlation" not in out
