@@ -1,6 +1,6 @@
-"""Pixels and waves of media, under the same limits and formats as their headers (``media``).
+"""Pixels of images and waves of sounds, under the same limits and formats as their headers (``media``).
 
-Pillow decodes images, libsndfile sounds, FFmpeg videos; scipy resamples.
+Pillow decodes images, libsndfile sounds; scipy resamples. Videos are decoded in ``video``.
 """
 
 from __future__ import annotations
@@ -8,47 +8,49 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import gcd
-from typing import Any
+from fractions import Fraction
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from entrain_bench.specs.contents import SOUND_HZ, Pixels, Sound
 
 from .interface import BadSampleError, Content, Known, Limits, Medium, Reason
-from .media import (
-    HEAD_BYTES,
-    IMAGE_FORMATS,
-    VIDEO_OPTIONS,
-    container_format,
-    image_size,
-    library,
-    no_limit_of_its_own,
-    one_line,
-    opened,
-    video_header,
-)
+from .media import IMAGE_FORMATS, checked_rate, image_size, library, no_limit_of_its_own, one_line, opened, turn
+
+# A length that the data states beside a sound is often rounded.
+STATED_WITHIN_S = 0.1
+# The largest step between samples that waves are stretched or compressed by. A filter has 20 taps for each, and
+# numbers up to here come within 31 millionths of the ratio of any two rates: 1 ms in 30 s.
+_LARGEST_STEP = 2**14
+# Frames of sound that are decoded at a time, of up to 1024 channels.
+_BLOCK_FRAMES = 2**14
 
 
 @contextmanager
 def decoded_image(medium: Medium, limits: Limits) -> Iterator[Image.Image]:
-    """An image in RGB, turned as it is shown (EXIF orientation).
+    """An image in RGB, turned as it is shown (``media.turn``).
 
     Raises:
-        BadSampleError: for what cannot be decoded to its end, is of no known format, or is beyond a limit.
+        BadSampleError: for what cannot be decoded to its end, is of no known format or not of the size that its header
+            says, or is beyond a limit.
     """
-    content = _content(medium)
-    image_size(content, limits)
+    content = content_of(medium)
+    measured = image_size(content, limits)
     with opened(content, limits.file_bytes) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             with no_limit_of_its_own(), Image.open(file, formats=IMAGE_FORMATS) as image:
+                # TIFFs are turned as they are loaded.
+                how = None if image.format == "TIFF" else turn(image)
                 image.load()
-                shown = ImageOps.exif_transpose(image).convert("RGB")
+                shown = (image if how is None else image.transpose(how)).convert("RGB")
         # What plugins raise on bytes that nobody wrote has no common base.
         except Exception as error:
             raise BadSampleError(Reason.DECODE, one_line(error)) from error
+    if shown.size != measured:
+        (width, height), (wide, high) = measured, shown.size
+        raise BadSampleError(Reason.CHANGED, f"its header says {width}x{height} pixels, it has {wide}x{high}")
     yield shown
 
 
@@ -60,6 +62,8 @@ def resized(image: Image.Image, height: int, width: int) -> Pixels:
 def decoded_sound(medium: Medium, limits: Limits, start_s: float, stop_s: float) -> Sound:
     """A part of a sound: its channels' mean, at ``SOUND_HZ`` ``[samples]``; shorter where the sound ends.
 
+    It is empty where the sound ends up to ``STATED_WITHIN_S`` before the part begins.
+
     Args:
         medium: the sound.
         limits: of what is read.
@@ -67,83 +71,52 @@ def decoded_sound(medium: Medium, limits: Limits, start_s: float, stop_s: float)
         stop_s: where it ends.
 
     Raises:
-        BadSampleError: for what cannot be decoded.
+        BadSampleError: for what cannot be decoded, and a rate beyond ``media.SOUND_RATES_HZ``.
         UserError: if soundfile is not installed.
     """
     soundfile = library("soundfile")
-    with opened(_content(medium), limits.file_bytes, whole=False) as file:
+    with opened(content_of(medium), limits.file_bytes, whole=False) as file:
         try:
             with soundfile.SoundFile(file) as sound:
-                rate = int(sound.samplerate)
+                rate = checked_rate(sound.samplerate)
                 first, last = round(start_s * rate), round(stop_s * rate)
+                if 0 < sound.frames <= first <= sound.frames + STATED_WITHIN_S * rate:
+                    return np.zeros(0, np.float32)
                 sound.seek(min(first, sound.frames))
-                wave = sound.read(last - first, dtype="float32", always_2d=True).mean(axis=1)
+                blocks = sound.blocks(_BLOCK_FRAMES, frames=last - first, dtype="float32", always_2d=True)
+                wave = np.concatenate([np.zeros(0, np.float32), *(block.mean(axis=1) for block in blocks)])
+                if not len(wave):
+                    raise BadSampleError(Reason.DECODE, f"ends before {start_s:g} s")
+                return _resampled(wave, rate)
+        except BadSampleError:
+            raise
         except Exception as error:
             raise BadSampleError(Reason.DECODE, one_line(error)) from error
-    if not len(wave):
-        raise BadSampleError(Reason.DECODE, f"ends before {start_s:g} s")
-    return _resampled(wave, rate)
 
 
-def _resampled(wave: Sound, rate: int) -> Sound:
-    if rate == SOUND_HZ:
+def steps_between(rate_hz: int) -> tuple[int, int]:
+    """By what a wave is stretched and compressed to come from a rate to ``SOUND_HZ``.
+
+    Exact where both numbers are at most 16384, as those of all usual rates are (of 44.1 kHz 160 and 441), and otherwise
+    the nearest ratio of such numbers.
+    """
+    # The smaller over the larger, so that the bound is on the larger.
+    ratio = Fraction(min(SOUND_HZ, rate_hz), max(SOUND_HZ, rate_hz)).limit_denominator(_LARGEST_STEP)
+    small, large = ratio.as_integer_ratio()
+    return (small, large) if rate_hz > SOUND_HZ else (large, small)
+
+
+def content_of(medium: Medium) -> Content:
+    """A medium's content; ``BadSampleError`` if there is none."""
+    if isinstance(medium, Known):
+        raise BadSampleError(Reason.RECORD, "it states sizes and has no content")
+    return medium
+
+
+def _resampled(wave: Sound, rate_hz: int) -> Sound:
+    if rate_hz == SOUND_HZ:
         return wave
     # It takes longer to import than all else here.
     from scipy.signal import resample_poly
 
-    common = gcd(rate, SOUND_HZ)
-    return np.asarray(resample_poly(wave, SOUND_HZ // common, rate // common), np.float32)
-
-
-def decoded_frames(medium: Medium, limits: Limits, count: int, height: int, width: int) -> list[Pixels]:
-    """Frames of a video, evenly spread over its length: those shown in the middle of ``count`` equal parts.
-
-    Args:
-        medium: the video.
-        limits: of what is read.
-        count: how many.
-        height: of each, in pixels.
-        width: of each, in pixels.
-
-    Raises:
-        BadSampleError: for what cannot be decoded.
-        UserError: if PyAV is not installed.
-    """
-    av, content = library("av"), _content(medium)
-    seconds = video_header(content, limits).seconds
-    times = (np.arange(count) + 0.5) * seconds / count
-    with opened(content, limits.file_bytes, whole=False) as file:
-        container = container_format(file.read(HEAD_BYTES))
-        file.seek(0)
-        try:
-            with av.open(file, format=container, options=VIDEO_OPTIONS) as video:
-                shown = _shown_at(video, times.tolist())
-                return [resized(frame.to_image(), height, width) for frame in shown]
-        except Exception as error:
-            raise BadSampleError(Reason.DECODE, one_line(error)) from error
-
-
-def _shown_at(video: Any, times: list[float]) -> Iterator[Any]:
-    """The frames that a video shows at rising times, in seconds from its first frame on."""
-    wanted, before, start = iter(times), None, 0.0
-    time = next(wanted, None)
-    for frame in video.decode(video=0):
-        if before is None:
-            start = frame.time or 0.0
-        while time is not None and before is not None and time < (frame.time or 0.0) - start:
-            yield before
-            time = next(wanted, None)
-        if time is None:
-            return
-        before = frame
-    if before is None:
-        raise ValueError("no frame")
-    while time is not None:
-        yield before
-        time = next(wanted, None)
-
-
-def _content(medium: Medium) -> Content:
-    if isinstance(medium, Known):
-        raise BadSampleError(Reason.RECORD, "it states sizes and has no content")
-    return medium
+    return np.asarray(resample_poly(wave, *steps_between(rate_hz)), np.float32)

@@ -26,8 +26,23 @@ from ..tokens import MAX_ASPECT_RATIO
 from .interface import BadSampleError, Content, Known, Limits, Medium, Reason, Section
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")
-# EXIF: the tag, and values by which an image is shown on its side.
-_ORIENTATION, _ON_ITS_SIDE = 0x0112, frozenset({5, 6, 7, 8})
+# EXIF: the tag, its values and what they ask for, and those by which an image is shown on its side.
+_ORIENTATION = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_ON_ITS_SIDE = frozenset(_TURNS[value] for value in (5, 6, 7, 8))
+# Rates of sounds, in Hz: below telephones', above the highest of sound cards.
+SOUND_RATES_HZ = (4_000, 768_000)
+# Pixels of the largest frame of H.264's levels (ITU-T H.264, table A-1: 139,264 macroblocks of 16 x 16), a little more
+# than 8192 x 4320: decoders keep up to 16 of them.
+MAX_FRAME_PIXELS = 139_264 * 16 * 16
 # By what the containers begin with; no others are tried, for some are lists of further files.
 HEAD_BYTES = 16
 # What may be read to find the streams of a video.
@@ -39,7 +54,7 @@ logging.getLogger("libav").setLevel(logging.CRITICAL)
 
 
 def image_size(medium: Medium, limits: Limits) -> tuple[int, int]:
-    """Width and height of an image in pixels, as it is shown (EXIF orientation).
+    """Width and height of an image in pixels, as it is shown (``turn``).
 
     Raises:
         BadSampleError: for what is no image of a known format, or is beyond a limit.
@@ -52,7 +67,7 @@ def image_size(medium: Medium, limits: Limits) -> tuple[int, int]:
             try:
                 with no_limit_of_its_own(), Image.open(file, formats=IMAGE_FORMATS) as image:
                     width, height = image.size
-                    if "exif" in image.info and image.getexif().get(_ORIENTATION) in _ON_ITS_SIDE:
+                    if turn(image) in _ON_ITS_SIDE:
                         width, height = height, width
             except UnidentifiedImageError as error:
                 raise BadSampleError(Reason.FORMAT, "no image") from error
@@ -61,6 +76,19 @@ def image_size(medium: Medium, limits: Limits) -> tuple[int, int]:
                 raise BadSampleError(Reason.HEADER, one_line(error)) from error
     check_sides(width, height, limits)
     return width, height
+
+
+def turn(image: Image.Image) -> Image.Transpose | None:
+    """How the size of an image must be turned to be that which it is shown with: by EXIF, or XMP's copy of it.
+
+    Args:
+        image: opened, but not loaded: what a PNG says behind its pixels counts for nothing.
+    """
+    # Pillow gives the size of a TIFF turned by its own tag.
+    if _ORIENTATION in getattr(image, "tag_v2", ()):
+        return None
+    # A PNG's own method decodes it, to look behind its pixels.
+    return _TURNS.get(Image.Image.getexif(image).get(_ORIENTATION, 1))
 
 
 @contextmanager
@@ -84,6 +112,12 @@ def check_sides(width: int, height: int, limits: Limits) -> None:
         raise BadSampleError(Reason.THIN, f"{width}x{height} pixels, at most {MAX_ASPECT_RATIO:g}")
 
 
+def check_frame(width: int, height: int) -> None:
+    """Raise ``BadSampleError`` for frames of which a decoder cannot keep several."""
+    if width * height > MAX_FRAME_PIXELS:
+        raise BadSampleError(Reason.LIMIT, f"frames of {width}x{height} pixels, at most {MAX_FRAME_PIXELS} pixels")
+
+
 def audio_seconds(medium: Medium, limits: Limits) -> float:
     """Length of a sound in seconds.
 
@@ -97,12 +131,19 @@ def audio_seconds(medium: Medium, limits: Limits) -> float:
     with opened(medium, limits.file_bytes, whole=False) as file:
         try:
             info = soundfile.info(file)
-            seconds = info.frames / info.samplerate
         except soundfile.LibsndfileError as error:
             raise BadSampleError(Reason.FORMAT, f"no sound: {error.error_string}") from error
         except Exception as error:
             raise BadSampleError(Reason.HEADER, one_line(error)) from error
-    return _checked_seconds(seconds, limits)
+    return _checked_seconds(info.frames / checked_rate(info.samplerate), limits)
+
+
+def checked_rate(rate_hz: int) -> int:
+    """The rate of a sound in Hz; ``BadSampleError`` for one that no sound has."""
+    low, high = SOUND_RATES_HZ
+    if not low <= rate_hz <= high:
+        raise BadSampleError(Reason.LIMIT, f"{rate_hz} Hz, sounds have from {low} to {high} Hz")
+    return int(rate_hz)
 
 
 def video_header(medium: Medium, limits: Limits) -> Known:
@@ -129,6 +170,7 @@ def video_header(medium: Medium, limits: Limits) -> Known:
                 raise BadSampleError(Reason.HEADER, one_line(error)) from error
     if known.width or known.height:
         check_sides(known.width, known.height, limits)
+        check_frame(known.width, known.height)
     _checked_seconds(known.seconds, limits)
     return known
 

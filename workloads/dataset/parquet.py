@@ -1,6 +1,8 @@
 """Parquet files with a row per sample, as FineVision's: ``images`` (a list) and ``texts`` (a list of turns).
 
-Read by pyarrow, which reads some columns of some rows at a time: a shard of gigabytes takes megabytes of memory.
+Read by pyarrow, which reads some columns of some rows at a time: a shard of gigabytes takes megabytes of memory, unless
+a row does not. How many rows are read at a time follows from the bytes that the rows before took in memory, for those
+that a file states count a value that repeats once.
 """
 
 from __future__ import annotations
@@ -23,10 +25,14 @@ from .files import DataFile, data_files
 from .interface import BadRecord, BadSampleError, Limits, RawSample, Reason, Shard
 from .recent import Recent
 
-# Bytes of rows that are in memory at a time, about; and of row groups that are scanned in one go.
-_BATCH_BYTES = 16 * 2**20
+# Bytes of row groups that are scanned in one go, as the file states them.
 _SHARD_BYTES = 256 * 2**20
-_MAX_BATCH = 1024
+# Rows that are read at a time, of which more are no faster, and the bytes that they should not exceed.
+_PIECE_ROWS = 32
+_PIECE_BYTES = 4 * 2**20
+# Rows that are kept together, and their bytes, but for the last piece.
+_BATCH_ROWS = 1024
+_BATCH_BYTES = 16 * 2**20
 _BUFFER_BYTES = 2**20
 
 
@@ -114,19 +120,36 @@ def _rows(shard: Shard, fields: Fields) -> Iterator[dict[str, Any]]:
     # Without a buffer it reads a row group's column whole.
     with pq.ParquetFile(shard.place, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
         for group in range(first, last or file.metadata.num_row_groups):
-            for batch in _batches(file, group, fields):
-                yield from batch.to_pylist()
+            for piece in _pieces(file, group, fields):
+                yield from piece.to_pylist()
 
 
-def _batches(file: pq.ParquetFile, group: int, fields: Fields) -> Iterator[pa.RecordBatch]:
-    """A row group in batches of some megabytes."""
+def _pieces(file: pq.ParquetFile, group: int, fields: Fields) -> Iterator[pa.RecordBatch]:
+    """A row group some rows at a time: at first one, then as many as ``_PIECE_BYTES`` hold of rows like the last."""
     names = file.schema_arrow.names
     if missing := [name for name in fields.names if name not in names]:
         raise BadSampleError(Reason.FILE, f"no column {missing[0]}")
-    held = file.metadata.row_group(group)
-    row_bytes = max(1, held.total_byte_size // max(1, held.num_rows))
-    size = max(1, min(_MAX_BATCH, _BATCH_BYTES // row_bytes))
-    yield from file.iter_batches(size, row_groups=[group], columns=list(fields.names), use_threads=False)
+    for piece in file.iter_batches(1, row_groups=[group], columns=list(fields.names), use_threads=False):
+        # A name would hold the piece while the next is read.
+        rows = len(piece)
+        fit = _PIECE_BYTES * rows // max(1, piece.nbytes)
+        yield piece
+        del piece
+        file.reader.set_batch_size(max(1, min(_PIECE_ROWS, 2 * rows, fit)))
+
+
+def _batches(file: pq.ParquetFile, group: int, fields: Fields) -> Iterator[pa.Table]:
+    """A row group in batches of some megabytes."""
+    held, rows, size = list[pa.RecordBatch](), 0, 0
+    for piece in _pieces(file, group, fields):
+        held.append(piece)
+        rows, size = rows + len(piece), size + piece.nbytes
+        if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
+            batch, held, rows, size = pa.Table.from_batches(held), [], 0, 0
+            yield batch
+            del batch
+    if held:
+        yield pa.Table.from_batches(held)
 
 
 def _record(number: int, row: dict[str, Any], fields: Fields) -> RawSample | BadRecord:
@@ -153,7 +176,7 @@ class ParquetReader:
     fields: Fields
     metadata: pq.FileMetaData
     ends: list[int]
-    kept: Recent[tuple[int, pa.RecordBatch]]
+    kept: Recent[tuple[int, pa.Table]]
 
     @classmethod
     def of(cls, path: Path, fields: Fields, kept: Recent[Any]) -> ParquetReader:
@@ -172,7 +195,7 @@ class ParquetReader:
         start, batch = self._batch(group, within, fields)
         return _record(number, batch.slice(within - start, 1).to_pylist()[0], fields)
 
-    def _batch(self, group: int, row: int, fields: Fields) -> tuple[int, pa.RecordBatch]:
+    def _batch(self, group: int, row: int, fields: Fields) -> tuple[int, pa.Table]:
         """The batch of a row group that has a row, and the number of its first."""
         key = (self.path, group, fields.names)
         if (found := self.kept.find(key)) and found[0] <= row < found[0] + len(found[1]):
@@ -181,9 +204,10 @@ class ParquetReader:
         with pq.ParquetFile(self.path, metadata=self.metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
             for batch in _batches(file, group, fields):
                 if row < start + len(batch):
-                    self.kept.put(key, (start, batch))
+                    self.kept.put(key, (start, batch), batch.nbytes)
                     return start, batch
                 start += len(batch)
+                del batch
         raise BadSampleError(Reason.FILE, f"{self.path.name} ends within row group {group + 1}")
 
 

@@ -11,11 +11,16 @@ class Recent[V]:
     """As many values as fit, by key; those that were not asked for longest go first.
 
     To other processes it travels empty.
+
+    Args:
+        most: how many.
+        most_bytes: of all of them together, as far as their bytes are told; None: any.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, most_bytes: int | None = None) -> None:
+        self._most, self._most_bytes = most, most_bytes
         self._values: OrderedDict[Hashable, V] = OrderedDict()
+        self._bytes: dict[Hashable, int] = {}
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
         """The value of a key, made if it is not at hand."""
@@ -30,12 +35,17 @@ class Recent[V]:
         """The value of a key, if it is at hand."""
         return self._values.get(key)
 
-    def put(self, key: Hashable, value: V) -> None:
-        """Keep a value."""
+    def put(self, key: Hashable, value: V, num_bytes: int = 0) -> None:
+        """Keep a value, unless it alone has more bytes than fit."""
         self._values[key] = value
+        self._bytes[key] = num_bytes
         self._values.move_to_end(key)
-        while len(self._values) > self._most:
-            self._values.popitem(last=False)
+        while len(self._values) > self._most or self._too_large():
+            gone, _ = self._values.popitem(last=False)
+            del self._bytes[gone]
+
+    def _too_large(self) -> bool:
+        return self._most_bytes is not None and sum(self._bytes.values()) > self._most_bytes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Recent, (self._most,))
+        return (Recent, (self._most, self._most_bytes))

@@ -18,7 +18,7 @@ from entrain_bench.specs.tokens import TileRules, TokenRules
 
 from ..columns import TraceColumns
 from .cutting import image_tiles, tile_of
-from .decode import decoded_frames, decoded_image, decoded_sound, resized
+from .decode import STATED_WITHIN_S, decoded_image, decoded_sound, resized
 from .files import DataFile
 from .interface import BadRecord, BadSampleError, Limits, RawSample, ReadableSource, Reader, Reason, Source
 from .measure import Sizes, measure
@@ -29,12 +29,12 @@ from .recent import Recent
 from .records import RecordSource
 from .tar import TarSource
 from .text import BYTES, token_ids, tokenizer_version, vocabulary_of
+from .video import VideoFrames
 
 # By what a trace calls them; a trace names no other code to run.
 SOURCES: Mapping[str, type[Source]] = {kind.__name__: kind for kind in (ParquetSource, RecordSource, TarSource)}
-# A length that the data states beside a sound is often rounded.
-STATED_WITHIN_S = 0.1
-_INDEXES, _BATCHES, _RECORDS = 1024, 8, 4
+_INDEXES, _BATCHES, _RECORDS, _VIDEOS = 1024, 8, 4, 4
+_BATCHES_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,15 @@ class Kept:
         readers: by the label of their file.
         batches: of the readers.
         samples: whose items are asked for one after the other, by name.
-        pictures: the tiles of the last image, or the frames of the last video.
+        tiles: of the last image.
+        videos: being decoded, by the names of their samples.
     """
 
     readers: Recent[Reader] = field(default_factory=lambda: Recent(_INDEXES))
-    batches: Recent[Any] = field(default_factory=lambda: Recent(_BATCHES))
+    batches: Recent[Any] = field(default_factory=lambda: Recent(_BATCHES, _BATCHES_BYTES))
     samples: Recent[tuple[RawSample, Sizes]] = field(default_factory=lambda: Recent(_RECORDS))
-    pictures: Recent[Sequence[Pixels]] = field(default_factory=lambda: Recent(1))
+    tiles: Recent[Sequence[Pixels]] = field(default_factory=lambda: Recent(1))
+    videos: Recent[VideoFrames] = field(default_factory=lambda: Recent(_VIDEOS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,20 +161,23 @@ class TraceSamples:
             with decoded_image(raw.images[place], self.limits) as image:
                 return image_tiles(image, len(widths) == 1, rules)
 
-        tiles = self.kept.pictures.get((_place(shapes, item)[0], place), cut)
+        tiles = self.kept.tiles.get((_place(shapes, item)[0], place), cut)
         return self._covered(tiles[tile][None], rules)
 
     def _frames(self, shapes: SampleShapes, item: int, group: int) -> Pixels:
-        """The frames of a group of a video, all of whose groups are decoded at once."""
+        """The frames of a group of a video, of which those before are decoded and those behind are not."""
         (raw, sizes), each, tiles = self._sample(shapes, item), self.rules.temporal_patch_frames, self.rules.tiles
-        video, own = raw.video, self.shapes_of(_columns(sizes))
-        assert video is not None
-        groups = int(np.count_nonzero(own.item_modality == shapes.item_modality[item]))
-        size = (tiles.pixels, tiles.pixels) if tiles else self._sides(shapes, item)
-        frames = self.kept.pictures.get(
-            (_place(shapes, item)[0], "video"), lambda: decoded_frames(video, self.limits, groups * each, *size)
-        )
-        found = np.stack(frames[group * each : (group + 1) * each])
+
+        def begin() -> VideoFrames:
+            assert raw.video is not None
+            # A shortened sample has the first groups of all that the video is cut into.
+            own = self.shapes_of(_columns(sizes))
+            groups = int(np.count_nonzero(own.item_modality == shapes.item_modality[item]))
+            size = (tiles.pixels, tiles.pixels) if tiles else self._sides(shapes, item)
+            return VideoFrames(raw.video, self.limits, groups * each, *size)
+
+        video = self.kept.videos.get(_place(shapes, item)[0], begin)
+        found = video.between(group * each, (group + 1) * each)
         return self._covered(found, tiles) if tiles else found
 
     def _covered(self, pixels: Pixels, rules: TileRules) -> Pixels:
@@ -200,22 +205,25 @@ def samples_of(
         truncates: whether the workload shortens samples.
 
     Raises:
-        UserError: for a trace that was not scanned or whose text was not tokenized, data that is not there or has
-            changed, and a tokenizer of another vocabulary.
+        UserError: for a trace that was not scanned, or by another version, or whose text was not tokenized, data that
+            is not there or has changed, and a tokenizer of another vocabulary.
     """
     scan = read_scan(trace)
     if scan is None:
         raise UserError(
             f"workload.path={trace}: lists shapes only; harness.data=files needs what entrain-bench trace wrote"
         )
-    if "files" not in scan:
-        raise UserError(f"workload.path={trace}: was scanned by an earlier version; scan it again")
-    source = _source(trace, scan["source"], moved)
-    limits = Limits(**scan["limits"])
-    tokenizer = _tokenizer(trace, scan, moved, vocab_size)
+    try:
+        source, limits, files = _source(trace, scan["source"], moved), Limits(**scan["limits"]), dict(scan["files"])
+        scanned, version = scan["tokenizer"], scan["tokenizer_version"]
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"workload.path={trace}: was scanned by another version of entrain-bench; scan it again"
+        ) from error
+    tokenizer = _tokenizer(trace, scanned, version, moved, vocab_size)
     return TraceSamples(
         source=source,
-        files=_files(source, scan["files"], moved),
+        files=_files(source, files, moved),
         limits=limits,
         tokenizer=tokenizer,
         rules=rules,
@@ -264,8 +272,7 @@ def _files(source: ReadableSource, scanned: Mapping[str, str], moved: Moved) -> 
     return {label: found[label] for label in scanned}
 
 
-def _tokenizer(trace: Path, scan: Mapping[str, Any], moved: Moved, vocab_size: int) -> str:
-    scanned = scan["tokenizer"]
+def _tokenizer(trace: Path, scanned: str | None, version: str, moved: Moved, vocab_size: int) -> str:
     if scanned is None:
         raise UserError(
             f"workload.path={trace}: has characters, not tokens; harness.data=files needs a scan with tokenizer=bytes "
@@ -275,7 +282,7 @@ def _tokenizer(trace: Path, scan: Mapping[str, Any], moved: Moved, vocab_size: i
     where = f"harness.data_tokenizer={moved.tokenizer}"
     if tokenizer != BYTES and not Path(tokenizer).expanduser().is_file():
         raise UserError(f"{where}: {tokenizer}, which the scan was made with, does not exist; must be where it is now")
-    if tokenizer_version(tokenizer) != scan["tokenizer_version"]:
+    if tokenizer_version(tokenizer) != version:
         raise UserError(f"{where}: {tokenizer} is not the tokenizer of the scan; scan again to use another")
     if (ids := vocabulary_of(tokenizer)) > vocab_size:
         raise UserError(
@@ -341,5 +348,5 @@ def _named(name: str) -> Iterator[None]:
         raise
     except BadSampleError as error:
         raise UserError(f"sample {name}: {error}") from error
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, MemoryError) as error:
         raise UserError(f"sample {name}: cannot be read ({one_line(error)})") from error

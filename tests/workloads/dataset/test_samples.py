@@ -344,7 +344,7 @@ def test_traces_without_samples_are_refused(tmp_path: Path) -> None:
         opened(TraceWorkload(path=str(tmp_path / "hub.parquet")))
     del scan["files"]
     pq.write_table(table.replace_schema_metadata({"entrain_bench.scan": json.dumps(scan)}), tmp_path / "old.parquet")
-    with pytest.raises(UserError, match=r"was scanned by an earlier version; scan it again$"):
+    with pytest.raises(UserError, match=r"was scanned by another version of entrain-bench; scan it again$"):
         opened(TraceWorkload(path=str(tmp_path / "old.parquet")))
 
 
