@@ -24,7 +24,7 @@ from .shard import Job, Scanned, died_at, scan_shard
 from .text import tokenizer_version
 
 # Part of every digest: a change of what is scanned how makes parts of before worthless.
-FORMAT = 2
+FORMAT = 3
 PROCESSES, RAY = "processes", "ray"
 # Samples of a shard that processes may die of, before the shard is given up.
 _MAX_DEATHS = 16

@@ -20,7 +20,10 @@ from entrain_bench.specs.contents import Moved
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
+from entrain_bench.train.features.sounds import write_windows
 from entrain_bench_workloads.dataset import parquet as parquet_module
+from entrain_bench_workloads.dataset import samples as samples_module
+from entrain_bench_workloads.dataset import video as video_module
 from entrain_bench_workloads.dataset.interface import BadRecord, Limits, RawSample
 from entrain_bench_workloads.dataset.recent import Recent
 from entrain_bench_workloads.dataset.records import RecordSource
@@ -40,6 +43,7 @@ from support.specs import load
 
 RULES: TokenRules = ModelSpec.from_config(load("model", "tiny_av")).tokens
 LIMITS = Limits()
+OTHER_VERSION = r"^workload.path=.*: was scanned by another version of entrain-bench; scan it again$"
 
 
 def scanned(source: Any, output: Path, **options: Any) -> TraceWorkload:
@@ -280,6 +284,54 @@ def test_stated_lengths_may_be_rounded(tmp_path: Path) -> None:
         samples.sound(shapes, 1)
 
 
+def test_a_stated_length_may_begin_a_segment_behind_the_end(tmp_path: Path) -> None:
+    """30 s, stated as 30.05: the second segment is silence."""
+    (tmp_path / "0.wav").write_bytes(sound_bytes(30.0, rate=8000))
+    write_jsonl(tmp_path / "d.jsonl", [{"path": "0.wav", "duration": 30.05, "text": "a"}])
+    source = RecordSource(path=str(tmp_path / "d.jsonl"), text=["text"], audio="path", seconds="duration")
+    samples, shapes = opened(scanned(source, tmp_path / "t.parquet"))
+    assert [len(samples.sound(shapes, item)) for item in range(shapes.num_items)] == [480_000, 0]
+    rows = np.ones((int(shapes.item_encoder_tokens[1]), 2 * 3 * 80), np.float32)
+    write_windows(samples.sound(shapes, 1), rows)
+    silence = np.ones_like(rows)
+    write_windows(np.zeros(800, np.float32), silence)
+    np.testing.assert_array_equal(rows, silence)
+
+
+def test_memory_that_is_not_there_names_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples, shapes = opened(scanned(finevision(tmp_path / "data"), tmp_path / "t.parquet"))
+
+    def without(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(samples_module, "resized", without)
+    with pytest.raises(UserError, match=r"^sample train-0.parquet:0: cannot be read \(MemoryError\)$"):
+        samples.picture(shapes, 0)
+
+
+def test_a_shortened_video_is_decoded_as_far_as_it_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its groups are those that the whole video has."""
+    (tmp_path / "v.mp4").write_bytes(video_bytes(64, 48, 40, shades=True))
+    write_jsonl(tmp_path / "d.jsonl", [{"text": "a", "video": "v.mp4"}])
+    source = RecordSource(path=str(tmp_path / "d.jsonl"), text=["text"], video="video")
+    workload = scanned(source, tmp_path / "t.parquet")
+    whole, all_shapes = opened(workload)
+    rules = replace(RULES, context_tokens=int(all_shapes.item_llm_tokens[0]) + 1)
+    shorter = replace(workload, on_overlong="truncate")
+    samples, shapes = shorter.samples(rules, 256, Moved()), shorter.source(rules).shapes
+    assert (shapes.num_items, all_shapes.num_items) == (1, 4)
+    made, resized = list[int](), video_module.resized
+
+    def noting(image: Image.Image, height: int, width: int) -> Any:
+        made.append(height)
+        return resized(image, height, width)
+
+    monkeypatch.setattr(video_module, "resized", noting)
+    found = samples.picture(shapes, 0)
+    assert len(made) == 2
+    np.testing.assert_array_equal(found, whole.picture(all_shapes, 0))
+
+
 def test_sizes_without_content_are_refused(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "d.jsonl", [{"text": "a", "images": [{"width": 64, "height": 64}]}])
     source = RecordSource(path=str(tmp_path / "d.jsonl"), text=["text"], images="images")
@@ -342,10 +394,32 @@ def test_traces_without_samples_are_refused(tmp_path: Path) -> None:
     pq.write_table(table.replace_schema_metadata({"entrain_bench.scan": json.dumps(scan)}), tmp_path / "hub.parquet")
     with pytest.raises(UserError, match=r"scanned from HubSource, whose records cannot be read one by one"):
         opened(TraceWorkload(path=str(tmp_path / "hub.parquet")))
-    del scan["files"]
-    pq.write_table(table.replace_schema_metadata({"entrain_bench.scan": json.dumps(scan)}), tmp_path / "old.parquet")
-    with pytest.raises(UserError, match=r"was scanned by another version of entrain-bench; scan it again$"):
-        opened(TraceWorkload(path=str(tmp_path / "old.parquet")))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("limits", "frames"), 5),
+        (("source", "columns"), "x"),
+        (("source", "kind"), None),
+        (("source",), None),
+        (("limits",), None),
+        (("files",), None),
+        (("tokenizer_version",), None),
+    ],
+)
+def test_traces_of_other_versions_are_refused(place: tuple[str, ...], value: object, tmp_path: Path) -> None:
+    """A setting that is not known, and one that is missing (None)."""
+    workload = scanned(finevision(tmp_path / "data"), tmp_path / "t.parquet")
+    table = pq.read_table(tmp_path / "t.parquet")
+    scan = json.loads(table.schema.metadata[b"entrain_bench.scan"])
+    within = scan if len(place) == 1 else scan[place[0]]
+    within[place[-1]] = value
+    if value is None:
+        del within[place[-1]]
+    pq.write_table(table.replace_schema_metadata({"entrain_bench.scan": json.dumps(scan)}), tmp_path / "t.parquet")
+    with pytest.raises(UserError, match=OTHER_VERSION):
+        opened(workload)
 
 
 def test_an_archive_is_not_unpacked(tmp_path: Path) -> None:
