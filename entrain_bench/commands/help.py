@@ -1,4 +1,4 @@
-"""What ``entrain-bench --help`` shows: one screen on everything, the choices of a group, one of them, all about a key."""
+"""What ``entrain-bench --help`` shows: a screen on everything, choices of a group, one of them, all about a key."""
 
 from __future__ import annotations
 
