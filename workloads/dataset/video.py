@@ -70,9 +70,6 @@ class VideoFrames:
             self._shown, self._next = self._frames(), 0
             self._kept.clear()
         most = max(self._most, stop - first)
-        if self._next < stop - most:
-            # They would not be next to those that will be kept.
-            self._kept.clear()
         while self._next < stop:
             frame = next(self._shown)
             if self._next >= stop - most:

@@ -13,6 +13,7 @@ import pytest
 
 from entrain_bench_workloads.dataset import parquet as parquet_module
 from entrain_bench_workloads.dataset.fields import Fields
+from entrain_bench_workloads.dataset.interface import Limits
 from entrain_bench_workloads.dataset.parquet import ParquetSource
 from entrain_bench_workloads.dataset.recent import Recent
 from support.datasets import write_finevision
@@ -91,6 +92,13 @@ def test_a_file_that_lies_about_its_size_is_not_believed(tmp_path: Path, monkeyp
     metadata = pq.ParquetFile.metadata
     monkeypatch.setattr(pq.ParquetFile, "metadata", property(lambda file: Lying(metadata.fget(file))))
     assert max(size for _, size in pieces(source)) < 4 * MIB
+
+
+@pytest.mark.parametrize(("most_bytes", "is_kept"), [(1000, False), (100_000, True)])
+def test_rows_are_kept_as_far_as_their_bytes_fit(most_bytes: int, is_kept: bool, tmp_path: Path) -> None:
+    source, kept = written(tmp_path / "a.parquet", [100] * 100), Recent[Any](8, most_bytes)
+    source.reader(source.files()[0], kept).record(0, Limits())
+    assert (kept.find((tmp_path / "a.parquet", 0, source._fields().names)) is not None) == is_kept
 
 
 def test_what_was_made_recently_is_kept_as_far_as_its_bytes_fit() -> None:
