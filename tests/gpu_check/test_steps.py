@@ -21,7 +21,9 @@ from entrain_bench.gpu_check.steps import (
     profile,
     throughput,
     verdict_of,
+    verdict_without,
 )
+from entrain_bench.records.records import Record
 from support.gpu_check import machine
 
 GOOD = '<testcase name="a" time="0.25"/>'
@@ -30,7 +32,7 @@ BAD = '<testcase name="c" time="1"><failure message="assert 1 == 2\n more">x</fa
 
 
 def check_in(folder: Path, kind: str = "cpu", num_devices: int = 2) -> Check:
-    return Check(machine(), Setup(kind, num_devices, False, folder), folder / "tests", lambda _: None)
+    return Check(machine(), Setup(kind, num_devices, False, folder, "here"), folder / "tests", lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +91,17 @@ def test_a_program_that_fails_fails_the_step() -> None:
     assert found.result.startswith("1 failed, dip first (rank 1: was killed by SIGKILL); 2 programs: fast;")
 
 
+@pytest.mark.parametrize(
+    ("status", "settled", "verdict"),
+    [("skipped", False, SKIPPED), ("failed", True, SKIPPED), ("failed", False, FAILED)],
+)
+def test_only_what_does_not_fit_is_skipped(status: str, settled: bool, verdict: str) -> None:
+    assert verdict_without(Record("key", status, "why", {}, {}, "code", settled=settled)) == verdict
+    assert verdict_without("took longer than 9 s") == FAILED
+
+
 def test_gpus_that_torch_does_not_see_are_a_failure(tmp_path: Path) -> None:
-    setup = Setup("cpu", 2, False, tmp_path)
+    setup = Setup("cpu", 2, False, tmp_path, "here")
     listed = "index, name\n0, NVIDIA H100\n1, NVIDIA H100"
     unseen = Check(machine(nvidia_smi=listed), setup, tmp_path, lambda _: None)
     assert environment(unseen).result == "the driver lists 2 GPUs, torch sees 0"
