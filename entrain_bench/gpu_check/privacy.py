@@ -24,10 +24,12 @@ class Scrubber:
     def __init__(self, folders: dict[str, str], user: str, host: str) -> None:
         # The longest first: a project is inside of the home folder.
         self._folders = sorted(folders.items(), key=lambda item: -len(item[0]))
-        self._user = re.compile(rf"(?<=[/@\\-]){re.escape(user)}(?=[/@\s\"']|$)|\b{re.escape(user)}(?=@)")
-        # Libraries print its first part only (NCCL), or all.
-        names = "|".join(map(re.escape, dict.fromkeys((host, host.partition(".")[0]))))
-        self._host = re.compile(rf"(?<![\w.-])(?:{names})(?![\w-])") if host else None
+        self._user = re.compile(rf"(?<=[/@\\-]){re.escape(user)}(?=[/@\s\"'\\]|$)|\b{re.escape(user)}(?=@)")
+        # Libraries print all of it or its first part (NCCL). A number is no name, and stands for something else.
+        hosts = [name for name in dict.fromkeys((host, host.partition(".")[0])) if name and not name.isdigit()]
+        names = "|".join(map(re.escape, hosts))
+        # JSON has a line's end as two characters.
+        self._host = re.compile(rf"(?:(?<![\w.-])|(?<=\\[nrt]))(?:{names})(?![\w-])") if hosts else None
 
     @classmethod
     def of_this_machine(cls) -> Scrubber:

@@ -21,6 +21,8 @@ SCRUBBER = Scrubber({"/home/ann": "~", "/home/ann/bench": ".", "/scratch/x": "/T
         ("ann@node7.lab said", "user@host said"),
         ('hostname="node7.lab"', 'hostname="host"'),
         ("node7:12:12 [0] NCCL INFO", "host:12:12 [0] NCCL INFO"),
+        # As JSON has them.
+        (r'"a\nnode7.lab: /data/ann\nb"', r'"a\nhost: /data/user\nb"'),
         # Words that only contain a name.
         ("planner, channel, annex, node70, node7-b", "planner, channel, annex, node70, node7-b"),
     ],
@@ -32,3 +34,9 @@ def test_names_are_replaced(text: str, clean: str) -> None:
 def test_this_machine_has_names() -> None:
     home = str(Path.home() / "secret")
     assert Scrubber.of_this_machine().text(home) == "~/secret"
+
+
+def test_numbers_are_no_names() -> None:
+    assert Scrubber({}, "ann", "10.0.0.7").text('{"a": 10, "b": "on 10.0.0.7"}') == '{"a": 10, "b": "on host"}'
+    assert Scrubber({}, "ann", "10").text('{"a": 10}') == '{"a": 10}'
+    assert Scrubber({}, "ann", "").text("node7") == "node7"
