@@ -58,5 +58,6 @@ def test_measurements_are_of_a_machine_and_the_code_that_measures(monkeypatch: p
     here = origin_of(machine())
     assert origin_of(machine()) == here
     assert origin_of(replace(machine(), identity={"variables": {"NCCL_P2P_DISABLE": "1"}})) != here
+    assert replace(SETUP, origin="there").profile != SETUP.profile == SETUP.runs / "profile.json"
     monkeypatch.setattr(identity, "hash_of", lambda _: "other code")
     assert origin_of(machine()) != here

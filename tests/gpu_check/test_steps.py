@@ -13,6 +13,7 @@ from entrain_bench.gpu_check.settings import Setup
 from entrain_bench.gpu_check.steps import (
     Check,
     accuracy,
+    correctness,
     environment,
     fidelity,
     gpu_tests,
@@ -89,6 +90,30 @@ def test_a_program_that_fails_fails_the_step() -> None:
     found = verdict_of([misfit, crash], 2, "fast", {})
     assert found.verdict == FAILED
     assert found.result.startswith("1 failed, dip first (rank 1: was killed by SIGKILL); 2 programs: fast;")
+
+
+class PlayedRuns:
+    """One device trains; of three strategies one is planned wrong, one does not fit, one's process hangs."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def predict(self, *_: object) -> dict[str, Record | str]:
+        wrong, misfit = (Record("", status, "why", {}, {}, "") for status in ("failed", "skipped"))
+        return {"megatron": wrong, "entrain": misfit, "fsdp": "took longer than 9 s"}
+
+    def train(self, *_: object) -> Record:
+        return Record("", "ok", "", {}, {}, "", iterations=({"loss": 7.0},))
+
+
+def test_plans_that_failed_are_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "Runs", PlayedRuns)
+    found = correctness(check_in(tmp_path))
+    assert found.tables["Losses in float32"] == [
+        {"strategy": "megatron", "verdict": FAILED, "reason": "why"},
+        {"strategy": "entrain", "verdict": SKIPPED, "reason": "why"},
+        {"strategy": "fsdp", "verdict": FAILED, "reason": "took longer than 9 s"},
+    ]
+    assert found.result == "0 of 2 runs equal; not: megatron, fsdp; 1 do not fit so many devices"
 
 
 @pytest.mark.parametrize(
