@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, deliver_challenge
 
 import pytest
 
@@ -109,7 +109,7 @@ def test_one_that_listens_and_never_answers_is_named_in_time(queued: int) -> Non
         pytest.param(b"", id="silent"),
         pytest.param((300).to_bytes(4) + bytes(300), id="too long"),
         pytest.param((2**31).to_bytes(4) + b"\xff" * 8, id="without measure"),
-        pytest.param((20).to_bytes(4) + b"{\xff}" + bytes(17), id="of no known digest"),
+        pytest.param((40).to_bytes(4) + b"{md4}" + bytes(35), id="of no known digest"),
         pytest.param((32).to_bytes(4) + bytes(32), id="of another key"),
     ],
 )
@@ -129,6 +129,26 @@ def test_a_stranger_keeps_no_rank_out(words: bytes, stays: bool) -> None:
         while stays and stranger.recv(4096):
             pass
     stranger.close()
+
+
+@pytest.mark.parametrize("error", [AuthenticationError, EOFError, OSError, ValueError])
+def test_whatever_goes_wrong_with_one_that_connects_the_next_is_heard(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    rendezvous, raised = Rendezvous.new(1), list[Exception]()
+
+    def fail_once(line: Connection, key: bytes) -> None:
+        if not raised:
+            raised.append(error())
+            raise raised[0]
+        deliver_challenge(line, key)
+
+    monkeypatch.setattr("entrain_bench.train.producing.rendezvous.deliver_challenge", fail_once)
+    with accepting(rendezvous, WAIT_S):
+        with knock(rendezvous) as stranger:
+            assert stranger.recv(1) == b""
+        rendezvous.connect(0, WAIT_S)
+    assert raised
 
 
 def test_a_stranger_that_speaks_slowly_has_no_more_time() -> None:
