@@ -1,4 +1,4 @@
-"""What ``entrain-bench --help`` shows: one screen on everything, or the choices of a group, or all about a key."""
+"""What ``entrain-bench --help`` shows: a screen on everything, choices of a group, one of them, all about a key."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from entrain_bench.config.comments import documented_keys, groups
+from entrain_bench.config.comments import documented_keys, groups, text_of
 from entrain_bench.errors import unknown_choice
 
 WIDTH = 100
@@ -18,7 +18,7 @@ OPTIONS = {
     "--multirun, -m": "a sweep over several values of keys: a,b or range(8); finished runs are skipped",
     "--config-dir DIR": "a folder of yours with further choices: DIR/strategy/mine.yaml",
     "plan=FILE": "job, strategy and layout of a plan that recommend wrote",
-    "--help=GROUP": "choices of {groups}; or a key in full",
+    "--help=GROUP": "{groups}; or GROUP/NAME, or a KEY",
 }
 EXAMPLES = (
     "entrain-bench strategy=entrain workload=chartqa",
@@ -28,10 +28,10 @@ EXAMPLES = (
 
 
 def help_text(topic: str = "", config_dir: str | None = None) -> str:
-    """All in one screen, or what can be chosen of a group, or the whole comment on a key.
+    """All in one screen, or what can be chosen of a group, or a choice with its keys, or the whole comment on a key.
 
     Args:
-        topic: a group or a key, with whatever value; empty for the screen.
+        topic: a group, a choice (``harness/train``) or a key, with whatever value; empty for the screen.
         config_dir: a folder of the user's with further choices; None for none.
 
     Raises:
@@ -42,6 +42,11 @@ def help_text(topic: str = "", config_dir: str | None = None) -> str:
         return "\n".join(_group_lines(name, known))
     if not name:
         return "\n".join(_screen())
+    group, _, choice = name.rpartition("/")
+    if choice in known.get(group, {}):
+        return text_of(group, choice, config_dir)
+    if lines := [*_key_lines(name, known, config_dir)]:
+        return "\n".join(lines)
     keys = [each for each in documented_keys() if f"{each.name}.".startswith(f"{name}.")]
     if not keys:
         raise unknown_choice("--help", name, known)
@@ -79,9 +84,21 @@ def _group_lines(group: str, known: dict[str, dict[str, str]]) -> Iterator[str]:
     yield f"{PLACES.get(group, group)}=NAME{default}"
     yield ""
     yield from _columns(known[group])
+    yield ""
+    yield f"All keys of one: --help={group}/{next(iter(known[group]))}"
     if inside := [name for name in known if name.startswith(f"{group}/")]:
         yield ""
         yield f"Parts of it: {', '.join(f'--help={name}' for name in inside)}"
+
+
+def _key_lines(name: str, known: dict[str, dict[str, str]], config_dir: str | None) -> Iterator[str]:
+    """What the choices of a group that have a key say of it: ``harness.dtype``."""
+    *places, key = name.split(".")
+    group = "/".join(places)
+    for choice in known.get(group, {}):
+        for line in text_of(group, choice, config_dir).splitlines():
+            if line.startswith(f"{key}:"):
+                yield f"{group}={choice}: {'.'.join(places)}.{line}"
 
 
 def _columns(rows: dict[str, str]) -> Iterator[str]:

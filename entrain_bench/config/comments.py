@@ -65,18 +65,28 @@ def groups(config_dir: str | None = None) -> dict[str, dict[str, str]]:
         config_dir: a folder of the user's with further choices; None for none.
     """
     found: dict[str, dict[str, str]] = {}
-    roots = [config_tree(), *([Path(config_dir)] if config_dir else [])]
     for key in documented_keys():
-        for root in roots:
+        for root in _roots(config_dir):
             for path in sorted((root / key.name).rglob("*.yaml")):
                 group = path.parent.relative_to(root).as_posix()
                 found.setdefault(group, {})[path.stem] = _first_sentence(path)
     return {group: dict(sorted(found[group].items())) for group in sorted(found)}
 
 
+def text_of(group: str, choice: str, config_dir: str | None = None) -> str:
+    """The YAML of a choice, a folder's of the user's before the suite's, without where Hydra puts it."""
+    paths = [root / group / f"{choice}.yaml" for root in _roots(config_dir)]
+    lines = next(path for path in reversed(paths) if path.exists()).read_text().splitlines()
+    return "\n".join(line for line in lines if not line.startswith(PACKAGE))
+
+
 def first_sentences(group: str) -> dict[str, str]:
     """The choices of a group, and the first sentence on each."""
     return {path.stem: _first_sentence(path) for path in sorted((config_tree() / group).glob("*.yaml"))}
+
+
+def _roots(config_dir: str | None) -> list[Path]:
+    return [config_tree(), *([Path(config_dir)] if config_dir else [])]
 
 
 def _blocks(lines: Sequence[str]) -> Iterator[tuple[Key, list[Key]]]:

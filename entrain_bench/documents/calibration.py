@@ -102,7 +102,7 @@ def model_error(errors: Sequence[float]) -> str:
     if not errors:
         return "model error: not measured"
     sizes = [abs(error) for error in errors]
-    count = f"{len(sizes)} published iteration time{'s' if len(sizes) > 1 else ''}"
+    count = f"{len(sizes)} published iteration time{'s' if len(sizes) > 1 else ''} of language models"
     return f"model error: median {100 * median(sizes):.1f}%, worst {100 * max(sizes):.1f}% over {count}"
 
 

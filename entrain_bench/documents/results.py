@@ -35,12 +35,20 @@ INTRODUCTION = """
 Generated from the runs of the figures: seconds an iteration, mean over seeds ± half of its 95% interval; in brackets
 the gap to the lower bound of the layout that the strategy chose, which compares schedules, and that to the bound of
 every layout, all ideal work on all GPUs, which compares strategies ([metrics.md](../docs/metrics.md)). Bold is every
-strategy of a row that is not significantly slower than the row's best, seed by seed: at a seed all get the same
-samples, so differences are known better than times. Runs without result are counted in their cell and named below the
-table. 64 simulated A40, global batch 512, microbatches of 4; every sweep is a YAML in `experiments/figure/`. Planners
-choose as their papers describe in the first two tables; in the third all run their best candidates on trial and choose
-the microbatch size, too (DFLOP's number of microbatches is its own in all three).
+strategy that is not significantly slower than the best of all tables under a heading, italic the same within its own
+table, seed by seed: at a seed all get the same samples, so differences are known better than times. Runs without result
+are counted in their cell and named below the table. 64 simulated A40, global batch 512, microbatches of 4; every sweep
+is a YAML in `experiments/figure/`.
 """
+PLANNERS = {
+    "results": "Planners choose as their papers describe.\n",
+    "free_degrees": """\
+Planners choose as their papers describe under the first heading; under the second all run their best candidates on
+trial and choose the microbatch size, too (DFLOP's number of microbatches is its own under both). Not every strategy is
+run here (`in_figures` in its YAML); the fastest published of all with free degrees stand in
+[braid.md](../docs/strategies/braid.md), beside this project's own.
+""",
+}
 
 
 def results_output(name: str) -> Output:
@@ -58,7 +66,7 @@ def write_results(name: str, study: Study) -> str:
 
 def results_document(name: str, study: Study) -> tuple[str, str]:
     """The text of the document, and what is missing from it."""
-    parts, problems = [TITLES[name] + INTRODUCTION], []
+    parts, problems = [TITLES[name] + INTRODUCTION + PLANNERS[name]], []
     for title, experiment in TABLES[name].items():
         problems.append(study.problem(f"figure={experiment}"))
         table = run_table(study.cells(f"figure={experiment}"), study.results)
@@ -72,30 +80,32 @@ def results_markdown(data: pd.DataFrame) -> str:
     """A table for each family of strategies beside the first strategy; below them what runs have no result."""
     first, *others = families(data).items()
     groups = [family for family in FAMILIES if any(theirs == family for _, theirs in others)]
-    cells = _cells(data)
+    rows, best = _rows(data), compared(data, CASE[:2])
     tables = []
     for family in groups or [first[1]]:
         heading = f"### {FAMILIES[family]}\n\n" if len(groups) > 1 else ""
         members = [first[0], *(name for name, theirs in others if theirs == family)]
+        own = data[data["strategy"].isin(members)]
+        marks = {
+            (*case, strategy): "**" if strategy in best[case].best else "*"
+            for case, comparison in compared(own, CASE[:2]).items()
+            for strategy in comparison.best
+        }
+        cells = {case: _cell(row, marks.get(case, "")) for case, row in rows.items()}
         tables.append(heading + _table(data, cells, members))
     notes = "".join(f"- {sentence}\n" for sentence in without_result(data))
     return "\n".join([*tables, *filter(None, [notes])])
 
 
-def _cells(data: pd.DataFrame) -> dict[tuple[str, str, str], str]:
-    """What is written for every model, workload and strategy."""
+def _rows(data: pd.DataFrame) -> dict[tuple[str, ...], Mapping[Hashable, Any]]:
+    """Means, intervals and gaps of every model, workload and strategy."""
     data = data.assign(gap_to_cluster_bound=data["iteration_time_s"] / data["cluster_bound_s"] - 1.0)
     gaps = over_seeds(data, CASE, **{name: (column, "mean") for name, column in GAPS.items()})
     times = interval_over_seeds(data, CASE, "iteration_time_s").merge(gaps[[*CASE, *GAPS]], on=CASE)
-    comparisons = compared(data, CASE[:2])
-    cells = {}
-    for row in times.to_dict("records"):
-        model, workload, strategy = (str(row[name]) for name in CASE)
-        cells[model, workload, strategy] = _cell(row, strategy in comparisons[model, workload].best)
-    return cells
+    return {tuple(str(row[name]) for name in CASE): row for row in times.to_dict("records")}
 
 
-def _table(data: pd.DataFrame, cells: Mapping[tuple[str, str, str], str], strategies: Sequence[str]) -> str:
+def _table(data: pd.DataFrame, cells: Mapping[tuple[str, ...], str], strategies: Sequence[str]) -> str:
     """A row a model and workload, a column a strategy."""
     labels = {column: names(data, column) for column in CASE}
     rows = [
@@ -108,8 +118,8 @@ def _table(data: pd.DataFrame, cells: Mapping[tuple[str, str, str], str], strate
     return markdown_table(heading, rows, right=heading[1:])
 
 
-def _cell(row: Mapping[Hashable, Any], bold: bool) -> str:
-    """Mean, interval and gaps of the runs that have a result, and how many have none."""
+def _cell(row: Mapping[Hashable, Any], mark: str) -> str:
+    """Mean and interval between marks, gaps of the runs that have a result, and how many have none."""
     if not row["num_ok"]:
         return str(row["status"])
     seconds = f"{row['iteration_time_s']:.3f}"
@@ -118,4 +128,4 @@ def _cell(row: Mapping[Hashable, Any], bold: bool) -> str:
     lacking = row["num_runs"] - row["num_ok"]
     gaps = ", ".join(f"{100 * row[name]:.0f}%" for name in GAPS)
     note = f", {lacking} of {row['num_runs']} {row['status']}" if lacking else ""
-    return f"{f'**{seconds}**' if bold else seconds} ({gaps}){note}"
+    return f"{mark}{seconds}{mark} ({gaps}){note}"

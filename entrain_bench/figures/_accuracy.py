@@ -11,7 +11,7 @@ from entrain_bench.figures._style import FAINT, FONT_PT
 MEASURED = frozenset({"measured_gantt"})
 UNITS = ("(s)", "(ms)")
 # Of docs/calibration.md, whose generation checks it.
-MODEL_ERROR = "model error: median 3.0%, worst 9.0% over 23 published iteration times"
+MODEL_ERROR = "model error: median 3.0%, worst 9.0% over 23 published iteration times of language models"
 
 
 def state_model_error(figure: Figure) -> None:

@@ -1,7 +1,8 @@
 """``make gpu-check``: does training work on this machine's GPUs, how fast, and how near are predictions.
 
-Runs one step after the other and leaves one folder that can be sent to others: report.md, numbers.json, logs. Steps
-that passed or were skipped are not repeated by a second call. Without a GPU it checks ranks over gloo.
+Runs one step after the other and leaves one folder, report.md, numbers.json, logs, and an archive of it to be sent to
+others. Steps that passed or were skipped are not repeated by a second call on the same devices, with the same options
+and code. Without a GPU it checks ranks over gloo.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -21,22 +22,19 @@ from time import perf_counter
 from entrain_bench.config.tree import config_tree
 from entrain_bench.errors import UserError, explain, unknown_choice
 from entrain_bench.files import write_atomically
+from entrain_bench.gpu_check.folder import archive, claim
+from entrain_bench.gpu_check.identity import identity_of, origin_of
 from entrain_bench.gpu_check.machine import Machine, read_machine
 from entrain_bench.gpu_check.privacy import Scrubber
 from entrain_bench.gpu_check.processes import last_line, run_python
 from entrain_bench.gpu_check.report import page
 from entrain_bench.gpu_check.result import FAILED, Finding, StepResult
 from entrain_bench.gpu_check.settings import Setup
-from entrain_bench.gpu_check.steps import STEPS, Check, identity_of
-from entrain_bench.records.code import hash_of, sources_of
+from entrain_bench.gpu_check.steps import STEPS, Check
 from entrain_bench.train.settings import DEVICES
 
 COMMAND = "make gpu-check"
 MACHINE_S = 300.0
-# What the results of steps follow from, with all that these import.
-CODE = frozenset(
-    {"entrain_bench.gpu_check.steps", "entrain_bench.train.trainer", "entrain_bench.train.profiling.session"}
-)
 EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 
 
@@ -54,18 +52,17 @@ def main(arguments: Sequence[str]) -> int:
         names = chosen_steps(options.steps)
         folder = options.output or Path("results") / f"gpu-check-{datetime.now(UTC).date().isoformat()}"
         check = prepare(folder, options.device, options.devices, options.all)
+        results = run_steps(check, names, again=options.again)
+        sent = archive(folder, Scrubber.of_this_machine())
     except UserError as error:
         print(f"gpu-check: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
-    try:
-        results = run_steps(check, names, again=options.again)
     except KeyboardInterrupt:
         print(f"interrupted; finished steps are kept in {folder}", file=sys.stderr)
         return EXIT_INTERRUPTED
     for result in results:
         print(f"{result.name:12} {result.finding.verdict:8} {result.finding.result}")
-    archive = shutil.make_archive(str(folder), "zip", folder.parent, folder.name)
-    print(f"report: {folder / 'report.md'}; to send: {archive}")
+    print(f"report: {folder / 'report.md'}; to send: {sent}")
     return EXIT_FAILED if any(result.finding.verdict == FAILED for result in results) else 0
 
 
@@ -86,17 +83,14 @@ def prepare(folder: Path, device: str, num_devices: int | None, everything: bool
     """See what the machine has.
 
     Raises:
-        UserError: if it has less than what is asked for, or the folder cannot be written to.
+        UserError: if it has less than what is asked for, or the folder is none of the check's.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output={folder}: cannot be written to ({error.strerror})") from error
+    claim(folder)
     machine = look(folder, device)
     if device == "cuda" and not machine.gpus:
         raise UserError("--device=cuda: torch sees no GPU here")
     kind = "cuda" if machine.gpus else "cpu"
-    setup = Setup.of(kind, len(machine.gpus), num_devices, everything, folder)
+    setup = Setup.of(kind, len(machine.gpus), num_devices, everything, folder, origin_of(machine))
     return Check(machine, setup, config_tree().resolve().parent / "tests", partial(print, flush=True))
 
 
@@ -133,9 +127,8 @@ def run_steps(
     Returns:
         Their results, which the folder holds together with those of other steps, and the report of all.
     """
-    folder, scrubber = check.setup.folder, Scrubber.of_this_machine()
-    identity = scrubber.folders(identity_of(check, hash_of(sources_of(CODE))))
-    results = []
+    folder, results = check.setup.folder, list[StepResult]()
+    identity = identity_of(check.setup, [*check.gpu_tests, *(check.tests / "support").rglob("*.py")])
     for number, name in enumerate(names, start=1):
         place = folder / "steps" / f"{name}.json"
         known = StepResult.read(place)
@@ -147,21 +140,18 @@ def run_steps(
             forget(check, name)
         check.say(f"[{number}/{len(names)}] {name}")
         result = StepResult(name, identity, *_timed(steps[name], check))
-        result = replace(result, finding=scrubber.finding(result.finding))
         result.write(place)
         results.append(result)
         verdict = f"{result.finding.verdict} ({result.seconds:.0f} s): {result.finding.result}"
         check.say(f"[{number}/{len(names)}] {name}: {verdict}")
-        write_report(folder, check)
-        scrubber.clean(folder)
-    write_report(folder, check)
-    scrubber.clean(folder)
+        write_report(check, identity)
+    write_report(check, identity)
     return results
 
 
 def forget(check: Check, name: str) -> None:
     """Remove what the runs of a step have left, so that none of them is taken for finished."""
-    for runs in (check.setup.folder / "runs").glob(f"{name}_*"):
+    for runs in check.setup.runs.glob(f"{name}_*"):
         shutil.rmtree(runs)
     if name == "profile":
         check.setup.profile.unlink(missing_ok=True)
@@ -176,17 +166,22 @@ def _timed(step: Callable[[Check], Finding], check: Check) -> tuple[Finding, flo
     return finding, perf_counter() - started
 
 
-def write_report(folder: Path, check: Check) -> None:
-    """Write report.md and numbers.json of all steps that the folder has results of."""
-    found = {name: StepResult.read(folder / "steps" / f"{name}.json") for name in STEPS}
-    done = [result for result in found.values() if result]
-    missing = [name for name, result in found.items() if result is None]
+def write_report(check: Check, identity: str) -> None:
+    """Write report.md and numbers.json of all steps that the folder has results of: of these devices and this code."""
+    folder, scrubber = check.setup.folder, Scrubber.of_this_machine()
+    found = [StepResult.read(folder / "steps" / f"{name}.json") for name in STEPS]
+    done = [result for result in found if result and result.identity == identity]
+    missing = sorted({*STEPS} - {result.name for result in done}, key=[*STEPS].index)
     date = datetime.now(UTC).date().isoformat()
     count, machine = check.setup.num_devices, check.machine
     device = f"x {machine.gpus[0]['name']}" if check.setup.on_gpu else f"ranks on {machine.system['processor']}"
     title = f"Check of {count} {device}, {date}"
-    write_atomically(folder / "report.md", page(title, COMMAND, done, missing).encode())
-    write_atomically(folder / "numbers.json", json.dumps([asdict(result) for result in done], indent=1).encode())
+    texts = {
+        "report.md": page(title, COMMAND, done, missing),
+        "numbers.json": json.dumps([asdict(result) for result in done], indent=1),
+    }
+    for name, text in texts.items():
+        write_atomically(folder / name, scrubber.text(text).encode())
 
 
 if __name__ == "__main__":

@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from entrain_bench.errors import UserError
 from entrain_bench.gpu_check.processes import last_line, run_python
 from entrain_bench.gpu_check.settings import Setup
 from entrain_bench.records.records import Record, Results
+from entrain_bench.run import compose_cells
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Where a step's runs leave records and output.
+    """A step's runs, and where they leave records and output.
 
     Attributes:
         folder: of the step.
@@ -23,11 +25,13 @@ class Runs:
     folder: Path
     setup: Setup
 
-    def predict(self, overrides: Sequence[str], strategies: Sequence[str], timeout_s: float) -> dict[str, Record]:
-        """Simulate a job under strategies, all in one process; records by strategy."""
-        choice = f"strategy={','.join(strategies)}"
-        self._run("predicted", ["harness=simulate", choice, *overrides], timeout_s)
-        return {str(record.labels["strategy"]): record for record in self._records("predicted")}
+    def predict(self, overrides: Sequence[str], strategies: Sequence[str], timeout_s: float) -> dict[str, Record | str]:
+        """Simulate a job under strategies, all in one process.
+
+        Returns:
+            By strategy the record, or what became of the process if it left none.
+        """
+        return self._run("predicted", strategies, ["harness=simulate", *overrides], timeout_s)
 
     def train(
         self, name: str, strategy: str, overrides: Sequence[str], num_devices: int, timeout_s: float
@@ -41,26 +45,40 @@ class Runs:
             num_devices: ranks.
             timeout_s: longest time.
         """
-        given = [f"strategy={strategy}", *self.setup.training(num_devices), *overrides]
-        wrong = self._run(name, given, timeout_s)
-        records = self._records(name)
-        if records:
-            return records[-1]
-        return f"{wrong or 'left no record'} ({last_line(self._log(name))})"
+        return self._run(name, [strategy], [*self.setup.training(num_devices), *overrides], timeout_s)[strategy]
 
-    def _run(self, name: str, overrides: Sequence[str], timeout_s: float) -> str:
-        # What a killed run had written; one that is finished stays, and is not run again.
-        arguments = ["-m", "entrain_bench.cli", "--multirun", *overrides]
-        arguments += [f"results_dir={self.folder / name}", "mlflow=false"]
-        return run_python(arguments, self._log(name), timeout_s, self.setup.environment)
+    def _run(
+        self, name: str, strategies: Sequence[str], overrides: Sequence[str], timeout_s: float
+    ) -> dict[str, Record | str]:
+        log, results = self.folder / f"{name}.log", Results(self.folder / name)
+        given = [f"strategy={','.join(strategies)}", *overrides, f"results_dir={results.root}", "mlflow=false"]
+        try:
+            cells = compose_cells(given, multirun=True)
+        except UserError as error:
+            return dict.fromkeys(strategies, str(error))
+        # The folder has records of other devices, code and options, too: what counts is of these cells. What an earlier
+        # process left unfinished would be taken for what this one leaves.
+        for cell in cells:
+            if not isinstance(found := _read(results, cell.key), Record) or not found.finished:
+                results.record_path(cell.key).unlink(missing_ok=True)
+        wrong = run_python(["-m", "entrain_bench.cli", "--multirun", *given], log, timeout_s, self.setup.environment)
+        lost = f"{wrong or 'left no record of this configuration and code'} ({last_line(log)})"
+        return {strategy: _read(results, cell.key) or lost for strategy, cell in zip(strategies, cells, strict=True)}
 
-    def _log(self, name: str) -> Path:
-        return self.folder / f"{name}.log"
 
-    def _records(self, name: str) -> list[Record]:
-        """Records of a name, the newest last: of a setting that changed there are several."""
-        results = Results(self.folder / name)
-        return sorted(results.records(), key=lambda record: results.record_path(record.key).stat().st_mtime)
+def _read(results: Results, key: str) -> Record | str | None:
+    """The record of a key; what is wrong with it, or None if there is none."""
+    try:
+        return results.read(key)
+    except UserError as error:
+        return str(error)
+
+
+def problem_of(run: Record | str) -> str:
+    """Why a run has no result; empty if it has one."""
+    if isinstance(run, str):
+        return run
+    return "" if run.status == "ok" else run.reason or run.status
 
 
 def layout_of(record: Record) -> str:

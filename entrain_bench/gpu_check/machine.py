@@ -46,6 +46,7 @@ class Machine:
         variables: environment variables that matter.
         nvidia_smi: GPUs as ``nvidia-smi`` lists them; empty without it.
         topology: what joins them, as ``nvidia-smi topo -m`` shows it; empty without it.
+        identity: of all this, what results follow from.
     """
 
     gpus: list[dict[str, Any]]
@@ -84,14 +85,21 @@ def find_machine() -> Machine:
         "NCCL": ".".join(map(str, nccl.version())) if gpus else "none",  # type: ignore[no-untyped-call]
     }
     variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
+    listed = _nvidia_smi(f"--query-gpu={QUERY}", "--format=csv")
     return Machine(
         gpus,
         packages,
         system,
         variables,
-        _nvidia_smi(f"--query-gpu={QUERY}", "--format=csv"),
+        listed,
         _nvidia_smi("topo", "-m"),
-        {"gpus": gpus, "packages": packages, "processor": system["processor"]},
+        {
+            "gpus": gpus,
+            "packages": packages,
+            **{name: system[name] for name in ("processor", "CUDA", "NCCL")},
+            "variables": variables,
+            "driver": listed,
+        },
     )
 
 

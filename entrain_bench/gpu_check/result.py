@@ -47,7 +47,7 @@ class StepResult:
 
     Attributes:
         name: of the step.
-        identity: of what it depends on: code, devices, options.
+        identity: of what it follows from: machine, devices, options, code (``identity_of``).
         finding: what it found.
         seconds: wall time.
     """

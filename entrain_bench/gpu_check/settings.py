@@ -56,15 +56,17 @@ class Setup:
         num_devices: GPUs, or ranks over gloo.
         everything: all strategies and workloads, where a part is the default.
         folder: of the report.
+        origin: of what is measured (``origin_of``).
     """
 
     kind: str
     num_devices: int
     everything: bool
     folder: Path
+    origin: str
 
     @classmethod
-    def of(cls, kind: str, found: int, num_devices: int | None, everything: bool, folder: Path) -> Setup:
+    def of(cls, kind: str, found: int, num_devices: int | None, everything: bool, folder: Path, origin: str) -> Setup:
         """The setup of a machine.
 
         Args:
@@ -73,6 +75,7 @@ class Setup:
             num_devices: how many to use; None for as many as layouts are made for.
             everything: all strategies and workloads.
             folder: of the report.
+            origin: of what is measured.
 
         Raises:
             UserError: for a number of devices that there are not, or that no layout is made for.
@@ -81,7 +84,7 @@ class Setup:
             num_devices = max(n for n in NUM_DEVICES if n <= found) if kind == "cuda" else CPU_RANKS
         require(num_devices in NUM_DEVICES, "--devices", num_devices, "1, 2, 4 or 8")
         require(kind == "cpu" or num_devices <= found, "--devices", num_devices, f"at most the {found} GPUs here")
-        return cls(kind, num_devices, everything, folder)
+        return cls(kind, num_devices, everything, folder, origin)
 
     @property
     def on_gpu(self) -> bool:
@@ -94,9 +97,14 @@ class Setup:
         return {} if self.on_gpu else {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
     @property
+    def runs(self) -> Path:
+        """Where all is that was measured here, and nothing of another machine's."""
+        return self.folder / "runs" / self.origin
+
+    @property
     def profile(self) -> Path:
         """Where the profile of this device is."""
-        return self.folder / "profile.json"
+        return self.runs / "profile.json"
 
     @property
     def dtype(self) -> str:

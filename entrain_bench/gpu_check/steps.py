@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from xml.etree import ElementTree as ET
 from entrain_bench.costs.profiled.cluster import fitted_link
 from entrain_bench.costs.profiled.file import read_profile
 from entrain_bench.fidelity.compare import TARGET_ITERATION, TARGET_SPEEDUP
-from entrain_bench.gpu_check.cells import Runs, layout_of, metrics_of, series
+from entrain_bench.gpu_check.cells import Runs, layout_of, metrics_of, problem_of, series
 from entrain_bench.gpu_check.machine import Machine
 from entrain_bench.gpu_check.processes import last_line, run_python
 from entrain_bench.gpu_check.result import (
@@ -71,7 +70,12 @@ class Check:
 
     def runs(self, step: str) -> Runs:
         """Where the runs of a step leave what they leave."""
-        return Runs(self.setup.folder / "runs" / step, self.setup)
+        return Runs(self.setup.runs / step, self.setup)
+
+    @property
+    def gpu_tests(self) -> list[Path]:
+        """Files with tests marked ``gpu``."""
+        return sorted(path for path in self.tests.rglob("test_*.py") if "mark.gpu" in path.read_text())
 
 
 def environment(check: Check) -> Finding:
@@ -92,7 +96,7 @@ def environment(check: Check) -> Finding:
 
 def gpu_tests(check: Check) -> Finding:
     """The tests marked ``gpu``."""
-    files = sorted(path for path in check.tests.rglob("test_*.py") if "mark.gpu" in path.read_text())
+    files = check.gpu_tests
     if not files:
         return Finding(SKIPPED, f"no tests marked gpu in {check.tests}: they come with the source, not with a wheel")
     log, report = check.setup.folder / "tests.log", check.setup.folder / "junit.xml"
@@ -158,26 +162,29 @@ def _losses(check: Check, dtype: str) -> Rows:
     record = runs.train("one_device", REFERENCE, alone, 1, CORRECTNESS_S)
     reference = series(record, "loss") if isinstance(record, Record) else []
     if not reference:
-        reason = record if isinstance(record, str) else record.reason
-        return [{"strategy": f"{REFERENCE} on one device", "verdict": FAILED, "reason": reason}]
+        return [{"strategy": f"{REFERENCE} on one device", "verdict": FAILED, "reason": problem_of(record)}]
     strategies = setup.strategies()
     check.say(f"plans of {len(strategies)} strategies")
     planned = runs.predict(job, strategies, PREDICTION_S)
     rows: Rows = []
     for number, name in enumerate(strategies, start=1):
-        plan = planned.get(name)
-        if plan is None or plan.status != "ok":
-            reason = plan.reason if plan else "planning left no record"
-            rows.append({"strategy": name, "verdict": SKIPPED if plan else FAILED, "reason": reason})
+        plan = planned[name]
+        if reason := problem_of(plan):
+            rows.append({"strategy": name, "verdict": verdict_without(plan), "reason": reason})
             continue
         check.say(f"losses of {name} in {dtype} ({number} of {len(strategies)})")
         done = runs.train(name, name, [*job, given], setup.num_devices, CORRECTNESS_S)
-        if isinstance(done, str) or done.status != "ok":
-            rows.append({"strategy": name, "verdict": FAILED, "reason": done if isinstance(done, str) else done.reason})
+        if isinstance(done, str) or problem_of(done):
+            rows.append({"strategy": name, "verdict": FAILED, "reason": problem_of(done)})
             continue
         (row,) = judge_losses({name: series(done, "loss")}, reference, TOLERANCES[dtype])
         rows.append(row | {"layout": layout_of(done)})
     return rows
+
+
+def verdict_without(prediction: Record | str) -> str:
+    """The verdict on a program without a prediction: skipped if it does not fit, failed for any other reason."""
+    return SKIPPED if isinstance(prediction, Record) and prediction.finished else FAILED
 
 
 def profile(check: Check) -> Finding:
@@ -239,20 +246,18 @@ def _programs(check: Check, step: str, plan: Plan, judge: Callable[[list[Program
         check.say(f"predictions of {len(plan.strategies)} strategies on {workload}")
         predicted = runs.predict(job, plan.strategies, PREDICTION_S)
         for name in plan.strategies:
-            record = predicted.get(name)
-            if record is None or record.status != "ok":
-                reason = record.reason if record else "its prediction left no record"
-                # What the profile lacks is no matter of the strategy's.
-                verdict = FAILED if record is None or reason.startswith("cluster.") else SKIPPED
+            prediction = predicted[name]
+            if isinstance(prediction, str) or problem_of(prediction):
+                reason, verdict = problem_of(prediction), verdict_without(prediction)
                 failed.append({"workload": workload, "strategy": name, "verdict": verdict, "reason": reason})
                 continue
             check.say(f"training: {name} on {workload}")
             typed = [*job, f"harness.dtype={setup.dtype}"]
             done = runs.train(name, name, typed, setup.num_devices, PROGRAM_S)
             if isinstance(done, Record) and done.status == "ok":
-                trained.append(Program(workload, name, done, record))
+                trained.append(Program(workload, name, done, prediction))
             else:
-                reason = done if isinstance(done, str) else done.reason
+                reason = problem_of(done)
                 failed.append({"workload": workload, "strategy": name, "verdict": FAILED, "reason": reason})
     return judge(trained, failed, setup.num_devices)
 
@@ -321,10 +326,3 @@ STEPS: dict[str, Callable[[Check], Finding]] = {
     "fidelity": fidelity,
     "throughput": throughput,
 }
-
-
-def identity_of(check: Check, code: str) -> str:
-    """What results of a step depend on: another machine, other packages, code or options make them old."""
-    setup = check.setup
-    values = [check.machine.identity, code, setup.kind, setup.num_devices, setup.everything]
-    return json.dumps(values, sort_keys=True)

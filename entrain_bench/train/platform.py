@@ -11,7 +11,8 @@ puts the CPU in their place, inside megatron's own modules only:
 And with or without one: ``megatron.core.optimizer`` aligns the parameter groups of all ranks, by a collective, for
 every optimizer it makes, in case its own checkpoints want it. Ranks here hold different numbers of stages, so that
 would hang: each rank keeps to its own groups, which those with the same stage have alike. The buffer that gathered
-hidden states share is megatron's global one, made here since its global groups are not. Its fused functions are
+hidden states share is megatron's global one, made here since its global groups are not. Its Adam is torch's, be other
+packages installed or not: theirs count steps where no checkpoint of this suite finds them. Its fused functions are
 compiled on a GPU only: on a CPU that would need a C++ compiler.
 
 ``tests/train/test_platform.py`` holds the list of call sites these redirections were written for.
@@ -58,6 +59,9 @@ def prepare_platform(modules: Sequence[str] = MODULES) -> None:
     if not isinstance(optimizer.torch, _Overlay):
         distributed = _Overlay(torch.distributed, all_gather_object=_gather_own)
         optimizer.torch = _Overlay(torch, distributed=distributed)
+    optimizer.USING_PYTORCH_OPTIMIZER = True
+    shards: Any = importlib.import_module("megatron.core.optimizer.distrib_optimizer")
+    shards.USING_TE_OPTIMIZER = shards.USING_APEX_OPTIMIZER = False
     state: Any = importlib.import_module("megatron.core.parallel_state")
     if state._GLOBAL_MEMORY_BUFFER is None:
         state._set_global_memory_buffer()

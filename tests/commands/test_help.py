@@ -95,6 +95,22 @@ def test_a_key_is_explained_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, "--help=layout").count("layout.") == 5
 
 
+def test_keys_of_a_choice_are_shown_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "--help=harness/train")
+    assert text.startswith("# Real tensors on the ranks")
+    assert "\nlearning_rate: 0.001  # of Adam" in text
+    *_, line = shown(capsys, "--help=harness.dtype").splitlines()
+    assert line.startswith("harness=train: harness.dtype: auto  # of parameters and activations")
+    assert "strategy/planner=entrain: strategy.planner.num_trials: " in shown(
+        capsys, "--help=strategy.planner.num_trials"
+    )
+    assert "All keys of one: --help=harness/" in shown(capsys, "--help=harness")
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "harness" / "train.yaml").write_text("# Mine.\ndtype: float8\n")
+    mine = shown(capsys, "--config-dir", str(tmp_path), "--help=harness.dtype")
+    assert "harness=train: harness.dtype: float8" in mine
+
+
 def test_a_typo_lists_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["--help=stratgy"]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()

@@ -24,7 +24,9 @@ def few(*names: str) -> Anchors:
 
 
 def test_the_model_error_is_median_and_worst_of_the_sizes() -> None:
-    assert model_error([0.01, -0.04, 0.02]) == ("model error: median 2.0%, worst 4.0% over 3 published iteration times")
+    assert model_error([0.01, -0.04, 0.02]) == (
+        "model error: median 2.0%, worst 4.0% over 3 published iteration times of language models"
+    )
     assert model_error([]) == "model error: not measured"
 
 
@@ -39,7 +41,7 @@ def test_what_is_published_twice_a_size_shows_how_it_scales(tmp_path: Path, monk
     assert "| Llama 3.1 8B (H100) | 8 | 1 | 2 | 1 | 1 | 128 | 1 | 12.91 | 13.00 | +0.7% | fit |" in text
     assert "| Llama 3.1 8B | 8 to 64 | +1.3% | +2.0% | +0.7 |" in text
     assert "| Llama 3.1 8B, 8 GPUs | -50.0% |" in text
-    assert "**Model error: median 1.0%, worst 1.4% over 2 published iteration times**" in text
+    assert "**Model error: median 1.0%, worst 1.4% over 2 published iteration times of language models**" in text
 
 
 def test_runs_make_the_document(tmp_path: Path) -> None:

@@ -64,8 +64,10 @@ def test_every_family_has_a_table_beside_the_baseline() -> None:
         "| model, workload | Base | Switch |",
         "| model, workload | Base | Mine |",
     ]
-    # What is fastest of all is bold, not of each table.
-    assert sum("**" in line for line in lines) == 1
+    # What is fastest of all is bold, of each table italic.
+    assert sum("| **1.000** (" in line for line in lines) == sum("**" in line for line in lines) == 1
+    assert sum("| *2.000* (" in line for line in lines) == 2
+    assert not any(f"*{slower}.000*" in line for line in lines for slower in (3, 4))
 
 
 def test_the_fastest_are_all_that_seeds_cannot_tell_from_the_best() -> None:

@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,9 @@ from entrain_bench.config.compose import Composer
 from entrain_bench.config.profile import compose_profile
 from entrain_bench.config.tree import choices
 from entrain_bench.errors import UserError
+from entrain_bench.gpu_check import __main__ as command
 from entrain_bench.gpu_check.__main__ import chosen_steps, main, run_steps
+from entrain_bench.gpu_check.folder import TEXTS
 from entrain_bench.gpu_check.result import FAILED, PASSED, SKIPPED, Finding
 from entrain_bench.gpu_check.settings import CORRECTNESS, Setup
 from entrain_bench.gpu_check.steps import STEPS, Check
@@ -22,7 +25,7 @@ from support.gpu_check import machine
 
 
 def check_in(folder: Path) -> Check:
-    return Check(machine(), Setup("cpu", 2, False, folder), folder, lambda _: None)
+    return Check(machine(), Setup("cpu", 2, False, folder, "here"), folder, lambda _: None)
 
 
 class Counted:
@@ -60,15 +63,41 @@ def test_a_step_that_fails_stops_no_other_and_alone_is_repeated(tmp_path: Path) 
     assert [step.calls for step in counted.values()] == [1, 2, 2, 1]
     assert "mended" in (tmp_path / "report.md").read_text()
     for name in ("correctness_float32", "fidelity_coco"):
-        (tmp_path / "runs" / name / "dip").mkdir(parents=True)
+        (check.setup.runs / name / "dip").mkdir(parents=True)
     run_steps(check, ["environment", "correctness"], again=True, steps=steps)
     assert counted["environment"].calls == 2
     # Runs that had finished are none any more.
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["fidelity_coco"]
-    # On another machine everything is done anew.
-    other = replace(check, machine=replace(machine(), identity={"processor": "another"}))
+    assert [path.name for path in check.setup.runs.iterdir()] == ["fidelity_coco"]
+
+
+@pytest.mark.parametrize("change", [{"num_devices": 4}, {"everything": True}, {"kind": "cuda"}, {"origin": "there"}])
+def test_steps_of_other_devices_or_options_are_done_anew(tmp_path: Path, change: dict[str, Any]) -> None:
+    check = check_in(tmp_path)
+    there = replace(machine(), gpus=[{"name": "A GPU"}])
+    other = replace(check, setup=replace(check.setup, **change), machine=there)
+    counted = Counted(Finding(PASSED, "fine"))
+    steps: dict[str, Callable[[Check], Finding]] = {"environment": counted, "tests": counted}
+    run_steps(check, [*steps], steps=steps)
+    assert counted.calls == 2
     run_steps(other, ["environment"], steps=steps)
-    assert counted["environment"].calls == 3
+    assert counted.calls == 3
+    # The other setup's results are not reported as this one's.
+    assert [result["name"] for result in json.loads((tmp_path / "numbers.json").read_text())] == ["environment"]
+    assert "| tests | Do the tests that need a GPU pass? | not run |" in (tmp_path / "report.md").read_text()
+    run_steps(other, ["environment"], steps=steps)
+    assert counted.calls == 3
+
+
+def test_an_interrupted_look_at_the_machine_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "look", interrupt)
+    assert main(["--output", str(tmp_path / "check")]) == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("interrupted; ")
 
 
 def test_interrupted_steps_are_not_done(tmp_path: Path) -> None:
@@ -94,20 +123,20 @@ def test_steps_run_in_their_order() -> None:
     [("cuda", 1, None, 1), ("cuda", 3, None, 2), ("cuda", 8, None, 8), ("cuda", 16, 4, 4), ("cpu", 0, None, 2)],
 )
 def test_as_many_devices_as_layouts_are_made_for(kind: str, found: int, asked: int | None, used: int) -> None:
-    assert Setup.of(kind, found, asked, False, Path()).num_devices == used
+    assert Setup.of(kind, found, asked, False, Path(), "here").num_devices == used
 
 
 @pytest.mark.parametrize(("found", "asked"), [(2, 4), (8, 3), (8, 0)])
 def test_other_numbers_of_devices_are_refused(found: int, asked: int) -> None:
     with pytest.raises(UserError, match=rf"--devices={asked}: must be "):
-        Setup.of("cuda", found, asked, False, Path())
+        Setup.of("cuda", found, asked, False, Path(), "here")
 
 
 @pytest.mark.parametrize(
     ("kind", "num_devices", "everything"), [("cpu", 2, False), ("cpu", 8, True), ("cuda", 1, False), ("cuda", 8, True)]
 )
 def test_jobs_are_ones_that_there_are(kind: str, num_devices: int, everything: bool) -> None:
-    setup = Setup(kind, num_devices, everything, Path("folder"))
+    setup = Setup(kind, num_devices, everything, Path("folder"), "here")
     jobs = [[*CORRECTNESS, *setup.unprofiled(num_devices)]]
     for plan in (setup.fidelity(), setup.throughput()):
         jobs += [[*plan.job, *overrides, *setup.profiled()] for overrides in plan.workloads.values()]
@@ -138,7 +167,7 @@ def test_a_check_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert all(row["predicted_s"] > 0 < row["measured_s"] for row in programs)
     with zipfile.ZipFile(f"{folder}.zip") as archive:
         assert "check/report.md" in archive.namelist()
-    texts = [path.read_text() for path in folder.rglob("*") if path.suffix in (".md", ".json", ".log", ".xml")]
+        texts = [archive.read(name).decode() for name in archive.namelist() if Path(name).suffix in TEXTS]
     assert not any(str(Path.home()) in text.replace(str(Path.cwd()), "") for text in texts if str(Path.home()) != "/")
     capsys.readouterr()
     # Nothing is left to do.

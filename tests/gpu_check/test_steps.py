@@ -13,6 +13,7 @@ from entrain_bench.gpu_check.settings import Setup
 from entrain_bench.gpu_check.steps import (
     Check,
     accuracy,
+    correctness,
     environment,
     fidelity,
     gpu_tests,
@@ -21,7 +22,9 @@ from entrain_bench.gpu_check.steps import (
     profile,
     throughput,
     verdict_of,
+    verdict_without,
 )
+from entrain_bench.records.records import Record
 from support.gpu_check import machine
 
 GOOD = '<testcase name="a" time="0.25"/>'
@@ -30,7 +33,7 @@ BAD = '<testcase name="c" time="1"><failure message="assert 1 == 2\n more">x</fa
 
 
 def check_in(folder: Path, kind: str = "cpu", num_devices: int = 2) -> Check:
-    return Check(machine(), Setup(kind, num_devices, False, folder), folder / "tests", lambda _: None)
+    return Check(machine(), Setup(kind, num_devices, False, folder, "here"), folder / "tests", lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +92,41 @@ def test_a_program_that_fails_fails_the_step() -> None:
     assert found.result.startswith("1 failed, dip first (rank 1: was killed by SIGKILL); 2 programs: fast;")
 
 
+class PlayedRuns:
+    """One device trains; of three strategies one is planned wrong, one does not fit, one's process hangs."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def predict(self, *_: object) -> dict[str, Record | str]:
+        wrong, misfit = (Record("", status, "why", {}, {}, "") for status in ("failed", "skipped"))
+        return {"megatron": wrong, "entrain": misfit, "fsdp": "took longer than 9 s"}
+
+    def train(self, *_: object) -> Record:
+        return Record("", "ok", "", {}, {}, "", iterations=({"loss": 7.0},))
+
+
+def test_plans_that_failed_are_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "Runs", PlayedRuns)
+    found = correctness(check_in(tmp_path))
+    assert found.tables["Losses in float32"] == [
+        {"strategy": "megatron", "verdict": FAILED, "reason": "why"},
+        {"strategy": "entrain", "verdict": SKIPPED, "reason": "why"},
+        {"strategy": "fsdp", "verdict": FAILED, "reason": "took longer than 9 s"},
+    ]
+    assert found.result == "0 of 2 runs equal; not: megatron, fsdp; 1 do not fit so many devices"
+
+
+@pytest.mark.parametrize(
+    ("status", "settled", "verdict"),
+    [("skipped", False, SKIPPED), ("failed", True, SKIPPED), ("failed", False, FAILED)],
+)
+def test_only_what_does_not_fit_is_skipped(status: str, settled: bool, verdict: str) -> None:
+    assert verdict_without(Record("key", status, "why", {}, {}, "code", settled=settled)) == verdict
+    assert verdict_without("took longer than 9 s") == FAILED
+
+
 def test_gpus_that_torch_does_not_see_are_a_failure(tmp_path: Path) -> None:
-    setup = Setup("cpu", 2, False, tmp_path)
+    setup = Setup("cpu", 2, False, tmp_path, "here")
     listed = "index, name\n0, NVIDIA H100\n1, NVIDIA H100"
     unseen = Check(machine(nvidia_smi=listed), setup, tmp_path, lambda _: None)
     assert environment(unseen).result == "the driver lists 2 GPUs, torch sees 0"

@@ -157,8 +157,17 @@ def _step(rank: int, half: bool, distributed: bool) -> None:
     torch.testing.assert_close(layer.weight.detach(), after.to(dtype), rtol=1e-5, atol=1e-5)
 
 
+class _OtherAdam(torch.optim.SGD):
+    """Another package's, which counts its steps elsewhere."""
+
+
 def _check_platform(rank: int) -> None:
+    optimizers = importlib.import_module("megatron.core.optimizer")
+    shards = importlib.import_module("megatron.core.optimizer.distrib_optimizer")
+    optimizers.USING_PYTORCH_OPTIMIZER, optimizers.Adam = False, _OtherAdam  # type: ignore[attr-defined]
+    shards.USING_TE_OPTIMIZER, shards.Adam = True, _OtherAdam  # type: ignore[attr-defined]
     _redirect_twice(rank)
+    assert not shards.USING_TE_OPTIMIZER
     for half in (False, True):
         for distributed in (False, True):
             _step(rank, half, distributed)

@@ -35,8 +35,10 @@ def rotary_angles(positions: Tensor, module: ModuleSpec) -> Tensor:
     frequencies = rotary_frequencies(config.head_dim // 2, config.rope_theta, scaling, positions.device)
     if positions.dim() == 1:
         return _twice(positions[:, None] * frequencies)
-    sections = torch.tensor(config.mrope_sections or (len(frequencies), 0, 0))
-    turning = torch.repeat_interleave(torch.arange(3), sections).to(positions.device)
+    time, height, _ = config.mrope_sections or (len(frequencies), 0, 0)
+    # By comparisons, for repetitions would wait for their numbers.
+    place = torch.arange(len(frequencies), device=positions.device)
+    turning = (place >= time).long() + (place >= time + height)
     return _twice(positions[turning].T * frequencies)
 
 

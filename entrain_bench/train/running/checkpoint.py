@@ -23,6 +23,7 @@ from entrain_bench.errors import ExecutionError, UserError
 from entrain_bench.files import write_atomically
 from entrain_bench.train.modules import named_parameters
 from entrain_bench.train.running.boxes import boxes_of
+from entrain_bench.train.running.metadata import METADATA, check_metadata
 from entrain_bench.train.running.sharded import ShardedStage
 from entrain_bench.train.running.step import TrainedStage
 
@@ -30,7 +31,7 @@ META = "meta.json"
 FORMAT = "entrain-bench checkpoint 2"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 # What torch.distributed.checkpoint writes; nothing else of a folder is removed with a checkpoint.
-_FILES = (META, ".metadata", "__*_*.distcp")
+_FILES = (META, METADATA, "__*_*.distcp")
 _DIGITS = 8
 
 Stages = Mapping[tuple[int, int], TrainedStage | ShardedStage]
@@ -121,9 +122,10 @@ class Checkpoints:
         """Read a state into the stages; collective.
 
         Raises:
-            UserError: if files are missing or damaged.
+            UserError: if files are missing or damaged, or would run code.
         """
         try:
+            check_metadata(path)
             stepped = state_of(stages), _state(stages, second=True)
             for state in (*stepped, *(_weights(stages, second=second) for second in (False, True))):
                 load(state, checkpoint_id=str(path))

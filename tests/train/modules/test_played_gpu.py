@@ -39,6 +39,18 @@ MODEL = ModelSpec.from_config(
     }
 )
 ENCODER_PACK = Pack((4000, 1, 3999, 13), (1000, 1, 1000, 3))
+# Pictures of known sizes, and text among them in three dimensions (both halves of a head's 64 pairs of features).
+GRIDS = Pack((4000, 16, 96), (1000, 4, 24), grids=((80, 50), (4, 4), (8, 12)))
+IN_THREE_DIMENSIONS = ModelSpec.from_config(
+    {
+        "name": "m",
+        "modules": {
+            "vision": module_config("qwen25vl_vision", llm_width=3072, num_layers=3, full_attention_layers=[1]),
+            "llm": module_config("llama32_3b", num_layers=2, mrope_sections=[16, 24, 24], mrope_frame_step=2),
+        },
+        "tokens": TOKENS,
+    }
+)
 
 
 @contextmanager
@@ -70,6 +82,7 @@ def run_stages(
     text_only: bool = False,
     splits_backward: bool = False,
     kernel: AttentionKernel = AttentionKernel.FLASH2,
+    encoder_pack: Pack = ENCODER_PACK,
 ) -> None:
     """Forward and backward, whole or in two passes, of a module cut into stages."""
     ends_of_stages = pairwise([0, *cuts, len(module.layers)])
@@ -78,7 +91,9 @@ def run_stages(
             Stage(module, range(lo, hi), groups, dtype=torch.bfloat16, recompute=recompute, attention=kernel)
             for lo, hi in ends_of_stages
         ]
-    pack = ENCODER_PACK if module.is_encoder else llm_pack(text_only=text_only)
+    pack = encoder_pack if module.is_encoder else llm_pack(text_only=text_only)
+    if module.config.mrope_sections:
+        pack = replace(pack, positions=torch.arange(3 * sum(pack.lengths)).view(3, -1))
     pack = replace(pack, splits_backward=splits_backward)
     first: Tensor | None = None
     if module.is_encoder:
@@ -119,6 +134,13 @@ def test_stages_never_stop_the_host(tp: int, cp: int, recompute: bool, splits: b
         own = replace(groups, sequence_parallel=splits)
         for module in MODEL.modules:
             run_stages(module, own, 2, len(module.layers) - 1, recompute=recompute, splits_backward=splits)
+
+
+@pytest.mark.parametrize(("tp", "cp"), [(1, 1), (2, 1), (1, 2)])
+def test_positions_of_pictures_never_stop_the_host(tp: int, cp: int) -> None:
+    with ranks(tp, cp) as groups:
+        for module in IN_THREE_DIMENSIONS.modules:
+            run_stages(module, groups, 2, encoder_pack=GRIDS)
 
 
 def test_a_whole_llm_on_text_alone_never_stops_the_host() -> None:
