@@ -71,16 +71,15 @@ class Ledger:
         """Blocks that exist."""
         return len(self._sizes)
 
-    def place(self, num_bytes: int) -> Placement | None:
+    def place(self, num_bytes: int) -> Placement:
         """Hand a value to all ranks: the least free block that holds it, or a new one in place of the least free one.
 
-        Returns:
-            The block; None for a value without bytes.
+        Args:
+            num_bytes: of the value, at least 1.
         """
         assert self.has_room
+        assert num_bytes
         self._waiting = [waiting + 1 for waiting in self._waiting]
-        if not num_bytes:
-            return None
         free = sorted((size, block) for block, size in self._sizes.items() if not self._holders[block])
         fitting = [block for size, block in free if size >= num_bytes]
         dropped = None

@@ -81,15 +81,15 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A value.
+    """A value, all of which is in a block, so that the message has one size.
 
     Attributes:
-        outline: the value without its tensors.
-        place: the block of their bytes, whose descriptor follows if it is new; None without any.
+        outline: how to read the value; a ``Failed`` stands for one that could not be made.
+        place: its block, whose descriptor follows if it is new.
     """
 
     outline: Outline
-    place: Placement | None
+    place: Placement
 
 
 @dataclass(frozen=True, slots=True)

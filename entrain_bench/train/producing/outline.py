@@ -1,4 +1,4 @@
-"""A value in two parts: the bytes of its tensors, which go through shared memory, and the rest, which is pickled."""
+"""A value as bytes: those of its tensors, to be used where they lie, and behind them the rest, which is pickled."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,33 +17,49 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A value without the bytes of its tensors.
+    """Where in its memory the rest of a value is: all that must be known to read it.
 
     Attributes:
-        rest: the pickled rest, in which tensors are known by offset, type and shape.
-        num_bytes: of all tensors, with gaps between them.
+        begin: of the pickled rest, in which tensors are known by offset, type and shape, bytes.
+        end: of it and of the value, bytes.
     """
 
-    rest: bytes
-    num_bytes: int
+    begin: int
+    end: int
 
     def fill(self, memory: Tensor) -> Any:
-        """The value with its tensors in the bytes of ``memory [>= num_bytes]``; only for what this suite pickled."""
-        return _Unpickler(BytesIO(self.rest), memory).load()
+        """The value with its tensors in the bytes of ``memory [>= end]``; only for what this suite pickled."""
+        return _Unpickler(BytesIO(memory.numpy()[self.begin : self.end].tobytes()), memory).load()
 
 
-def outline_of(value: object) -> tuple[Outline, list[tuple[int, Tensor]]]:
-    """The outline of a value, and its tensors with the offsets of their bytes."""
-    rest = BytesIO()
-    pickler = _Pickler(rest)
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A value to be written.
+
+    Attributes:
+        tensors: its tensors, with the offsets of their bytes.
+        rest: all else, pickled.
+        outline: where the rest goes.
+    """
+
+    tensors: list[tuple[int, Tensor]]
+    rest: bytes
+    outline: Outline
+
+    def write(self, memory: Tensor) -> None:
+        """Copy tensors and rest to the bytes of ``memory [>= outline.end]``."""
+        for offset, tensor in self.tensors:
+            _part(memory, offset, tensor.dtype, tuple(tensor.shape)).copy_(tensor)
+        memory.numpy()[self.outline.begin : self.outline.end] = np.frombuffer(self.rest, np.uint8)
+
+
+def parts_of(value: object) -> Parts:
+    """The parts of a value."""
+    file = BytesIO()
+    pickler = _Pickler(file)
     pickler.dump(value)
-    return Outline(rest.getvalue(), pickler.num_bytes), pickler.tensors
-
-
-def write_tensors(tensors: list[tuple[int, Tensor]], memory: Tensor) -> None:
-    """Copy tensors to their offsets in the bytes of ``memory``."""
-    for offset, tensor in tensors:
-        _part(memory, offset, tensor.dtype, tuple(tensor.shape)).copy_(tensor)
+    rest, begin = file.getvalue(), pickler.num_bytes
+    return Parts(pickler.tensors, rest, Outline(begin, begin + len(rest)))
 
 
 class _Pickler(pickle.Pickler):

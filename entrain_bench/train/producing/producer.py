@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import socket
 import traceback
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, Listener, wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import send_handle
 
 from entrain_bench.errors import ExecutionError, UserError
 from entrain_bench.train.producing.blocks import Block, Ledger
 from entrain_bench.train.producing.messages import Failed, Hello, Made, Make, Maker, Released, Taken
-from entrain_bench.train.producing.outline import Outline, outline_of, write_tensors
+from entrain_bench.train.producing.outline import parts_of
 from entrain_bench.train.producing.rendezvous import Rendezvous
 
 # Values that wait for a rank: inputs of forwards, of which the features of 5,000 tokens of 1,176 numbers take 24 MB.
 LOAD_AHEAD = 4
+# What one answer, with a descriptor, takes of a socket's buffer at most; half of it was measured on Linux 6.18.
+ANSWER_BYTES = 4096
 
 
 def produce(rendezvous: Rendezvous, number: int, num_ranks: int, ahead: int) -> None:
@@ -29,8 +31,7 @@ def produce(rendezvous: Rendezvous, number: int, num_ranks: int, ahead: int) -> 
         num_ranks: ranks of the machine.
         ahead: values that may wait for a lane.
     """
-    with rendezvous.listen(number, num_ranks) as listener:
-        lines = [_accept(listener) for _ in range(num_ranks)]
+    lines = rendezvous.accept(number, num_ranks)
     members, shared = dict[int, list[Connection]](), None
     for line in lines:
         # A rank that ended before it said anything takes nothing.
@@ -41,15 +42,6 @@ def produce(rendezvous: Rendezvous, number: int, num_ranks: int, ahead: int) -> 
                 members.setdefault(hello.lane, []).append(line)
                 shared = hello.shared if shared is None else shared
     serve([Lane(number, readers, ahead, shared) for _, readers in sorted(members.items())])
-
-
-def _accept(listener: Listener) -> Connection:
-    while True:
-        # Another process of this machine.
-        with suppress(AuthenticationError, ConnectionError, EOFError):
-            connection = listener.accept()
-            assert isinstance(connection, Connection)
-            return connection
 
 
 def serve(lanes: list[Lane]) -> None:
@@ -86,6 +78,11 @@ class Lane:
     _blocks: dict[int, Block] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for line in self.readers:
+            with socket.fromfd(line.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
+                room = end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+            # One rank that is late must not keep the producer from all others.
+            assert self.ahead * ANSWER_BYTES <= room, "net.core.wmem_default is too small: answers could block"
         self.ledger, self.lines = Ledger(len(self.readers), self.ahead), [*self.readers]
 
     @property
@@ -110,31 +107,24 @@ class Lane:
 
     def make(self) -> None:
         """Make the next value and hand it to all ranks."""
-        answer: Made | Failed
         try:
-            outline, tensors = outline_of(self._makers.popleft()())
+            parts = parts_of(self._makers.popleft()())
         except Exception as error:
-            answer = _failure(self.producer, error)
-            self.ledger.place(0)
-        else:
-            answer = self._place(outline)
-            if answer.place:
-                write_tensors(tensors, self._blocks[answer.place.block].tensor())
+            parts = parts_of(_failure(self.producer, error))
+        place = self.ledger.place(parts.outline.end)
+        if place.dropped is not None:
+            del self._blocks[place.dropped]
+        if place.is_new:
+            self._blocks[place.block] = Block(place.size)
+        block = self._blocks[place.block]
+        parts.write(block.tensor())
         for line in [*self.lines]:
             try:
-                line.send(answer)
-                if isinstance(answer, Made) and answer.place and answer.place.is_new:
-                    send_handle(line, self._blocks[answer.place.block].descriptor, None)
+                line.send(Made(parts.outline, place))
+                if place.is_new:
+                    send_handle(line, block.descriptor, None)
             except OSError:
                 self._lose(line)
-
-    def _place(self, outline: Outline) -> Made:
-        place = self.ledger.place(outline.num_bytes)
-        if place and place.dropped is not None:
-            del self._blocks[place.dropped]
-        if place and place.is_new:
-            self._blocks[place.block] = Block(place.size)
-        return Made(outline, place)
 
     def _lose(self, line: Connection) -> None:
         # Its place among the readers stays: without it the run is about to end.

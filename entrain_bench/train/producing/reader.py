@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
@@ -11,7 +12,6 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from entrain_bench.errors import ExecutionError
@@ -36,11 +36,13 @@ class Reader:
         self._blocks: list[dict[int, Block]] = [{} for _ in lines]
         # Lanes begin with different producers.
         self._next_asked = self._next_taken = hello.lane or 0
-        # A tensor may be freed anywhere, in the middle of anything: whoever speaks leaves it to one thread.
-        self._said: SimpleQueue[tuple[int, bytes]] = SimpleQueue()
-        for line in lines:
-            line.send(hello)
-        Thread(target=self._speak, name="reader", daemon=True).start()
+        # A tensor may be freed anywhere, in the middle of anything: whoever speaks leaves it to a thread. Each line has
+        # one: a producer that is not listening holds up neither the rank nor what the others are told.
+        self._said: list[SimpleQueue[bytes]] = [SimpleQueue() for _ in lines]
+        introduction = pickle.dumps(hello)
+        for line, said in zip(lines, self._said, strict=True):
+            said.put(introduction)
+            Thread(target=_speak, args=(line, said), name="reader", daemon=True).start()
 
     @classmethod
     def connect(cls, rendezvous: Rendezvous, hello: Hello, timeout_s: float, *, leads: bool) -> Reader:
@@ -68,37 +70,37 @@ class Reader:
     def _take(self) -> Any:
         number = self._next_taken % len(self._lines)
         self._next_taken += 1
-        line = self._lines[number]
-        try:
-            if not line.poll(self._timeout_s):
-                raise ExecutionError(f"producer {number}: nothing came for harness.timeout_s={self._timeout_s:g}")
-            answer = line.recv()
-            self._say(number, Taken())
-            if isinstance(answer, Failed):
-                raise answer.error from ExecutionError(f"traceback of producer {number}:\n{answer.trace}")
-            assert isinstance(answer, Made)
-            return answer.outline.fill(self._memory(number, answer.place))
-        except (EOFError, OSError) as error:
-            raise ExecutionError(f"producer {number}: is gone") from error
+        answer = self._hear(number, Connection.recv)
+        assert isinstance(answer, Made)
+        self._say(number, Taken())
+        value = answer.outline.fill(self._memory(number, answer.place))
+        if isinstance(value, Failed):
+            raise value.error from ExecutionError(f"traceback of producer {number}:\n{value.trace}")
+        return value
 
-    def _memory(self, number: int, place: Placement | None) -> Tensor:
-        if place is None:
-            return torch.empty(0, dtype=torch.uint8)
+    def _memory(self, number: int, place: Placement) -> Tensor:
         blocks = self._blocks[number]
         if place.dropped is not None:
             del blocks[place.dropped]
         if place.is_new:
-            blocks[place.block] = Block(place.size, recv_handle(self._lines[number]))
+            blocks[place.block] = Block(place.size, self._hear(number, recv_handle))
         return blocks[place.block].tensor(partial(self._say, number, Released(place.block)))
 
-    def _say(self, number: int, message: Make | Taken | Released) -> None:
-        self._said.put((number, pickle.dumps(message)))
+    def _hear[T](self, number: int, receive: Callable[[Connection], T]) -> T:
+        try:
+            if self._lines[number].poll(self._timeout_s):
+                return receive(self._lines[number])
+        except (EOFError, OSError) as error:
+            raise ExecutionError(f"producer {number}: is gone") from error
+        raise ExecutionError(f"producer {number}: nothing came for harness.timeout_s={self._timeout_s:g}")
 
-    def _speak(self) -> None:
-        while True:
-            number, message = self._said.get()
-            try:
-                self._lines[number].send_bytes(message)
-            except OSError:
-                # Gone; who takes its next value says so.
-                continue
+    def _say(self, number: int, message: Make | Taken | Released) -> None:
+        self._said[number].put(pickle.dumps(message))
+
+
+def _speak(line: Connection, said: SimpleQueue[bytes]) -> None:
+    while True:
+        message = said.get()
+        # Gone; who takes its next value says so.
+        with suppress(OSError):
+            line.send_bytes(message)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from entrain_bench.train.producing.blocks import GRAIN_BYTES, Block, Ledger
 
-SIZES = st.sampled_from([0, 1, GRAIN_BYTES, GRAIN_BYTES + 1, 5 * GRAIN_BYTES])
+SIZES = st.sampled_from([1, GRAIN_BYTES, GRAIN_BYTES + 1, 5 * GRAIN_BYTES])
 # What happens next: a value of some size is made; a rank takes one; a rank lets go of the oldest or the newest it has.
 EVENTS = st.one_of(
     st.tuples(st.just("make"), SIZES),
@@ -28,33 +28,28 @@ def test_blocks_are_lent_to_one_value_at_a_time_and_bounded(
 ) -> None:
     ledger, sizes, most = Ledger(num_readers, ahead), dict[int, int](), 0
     # By rank: blocks of values on their way to it, and of those it holds.
-    coming: list[deque[int | None]] = [deque() for _ in range(num_readers)]
+    coming: list[deque[int]] = [deque() for _ in range(num_readers)]
     held: list[list[int]] = [[] for _ in range(num_readers)]
     for what, number in events:
         if what == "make":
             assert ledger.has_room == (max(map(len, coming)) < ahead)
             if not ledger.has_room:
                 continue
-            in_use = {block for own in (*coming, *held) for block in own if block is not None}
+            in_use = {block for own in (*coming, *held) for block in own}
             place = ledger.place(number)
-            if number == 0:
-                assert place is None
-            else:
-                assert place is not None
-                assert place.block not in in_use
-                assert place.size >= number
-                assert place.is_new == (place.block not in sizes)
-                assert sizes.setdefault(place.block, place.size) == place.size
-                if place.dropped is not None:
-                    assert place.dropped not in in_use
-                    assert sizes.pop(place.dropped) < number
-                most = max(most, len(in_use) + 1)
+            assert place.block not in in_use
+            assert place.size >= number
+            assert place.is_new == (place.block not in sizes)
+            assert sizes.setdefault(place.block, place.size) == place.size
+            if place.dropped is not None:
+                assert place.dropped not in in_use
+                assert sizes.pop(place.dropped) < number
+            most = max(most, len(in_use) + 1)
             for own in coming:
-                own.append(place.block if place else None)
+                own.append(place.block)
         elif number < num_readers and what == "take" and coming[number]:
             ledger.take(number)
-            if (block := coming[number].popleft()) is not None:
-                held[number].append(block)
+            held[number].append(coming[number].popleft())
         elif number < num_readers and what in ("oldest", "newest") and held[number]:
             ledger.release(held[number].pop(0 if what == "oldest" else -1))
         assert ledger.num_blocks == len(sizes) <= most
@@ -63,17 +58,13 @@ def test_blocks_are_lent_to_one_value_at_a_time_and_bounded(
 def test_a_block_is_used_again_where_it_fits() -> None:
     ledger = Ledger(1, ahead=4)
     small, large = ledger.place(10), ledger.place(3 * GRAIN_BYTES)
-    assert small
-    assert large
     assert (small.size, large.size) == (GRAIN_BYTES, 3 * GRAIN_BYTES)
     for block in (small.block, large.block):
         ledger.release(block)
     again = ledger.place(2 * GRAIN_BYTES)
-    assert again
     assert (again.block, again.is_new) == (large.block, False)
     # Only the small one is free: one that is large enough takes its place.
     third = ledger.place(2 * GRAIN_BYTES)
-    assert third
     assert (third.is_new, third.dropped, third.size) == (True, small.block, 2 * GRAIN_BYTES)
 
 
@@ -116,8 +107,9 @@ def test_what_was_not_handed_over_cannot_be_taken_or_released() -> None:
     ledger = Ledger(1, 1)
     with pytest.raises(AssertionError):
         ledger.take(0)
+    with pytest.raises(AssertionError):
+        ledger.place(0)
     place = ledger.place(1)
-    assert place
     with pytest.raises(AssertionError):
         ledger.place(1)
     ledger.release(place.block)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pickle import UnpicklingError
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.train.modules import Pack
-from entrain_bench.train.producing.outline import ALIGNMENT, Outline, outline_of, write_tensors
+from entrain_bench.train.producing.outline import ALIGNMENT, Outline, parts_of
 from entrain_bench.train.running.data import Inputs
 
 DTYPES = st.sampled_from([torch.uint8, torch.int64, torch.float32, torch.bfloat16, torch.bool])
@@ -23,10 +25,10 @@ VALUES = st.recursive(TENSORS | st.integers() | st.text(max_size=5), lambda inne
 
 
 def there_and_back(value: object, spare: int = 0) -> object:
-    outline, tensors = outline_of(value)
-    memory = torch.full((outline.num_bytes + spare,), 255, dtype=torch.uint8)
-    write_tensors(tensors, memory)
-    return Outline(outline.rest, outline.num_bytes).fill(memory)
+    parts = parts_of(value)
+    memory = torch.full((parts.outline.end + spare,), 255, dtype=torch.uint8)
+    parts.write(memory)
+    return Outline(parts.outline.begin, parts.outline.end).fill(memory)
 
 
 def same(one: object, other: object) -> bool:
@@ -48,12 +50,12 @@ def test_values_come_back(value: object, spare: int) -> None:
 def test_inputs_come_back_with_their_tensors_in_the_memory() -> None:
     features = torch.randn(6, 4)[::2].t()
     inputs = Inputs(Pack((3, 1), (1,), torch.arange(4), torch.arange(4) - 1, grids=((1, 3), (0, 0))), features)
-    outline, tensors = outline_of(inputs)
-    assert [offset % ALIGNMENT for offset, _ in tensors] == [0, 0, 0]
-    assert len(outline.rest) < 1000
-    memory = torch.zeros(outline.num_bytes, dtype=torch.uint8)
-    write_tensors(tensors, memory)
-    back = outline.fill(memory)
+    parts = parts_of(inputs)
+    assert [offset % ALIGNMENT for offset, _ in parts.tensors] == [0, 0, 0]
+    assert len(parts.rest) < 1000
+    memory = torch.zeros(parts.outline.end, dtype=torch.uint8)
+    parts.write(memory)
+    back = parts.outline.fill(memory)
     assert torch.equal(back.features, features)
     assert torch.equal(back.pack.token_ids, torch.arange(4))
     assert (back.pack.lengths, back.pack.grids) == ((3, 1), ((1, 3), (0, 0)))
@@ -61,7 +63,12 @@ def test_inputs_come_back_with_their_tensors_in_the_memory() -> None:
     assert not back.features.any()
 
 
-def test_memory_that_is_too_small_is_an_error() -> None:
-    outline, _ = outline_of(torch.zeros(100))
-    with pytest.raises(RuntimeError):
-        outline.fill(torch.zeros(10, dtype=torch.uint8))
+@pytest.mark.parametrize("value", [torch.zeros(100), tuple(range(100))])
+def test_memory_that_is_too_small_is_an_error(value: object) -> None:
+    parts = parts_of(value)
+    memory = torch.zeros(parts.outline.end, dtype=torch.uint8)
+    parts.write(memory)
+    with pytest.raises((RuntimeError, ValueError)):
+        parts.write(memory[:10])
+    with pytest.raises((EOFError, UnpicklingError)):
+        parts.outline.fill(memory[:-1])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from multiprocessing import AuthenticationError, Pipe
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
 from typing import NoReturn
 
 import pytest
@@ -17,24 +20,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.errors import ExecutionError, UserError
-from entrain_bench.train.producing.messages import Hello
-from entrain_bench.train.producing.producer import Lane, produce, serve
+from entrain_bench.train.producing.blocks import GRAIN_BYTES, Placement
+from entrain_bench.train.producing.messages import Hello, Made
+from entrain_bench.train.producing.outline import Outline
+from entrain_bench.train.producing.producer import ANSWER_BYTES, LOAD_AHEAD, Lane, serve
 from entrain_bench.train.producing.reader import Reader
-from entrain_bench.train.producing.rendezvous import Rendezvous
 
 MADE: list[int] = []
-SHARED: list[int] = []
 TIMEOUT_S = 10.0
 
 
 def value(number: int, num_elements: int = 3) -> tuple[int, torch.Tensor]:
     MADE.append(number)
     return number, torch.full((num_elements,), float(number))
-
-
-def asked(before: list[int]) -> int:
-    before.append(len(before) + 1)
-    return before[-1]
 
 
 def bad_sample() -> NoReturn:
@@ -138,6 +136,85 @@ def test_no_more_than_a_bounded_number_waits_for_the_slowest_rank() -> None:
         assert settled() == 3
 
 
+def of_size(num: int) -> tuple[int, ...]:
+    return tuple(range(num))
+
+
+def failing(num: int) -> NoReturn:
+    raise KeyError("x" * num)
+
+
+@pytest.mark.parametrize("make", [of_size, failing])
+def test_a_late_rank_keeps_no_other_waiting_however_large_what_waits_for_it(make: Callable[[int], object]) -> None:
+    num = LOAD_AHEAD + 1
+    with connected([0, 1], 1, LOAD_AHEAD) as (late, prompt):
+        large, small = late.load([partial(make, 2**18)] * num), prompt.load([partial(of_size, 3)] * num)
+        assert list(small) == [of_size(3)] * num
+        with pytest.raises(ExecutionError, match="KeyError") if make is failing else nullcontext():
+            assert list(large) == [of_size(2**18)] * num
+
+
+def test_a_socket_has_room_for_what_may_wait() -> None:
+    ours, _theirs = Pipe()
+    with socket.fromfd(ours.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
+        end.setblocking(False)
+        num, largest = 0, 2**62
+        with suppress(BlockingIOError):
+            while True:
+                ours.send(Made(Outline(largest, largest), Placement(largest, largest, True, largest)))
+                send_handle(ours, ours.fileno(), None)
+                num += 1
+        room = end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    assert room <= num * ANSWER_BYTES
+    Lane(0, [ours], room // ANSWER_BYTES)
+    with pytest.raises(AssertionError, match="wmem_default"):
+        Lane(0, [ours], room // ANSWER_BYTES + 1)
+
+
+def test_a_producer_that_does_not_listen_holds_up_neither_the_rank_nor_the_others() -> None:
+    pairs = [Pipe() for _ in range(2)]
+    reader = Reader([ours for ours, _ in pairs], Hello(0, of_size(2**18)), 0.05, leads=True)
+    values = reader.load([partial(of_size, 1)] * 2)
+    # The first one has heard nothing yet, the second all.
+    said = [pairs[1][1].recv() for _ in range(2) if pairs[1][1].poll(TIMEOUT_S)]
+    assert said[0] == Hello(0, of_size(2**18))
+    assert [maker() for maker in said[1].read(None)] == [(0,)]
+    with pytest.raises(ExecutionError, match=r"^producer 0: nothing came for harness.timeout_s=0.05$"):
+        next(values)
+    for _, theirs in pairs:
+        theirs.close()
+
+
+@pytest.mark.parametrize(("dies", "message"), [(False, "nothing came for harness.timeout_s=0.05"), (True, "is gone")])
+def test_a_producer_that_ends_between_an_answer_and_its_memory_is_named(dies: bool, message: str) -> None:
+    ours, theirs = Pipe()
+    reader = Reader([ours], Hello(0), 0.05, leads=True)
+    values = reader.load([partial(of_size, 1)])
+    theirs.send(Made(Outline(0, 1), Placement(0, GRAIN_BYTES, True)))
+    for _ in range(2):
+        theirs.recv()
+    if dies:
+        theirs.close()
+    with pytest.raises(ExecutionError, match=rf"^producer 0: {message}$"):
+        next(values)
+
+
+def test_a_rank_that_ends_in_the_middle_of_a_word_ends_nobody_else() -> None:
+    pairs = [Pipe() for _ in range(2)]
+    reader = Reader([pairs[0][0]], Hello(0), TIMEOUT_S, leads=True)
+    pairs[0][1].recv()
+    # A tenth of a message.
+    os.write(pairs[1][0].fileno(), (100).to_bytes(4) + bytes(10))
+    pairs[1][0].close()
+    served = [Lane(0, [line], 2) for _, line in pairs]
+    thread = threading.Thread(target=serve, args=(served,), daemon=True)
+    thread.start()
+    assert next(reader.load([partial(of_size, 3)])) == (0, 1, 2)
+    pairs[0][0].close()
+    thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
+
+
 def test_lanes_for_which_least_waits_come_first() -> None:
     with connected([0, 1], 1, 4) as (first, second):
         _, other = first.load([partial(value, i) for i in range(8)]), second.load([partial(value, 100)])
@@ -180,33 +257,3 @@ def test_a_producer_that_is_gone_or_silent_is_named() -> None:
     values = reader.load([partial(value, 0)])
     with pytest.raises(ExecutionError, match=r"^producer 0: is gone$"):
         next(values)
-
-
-def test_ranks_and_producers_meet_without_a_file() -> None:
-    rendezvous = Rendezvous.from_json(Rendezvous.new(2).to_json())
-    producers = [threading.Thread(target=produce, args=(rendezvous, i, 2, 2), daemon=True) for i in range(2)]
-    late = threading.Timer(0.1, lambda: [producer.start() for producer in producers])
-    late.start()
-    stranger = Rendezvous(rendezvous.name, "another key", 2)
-    readers = dict[int | None, Reader]()
-
-    def join(lane: int | None) -> None:
-        readers[lane] = Reader.connect(rendezvous, Hello(lane, SHARED), 5.0, leads=True)
-
-    ranks = [threading.Thread(target=join, args=(lane,)) for lane in (0, None)]
-    late.join()
-    with pytest.raises(AuthenticationError):
-        stranger.connect(0, 1.0)
-    for thread in ranks:
-        thread.start()
-    for thread in ranks:
-        thread.join()
-    # What travelled once is one object in each producer, and knows what it was asked before.
-    values = [readers[0].load([partial(asked, SHARED)] * 4) for _ in range(2)]
-    assert [next(own) for own in values for _ in range(4)] == [1, 1, 2, 2, 3, 3, 4, 4]
-    assert not SHARED
-
-
-def test_a_producer_that_never_listens_is_named() -> None:
-    with pytest.raises(ExecutionError, match=r"^producer 0: not there after harness.timeout_s=0.05"):
-        Rendezvous.new(1).connect(0, 0.05)
