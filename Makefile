@@ -72,10 +72,10 @@ reference: setup ## Bring results/reference and docs up to date; says what chang
 # A worker takes neighbours, which compile the same loops, before it takes from the other's.
 TEST = $(PYTHON) -m pytest -n auto --dist worksteal -q
 
-test: setup ## Run the tests
+test: setup ## Run the quick tests
 	$(TEST)
 
-test-wide: setup ## Run those that are the same for every strategy, figure and trace
+test-wide: setup ## Run those that take seconds, or are the same for every strategy, figure and trace
 	$(TEST) -m 'wide and not slow'
 
 test-slow: setup ## Run the tests that take longer

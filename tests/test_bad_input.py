@@ -94,6 +94,7 @@ BAD_INPUT = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("overrides", "says"), BAD_INPUT, ids=[b[0] for b in BAD_INPUT])
 def test_bad_input_is_one_line_exit_code_2_and_nothing_written(
     overrides: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

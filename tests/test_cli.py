@@ -47,6 +47,7 @@ def test_the_same_run_twice_is_run_once(tmp_path: Path, capsys: pytest.CaptureFi
     assert records(tmp_path) == first
 
 
+@pytest.mark.wide
 def test_same_seed_same_result_and_another_seed_another(tmp_path: Path) -> None:
     def timeline(folder: str, seed: int) -> pd.DataFrame:
         assert run(tmp_path / folder, f"seed={seed}") == 0
@@ -72,6 +73,7 @@ def test_sweep_keeps_going_past_failed_and_skipped_cells(tmp_path: Path, capsys:
     assert "[4/4]" in capsys.readouterr().err
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("broken", "again"),
     [
@@ -91,6 +93,7 @@ def test_finished_cells_are_skipped_and_failed_ones_tried_again(tmp_path: Path, 
         assert (path.stat().st_mtime_ns != time_ns) == (again and found[path] == "failed")
 
 
+@pytest.mark.wide
 def test_a_single_run_leaves_a_trace_also_of_what_a_sweep_has_finished(tmp_path: Path) -> None:
     assert run(tmp_path, "--multirun", "seed=0,1") == 0
     assert len([*(tmp_path / "timelines").rglob("*.parquet")]) == 2
@@ -100,6 +103,7 @@ def test_a_single_run_leaves_a_trace_also_of_what_a_sweep_has_finished(tmp_path:
     assert json.loads(trace.read_text())["traceEvents"]
 
 
+@pytest.mark.wide
 def test_another_configuration_or_data_is_another_run(tmp_path: Path) -> None:
     trace = tmp_path / "mine.parquet"
     write_trace(trace, sizes=[300, 400, 500])
@@ -132,6 +136,7 @@ def test_a_sweep_as_jobs_of_submitit(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(jobs) == 2, "finished cells are no jobs"
 
 
+@pytest.mark.wide
 def test_a_killed_sweep_loses_at_most_the_run_in_flight(tmp_path: Path) -> None:
     arguments = [*SMALL, f"results_dir={tmp_path}", "--multirun", "strategy=megatron,entrain", "seed=range(0,4)"]
     process = subprocess.Popen(
@@ -184,6 +189,7 @@ assigner:
 """
 
 
+@pytest.mark.wide
 def test_a_strategy_is_one_file_and_one_yaml_in_any_folder(tmp_path: Path) -> None:
     (tmp_path / "strategy").mkdir()
     (tmp_path / "strategy" / "round_robin.yaml").write_text(PLUGIN_YAML)
@@ -202,6 +208,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.wide
 def test_whatever_was_swept_has_a_column_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = ["strategy/planner=megatron,entrain", "workload.max_image_tokens=1280,16384"]
     assert run(tmp_path, "--multirun", *sweep, "seed=0,1") == 0

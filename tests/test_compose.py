@@ -39,6 +39,7 @@ def hydras_own(overrides: list[str]) -> RunConfig:
     return RunConfig.from_values(values)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("text", OVERRIDES)
 def test_what_is_put_in_afterwards_is_where_hydra_puts_it(text: str) -> None:
     overrides = shlex.split(text)
@@ -76,6 +77,7 @@ def test_a_list_of_choices_may_be_longer_than_a_choice(tmp_path: Path, monkeypat
         Composer().sweep([f"strategy=megatron,{'x' * 251}"])
 
 
+@pytest.mark.wide
 def test_a_large_sweep_composes_choices_and_not_their_combinations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +112,7 @@ def test_a_choice_that_reaches_into_other_groups_is_composed_with_them(tmp_path:
     assert (run.strategy["name"], run.model["name"], run.model["label"], run.seed) == ("wide", "tiny", "Theirs", 3)
 
 
+@pytest.mark.wide
 def test_threads_compose_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     texts = [f"cluster={name}" for name in ("a40x64", "a40x16", "h100x64", "tiny")]
@@ -127,6 +130,7 @@ def test_a_figure_that_says_something_about_runs_is_composed(tmp_path: Path) -> 
     assert composer.run(cell).iterations == 2
 
 
+@pytest.mark.wide
 def test_what_cannot_be_put_in_is_named() -> None:
     for text in ("strategy.planner.foo=1", "strategy.planer.chunks=one", "cluster.tiers.latency_s=1"):
         with pytest.raises(UserError, match=text.partition("=")[0].rpartition(".")[0]):

@@ -145,6 +145,7 @@ def test_a_word_of_theirs_that_means_nothing_is_named(folder: Path) -> None:
         Composer(str(folder)).sweep(["figure=theirs"])
 
 
+@pytest.mark.wide
 def test_a_sweep_without_the_folder_does_not(folder: Path) -> None:
     Composer(str(folder)).sweep(["strategy=glob(*)"])
     assert len(Composer().sweep(["strategy=glob(*)"]).cells) == len(choices("strategy"))

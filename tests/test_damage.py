@@ -114,6 +114,7 @@ def test_a_bad_record_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert path.name in capsys.readouterr().err
 
 
+@pytest.mark.wide
 def test_a_sweep_survives_what_cannot_be_written_and_damaged_records(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,6 +112,7 @@ def test_results_are_the_same_to_the_last_bit_whatever_the_processor_can_do(
         assert one == other, " ".join(cell)
 
 
+@pytest.mark.wide
 def test_compiled_loops_are_told_nothing_that_changes_their_operations() -> None:
     files = [file for folder in ("entrain_bench", "strategies", "workloads") for file in (ROOT / folder).rglob("*.py")]
     calls = [

@@ -61,6 +61,7 @@ def test_it_runs(tmp_path: Path) -> None:
     assert record["labels"]["strategy"] == "mine"
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("example")
 def test_it_passes_every_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["check", "--config-dir", str(FOLDER), "strategy=mine"]) == 0
@@ -97,6 +98,7 @@ def test_it_takes_models_with_generators(composer: Composer) -> None:
     assert [placed.pp for placed in outcome.layout.modules] == [1, 2, 1]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("workload", ["chartqa", "mathvision"])
 def test_it_gains_on_arrival_order(composer: Composer, workload: str) -> None:
     mine, baseline = (

@@ -142,6 +142,7 @@ def test_folders_do_not_meet(tmp_path: Path) -> None:
         assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.wide
 def test_a_killed_process_leaves_no_temporary_folder(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()

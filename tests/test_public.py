@@ -49,6 +49,7 @@ def test_other_names_are_not() -> None:
         _ = entrain_bench.nothing
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
 def test_an_example_of_the_readme_runs_as_written(example: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(example, "README.md", "exec"), {})  # noqa: S102
@@ -60,6 +61,7 @@ def test_there_are_two_examples_of_ten_lines() -> None:
     assert [len(example.strip().splitlines()) <= 14 for example in EXAMPLES] == [True, True]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_readme_is_a_run_or_a_sweep(command: str) -> None:
     arguments = [text.strip("'") for text in command.split() if "path=" not in text and text != "workload=trace"]

@@ -69,6 +69,7 @@ def reference() -> pd.DataFrame:
     return read_text(REFERENCE.read_text())
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "overrides",
     [

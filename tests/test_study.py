@@ -93,6 +93,7 @@ def test_cells_run_once_and_outputs_are_written_when_theirs_have_run(tmp_path: P
     assert len(seen) == 2
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("error", [UserError("no data at all"), KeyError("no data at all")])
 def test_missing_data_replaces_an_old_figure_by_its_reason(study: Study, error: Exception) -> None:
     folder = study.results.root / "figures"

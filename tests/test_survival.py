@@ -175,6 +175,7 @@ def test_what_had_finished_when_a_sweep_was_stopped_is_published(
     assert says in line
 
 
+@pytest.mark.wide
 def test_figures_that_are_stopped_leave_their_runs_in_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cell: Cell
 ) -> None:
@@ -189,6 +190,7 @@ def test_figures_that_are_stopped_leave_their_runs_in_the_table(
     assert logged == [1]
 
 
+@pytest.mark.wide
 def test_a_full_disk_costs_what_it_has_no_room_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

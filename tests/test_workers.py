@@ -73,6 +73,7 @@ for _ in work_off({job}, [1, 2], 2):
 """
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("number", "job"),
     [

@@ -96,11 +96,13 @@ def test_a_sweep_is_timed_to_its_first_result_and_to_its_end() -> None:
     assert 0 < measured["experiment_s"] < measured["total_s"]
 
 
+@pytest.mark.wide
 def test_a_command_that_fails_is_no_measurement() -> None:
     with pytest.raises(RuntimeError, match=r"figures no_such_figure .* ended with 2"):
         everyday.figures(["no_such_figure"])
 
 
+@pytest.mark.wide
 def test_memory_is_read_after_a_fifth_of_the_cells_and_after_all() -> None:
     measured = everyday.memory(5, TINY)
     assert 0 < measured["after_a_fifth_mb"] <= measured["after_all_mb"]

@@ -92,6 +92,7 @@ def first_row(values: Any) -> Any:
     return values["iterations"][0]["rows"][0]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -64,6 +64,7 @@ def test_every_row_of_a_figure_has_the_users_job() -> None:
     assert "workload=coco" in alone
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -109,6 +110,7 @@ def test_what_is_refused_is_one_line_and_nothing_is_written(
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.wide
 def test_the_users_job_is_run_once_and_drawn(
     mine: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,6 +128,7 @@ def test_the_users_job_is_run_once_and_drawn(
     assert len([*Path("out/figures").iterdir()]) == 4
 
 
+@pytest.mark.wide
 def test_analyses_need_no_run_and_other_jobs_have_other_files(
     mine: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ def test_every_key_has_a_comment_and_stands_in_the_readme_with_the_same_words() 
         assert re.match(re.escape(key.meaning) + r"(;|$)", meaning[:1].upper() + meaning[1:]), key.name
 
 
+@pytest.mark.wide
 def test_defaults_are_those_of_the_configuration() -> None:
     register_schema()
     with in_tree():
@@ -61,6 +62,7 @@ def test_defaults_are_those_of_the_configuration() -> None:
             assert yaml.safe_load(key.default) == value, key.name
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("group", groups())
 def test_what_is_listed_can_be_chosen(group: str) -> None:
     register_schema()

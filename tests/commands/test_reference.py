@@ -62,6 +62,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     return found
 
 
+@pytest.mark.wide
 def test_what_was_just_made_has_no_drift(checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
     assert (checkout.root / "docs" / "some.md").read_text() == "megatron\nentrain"
     page = (checkout.root / "docs" / "strategies" / "page.md").read_text()
@@ -82,6 +83,7 @@ def test_what_was_just_made_has_no_drift(checkout: Checkout, capsys: pytest.Capt
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+@pytest.mark.wide
 def test_every_drift_is_named(checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
     table = checkout.root / "reference" / "table.csv"
     old = table.read_text()
@@ -110,6 +112,7 @@ def test_every_drift_is_named(checkout: Checkout, capsys: pytest.CaptureFixture[
     assert page.read_text() == text
 
 
+@pytest.mark.wide
 def test_a_failure_leaves_the_reference_as_it_was(
     checkout: Checkout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

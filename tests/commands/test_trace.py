@@ -42,6 +42,7 @@ def test_from_files_to_a_run(data: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert run_command(run) == 0
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
@@ -82,6 +83,7 @@ def test_a_tokenizer_that_is_a_file(data: Path) -> None:
     assert pd.read_parquet("w.parquet")["text_tokens"].tolist() == [5, 1]
 
 
+@pytest.mark.wide
 @pytest.mark.filterwarnings("error::scipy.stats.ConstantInputWarning")
 def test_sizes_that_are_all_the_same_correlate_with_nothing(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_finevision(data / "a.parquet", [([image_bytes(56, 84)], ["x" * (1 + row)]) for row in range(8)])

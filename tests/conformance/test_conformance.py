@@ -107,6 +107,7 @@ def usual(strategy: str, workload: str, model: str) -> bool:
     return workload in WITHOUT_AUDIO if model == "tiny" else workload not in OTHERS
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("strategy", "workload", "model"), cells(usual))
 def test_valid_within_memory_and_above_the_bound(strategy: str, workload: str, model: str) -> None:
     try:
@@ -120,11 +121,13 @@ def test_valid_within_memory_and_above_the_bound(strategy: str, workload: str, m
     assert outcome.metrics["assignment_time_s"] > 0
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("strategy", choices("strategy"))
 def test_it_imports_only_what_is_open_to_strategies(strategy: str) -> None:
     require_walls(config(strategy=strategy))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("strategy", "workload", "model"), cells(lambda _, workload, model: workload in THOROUGH and model == "tiny_av")
 )
@@ -137,6 +140,7 @@ def test_repeatable_on_several_nodes_and_with_wrong_beliefs(strategy: str, workl
         assert model == "tiny"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("strategy", "workload", "model"), cells(lambda _, workload, model: workload in BLIND and model == "tiny_av")
 )
@@ -148,6 +152,7 @@ def test_it_does_not_see_the_truth_behind_its_estimates(strategy: str, workload:
         assert model == "tiny"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("strategy", each_strategy())
 def test_a_generator_is_run_or_refused(strategy: str) -> None:
     run = config(strategy=strategy, workload="chartqa", model="tiny", cluster="a40x16")
@@ -181,6 +186,7 @@ def mixes() -> list[object]:
     return list(found.values())
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(PARTS, mixes())
 def test_parts_can_be_mixed(planner: str, assigner: str, scheduler: str) -> None:
     chosen = {"planner": planner, "assigner": assigner, "scheduler": scheduler}
@@ -205,6 +211,7 @@ def held() -> list[object]:
     return found
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("model", "cluster"), held())
 def test_every_model_runs_on_every_cluster_that_holds_it(model: str, cluster: str) -> None:
     workload = {"whisper": "librispeech", "mllm": "laion_packed"}.get(model.split("_")[0], "chartqa")

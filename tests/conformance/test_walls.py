@@ -101,6 +101,7 @@ def test_an_honest_part_passes(mine: Folder, capsys: pytest.CaptureFixture[str])
     assert "failed:" not in shown
 
 
+@pytest.mark.wide
 def test_a_part_that_imports_the_truth_is_caught_by_both(mine: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     mine.write(IMPORTED + HEAD + BUILT + PEEKING)
     with pytest.raises(ViolationError, match=rf"{mine.module}\.py:1: imports entrain_bench\.costs\.truth\.CostTruth"):
@@ -113,6 +114,7 @@ def test_a_part_that_imports_the_truth_is_caught_by_both(mine: Folder, capsys: p
     assert "program of iteration" in shown
 
 
+@pytest.mark.wide
 def test_what_hides_from_one_check_is_caught_by_the_other(mine: Folder) -> None:
     mine.write(HEAD + BY_NAME + PEEKING)
     require_walls(mine.config())
@@ -182,6 +184,7 @@ def test_a_difference_is_named() -> None:
     assert difference(one, Pair([0, 1, 2], (1, "a"))) == "left"
 
 
+@pytest.mark.wide
 def test_an_error_in_an_outside_part_names_its_file_and_line(mine: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     mine.write(HEAD + "        return np.zeros(3)[5]\n")
     run = ["--config-dir", str(mine.path), "strategy=mine", "model=tiny", "cluster=tiny", "mlflow=false"]

@@ -39,6 +39,7 @@ def planned(*overrides: str) -> Layout:
     return s.strategy.plan(s.profile)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("workload", ["opencqa_ocr", "sroie", "synthetic_av"])
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**31), extra=st.integers(0, 3))
@@ -184,6 +185,7 @@ MODELS = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=60, deadline=None)
 @given(rng=rngs, framework=frameworks)

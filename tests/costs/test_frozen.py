@@ -112,6 +112,7 @@ def setting(*overrides: str) -> tuple[Setting, Layout]:
     return made, made.strategy.plan(made.profile)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("frozen", ["vision", "llm"])
 @pytest.mark.parametrize("strategy", each_strategy())
 def test_every_strategy_trains_the_rest_in_less_time_and_memory(strategy: str, frozen: str) -> None:

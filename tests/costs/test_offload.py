@@ -73,6 +73,7 @@ def test_nothing_leaves_where_microbatches_take_turns() -> None:
     assert np.array_equal(seconds(plain), seconds(away))
 
 
+@pytest.mark.wide
 def test_the_planner_offloads_where_nothing_else_fits() -> None:
     shapes = samples((3000, [40]))
 

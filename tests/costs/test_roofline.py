@@ -138,6 +138,7 @@ def test_causal_area_is_the_count_of_needed_tiles_where_sizes_are_whole_tiles() 
     assert area.tolist() == [causal_tiles(int(length)) for length in lengths]
 
 
+@pytest.mark.wide
 def test_causal_area_is_close_to_the_count_of_needed_tiles() -> None:
     lengths = np.arange(129, 8192)
     area = score_area(Attention(128, 64, causal=True), lengths)
@@ -249,6 +250,7 @@ def monotone(times: PassTimes) -> dict[str, Any]:
     return columns | {"backward": times.backward_s + times.backward_comm_s}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("cluster", [CLUSTER, SATURATING], ids=["linear", "saturating"])
 @pytest.mark.parametrize(("module", "kind"), KINDS)
 @settings(max_examples=40, deadline=None)
@@ -262,6 +264,7 @@ def test_packing_two_chunks_into_one_never_takes_longer(
         assert both >= max(first, second) * (1 - 1e-12), column
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("cluster", [CLUSTER, SATURATING], ids=["linear", "saturating"])
 @pytest.mark.parametrize(("module", "kind"), KINDS)
 @settings(max_examples=40, deadline=None)

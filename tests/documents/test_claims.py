@@ -115,6 +115,7 @@ def test_seeds_without_a_result_are_left_out_and_counted(tmp_path: Path) -> None
     assert row["published_verdict"] == f"{claims.NOT_MEASURED}: 3 of 3 runs have no result: not run"
 
 
+@pytest.mark.wide
 def test_other_choices_and_the_assumption_are_measured_and_told(tmp_path: Path) -> None:
     choices = {"small": {"common": ["global_batch=32"]}, "large": {"to": ["strategy=dip"]}}
     claim = claim_with(
@@ -145,6 +146,7 @@ def test_other_choices_and_the_assumption_are_measured_and_told(tmp_path: Path) 
     assert claim_row(replace(claim, no_source=True), study)["fair_verdict"] == "no source"
 
 
+@pytest.mark.wide
 def test_choices_without_a_result_are_counted(tmp_path: Path) -> None:
     choices = {"small": {"common": ["global_batch=32"]}, "large": {"common": ["global_batch=128"]}}
     claim, study = claim_with({"choices": choices}), Study(Results(tmp_path))
@@ -161,6 +163,7 @@ def test_choices_without_a_result_are_counted(tmp_path: Path) -> None:
     assert record((32, 128)) == "nothing under other choices (2 of 2 without result)"
 
 
+@pytest.mark.wide
 def test_a_claim_is_run_measured_judged_and_written(tmp_path: Path) -> None:
     claim, study = claim_with(), Study(Results(tmp_path))
     sweeps = [sweep for setting in claim.settings for sweep in setting.sweeps]

@@ -47,6 +47,7 @@ def rows_of(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
+@pytest.mark.wide
 def test_the_fastest_rival_with_all_results_seed_by_seed(tmp_path: Path) -> None:
     lead, study = lead_with(), Study(Results(tmp_path))
     runs: dict[str, dict[str, list[float | None]]] = {

@@ -208,6 +208,7 @@ def test_every_table_is_on_exactly_one_page_of_the_strategies() -> None:
     assert "".join(spliced).count("| new |") == len(named)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", choices("table"))
 def test_every_row_and_every_column_composes(name: str) -> None:
     table, composer = load_definition(config_tree() / "table" / f"{name}.yaml", parse_table), Composer()

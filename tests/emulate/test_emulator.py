@@ -75,6 +75,7 @@ def known(program: Program, forward_s: float, optimizer_s: float) -> Measured:
     return measured
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -90,6 +91,7 @@ def test_every_strategy_is_emulated(strategy: str) -> None:
     assert not dist.is_initialized()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("frozen", ["vision", "llm"])
 def test_frozen_modules_are_emulated_without_what_they_lack(frozen: str) -> None:
     emulator, program = emulated("strategy=megatron", f"freeze=[{frozen}]")
@@ -103,6 +105,7 @@ def test_frozen_modules_are_emulated_without_what_they_lack(frozen: str) -> None
     assert frozen == "llm" or backwards.sum() < forwards.sum()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("overrides", [("layout.tp=2",), ("layout.tp=1", "layout.cp=2")])
 def test_a_rank_runs_its_share_of_a_block(overrides: tuple[str, ...]) -> None:
     emulator, program = emulated("strategy=megatron", *overrides)
@@ -131,6 +134,7 @@ def test_measured_seconds_take_the_place_of_modelled_computation_alone() -> None
     assert timeline.iteration_time_s > simulated.iteration_time_s
 
 
+@pytest.mark.wide
 def test_what_is_alike_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.dp=2", "layout.pp=2")
     emulator.execute(program)
@@ -146,6 +150,7 @@ def test_what_is_alike_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert again.iteration_time_s == emulator.execute(program).iteration_time_s
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("schedule", ["zb_h1", pytest.param("zb_v", marks=pytest.mark.slow)])
 def test_weight_passes_are_measured_apart(schedule: str) -> None:
     v = ["strategy/planner=megatron_schedules", "strategy.planner.schedules=[zb_v]"] if schedule == "zb_v" else []
@@ -187,6 +192,7 @@ def test_lanes_keep_the_order_and_the_waits_of_a_timeline() -> None:
     assert all(not order.waits_s.any() for order in lane_orders(program))
 
 
+@pytest.mark.wide
 def test_ranks_wait_before_passes_and_are_not_charged_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.dp=2", "layout.pp=2")
     timeline = Simulator(emulator.truth, 1e12).execute(program)
@@ -211,6 +217,7 @@ def test_middle_stages_with_the_same_layers_are_one() -> None:
     assert len({first, second, last}) == 3
 
 
+@pytest.mark.wide
 def test_the_device_holds_one_rank_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.pp=4")
     held: list[Any] = []
@@ -227,6 +234,7 @@ def test_the_device_holds_one_rank_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     assert len(held) == sum(placed.pp for placed in program.layout.modules) > 2
 
 
+@pytest.mark.wide
 def test_what_does_not_fit_the_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.dp=4")
 

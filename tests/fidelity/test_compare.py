@@ -114,6 +114,7 @@ def test_table_figure_and_verdict_are_written(tmp_path: Path, capsys: pytest.Cap
     assert "missed: " in capsys.readouterr().err
 
 
+@pytest.mark.wide
 def test_a_simulation_stands_beside_the_emulation(tmp_path: Path) -> None:
     case, slower = case_of("megatron", tmp_path, 1.0, 1.0), ["cluster.device.peak_bf16_flops=1e9"]
     rows = case_rows([case], tmp_path, partial(simulated, truth=slower, links=LINKS, cores=[0, 1]))

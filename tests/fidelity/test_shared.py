@@ -71,6 +71,7 @@ def test_two_ranks_that_compute_take_half_a_core_each() -> None:
     assert prices.duration_s.sum() == end.max()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("strategy", ["megatron", "entrain", "dflop", "dip"])
 def test_with_a_core_for_every_rank_it_is_the_simulator(strategy: str) -> None:
     (cell,) = compose_cells([*overrides_of(4, "uneven", 0, strategy), "cluster.tiers.0.bandwidth_bytes_per_s=1e15"])

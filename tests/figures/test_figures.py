@@ -57,6 +57,7 @@ def shown(experiment: str) -> list[str]:
     return [name for name in choices("strategy") if content(f"strategy/{name}").get("in_figures", "all") in wanted]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("experiment", sorted(path.stem for path in (EXPERIMENTS / "figure").glob("*.yaml")))
 def test_every_sweep_composes(experiment: str) -> None:
     sweep = sweep_of(experiment)
@@ -89,6 +90,7 @@ def test_the_runs_of_the_gantt_are_runs_of_the_iteration_times() -> None:
     assert all(config in shared for config in drawn_runs)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", each(DRAWN, OFTEN))
 def test_the_same_data_gives_the_same_bytes(name: str) -> None:
     module = importlib.import_module(f"entrain_bench.figures.{name}")
@@ -100,6 +102,7 @@ def test_the_same_data_gives_the_same_bytes(name: str) -> None:
     assert first["csv"].count(b"\n") > 3
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", each(DRAWN, OFTEN))
 def test_a_figure_fits_a_page_and_its_texts_are_legible(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     figure, _ = drawn(name, data_of(name, MANY, ALL_TRACES))
@@ -134,6 +137,7 @@ def test_a_folder_that_cannot_be_written_is_bad_input(tmp_path: Path, capsys: py
     assert "results_dir=" in capsys.readouterr().err
 
 
+@pytest.mark.wide
 def test_what_needs_training_is_drawn_only_when_named(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
     monkeypatch.setattr(figures, "make", lambda wanted, *_, **__: not asked.append([output.name for output in wanted]))

@@ -28,6 +28,7 @@ def test_the_parts_of_a_ranks_time_are_its_iteration() -> None:
     assert (second["forward"], second[IDLE], second["peak_bytes"]) == (0.25, 0.75, 3.0)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("columns", [[*ACTIONS], [name for name in ACTIONS if name != "memory_bytes"]])
 @pytest.mark.parametrize("budget_bytes", [None, 8.0 * 2**30])
 def test_the_same_ranks_are_the_same_picture(columns: list[str], budget_bytes: float | None) -> None:

@@ -80,6 +80,7 @@ def test_cells_show_letter_and_correlation_of_every_row(monkeypatch: pytest.Monk
     assert len(table) == 3 * (len(MODELS) + 1)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("row", ROWS)
 def test_every_row_composes_and_is_another_run(row: str) -> None:
     one = ("figure=robustness", "strategy=megatron", "workload=coco", f"model={MODELS[0]}", "seed=0")

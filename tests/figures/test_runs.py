@@ -48,6 +48,7 @@ def test_runs_are_compared_at_seeds_at_which_both_have_a_result() -> None:
     assert data.join(none, on=["model", "strategy"])["relative"].isna().all()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "status"),
     [("iteration_time", "failed"), ("iteration_time", "skipped"), ("forward_variability", "missing")],
@@ -62,6 +63,7 @@ def test_a_run_without_result_shows_as_a_gap(name: str, status: str, monkeypatch
         assert set(shown[shown["iteration_time_s"].isna()]["status"]) == {status}
 
 
+@pytest.mark.wide
 def test_nothing_but_gaps_still_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     data = table(["first"], status=lambda *_: "failed")
     none = pd.DataFrame(columns=["strategy", "workload", "model"])

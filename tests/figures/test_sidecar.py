@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
+import pytest
 
 from entrain_bench.figures._runner import Drawing, draw_figure
 from entrain_bench.figures._sidecar import command_of, sidecar
@@ -30,6 +31,7 @@ def test_a_caption_says_setting_seeds_and_cost_source() -> None:
     assert (found["seeds"], found["cost_source"]) == ([0, 1, 2], {"a40x64": "fitted"})
 
 
+@pytest.mark.wide
 def test_every_figure_has_one_and_its_csv_stays_plain(tmp_path: Path) -> None:
     study = Study(Results(tmp_path))
     stub: Any = SimpleNamespace(

@@ -52,6 +52,7 @@ SWEEPS = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("records", SWEEPS.values(), ids=SWEEPS)
 def test_all_that_is_written_has_room_and_the_panel_keeps_its_height(
@@ -84,6 +85,7 @@ def test_names_that_the_middle_tells_apart_are_not_shortened() -> None:
     assert not any("..." in text.get_text() for text in legend.get_texts())
 
 
+@pytest.mark.wide
 def test_it_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     title = "12 of 14 strategies and 12 of 14 cases; table.csv has all"
     assert title in written(picture(SWEEPS["many long names and cases"]), monkeypatch)

@@ -68,6 +68,7 @@ def test_the_record_of_other_devices_is_none_of_a_run_that_hangs(tmp_path: Path,
     assert train(tmp_path, 4) == f"{HANGS} (its last line)"
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("played")
 def test_a_finished_run_has_its_own_record_though_others_are_newer(tmp_path: Path) -> None:
     assert [ranks(train(tmp_path, num_devices)) for num_devices in (2, 4, 2, 4)] == [2, 4, 2, 4]

@@ -70,6 +70,7 @@ def test_a_step_that_fails_stops_no_other_and_alone_is_repeated(tmp_path: Path) 
     assert [path.name for path in check.setup.runs.iterdir()] == ["fidelity_coco"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("change", [{"num_devices": 4}, {"everything": True}, {"kind": "cuda"}, {"origin": "there"}])
 def test_steps_of_other_devices_or_options_are_done_anew(tmp_path: Path, change: dict[str, Any]) -> None:
     check = check_in(tmp_path)
@@ -132,6 +133,7 @@ def test_other_numbers_of_devices_are_refused(found: int, asked: int) -> None:
         Setup.of("cuda", found, asked, False, Path(), "here")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("kind", "num_devices", "everything"), [("cpu", 2, False), ("cpu", 8, True), ("cuda", 1, False), ("cuda", 8, True)]
 )

@@ -48,6 +48,7 @@ def test_what_it_printed_and_its_command_are_kept(tmp_path: Path) -> None:
     assert last_line(tmp_path / "none.log") == ""
 
 
+@pytest.mark.wide
 def test_a_process_that_hangs_is_ended_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from types import CodeType
 import pytest
 
 FOLDERS = ("entrain_bench", "strategies")
-OPTIONS = ("-x", "-q", "-n0", "-p", "no:cacheprovider", "--hypothesis-seed=0")
+OPTIONS = ("-x", "-q", "-n0", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", "not slow")
 MEMORY_BYTES = 8 << 30
 
 

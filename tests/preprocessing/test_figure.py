@@ -52,6 +52,7 @@ def test_times_are_compared_within_a_repetition() -> None:
     )
 
 
+@pytest.mark.wide
 def test_the_figure_shows_every_mean() -> None:
     table = summary(runs(), PICTURES)
     figure, shown = draw(table, 2)

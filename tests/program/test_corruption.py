@@ -191,6 +191,7 @@ def test_a_step_on_a_foreign_lane_is_found(kind: Pass) -> None:
         check_program(replace(program, lane_actions=order))
 
 
+@pytest.mark.wide
 @settings(max_examples=60, deadline=None)
 @given(rngs)
 def test_lists_that_name_an_action_on_another_lane_are_found(rng: np.random.Generator) -> None:

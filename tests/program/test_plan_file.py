@@ -58,6 +58,7 @@ def changed(file: Path, place: str, value: Any) -> None:
     file.write_text(yaml.safe_dump(values))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("place", "value", "says"),
     [
@@ -125,6 +126,7 @@ def test_what_a_file_says_is_part_of_a_runs_key(file: Path) -> None:
     assert plan_key(after) != keys[1]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("more", "says"),
     [
@@ -145,6 +147,7 @@ def test_what_a_plan_decides_cannot_be_given(
     assert line.startswith(f"entrain-bench: {says}")
 
 
+@pytest.mark.wide
 def test_a_sampler_follows_a_plan(file: Path, tmp_path: Path) -> None:
     import pandas as pd
 

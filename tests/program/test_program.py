@@ -238,6 +238,7 @@ def offenders(shapes: SampleShapes, layout: Layout, assignment: Assignment) -> s
     return wrong
 
 
+@pytest.mark.wide
 @settings(max_examples=150, deadline=None)
 @given(assignments(), st.booleans(), st.integers(0, 3))
 def test_random_assignments_run_or_are_rejected_naming_the_sample(

@@ -42,6 +42,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
     return captured.out, captured.err
 
 
+@pytest.mark.wide
 def test_an_answer_its_plan_and_that_it_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +86,7 @@ def test_an_answer_its_plan_and_that_it_is_kept(
     assert said(capsys, *TINY, "strategy=megatron,entrain")[0] == out
 
 
+@pytest.mark.wide
 def test_within_a_framework_only_what_it_runs_is_considered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = f"--output={tmp_path / 'mine.yaml'}"
     (tmp_path / "own" / "strategy").mkdir(parents=True)
@@ -104,6 +106,7 @@ def test_within_a_framework_only_what_it_runs_is_considered(tmp_path: Path, caps
     assert [placed.pp for placed in plan.layout.modules] == [1, 2]
 
 
+@pytest.mark.wide
 def test_without_any_result_the_reasons_are_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out, err = said(capsys, *JOB, "layout.dp=8", "mlflow=false", "strategy=megatron,fsdp", code=2)
     reasons = dict(reversed(line.split(": ", 1)) for line in out.splitlines())
@@ -116,6 +119,7 @@ def test_without_any_result_the_reasons_are_shown(capsys: pytest.CaptureFixture[
     assert not (tmp_path / "results" / "recommendation.yaml").exists()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -146,6 +150,7 @@ def test_bad_input_is_one_line(arguments: list[str], says: str, capsys: pytest.C
     assert line.startswith(f"entrain-bench: {says}")
 
 
+@pytest.mark.wide
 def test_rounds_end_after_the_time_that_is_given(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = said(capsys, *TINY, "strategy=megatron,entrain", "--seconds", "1e-9")
     assert "With one seed, chance is not ruled out." in out

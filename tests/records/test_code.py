@@ -70,6 +70,7 @@ def test_the_copy_has_the_versions_that_runs_have(tree: Tree, cells: dict[str, C
     assert tree.versions(cells) == {name: cell.code_version for name, cell in cells.items()}
 
 
+@pytest.mark.wide
 def test_what_no_run_uses_moves_no_key(tree: Tree, cells: dict[str, Cell]) -> None:
     before = tree.versions(cells)
     (tree.roots["entrain_bench_strategies"] / "mine.py").write_text("class Mine:\n    size = 1\n")
@@ -81,6 +82,7 @@ def test_what_no_run_uses_moves_no_key(tree: Tree, cells: dict[str, Cell]) -> No
     assert tree.versions(cells) == before
 
 
+@pytest.mark.wide
 def test_a_constant_of_the_cost_model_moves_all_keys(tree: Tree, cells: dict[str, Cell]) -> None:
     before = tree.versions(cells)
     tree.change("entrain_bench/costs/roofline.py", "GEMM_TILE = 128", "GEMM_TILE = 64")
@@ -88,6 +90,7 @@ def test_a_constant_of_the_cost_model_moves_all_keys(tree: Tree, cells: dict[str
     assert all(after[name] != before[name] for name in cells)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("file", "old", "new", "moved"),
     [

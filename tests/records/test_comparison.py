@@ -28,6 +28,7 @@ def beside(times: Mapping[str, Times], baseline: str) -> Comparison[str]:
     return compare(times, dict.fromkeys(times, baseline))
 
 
+@pytest.mark.wide
 @given(CONTENDERS)
 def test_among_the_best_is_the_least_mean_of_those_with_all_results(times: dict[str, Times]) -> None:
     found = beside(times, next(iter(times)))
@@ -40,6 +41,7 @@ def test_among_the_best_is_the_least_mean_of_those_with_all_results(times: dict[
         assert means[found.best[0]] == min(means.values())
 
 
+@pytest.mark.wide
 @given(CONTENDERS, st.randoms())
 def test_the_order_of_rows_changes_nothing(times: dict[str, Times], random: Random) -> None:
     baseline = min(times)
@@ -52,6 +54,7 @@ def test_the_order_of_rows_changes_nothing(times: dict[str, Times], random: Rand
     assert baseline_of(dict.fromkeys(times)) == baseline_of(dict.fromkeys(names))
 
 
+@pytest.mark.wide
 @given(CONTENDERS)
 def test_seeds_without_a_result_are_counted_and_never_averaged_away(times: dict[str, Times]) -> None:
     baseline = next(iter(times))
@@ -69,6 +72,7 @@ def test_seeds_without_a_result_are_counted_and_never_averaged_away(times: dict[
             assert name not in overall([found])
 
 
+@pytest.mark.wide
 @given(CONTENDERS)
 def test_nobody_is_faster_than_itself(times: dict[str, Times]) -> None:
     for baseline in times:
@@ -81,6 +85,7 @@ def test_nobody_is_faster_than_itself(times: dict[str, Times]) -> None:
             assert speedup is None
 
 
+@pytest.mark.wide
 @given(st.lists(WHOLE, min_size=1, max_size=3))
 def test_over_several_cases_a_speedup_is_the_geometric_mean_of_theirs(cases: list[dict[str, Times]]) -> None:
     found = overall([beside(case, min(case)) for case in cases])

@@ -48,6 +48,7 @@ def test_forward_std_is_over_the_microbatches_of_a_replica(run: tuple[object, Ti
     assert forward_std_ms(timeline, [0]) == pytest.approx(1e3 * sum(per_replica) / 2)
 
 
+@pytest.mark.wide
 def test_sub_microbatches_count_as_the_microbatch_that_they_are_parts_of() -> None:
     small = ["model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=4", "layout.tp=1", "layout.dp=2"]
     tiny_parts = "strategy.assigner.efficiency=0.01"  # an image each
@@ -176,6 +177,7 @@ def alive_bytes(timeline: Timeline, truth: CostTruth, lane: int, moment: float) 
     return total
 
 
+@pytest.mark.wide
 def test_a_timeline_without_memory_has_no_memory_columns(run: tuple[object, Timeline]) -> None:
     _, timeline = run
     frame = timeline_frame(timeline)

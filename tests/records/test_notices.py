@@ -89,6 +89,7 @@ def test_what_is_said(record: Record, says: list[str]) -> None:
     assert notices([record, record]) == says
 
 
+@pytest.mark.wide
 def test_a_run_prints_and_records_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = pd.DataFrame({"sample_id": ["a", "b", "c"], "text_tokens": [50, 60, 70]})
     rows.to_parquet(tmp_path / "mine.parquet")

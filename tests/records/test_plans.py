@@ -21,6 +21,7 @@ def key_of(*overrides: str) -> str:
     return plan_key(cell.config)
 
 
+@pytest.mark.wide
 def test_runs_share_a_plan_if_a_planner_cannot_tell_them_apart() -> None:
     same = key_of("strategy=entrain")
     assert key_of("strategy=entrain", "iterations=9") == same
@@ -46,6 +47,7 @@ def test_runs_share_a_plan_if_a_planner_cannot_tell_them_apart() -> None:
     assert same not in keys
 
 
+@pytest.mark.wide
 def test_a_plan_is_made_once_and_its_time_is_that_of_the_run_that_made_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,6 +66,7 @@ def test_a_plan_is_made_once_and_its_time_is_that_of_the_run_that_made_it(
         assert first.metrics[name] == again.metrics[name]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"layout": "{}", "planning_time_s": 1}'])
 def test_a_plan_that_cannot_be_read_is_made_anew(content: str, tmp_path: Path) -> None:
     (cell,) = compose_cells([*SMALL, "strategy=megatron", "iterations=1"])

@@ -115,6 +115,7 @@ def test_no_label_is_cut_and_no_two_rows_look_alike(records: list[Record], width
 TIMES = st.lists(st.floats(0.5, 2.0), min_size=3, max_size=3)
 
 
+@pytest.mark.wide
 @given(st.dictionaries(st.sampled_from(["megatron", "entrain", "dip", "dflop"]), TIMES, min_size=2))
 @settings(max_examples=100, deadline=None)
 def test_bold_are_those_that_the_documents_print_in_bold(times: dict[str, list[float]]) -> None:

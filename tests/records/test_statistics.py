@@ -33,6 +33,7 @@ def test_an_interval_by_hand() -> None:
     assert found.margin == pytest.approx(found.high - 3)
 
 
+@pytest.mark.wide
 @given(NUMBERS)
 def test_intervals_are_scipys(values: list[float]) -> None:
     assume(np.std(values) > 1e-6)
@@ -61,6 +62,7 @@ def test_a_ratio_is_the_geometric_mean_of_the_pairs() -> None:
         ratio_interval([1.0, 0.0], [1.0, 1.0])
 
 
+@pytest.mark.wide
 @given(NUMBERS, st.integers(0, 2**32 - 1))
 def test_ratios_are_scipys_and_turned_round_alike(values: list[float], seed: int) -> None:
     others = np.random.default_rng(seed).uniform(0.5, 2.0, len(values)).tolist()
@@ -71,6 +73,7 @@ def test_ratios_are_scipys_and_turned_round_alike(values: list[float], seed: int
     assert (1 / back.high, 1 / back.mean, 1 / back.low) == pytest.approx((found.low, found.mean, found.high))
 
 
+@pytest.mark.wide
 @given(st.lists(st.floats(-0.5, 0.5), min_size=2, max_size=8), st.integers(0, 9))
 def test_chances_of_ratios_are_scipys(values: list[float], seed: int) -> None:
     others = np.random.default_rng(seed).uniform(1.0, 2.0, len(values))
@@ -113,6 +116,7 @@ def test_more_strategies_in_a_row_ask_for_stronger_evidence() -> None:
     }
 
 
+@pytest.mark.wide
 @given(RANKS, st.integers(0, 2**32 - 1))
 def test_rank_correlations_are_scipys(first: list[int], seed: int) -> None:
     second = np.random.default_rng(seed).integers(0, 4, len(first)).tolist()

@@ -190,6 +190,7 @@ def execute(program: Program, truth: CostTruth) -> Timeline | None:
         return None
 
 
+@pytest.mark.wide
 @settings(max_examples=100, deadline=None)
 @given(rngs, frameworks, st.sampled_from([0.0, 0.3]))
 def test_the_classes_of_any_program_are_its_time(rng: np.random.Generator, framework: Framework, noise: float) -> None:

@@ -16,6 +16,7 @@ def cell(*overrides: str) -> Cell:
     return found
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [

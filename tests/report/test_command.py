@@ -57,6 +57,7 @@ def test_every_run_is_composed_again_by_a_command_of_the_page(
     assert run_command(["report", "--results-dir", str(tmp_path)]) == 0
 
 
+@pytest.mark.wide
 def test_a_file_of_the_users_is_named_by_its_path_and_a_name_that_is_not_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_file_of_the_users_is_named_by_its_path_and_a_name_that_is_not_the_fil
     assert keys == {record.key for record in Results(Path("results")).records()}
 
 
+@pytest.mark.wide
 def test_a_table_without_records_is_enough(tmp_path: Path) -> None:
     runs({"megatron": [2.0, 2.1], "entrain": [1.0, 1.0]}, workload="coco").to_csv(tmp_path / "table.csv", index=False)
     assert run_command(["report", f"results_dir={tmp_path}"]) == 0
@@ -112,6 +114,7 @@ def test_runs_without_any_result_and_a_damaged_table_are_one_line(
     assert "is no table of runs" in second
 
 
+@pytest.mark.wide
 def test_records_of_older_code_are_left_out_while_there_are_others(tmp_path: Path) -> None:
     arguments = [*SMALL, f"results_dir={tmp_path}", "mlflow=false"]
     run_command([*arguments, "--multirun", "strategy=megatron", "seed=0,1"])

@@ -6,6 +6,7 @@ import math
 import re
 
 import pandas as pd
+import pytest
 
 from entrain_bench.report.build import page_of
 from entrain_bench.report.page import Page, Table
@@ -80,6 +81,7 @@ def test_one_seed_has_no_interval_and_one_strategy_nothing_to_compare_with() -> 
     assert cells(section(alone, "answer"))[0]["speed-up"] == "nothing to compare with"
 
 
+@pytest.mark.wide
 def test_strategies_are_ranked_over_workloads_by_the_geometric_mean() -> None:
     first = runs({"base": [2.0, 2.0], "best": [1.0, 1.0], "lacks": [1.0, 1.0]})
     second = runs({"base": [8.0, 8.0], "best": [1.0, 1.0], "lacks": [1.0, None]}, workload="chartqa")
@@ -134,6 +136,7 @@ def test_what_users_name_is_shown_and_never_markup() -> None:
     assert len(re.findall(r"(?<!\\)\|", answer)) == len(re.findall(r"(?<!\\)\|", table[0]))
 
 
+@pytest.mark.wide
 def test_the_same_data_gives_the_same_bytes_in_whatever_order() -> None:
     tables = runs({"base": SLOW, "best": FAST}), runs({"base": SLOW, "best": FAST}, belief_error="0.5")
     first, again = (page_of(material(*tables)) for _ in range(2))
@@ -192,6 +195,7 @@ def test_claims_and_fidelity_are_told_with_their_commands() -> None:
     assert "    entrain-bench --multirun a=1 b=y\n" in markdown(page)
 
 
+@pytest.mark.wide
 def test_links_lead_to_places_on_the_page_which_needs_nothing_else() -> None:
     tables = runs({"base": SLOW, "best": [*FAST[:2], None]}), runs({"base": SLOW, "best": FAST}, belief_error="0.5")
     page = page_of(material(*tables, claims=claims(), fidelity=measured()))

@@ -106,6 +106,7 @@ def test_gradients_equal_those_of_one_process(case: str, trained: list[dict[str,
         assert error(theirs, wanted) < 1e-4
 
 
+@pytest.mark.wide
 def test_a_lost_sample_is_noticed(trained: list[dict[str, list[Any]]]) -> None:
     (mine, own), (_, others) = trained[0]["lost"][0], trained[1]["lost"][0]
     assert error(mine, reference([*own, *others])) > 1e-2

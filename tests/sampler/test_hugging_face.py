@@ -127,6 +127,7 @@ def with_accelerate(rank: int, folder: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.wide
 def test_accelerate_trains_as_one_process_and_resumes(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     model = Small()

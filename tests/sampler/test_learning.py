@@ -92,6 +92,7 @@ def test_ranks_that_observe_the_same_agree_whatever_their_loaders_took() -> None
     assert not sampler(strategy="entrain", overrides=()).learns
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("at", [3, 4])
 def test_what_was_learnt_is_in_a_state(at: int) -> None:
     one = sampler()

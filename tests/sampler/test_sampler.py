@@ -47,6 +47,7 @@ def arrivals() -> list[list[int]]:
     return [sorted(index for rank in ranks for row in rank for index in row) for ranks in rows]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("strategy", sorted(choices("strategy")))
 def test_ranks_share_every_global_batch_without_overlap(strategy: str) -> None:
     one = sampler(strategy, counts="assigned")
@@ -113,6 +114,7 @@ def test_an_epoch_that_was_left_begins_anew() -> None:
     assert [*one] == whole
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("taken", [1, 2, 8])
 @pytest.mark.parametrize("strategy", ["entrain", "dflop"])
 def test_a_state_goes_on_where_it_was_taken(strategy: str, taken: int) -> None:
@@ -158,6 +160,7 @@ def test_between_iterations_the_strategy_and_the_ranks_may_change() -> None:
     assert sorted(i for one in new for row in islice(one, 4) for i in row) == wanted
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -278,6 +281,7 @@ def test_other_iterations_than_there_are_are_refused() -> None:
         one.set_epoch(-1)
 
 
+@pytest.mark.wide
 def test_a_loader_with_workers_runs_ahead_and_iterations_are_still_told_apart() -> None:
     one = sampler(counts="assigned")
     # Workers that fork from a process with threads may hang; indices need nothing of it.

@@ -58,6 +58,7 @@ def assert_same_times(program: Program, duration: np.ndarray, delay: np.ndarray)
 seeds = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", LAYOUTS)
 @settings(max_examples=25, deadline=None)
 @given(seeds)
@@ -67,6 +68,7 @@ def test_times_equal_the_reference_on_random_programs(name: str, rng: np.random.
     assert_same_times(program, *random_times(rng, program))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", LAYOUTS)
 @settings(max_examples=25, deadline=None)
 @given(seeds, st.integers(1, 4))

@@ -100,6 +100,7 @@ def disagreement(case: Case, framework: Framework, program: Program | None = Non
     return float(np.abs(ours_s - theirs_s).max() / theirs_s.max())
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("strategy", each_strategy())
 def test_both_agree_on_small_programs_under_all_settings(strategy: str) -> None:
     case = decided(strategy, *SMALL)
@@ -107,6 +108,7 @@ def test_both_agree_on_small_programs_under_all_settings(strategy: str) -> None:
     assert max(found.values()) < AGREE, found
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["default", "encoders whole", "two instances"])
 @pytest.mark.parametrize("strategy", ["megatron", "disttrain", "fsdp"])
 def test_both_agree_on_context_parallelism(strategy: str, name: str) -> None:
@@ -115,6 +117,7 @@ def test_both_agree_on_context_parallelism(strategy: str, name: str) -> None:
     assert disagreement(case, FRAMEWORKS[name]) < AGREE
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("strategy", each_strategy())
 def test_both_agree_on_the_default_setting(strategy: str) -> None:
     case = decided(strategy)
@@ -122,6 +125,7 @@ def test_both_agree_on_the_default_setting(strategy: str) -> None:
     assert max(found.values()) < AGREE, found
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("schedule", ["zb_h1", "zb_v"])
 def test_both_agree_on_split_backwards(schedule: str) -> None:
     case = decided("megatron_schedules", *SMALL, f"strategy.planner.schedules=[{schedule}]")
@@ -130,6 +134,7 @@ def test_both_agree_on_split_backwards(schedule: str) -> None:
     assert max(found.values()) < AGREE, found
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("frozen", ["vision", "llm"])
 @pytest.mark.parametrize("strategy", ["dip", "entrain", "fsdp", "hetero_colocated", "megatron"])
 def test_both_agree_on_modules_that_do_not_learn(strategy: str, frozen: str) -> None:
@@ -139,6 +144,7 @@ def test_both_agree_on_modules_that_do_not_learn(strategy: str, frozen: str) -> 
     assert max(found.values()) < AGREE, found
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("frozen", ["", "vision", "llm"])
 @pytest.mark.parametrize("strategy", ["fsdp", "hetero_colocated", "megatron"])
 def test_both_agree_on_selective_recomputation(strategy: str, frozen: str) -> None:
@@ -288,6 +294,7 @@ def replicas_do_not_wait_for_each_other(patch: pytest.MonkeyPatch) -> None:
 ZB_H1 = (*SMALL, "strategy.planner.schedules=[zb_h1]")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("plant", "name", "strategy", "overrides"),
     [

@@ -30,6 +30,7 @@ def test_every_cluster_composes_and_parses(name: str) -> None:
         assert name.endswith(f"x{spec.num_ranks}")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_every_constant_has_a_complete_source(name: str) -> None:
     spec = cluster(name)
@@ -77,6 +78,7 @@ def test_tiers_of_the_a40_layout() -> None:
     assert spec.group_tier(np.array([3, 4])).name == "network"
 
 
+@pytest.mark.wide
 def test_attainable_link_rates_stay_below_what_vendors_quote() -> None:
     def rates(name: str) -> dict[str, float]:
         return {tier.name: tier.bandwidth_bytes_per_s for tier in cluster(name).tiers}

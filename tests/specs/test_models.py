@@ -19,6 +19,7 @@ CONFIGS = config_tree()
 MODELS = sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml"))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_composes_and_parses(name: str) -> None:
     spec = model(name)
@@ -44,6 +45,7 @@ def test_every_module_is_used(path: Path) -> None:
 # Published sizes
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "module", "parameters"),
     [
@@ -65,6 +67,7 @@ def test_llm_parameters_match_the_checkpoint(name: str, module: str, parameters:
     assert model(name).module(module).parameters == parameters
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "billions"),
     # The sizes arXiv:2605.27678 states; ViT-g/14 has 1011M (arXiv:2106.04560), InternViT-6B 5903M (arXiv:2312.14238).

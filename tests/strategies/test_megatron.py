@@ -151,6 +151,7 @@ def best_stages(profile: Profile, degrees: Degrees, placement: str) -> float:
     return min(found, default=float("inf"))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("placement", ["auto", "first_stage", "leading_stages"])
 @pytest.mark.parametrize("row", [(300, [1000, 200]), (2000, [64]), (10, [6000])])
 @pytest.mark.parametrize(
@@ -288,6 +289,7 @@ def test_all_modules_share_tp_cp_and_dp() -> None:
     assert layout.num_ranks == 8
 
 
+@pytest.mark.wide
 def test_memory_pressure_leads_to_recomputation_and_then_to_an_error() -> None:
     request = {"tp": 1, "cp": 1, "dp": 2}
     plain = plan_with(MegatronPlanner(profile_samples=4), profile_for((4000, [4000]), **request))

@@ -27,6 +27,7 @@ def planned(*overrides: str) -> Layout:
     return setting.strategy.plan(setting.profile)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("asked", ["[]", "[vision]", "[llm]", "[vision,llm]"])
 @pytest.mark.parametrize("strategy", each_strategy())
 def test_every_planner_recomputes_what_is_asked_for_and_nothing_else(strategy: str, asked: str) -> None:
@@ -63,6 +64,7 @@ OWN_SIZE = ("braid", "dflop", "dynapipe")
 SEVERAL_SETS = ("megatron_schedules",)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("strategy", each(name for name in TRYING if name not in OWN_SIZE))
 def test_a_free_microbatch_size_is_chosen_and_every_part_follows_it(strategy: str) -> None:
     # Launches are so dear that the least microbatches are the worst, which trials tell if estimates do not.
@@ -80,6 +82,7 @@ def test_a_free_microbatch_size_is_chosen_and_every_part_follows_it(strategy: st
     assert setting.profile.under(layout).job.microbatch_size == size
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("strategy", each(name for name in TRYING if name not in SEVERAL_SETS))
 def test_trials_take_the_candidate_that_is_fastest_on_trial(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[float] = []

@@ -83,6 +83,7 @@ def planned(strategy: str) -> tuple[Setting, Layout]:
     return setting, setting.strategy.plan(setting.profile)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("strategy", CHAINS)
 def test_every_1f1b_strategy_runs_ahead_as_far_as_it_is_told(strategy: str) -> None:
     setting, layout = planned(strategy)

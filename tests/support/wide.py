@@ -1,4 +1,4 @@
-"""What runs whenever the tests do, and what with ``make test-wide``: the same for every strategy, figure, trace."""
+"""What runs with ``make test``, and what with ``make test-wide`` alone: the same for every strategy, figure, trace."""
 
 from __future__ import annotations
 

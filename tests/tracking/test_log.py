@@ -79,6 +79,7 @@ def artifacts_of(results: Results, run: Run) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.wide
 def test_each_record_is_one_run_nested_under_its_sweep_with_all_it_holds(tmp_path: Path) -> None:
     swept = ["strategy=megatron,entrain", "seed=0,1"]
     sweep = [*SMALL, f"results_dir={tmp_path}", "--multirun", *swept]
@@ -237,6 +238,7 @@ def test_a_run_that_failed_and_then_succeeded_shows_its_success(store: Results) 
     assert run.data.metrics.items() >= dict(record.metrics).items()
 
 
+@pytest.mark.wide
 def test_a_run_deleted_on_the_page_is_logged_again(store: Results) -> None:
     records = contest(store, "g")
     log_records(store, records, "deleted")
@@ -248,6 +250,7 @@ def test_a_run_deleted_on_the_page_is_logged_again(store: Results) -> None:
     assert len(runs_of(store, "deleted")) == 5
 
 
+@pytest.mark.wide
 def test_a_moved_folder_has_its_artifacts_and_links(store: Results, tmp_path: Path) -> None:
     log_records(store, contest(store, "h"), "moved")
     moved = Results(tmp_path / "elsewhere")

@@ -83,6 +83,7 @@ def test_an_input_that_is_no_patch_is_refused() -> None:
     assert QWEN.mean == CLIP[0]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("mels", [80, 128])
 @pytest.mark.parametrize("num_samples", [16000, 7777, 350, 30 * SOUND_HZ, 150])
 def test_log_mel_frames_are_those_of_whisper_s_extractor(

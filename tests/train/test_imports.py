@@ -63,6 +63,7 @@ def circle_of(folder: Path) -> list[str]:
     return []
 
 
+@pytest.mark.wide
 def test_no_modules_import_each_other() -> None:
     assert circle_of(PACKAGE) == []
 
@@ -88,6 +89,7 @@ def test_a_circle_is_found(tmp_path: Path, text: str, in_circle: set[str]) -> No
     assert set(circle_of(package)) == in_circle
 
 
+@pytest.mark.wide
 def test_rooms_of_training_know_only_earlier_ones() -> None:
     place = {name: index for index, names in enumerate(ROOMS) for name in names}
     imports = imports_of_package(PACKAGE)
@@ -112,6 +114,7 @@ def test_settings_are_checked_without_torch() -> None:
     subprocess.run([sys.executable, "-c", check], check=True)
 
 
+@pytest.mark.wide
 def test_samples_are_read_and_preprocessed_without_torch() -> None:
     modules = "entrain_bench.train.running.content, entrain_bench_workloads.dataset.samples"
     check = f"import sys, {modules}; sys.exit('torch' in sys.modules)"

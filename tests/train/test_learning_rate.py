@@ -26,6 +26,7 @@ def test_rates_by_hand() -> None:
     assert rates("cosine", warmup_iterations=0, last_iteration=0) == [8, 2, 2, 2, 2, 2, 2, 2]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -73,6 +73,7 @@ def test_the_redirected_modules_are_listed() -> None:
     assert {f"megatron.core.{name}" for name in SITES} == set(MODULES)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", SITES)
 def test_megatron_names_cuda_where_expected(name: str) -> None:
     module = importlib.import_module(f"megatron.core.{name}")

@@ -21,6 +21,7 @@ from support.train.four_ranks import LAYOUTS
 from support.train.runs import configuration
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("overrides", "kind", "message"),
     [

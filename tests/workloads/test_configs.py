@@ -35,6 +35,7 @@ def test_the_documented_workloads_exist() -> None:
     assert set(NAMES) == {*traces.split(), *stand_ins.split(), *dflop.split(), *other.split()}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("trace", "twin")])
 def test_every_workload_gives_samples(name: str) -> None:
     made = workload(name)
@@ -47,6 +48,7 @@ def test_every_workload_gives_samples(name: str) -> None:
     assert len(made.fingerprint()) == (64 if "path" in type(made).__dataclass_fields__ else 0)
 
 
+@pytest.mark.wide
 def test_trace_of_a_user(tmp_path: Path) -> None:
     pd.DataFrame({"text_chars": [10, 20]}).to_parquet(tmp_path / "mine.parquet")
     made = workload("trace", f"workload.path={tmp_path}/mine.parquet")
@@ -74,6 +76,7 @@ def test_packed_text_is_text_of_one_length() -> None:
     assert shapes.num_items == 0
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("tokens", "share", "images"), [(8192, 0.25, 8), (8192, 0.875, 28), (131072, 0.75, 384)])
 def test_uniform_mix_fills_the_share_with_images(tokens: int, share: float, images: int) -> None:
     sizes = [f"workload.sequence_tokens={tokens}", f"workload.vision_share={share}"]
@@ -90,6 +93,7 @@ def test_uniform_mix_has_the_encoder_tokens_that_are_asked_for() -> None:
     assert np.all(shapes.item_llm_tokens == 256)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -109,6 +113,7 @@ def test_uniform_mix_names_what_is_wrong(wrong: str, message: str) -> None:
         workload("uniform_mix", f"workload.{wrong}")
 
 
+@pytest.mark.wide
 def test_synthetic_defaults_follow_their_trace() -> None:
     made, trace = (workload(name).source(RULES) for name in ("synthetic", "opencqa_ocr"))
     drawn, real = made.batch(0, 8192, 0), trace.shapes
@@ -122,6 +127,7 @@ def test_synthetic_av_has_text_only_samples() -> None:
     assert set(np.unique(shapes.item_modality)) == {0, 1}
 
 
+@pytest.mark.wide
 def test_dflops_mixture_has_its_proportions_and_its_components_tokens() -> None:
     source = workload("dflop_mixed").source(TILED)
     shapes = source.batch(0, 8192, 0)
@@ -150,6 +156,7 @@ def test_a_mixtures_stream_does_not_depend_on_batch_sizes() -> None:
     assert not np.array_equal(source.batch(0, 96, 4).llm_tokens, whole.llm_tokens)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "override", ["workload.weights={single: 1, multi: 1}", "workload.weights.single=0", "workload.name=''"]
 )

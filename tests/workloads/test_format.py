@@ -47,6 +47,7 @@ def test_packaged_traces_have_columns_of_the_schema_only() -> None:
         assert {*pd.read_parquet(path).columns} <= {*COLUMNS}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("page", ["README.md", "docs/workloads.md"])
 def test_documented_commands_make_traces(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -63,6 +64,7 @@ def test_documented_commands_make_traces(page: str, tmp_path: Path, monkeypatch:
         assert [(tokens, media) for _, tokens, media in sizes(shapes)] == [(3, [6])]
 
 
+@pytest.mark.wide
 def test_records_that_state_sizes_make_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("samples.jsonl").write_text(JSONL.strip())

@@ -64,6 +64,7 @@ SIZES = st.lists(
 )
 
 
+@pytest.mark.wide
 @given(SIZES, st.integers(1, 30), st.booleans())
 def test_every_sample_fits_nothing_is_cut_without_need_and_all_are_counted(
     rows: list[tuple[int, list[int]]], context: int, named: bool

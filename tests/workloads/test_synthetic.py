@@ -39,6 +39,7 @@ def spearman(first: np.ndarray, second: np.ndarray) -> float:
 positive = st.floats(0.05, 20)
 
 
+@pytest.mark.wide
 @given(positive, positive, st.floats(1, 1000))
 def test_families_agree_with_scipy(a: float, b: float, scale: float) -> None:
     cases = [
@@ -79,6 +80,7 @@ def test_mixture_of_constants_by_hand() -> None:
     assert marginal.cdf(np.array([9.0, 10, 19, 20])).tolist() == [0, 0.75, 0.75, 1]
 
 
+@pytest.mark.wide
 @given(st.floats(0.05, 0.95), positive, st.floats(1, 1000))
 @settings(max_examples=25)
 def test_mixture_inverts_its_cdf(share: float, shape: float, median: float) -> None:
@@ -138,6 +140,7 @@ def test_distribution_errors(config: Any, message: str) -> None:
 # Copula.
 
 
+@pytest.mark.wide
 @settings(max_examples=20, deadline=None)
 @given(st.floats(-0.95, 0.95), st.sampled_from([1, 2.5]), st.integers(0, 1000))
 def test_copula_reaches_the_requested_rank_correlation(rho: float, items: float, seed: int) -> None:
@@ -239,6 +242,7 @@ def columns(shapes: SampleShapes) -> list[list[int]]:
     return [getattr(shapes, name).tolist() for name in names] + [np.diff(shapes.item_offsets).tolist()]
 
 
+@pytest.mark.wide
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 3000), st.integers(0, 6), st.integers(0, 5))
 def test_random_access_equals_reading_in_order(num_samples: int, iteration: int, seed: int) -> None:

@@ -64,6 +64,7 @@ def scalar_rule(width: int, height: int, low: int, high: int, factor: int = 28) 
     return snapped[0] * snapped[1] // factor**2
 
 
+@pytest.mark.wide
 @given(
     st.lists(st.tuples(st.integers(1, 20_000), st.integers(1, 20_000)), min_size=1, max_size=20),
     st.integers(1, 200),

@@ -20,6 +20,7 @@ def media(shapes: SampleShapes) -> np.ndarray:
     return shapes.llm_tokens - shapes.text_tokens
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", TRACES)
 def test_marginals_and_rank_correlation_are_the_trace_s(name: str) -> None:
     trace = TraceWorkload(path=f"{name}.parquet").source(RULES).shapes

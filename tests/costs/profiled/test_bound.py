@@ -44,6 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("profile")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("workload", "tp"), [("opencqa_ocr", 1), ("sroie", 2)])
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**31), extra=st.integers(0, 3))

@@ -47,6 +47,7 @@ def test_a_point_is_a_line() -> None:
     assert sum('"kind": "head"' in line for line in lines) == sum(point.kind == "head" for point in profile().stages)
 
 
+@pytest.mark.wide
 def test_a_run_takes_its_times_from_the_file_and_is_known_by_its_content(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     seconds = []
@@ -74,6 +75,7 @@ def test_runs_and_plans_are_known_by_the_file(tmp_path: Path) -> None:
     assert not {*keys[0]} & {*keys[1]}
 
 
+@pytest.mark.wide
 def test_one_of_the_three_seconds_is_taken(tmp_path: Path) -> None:
     override = written(tmp_path / "profile.json", profile())
     assert run(tmp_path, override) == 0
@@ -122,6 +124,7 @@ BAD_FILES: list[tuple[str, Callable[[], bytes], str]] = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("make", "says"), [case[1:] for case in BAD_FILES], ids=[case[0] for case in BAD_FILES])
 def test_bad_files_are_one_line_and_exit_code_2(
     make: Callable[[], bytes], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -149,6 +152,7 @@ BAD_USE = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("overrides", "says"), BAD_USE, ids=[case[0] for case in BAD_USE])
 def test_a_profile_that_does_not_fit_is_one_line(
     overrides: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -63,6 +63,7 @@ def test_stages_are_their_layers_and_what_a_stage_adds(recompute: bool) -> None:
     assert found.backward_s[0] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.wide
 def test_layers_are_recomputed_one_by_one() -> None:
     loads = times().loads(LLM, np.array(LENGTHS), np.array([0, len(LENGTHS)]))
     counts = LLM.kind_counts([4, 6])
@@ -81,6 +82,7 @@ def test_layers_are_recomputed_one_by_one() -> None:
     assert backward_s([1, 2]) - none == pytest.approx(more, rel=1e-3)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_split_backward_is_shared_out_by_flops(recompute: bool) -> None:
     loads = times().loads(LLM, np.array(LENGTHS), np.array([0, len(LENGTHS)]))

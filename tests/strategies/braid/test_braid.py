@@ -233,6 +233,7 @@ def test_what_a_generator_makes_waits_for_its_sample() -> None:
 GENERATING = generating_model()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "model",
     [MODEL, AV_MODEL, tiny_model(encoder=0, llm=6), GENERATING],
@@ -244,6 +245,7 @@ def test_it_plans_for_any_number_of_encoders(model: object) -> None:
     check_program(BRAID.program(profile.draw(32), layout, profile))
 
 
+@pytest.mark.wide
 def test_of_every_width_of_the_llm_a_layout_is_drafted() -> None:
     profile = profile_for()
     work = Work(profile, profile.draw(64), 0.05)
@@ -255,6 +257,7 @@ def test_of_every_width_of_the_llm_a_layout_is_drafted() -> None:
     assert len(widths) > 2
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("request_", [{"tp": 1, "cp": 2}, {"cp": 4, "dp": 1}, {"pp": 8}, {"dp": 8}])
 def test_it_keeps_to_the_degrees_that_are_asked_for(request_: dict[str, int]) -> None:
     llm = BRAID.plan(profile_for(**request_)).modules[-1]
@@ -263,6 +266,7 @@ def test_it_keeps_to_the_degrees_that_are_asked_for(request_: dict[str, int]) ->
             assert getattr(llm, name) == degree
 
 
+@pytest.mark.wide
 def test_memory_makes_it_recompute_or_refuse() -> None:
     profile = profile_for(dp=2, tp=1)
     needed = max(

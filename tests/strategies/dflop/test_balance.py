@@ -101,6 +101,7 @@ def test_exchange_is_optimal_more_often_than_lpt() -> None:
     assert optimal[0] < 40 <= 45 <= optimal[1]
 
 
+@pytest.mark.wide
 def test_the_solver_closes_most_of_lpts_gap_on_a_batch() -> None:
     cost = np.random.default_rng(0).lognormal(0, 1.0, (256, 2))
     bound, start = trivial_bound(cost, 16), longest_first(cost, 16)

@@ -173,6 +173,7 @@ def test_a_batch_without_items_is_observed() -> None:
     assert {key // 128 for key in later.assigner.correction.ratios} == {1}
 
 
+@pytest.mark.wide
 def test_a_run_feeds_the_assigner_and_repeats_itself() -> None:
     small = ["model=tiny", "cluster=tiny", "global_batch=32", "microbatch_size=2", "layout.tp=1", "layout.dp=2"]
     run = [*small, "strategy=dflop", "belief_bias=0.4", "iterations=3", "workload=synthetic"]

@@ -94,6 +94,7 @@ def unevenness(profile: Profile, module: ModuleSpec, tokens: int, tp: int, pp: i
     return float(stages.max() / stages.mean())
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("whole_layers", [False, True])
 def test_the_first_plan_is_the_best_by_brute_force(whole_layers: bool) -> None:
     profile = profile_for()
@@ -152,6 +153,7 @@ def test_a_plan_over_memory_by_the_papers_constraint_is_dropped() -> None:
         dflop().plan(profile_of(tiny_job(MODEL, budget_bytes=1e4), SAMPLES))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("number", [1, 3, 8])
 def test_a_given_number_of_microbatches_is_planned_for(number: int) -> None:
     profile = profile_for(batch=16)
@@ -249,6 +251,7 @@ def layout_of(encoder_dp: int, llm_dp: int, num_microbatches: int = 4) -> Layout
     return Layout((placed(encoder, first), placed(llm, second)), num_microbatches)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("encoder_dp", "llm_dp"), [(1, 1), (2, 2), (3, 2), (2, 3), (4, 1), (1, 4)])
 def test_any_two_dps_run_and_place_every_sample_once(encoder_dp: int, llm_dp: int) -> None:
     shapes = random_samples(np.random.default_rng(1), 48)
@@ -278,6 +281,7 @@ def test_balanced_buckets_beat_arrival_order() -> None:
     assert load.std() < 0.25 * arrival.std()
 
 
+@pytest.mark.wide
 def test_a_shuffle_runs_the_same_buckets_in_another_order() -> None:
     shapes = random_samples(np.random.default_rng(4), 64)
     profile, layout = profile_of(tiny_job(MODEL, global_batch=64), shapes), layout_of(2, 2, 8)
@@ -335,6 +339,7 @@ def test_a_batch_without_items_is_assigned() -> None:
     assert len(assignment.modules[0].replica) == 0
 
 
+@pytest.mark.wide
 def test_the_whole_strategy_plans_on_several_encoders() -> None:
     model = tiny_model(encoder=2, llm=2, audio=1)
     layout = dflop().plan(profile_of(tiny_job(model), SAMPLES))

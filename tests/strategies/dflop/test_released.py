@@ -92,6 +92,7 @@ def walk(profile: Profile, shapes: DataShapes, again: bool) -> tuple[list[Plan],
     return plans, times
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("budget", [1e12, 2e7, 1e7])
 @pytest.mark.parametrize(("ranks", "batch"), [(8, 64), (6, 50), (8, 5)])
 @pytest.mark.parametrize("asked", [None, ()])

@@ -89,6 +89,7 @@ def test_the_tree_beats_as_many_random_orders_where_the_beginning_matters() -> N
     assert np.mean(found) < np.mean(drawn)
 
 
+@pytest.mark.wide
 @settings(max_examples=15, deadline=None)
 @given(seeds, st.integers(1, 3), st.integers(1, 2), st.integers(1, 4))
 def test_the_search_finds_the_best_order_of_few_microbatches(seed: int, stages: int, dp: int, count: int) -> None:
@@ -111,6 +112,7 @@ def test_without_time_the_search_keeps_the_order_of_arrival() -> None:
 # ---- scheduler
 
 
+@pytest.mark.wide
 @settings(max_examples=60, deadline=None)
 @given(
     seeds,
@@ -137,6 +139,7 @@ def test_random_cases_always_complete_within_the_memory_that_one_microbatch_need
         event("limited")
 
 
+@pytest.mark.wide
 @settings(max_examples=40, deadline=None)
 @given(seeds, st.integers(1, 2), st.integers(1, 6))
 def test_memory_is_never_exceeded_where_1f1b_fits(seed: int, dp: int, count: int) -> None:
@@ -167,6 +170,7 @@ def test_a_batch_of_text_alone_has_no_encoder_actions() -> None:
     assert passes(program, 0) == ["llm F0", "llm B0", "llm F1", "llm B1"]
 
 
+@pytest.mark.wide
 @settings(max_examples=25, deadline=None)
 @given(seeds, st.integers(1, 3), st.integers(2, 4), st.integers(1, 2))
 def test_several_chunks_a_rank_stay_above_the_bound(seed: int, stages: int, chunks: int, dp: int) -> None:

@@ -113,6 +113,7 @@ def test_believed_times_of_a_generator_add_up_where_samples_have_several_items()
     assert backward == pytest.approx(2 * forward, rel=1e-9)
 
 
+@pytest.mark.wide
 def test_generators_go_round_all_ranks_and_leave_the_first_ones_out() -> None:
     shapes = random_samples(np.random.default_rng(0), 16)
     profile = profile_of(tiny_job(MODEL, request=LayoutRequest(tp=1, cp=1, dp=2)), shapes)
@@ -139,6 +140,7 @@ def test_chunks_a_rank_count_the_generators_efficient_batch() -> None:
     assert 1 == min(chunks) < max(chunks) == chunks[2] < len(generator.layers)
 
 
+@pytest.mark.wide
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 2**32 - 1),
@@ -165,6 +167,7 @@ def test_random_batches_run_above_the_bound_and_within_memory(
     assert lower_bound_s(truth, layout, shapes) <= timeline.iteration_time_s * (1 + 1e-9)
 
 
+@pytest.mark.wide
 def test_the_whole_system_runs_a_generator() -> None:
     shapes, cluster = random_samples(np.random.default_rng(1), 32), tiny_cluster(1, 8)
     profile = profile_of(tiny_job(MODEL, cluster), shapes)

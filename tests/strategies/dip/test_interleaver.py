@@ -161,6 +161,7 @@ def test_a_late_microbatch_does_not_take_the_room_an_early_one_needs() -> None:
 # All of it
 
 
+@pytest.mark.wide
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_random_actions_run_like_the_reference(seed: int) -> None:
@@ -194,6 +195,7 @@ def test_a_microbatch_that_never_fits_still_runs() -> None:
     assert forced == 4
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("backward", [2, 3])
 @pytest.mark.parametrize("stages", range(1, 9))
 def test_uniform_microbatches_take_no_longer_than_1f1b(stages: int, backward: int) -> None:

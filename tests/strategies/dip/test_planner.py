@@ -73,6 +73,7 @@ def test_sub_microbatches_are_no_larger_than_asked_and_as_few_as_can_be(seed: in
     assert len(cuts) == sum(len(np.unique(place[group == g])) for g in np.unique(group)), "cuts do not cross"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("each", "launch_s"), [*product([1, 40, 300, 5000], [1e-6, 1e-3]), (131_072, 1e3), (200_000, 1e3)]
 )
@@ -111,6 +112,7 @@ def test_modules_with_a_dp_of_their_own_are_refused() -> None:
 # ---- planner
 
 
+@pytest.mark.wide
 def test_all_modules_share_all_ranks_and_are_split_by_themselves() -> None:
     shapes = random_samples(np.random.default_rng(0), 16)
     profile = profile_of(tiny_job(MODEL, request=LayoutRequest(tp=1, cp=1, dp=2)), shapes)
@@ -156,6 +158,7 @@ def test_chunks_per_rank_follow_the_latencies() -> None:
     assert chunks_per_rank(profile, samples((2000, [])), degrees, 0.95) == (1, 1)
 
 
+@pytest.mark.wide
 def test_the_planner_keeps_one_chunk_where_the_order_takes_no_more() -> None:
     shapes = samples(*[(4000, [40])] * 8)
     job = tiny_job(tiny_model(encoder=2, llm=14), request=LayoutRequest(tp=1, cp=1, dp=4))
@@ -178,6 +181,7 @@ def test_a_module_without_items_in_the_profile_is_still_split_by_its_layers() ->
     assert np.all(cost > 0)
 
 
+@pytest.mark.wide
 def test_recomputation_is_taken_where_memory_would_starve_the_pipeline() -> None:
     shapes = samples(*[(1500, [4000])] * 8)
     layouts = {}
@@ -219,6 +223,7 @@ def test_knobs_out_of_range_are_refused(build: Callable[[], object], message: st
         build()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("memory", "choices"), [("module", 4), ("greedy", 1)])
 def test_candidates_are_timed_and_their_memory_is_checked_without_search(
     monkeypatch: pytest.MonkeyPatch, memory: str, choices: int

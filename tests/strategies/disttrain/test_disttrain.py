@@ -182,6 +182,7 @@ def test_an_llm_microbatch_ahead_of_its_encoder_microbatch_is_refused() -> None:
         DistTrainScheduler().schedule(shapes, layout, early, profile)
 
 
+@pytest.mark.wide
 def test_reordering_does_not_hurt_on_average() -> None:
     """Mean iteration time of 8 batches of opencqa_ocr with and without both reorderings, same layout."""
     cell = ["strategy=disttrain", "workload=opencqa_ocr", "iterations=8"]

@@ -104,6 +104,7 @@ def test_a_generator_ahead_of_the_llms_end_is_no_chain() -> None:
         stages_behind(layout, MODEL.llm_index)
 
 
+@pytest.mark.wide
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 2**32 - 1),
@@ -153,6 +154,7 @@ def test_units_with_one_degree_form_replicas_and_others_lie_apart() -> None:
     assert [m.ranks.ravel().tolist() for m in apart.modules] == [[4, 5], [0, 1, 2, 3], [6]]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("strategy", [MEGATRON, DISTTRAIN], ids=lambda strategy: str(strategy.name))
 def test_systems_with_generators_run(strategy: Strategy) -> None:
     shapes = random_samples(np.random.default_rng(1), 32)

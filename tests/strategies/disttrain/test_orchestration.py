@@ -108,6 +108,7 @@ def test_units_without_work_and_too_few_gpus() -> None:
     assert only.tolist() == [6.0]
 
 
+@pytest.mark.wide
 def test_three_units_are_solved_like_two() -> None:
     loads = [GroupLoad(3.0, 1, 60), GroupLoad(6.0, 2, 60, fills=False), GroupLoad(1.0, 1, 60)]
     gpus = solved(loads, 60, 20)
@@ -248,6 +249,7 @@ def test_candidates_come_in_the_order_of_a_search_that_leaves_nothing_out() -> N
     assert [c.layout.describe() for c in found[:20]] == [layout.describe() for _, layout in expected[:20]]
 
 
+@pytest.mark.wide
 def test_few_of_the_sub_problems_of_1280_gpus_are_looked_at() -> None:
     """Of 31 DP, 4 TP a group and 8 choices of recomputation few are rounded, and of those few placed on ranks."""
     cell = ["strategy=disttrain", "model=mllm_9b", "workload=laion_packed", "cluster=a100x1280", "global_batch=1920"]

@@ -106,6 +106,7 @@ def test_every_replica_is_stratified_at_its_own_median() -> None:
     assert stratified_order(np.ones((2, 4)), llm).tolist() == [[2, 3, 0, 1], [1, 2, 0, 3]]
 
 
+@pytest.mark.wide
 @settings(max_examples=150, deadline=None)
 @given(st.lists(positive_work, min_size=1, max_size=25), st.integers(1, 8))
 def test_encoder_loads_stay_within_grahams_bound(encoder: list[float], count: int) -> None:

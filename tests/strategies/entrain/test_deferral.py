@@ -71,6 +71,7 @@ def test_as_many_rows_are_matched_as_can_be(rows: int, columns: int, density: fl
     assert len(matched) == np.count_nonzero(maximum_bipartite_matching(csr_array(allowed)) >= 0)
 
 
+@pytest.mark.wide
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 5), st.data())
 def test_bottleneck_matching_is_the_best_of_all_matchings(size: int, data: st.DataObject) -> None:
@@ -126,6 +127,7 @@ def spread(values: list[float], count: int, seed: int) -> IntArray:
     return rng.permutation(np.concatenate([np.arange(count), rng.integers(0, count, len(values) - count)]))
 
 
+@pytest.mark.wide
 @settings(max_examples=200, deadline=None)
 @given(st.lists(positive_work, min_size=1, max_size=30), st.integers(1, 9), st.integers(0, 2**32 - 1))
 def test_deferral_moves_work_to_direct_successors_only_and_never_raises_the_maximum(

@@ -128,6 +128,7 @@ def test_gpus_are_rounded_and_then_floored_to_stages(seed: int, width: tuple[int
     assert allocate_stages(profile, shapes, Degrees(tp, cp, 4, 1)) == (stages, 4 - stages)
 
 
+@pytest.mark.wide
 def test_algorithm_1_compares_gpus_where_stages_agree() -> None:
     # Samples whose encoder shares round to two counts of GPUs of one stage count: 6 and 7 of 16 are both 3 of 8 stages.
     degrees = Degrees(tp=2, cp=1, pp=8, dp=1)
@@ -172,6 +173,7 @@ def best_by_brute_force(profile: Profile, shapes: SampleShapes, degrees: Degrees
     )
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("rows", [[(100, [1000])], [(3000, [400])], [(10, [6000])], [(700, [100, 3000])]])
 @pytest.mark.parametrize("asked", [{"tp": 1, "cp": 1, "dp": 1}, {"tp": 1, "cp": 1}, {"tp": 2}, {}])
 def test_the_plan_is_the_best_of_every_split_and_topology(
@@ -283,6 +285,7 @@ def plan_with_budget(budget_bytes: float) -> tuple[bool, ...]:
     return tuple(module.recompute for module in layout.modules)
 
 
+@pytest.mark.wide
 def test_memory_pressure_turns_on_recomputation_and_then_fails_saying_what_is_missing() -> None:
     outcomes = []
     too_little = 0.0
@@ -301,6 +304,7 @@ def test_memory_pressure_turns_on_recomputation_and_then_fails_saying_what_is_mi
         plan_with_budget(too_little)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("row", [(4000, [8000]), (1500, [16000])])
 def test_under_any_budget_the_plan_is_the_fastest_candidate_that_fits(row: tuple[int, list[int]]) -> None:
     candidates = []

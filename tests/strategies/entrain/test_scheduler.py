@@ -145,6 +145,7 @@ def test_the_chosen_warmup_fits_with_recomputation_and_shared_encoder_stages(
     assert np.all(MEMORY.peak_bytes(program)[fits_plainly] <= budget * (1 + 1e-12))
 
 
+@pytest.mark.wide
 @settings(max_examples=60, deadline=None)
 @given(seeds, st.integers(1, 3), st.integers(1, 8), st.booleans())
 def test_held_tokens_equal_a_replay_of_the_lane(seed: int, dp: int, count: int, split: bool) -> None:

@@ -58,6 +58,7 @@ def test_rearrangement_leaves_balance_alone_and_keeps_more_on_its_node() -> None
         assert rows[0] == pytest.approx(rows[1], rel=1e-12)
 
 
+@pytest.mark.wide
 def test_a_padded_module_must_be_one_of_the_models() -> None:
     made = setting("strategy.assigner.padded=[pictures]")
     layout = setting("strategy=fsdp").strategy.plan(made.profile)

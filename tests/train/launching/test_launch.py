@@ -36,6 +36,7 @@ def troubled(what: str, *overrides: str) -> RunConfig:
     return replace(config, strategy={**config.strategy, "planner": planner})
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("what", "message"),
     [
@@ -51,6 +52,7 @@ def test_a_rank_in_trouble_ends_all(temporary: Path, what: str, message: str) ->
     assert nothing_left(temporary)
 
 
+@pytest.mark.wide
 def test_ranks_start_from_a_joblib_worker(temporary: Path) -> None:
     # What joblib's workers do; ranks know nothing of it.
     import joblib.externals.loky.backend.context  # noqa: F401

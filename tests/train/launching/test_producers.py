@@ -51,6 +51,7 @@ def test_settings_that_do_not_fit_are_refused(overrides: list[str], message: str
         settings_of(*overrides)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("cores", "num_ranks", "producers"), [(2, 2, 1), (2, 4, 1), (8, 4, 4), (12, 4, 8), (128, 8, 16), (1, 1, 1)]
 )
@@ -92,6 +93,7 @@ def killed(name: str, folder: Path) -> threading.Event:
     return done
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "message"),
     [("producer-", "^producer 0: was killed by SIGKILL$"), ("ForkServerProcess", r"^rank \d: was killed by SIGKILL$")],

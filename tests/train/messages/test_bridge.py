@@ -94,6 +94,7 @@ def compare(rank: int, cases: list[tuple[str, bool, bool]]) -> list[tuple[int, i
     return found
 
 
+@pytest.mark.wide
 def test_messages_deliver_what_bridges_deliver() -> None:
     faults = [("fan_in_wider_llm", True, True), ("colocated_fan_in", False, True)]
     check_delivery([name for name in LAYOUTS if name not in WIDE], faults, RANKS)

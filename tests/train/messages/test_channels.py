@@ -74,6 +74,7 @@ def check(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not unfinished(devices, one_queue)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_random_programs_come_to_their_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(4):
@@ -123,6 +124,7 @@ def test_no_mapping_to_two_queues_gets_stuck_and_some_do_where_receives_are_post
     assert 0 < stuck["ahead"] < len(maps)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("queues", [1, 8])
 def test_receives_posted_out_of_order_get_stuck(queues: int, monkeypatch: pytest.MonkeyPatch) -> None:
     program = program_of("strategy=megatron", "layout.dp=1")
@@ -180,6 +182,7 @@ def program_of(*overrides: str) -> Program:
 DEGREES = {"pp2": ("layout.pp=2", "layout.dp=2"), "dp1": ("layout.dp=1",), "free": ()}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("strategy", each_strategy())
 @pytest.mark.parametrize("degrees", ["pp2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dp1", "free"))])
 @pytest.mark.parametrize("model", ["tiny", pytest.param("tiny_av", marks=pytest.mark.slow)])

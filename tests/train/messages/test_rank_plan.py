@@ -75,6 +75,7 @@ def boundary_rows(program: Program, action: int) -> np.ndarray:
     )
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", LAYOUTS)
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), split=st.booleans())

@@ -27,6 +27,7 @@ def name_of(module: ModuleSpec, layer: int) -> str:
     return f"{module.name} {module.layers[layer].kind}"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("module", "layer"), LAYERS, ids=[name_of(MODEL.module(m), layer) for m, layer in LAYERS])
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("recompute", ["", FULL, SELECTIVE], ids=["kept", "recomputed", "selectively"])
@@ -47,6 +48,7 @@ def test_the_language_head_needs_what_is_predicted_while_it_runs(alone: StageGro
     assert counted["backward"] == pytest.approx(most, rel=TOLERANCE)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("recompute", ["", FULL, SELECTIVE], ids=["kept", "recomputed", "selectively"])
 def test_the_backward_of_a_block_needs_what_is_predicted(alone: StageGroups, recompute: str) -> None:
     """But for gradients of weights, which a GPU's fused kernels add to the buffer at once."""

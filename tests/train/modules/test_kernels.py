@@ -196,6 +196,7 @@ def test_a_package_that_computes_attention_is_taken(packages: dict[str, Any]) ->
     assert torch.nn.attention.current_flash_attention_impl() == "FA3"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("sees", "backward", "reason"),
     [
@@ -238,6 +239,7 @@ def test_a_cpu_tries_nothing() -> None:
     assert find_kernels("sdpa", models(), FP32, CPU) == Kernels(dict.fromkeys(("vision", "audio", "llm"), SDPA))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["vision", "llm"])
 def test_stages_compute_the_same_with_every_kernel(alone: StageGroups, name: str, packages: dict[str, Any]) -> None:
     model = small_model()

@@ -109,6 +109,7 @@ def _repeat(rows: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, None]:
     return torch.cat([rows] * group.size()), None
 
 
+@pytest.mark.wide
 def test_every_layout_equals_one_rank_and_planted_faults_show() -> None:
     for found in run_ranks(layout_differences, 4):
         assert found["none"] == []

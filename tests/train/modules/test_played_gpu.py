@@ -127,6 +127,7 @@ def run_stages(
             assert parameter.grad.dtype is torch.bfloat16
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("tp", "cp"), [(1, 1), (2, 1), (1, 2)])
 @pytest.mark.parametrize(("recompute", "splits"), [(False, False), (True, False), (True, True)])
 def test_stages_never_stop_the_host(tp: int, cp: int, recompute: bool, splits: bool) -> None:
@@ -136,6 +137,7 @@ def test_stages_never_stop_the_host(tp: int, cp: int, recompute: bool, splits: b
             run_stages(module, own, 2, len(module.layers) - 1, recompute=recompute, splits_backward=splits)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("tp", "cp"), [(1, 1), (2, 1), (1, 2)])
 def test_positions_of_pictures_never_stop_the_host(tp: int, cp: int) -> None:
     with ranks(tp, cp) as groups:
@@ -148,6 +150,7 @@ def test_a_whole_llm_on_text_alone_never_stops_the_host() -> None:
         run_stages(MODEL.llm, groups, text_only=True)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("cp", [1, 2])
 def test_attention_by_length_never_stops_the_host(cp: int) -> None:
     with ranks(1, cp) as groups:

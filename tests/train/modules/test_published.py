@@ -24,6 +24,7 @@ from support.train.ranks import run_ranks
 TOLERANCE = 1e-4
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("case", CASES)
 def test_a_module_equals_the_published_one(alone: StageGroups, tmp_path: Path, case: str) -> None:
     found = module_errors(case, tmp_path, alone)
@@ -76,6 +77,7 @@ FAULTS: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("case", "name", "changes"), FAULTS)
 def test_planted_faults_show(
     alone: StageGroups, tmp_path: Path, case: str, name: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -95,6 +97,7 @@ def test_unknown_grids_are_not_the_published_ones(alone: StageGroups, tmp_path: 
         assert module_errors("qwen25vl_vision", tmp_path, alone)["output"] > TOLERANCE
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "text", "total"),
     [

@@ -28,6 +28,7 @@ LAYERS = [
 WAITING = 4 * sum(LENGTHS) * sum(gemm.k + gemm.n for gemm in WIDE.llm.layers[1].gemms)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("name", "cuts"), [("vision", (1, 4)), ("audio", (2,)), ("llm", (1, 2, 3)), ("llm", ())])
 @pytest.mark.parametrize(
     ("dtype", "recompute"),
@@ -103,6 +104,7 @@ def test_what_is_frozen_hands_gradients_on_and_leaves_nothing(alone: StageGroups
     assert not left.left
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("name", "layer"), LAYERS)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_what_waits_is_what_is_predicted(alone: StageGroups, name: str, layer: int, recompute: bool) -> None:

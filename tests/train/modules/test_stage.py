@@ -76,6 +76,7 @@ def test_stages_equal_the_whole(alone: StageGroups, name: str, cuts: tuple[int, 
     assert not differences(run_module(model, module, alone, cuts), expected, tolerance=1e-6)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["vision", "audio", "llm"])
 def test_recomputation_changes_nothing(alone: StageGroups, name: str) -> None:
     model = small_model()
@@ -249,6 +250,7 @@ class GroupSize:
         return 0
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "changes", "tp", "message"),
     [
@@ -296,6 +298,7 @@ class LargestLogits(TorchDispatchMode):
         return result
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("splits_backward", [False, True])
 def test_logits_in_chunks_give_the_same_and_never_exist_for_all(

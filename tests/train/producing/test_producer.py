@@ -144,6 +144,7 @@ def failing(num: int) -> NoReturn:
     raise KeyError("x" * num)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("make", [of_size, failing])
 def test_a_late_rank_keeps_no_other_waiting_however_large_what_waits_for_it(make: Callable[[int], object]) -> None:
     num = LOAD_AHEAD + 1

@@ -52,6 +52,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
     return measured
 
 
+@pytest.mark.wide
 def test_a_profile_is_measured_goes_on_where_it_stopped_and_is_simulated_with(
     counted: list[tuple[int, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,6 +110,7 @@ def target(bench: Bench, kind: str, tp: int = 1, module: str = "llm") -> Target:
     return next(each for each in targets_of(bench.model.module(module), tp) if each.kind == kind)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("module", ["vision", "audio", "llm"])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_every_kind_runs_as_a_shard(bench: Bench, module: str, tp: int) -> None:
@@ -123,6 +125,7 @@ def test_every_kind_runs_as_a_shard(bench: Bench, module: str, tp: int) -> None:
         assert sizes[-1] == sizes[0] * each.depths[-1]
 
 
+@pytest.mark.wide
 def test_a_shard_keeps_what_it_computes(bench: Bench) -> None:
     one, two = (layers.TargetStages.build(target(bench, "block", tp), bench) for tp in (1, 2))
     kept = [stages.measure((64,), PATIENCE)[0].kept_bytes for stages in (one, two)]

@@ -42,6 +42,7 @@ BAD_OPTIONS = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("overrides", "says"), BAD_OPTIONS, ids=[case[0] for case in BAD_OPTIONS])
 def test_bad_options_are_one_line_and_exit_code_2(
     overrides: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -33,6 +33,7 @@ def _offloaded(_: int, config: str) -> None:
     )
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

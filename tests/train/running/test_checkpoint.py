@@ -67,6 +67,7 @@ def _refusal(config: str) -> str:
     return "went on"
 
 
+@pytest.mark.wide
 def test_checkpoints_continue_exactly_and_only_their_own_run(tmp_path: Path) -> None:
     configs = {"float32": configuration(*FOUR_ITERATIONS)}
     for found in run_ranks(_checkpoints, 4, configs, tmp_path):
@@ -115,6 +116,7 @@ def check_layouts(tmp_path: Path, *overrides: str, tolerance: float) -> None:
     assert [path.name for path in sorted((tmp_path / "moving").iterdir())] == ["iteration_00000008"]
 
 
+@pytest.mark.wide
 def test_a_run_goes_on_under_another_layout(tmp_path: Path) -> None:
     check_layouts(tmp_path, tolerance=1e-5)
 
@@ -124,6 +126,7 @@ def test_a_run_in_half_precision_goes_on_under_another_layout(tmp_path: Path) ->
     check_layouts(tmp_path, "harness.dtype=bfloat16", tolerance=2e-2)
 
 
+@pytest.mark.wide
 def test_other_content_of_a_folder_stays(tmp_path: Path) -> None:
     run_ranks(_keep_content, 1, configuration(*ONE_RANK), tmp_path)
 

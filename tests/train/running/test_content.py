@@ -110,6 +110,7 @@ def check_strategies(trace: Path, strategies: Sequence[Sequence[str]], folder: P
     assert ran >= RANKS * min(2, len(strategies))
 
 
+@pytest.mark.wide
 @pytest.mark.timeout(300)
 def test_two_strategies_train_on_images_like_one_process(images: Path, tmp_path: Path) -> None:
     strategies = [
@@ -220,6 +221,7 @@ def test_a_bad_image_ends_training_with_its_name(tmp_path: Path) -> None:
         run_ranks(train_reference, 1, run_of(trace, "global_batch=8"), tmp_path / "reference.npz")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("overrides", "what"),
     [

@@ -79,6 +79,7 @@ def _non_finite(rank: int, config: str) -> str:
     return "went on"
 
 
+@pytest.mark.wide
 def test_a_loss_that_is_not_finite_stops_or_skips_the_update() -> None:
     config = configuration(*DISJOINT, "iterations=3", "distributed_optimizer=true")
     for line in run_ranks(_non_finite, 4, config):
@@ -102,6 +103,7 @@ def _out_of_memory(_: int, config: str) -> str:
     return "went on"
 
 
+@pytest.mark.wide
 def test_out_of_memory_names_the_action_and_its_bytes() -> None:
     (line,) = run_ranks(_out_of_memory, 1, configuration(*ONE_RANK))
     assert line.startswith("memory: rank 0 ran out at forward of llm microbatch 0 on stage 0 of replica 0 (action ")
@@ -113,6 +115,7 @@ def _losses(_: int, configs: list[str]) -> list[list[float]]:
     return [[row["loss"] for row in train_here(config)] for config in configs]
 
 
+@pytest.mark.wide
 def test_messages_in_one_group_give_the_same_losses() -> None:
     configs = [configuration(*DISJOINT, "iterations=2", f"harness.p2p_groups={name}") for name in P2P_GROUPS]
     apart, together = run_ranks(_losses, 4, configs)[0]
@@ -127,6 +130,7 @@ def _execution(_: int, config: str) -> tuple[dict[str, str], tuple[str, ...]]:
     return dict(outcome.execution), outcome.remarks
 
 
+@pytest.mark.wide
 def test_a_run_says_what_it_ran_with_and_why_it_has_no_mfu() -> None:
     small = ("global_batch=2", "microbatch_size=1", "iterations=1")
     ((said, remarks),) = run_ranks(_execution, 1, configuration(*ONE_RANK, "harness.kernels=sdpa", *small))

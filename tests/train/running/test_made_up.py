@@ -57,6 +57,7 @@ def test_keys_are_splitmix64_of_seed_sample_number_and_row() -> None:
     assert keys == [mixed(of[0]), mixed(of[0] ^ 1), mixed(of[1])]
 
 
+@pytest.mark.wide
 @given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 50), st.integers(0, 9)), min_size=1, unique=True))
 def test_rows_are_the_same_in_any_company(items: list[tuple[int, int, int]]) -> None:
     samples, numbers, lengths = (list(column) for column in zip(*items, strict=True))

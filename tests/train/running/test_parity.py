@@ -130,6 +130,7 @@ def check(found: dict[Case, list[object]]) -> int:
     return ran
 
 
+@pytest.mark.wide
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("model", ["one_encoder"], indirect=True)
 def test_some_strategies_train_like_one_process(model: str, reference: Path) -> None:
@@ -142,6 +143,7 @@ def test_strategies_train_like_one_process(model: str, reference: Path) -> None:
     assert check(run_cases(USUAL[model], MODELS[model], reference)) == len(USUAL[model])
 
 
+@pytest.mark.wide
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("model", ["one_encoder"], indirect=True)
 def test_planted_faults_are_caught(model: str, reference: Path) -> None:

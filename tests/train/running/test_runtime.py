@@ -111,5 +111,6 @@ def _reads(_: int, config: str) -> int:
     return reads.count
 
 
+@pytest.mark.wide
 def test_an_iteration_asks_the_device_for_the_gradient_norm_only() -> None:
     assert run_ranks(_reads, 1, configuration(*ONE_RANK)) == [1]

@@ -108,12 +108,14 @@ def test_a_replay_keeps_durations_and_order_and_hands_over_at_once(program: Prog
     assert replay(program, replayed).equals(replayed)
 
 
+@pytest.mark.wide
 def test_a_replay_refuses_the_timeline_of_another_program(simulated: pd.DataFrame) -> None:
     _, other = made("simulate", "seed=1")
     with pytest.raises(UserError, match="of another program"):
         replay(other, simulated)
 
 
+@pytest.mark.wide
 def test_the_same_losses_as_under_the_schedule_of_megatron() -> None:
     first, last = run_ranks(turns, 2)
     assert "loss_difference" not in first

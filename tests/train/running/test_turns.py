@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 
 from entrain_bench.costs.sharding import collective_passes
@@ -35,6 +36,7 @@ def scattered(rng: np.random.Generator, *, sharded: bool) -> Program:
     return chain_program(AV_MODEL, shapes, layout, Assignment(tuple(labels)), stages_behind(layout))
 
 
+@pytest.mark.wide
 @settings(max_examples=40, deadline=None)
 @given(rngs)
 def test_the_order_of_all_actions_keeps_turns(rng: np.random.Generator) -> None:
@@ -46,6 +48,7 @@ def test_the_order_of_all_actions_keeps_turns(rng: np.random.Generator) -> None:
     assert all(last < first for (_, last), (first, _) in pairwise(bounds))
 
 
+@pytest.mark.wide
 @settings(max_examples=40, deadline=None)
 @given(rngs)
 def test_all_ranks_go_through_the_same_passes(rng: np.random.Generator) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from unittest.mock import patch
 
+import pytest
 import torch.distributed as dist
 from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
 
@@ -68,6 +69,7 @@ def _sent(_: int, config: str) -> tuple[bool, list[list[str]]]:
     return groups > len(runtime.stages), found
 
 
+@pytest.mark.wide
 def test_a_stage_sends_every_bucket_once_in_its_last_weight_pass_or_behind_that_of_another_replica() -> None:
     ranks = run_ranks(_sent, 4, configuration(*DISJOINT, "strategy/scheduler=zb_h1"))
     assert any(several for several, _ in ranks)

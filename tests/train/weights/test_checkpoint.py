@@ -44,6 +44,7 @@ def values(stages: dict[tuple[int, int], Stage]) -> dict[str, Tensor]:
     return {named.key: named.parameter.detach() for stage in stages.values() for named in named_parameters(stage)}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("tied", [True, False])
 def test_what_is_written_is_read(alone: StageGroups, tmp_path: Path, tied: bool) -> None:
     model = small_model(tied_embeddings=tied)
@@ -77,6 +78,7 @@ def adding(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], None]:
     return lambda tensors: tensors.update({name: value})
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("change", "message"),
     [

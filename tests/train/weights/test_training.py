@@ -92,6 +92,7 @@ def check(tmp_path: Path, num_ranks: int, *layout: str) -> None:
     assert worst_error(written, published, start) < 1e-2
 
 
+@pytest.mark.wide
 def test_one_rank_trains_as_the_published_model(tmp_path: Path) -> None:
     check(tmp_path, 1, *ONE_RANK)
 

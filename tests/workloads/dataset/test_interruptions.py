@@ -50,6 +50,7 @@ def write_shards(folder: Path, num: int, rows: int) -> None:
         write_finevision(folder / f"{part:03}.parquet", [*good, ([b"bad"], [])])
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
 def test_two_workers_of_a_ray_cluster_give_the_same_bytes(tmp_path: Path) -> None:
     write_shards(tmp_path / "data", SHARDS, 20)
@@ -85,6 +86,7 @@ def blank(file: Path) -> None:
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "how",
     [signal.SIGINT, *(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGTERM, signal.SIGKILL))],

@@ -90,6 +90,7 @@ def test_a_trace_has_every_sample_once_in_its_order(tmp_path: Path) -> None:
     assert len(read_columns(tmp_path / "t.parquet").text) == 9
 
 
+@pytest.mark.wide
 def test_what_was_finished_is_not_scanned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(Numbers(), tmp_path / "whole.parquet")
     once = Numbers(deadly=("s1", 1), how="network", only_once=str(tmp_path / "failed"))
@@ -116,6 +117,7 @@ def test_what_was_finished_is_not_scanned_again(tmp_path: Path, monkeypatch: pyt
     assert sorted(scanned) == ["s0", "s1", "s1", "s2"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("how", "what"), [("kill", "killed by SIGKILL"), ("hang", "timeout_s=1")])
 def test_a_deadly_sample_costs_itself(tmp_path: Path, how: str, what: str) -> None:
     source = Numbers(deadly=("s2", 1), how=how)
