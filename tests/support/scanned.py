@@ -1,4 +1,4 @@
-"""Small data sets of every source whose records can be read by their numbers."""
+"""Small data sets of every source whose records can be read by their numbers, scanned, and opened for training."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from entrain_bench.specs.contents import Moved
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.tokens import TokenRules
 from entrain_bench_workloads.dataset.parquet import ParquetSource
 from entrain_bench_workloads.dataset.records import RecordSource
+from entrain_bench_workloads.dataset.samples import TraceSamples
 from entrain_bench_workloads.dataset.tar import TarSource
-from support.datasets import picture_bytes, sound_bytes, write_finevision, write_jsonl, write_tar
+from entrain_bench_workloads.trace import TraceWorkload
+from support.datasets import picture_bytes, scan_here, sound_bytes, write_finevision, write_jsonl, write_tar
+from support.specs import load
+
+RULES: TokenRules = ModelSpec.from_config(load("model", "tiny_av")).tokens
 
 
 def finevision(folder: Path) -> ParquetSource:
@@ -69,3 +78,16 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "json": lambda folder: annotations(folder, lines=False),
     "jsonl": lambda folder: annotations(folder, lines=True),
 }
+
+
+def scanned(source: Any, output: Path, **options: Any) -> TraceWorkload:
+    """The trace of a data set, as a workload."""
+    return TraceWorkload(path=str(scan_here(source, output, **options)))
+
+
+def opened(workload: TraceWorkload, vocab_size: int = 256, **moved: str) -> tuple[TraceSamples, SampleShapes]:
+    """The samples of a trace that trains, and their shapes."""
+    samples = workload.samples(RULES, vocab_size, Moved(**moved))
+    assert isinstance(samples, TraceSamples)
+    shapes = workload.source(RULES).shapes
+    return samples, shapes
