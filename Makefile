@@ -48,13 +48,13 @@ measured: setup ## Train on 4 ranks of this machine; draws results/figures/measu
 	$(BENCH) figures measured_gantt
 
 preprocessing: setup ## Train with inputs made in three ways; draws results/figures/preprocessing.{pdf,png,csv}
-	$(PYTHON) -m entrain_bench.preprocessing
+	$(PYTHON) -m entrain_bench.lab.preprocessing
 
 fidelity: setup ## Train and predict 60 programs on this machine; draws results/figures/fidelity.{pdf,png,csv}
-	$(PYTHON) -m entrain_bench.fidelity$(if $(PROFILE), --truth cluster/device=profiled "cluster.device.path=$(PROFILE)")
+	$(PYTHON) -m entrain_bench.lab.fidelity$(if $(PROFILE), --truth cluster/device=profiled "cluster.device.path=$(PROFILE)")
 
 gpu-check: setup ## Check training on the GPUs here, measure, predict: results/gpu-check-<date>/ (OPTIONS=--help)
-	$(PYTHON) -m entrain_bench.gpu_check $(OPTIONS)
+	$(PYTHON) -m entrain_bench.lab.gpu_check $(OPTIONS)
 
 claims: setup ## Run what is missing; write results/claims.csv, results/claims.md and results/results.md
 	$(BENCH) figures$(FOLDER) claims results
@@ -91,7 +91,7 @@ screenshots: setup ## Draw docs/images/mlflow_*.png anew; needs chromium and chr
 	PYTHONPATH=tests $(PYTHON) -m screenshots
 
 bench: setup ## Measure the suite itself; writes results/bench.json
-	$(PYTHON) -m entrain_bench.bench
+	$(PYTHON) -m entrain_bench.lab.bench
 
 ui: setup ## Browse the runs in MLflow on 127.0.0.1:5000; prints links to answers
 	$(BENCH) ui

@@ -9,19 +9,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from entrain_bench.balancing.profile import Profile
+    from entrain_bench.base.errors import UserError
     from entrain_bench.config.compose import compose
-    from entrain_bench.errors import UserError
-    from entrain_bench.experiment import prepare, run_experiment
     from entrain_bench.program import Program
     from entrain_bench.program.assignment import Assignment
     from entrain_bench.program.layout import Layout
     from entrain_bench.program.timeline import Timeline
     from entrain_bench.records.metrics import measure
+    from entrain_bench.run.experiment import prepare, run_experiment
     from entrain_bench.sampler import BalancedBatchSampler
     from entrain_bench.specs.items import Items, shapes_of
     from entrain_bench.specs.shapes import SampleShapes
     from entrain_bench.specs.stream import ListedShapes
-    from entrain_bench.strategy.profile import Profile
 
 _HOMES = {
     "Assignment": "program.assignment",
@@ -29,15 +29,15 @@ _HOMES = {
     "Items": "specs.items",
     "Layout": "program.layout",
     "ListedShapes": "specs.stream",
-    "Profile": "strategy.profile",
+    "Profile": "balancing.profile",
     "Program": "program",
     "SampleShapes": "specs.shapes",
     "Timeline": "program.timeline",
-    "UserError": "errors",
+    "UserError": "base.errors",
     "compose": "config.compose",
     "measure": "records.metrics",
-    "prepare": "experiment",
-    "run_experiment": "experiment",
+    "prepare": "run.experiment",
+    "run_experiment": "run.experiment",
     "shapes_of": "specs.items",
 }
 

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from entrain_bench.errors import TRACEBACK_VARIABLE, ExecutionError, UserError, explain, is_unwritable
+from entrain_bench.base.errors import TRACEBACK_VARIABLE, ExecutionError, UserError, explain, is_unwritable
 
 EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 # A first word of these is a command; anything else is a run or a sweep. Modules are imported when they are wanted.

@@ -12,14 +12,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray
-from entrain_bench.errors import IncompatibleError, require
+from entrain_bench.balancing.lpt import balanced_groups
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import FloatArray
+from entrain_bench.base.errors import IncompatibleError, require
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.lpt import balanced_groups
-from entrain_bench.strategy.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray
-from entrain_bench.errors import IncompatibleError, UserError, require
+from entrain_bench.balancing.candidates import Candidate, by_estimate, fastest_in_trials
+from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.planning import place_chain, recompute_choices
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import FloatArray
+from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.candidates import Candidate, by_estimate, fastest_in_trials
-from entrain_bench.strategy.interface import MakeProgram
-from entrain_bench.strategy.planning import place_chain, recompute_choices
-from entrain_bench.strategy.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.arithmetic import GOLDEN, mix
-from entrain_bench.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.errors import require, unknown_choice
+from entrain_bench.balancing.lpt import balanced_groups
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import GOLDEN, mix
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
+from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.lpt import balanced_groups
-from entrain_bench.strategy.profile import Profile
 
 RULES = ("length", "modality_length")
 LENGTHS = ("tokens", "text")

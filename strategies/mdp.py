@@ -12,17 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.errors import require
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.recomputation import Recomputation
+from entrain_bench.balancing.routes import check_colocated, check_routes
+from entrain_bench.balancing.schedules import three_phase_program
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.errors import require
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.boundary import ratio_of
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.recomputation import Recomputation
-from entrain_bench.strategy.routes import check_colocated, check_routes
-from entrain_bench.strategy.schedules import three_phase_program
 
 # Costs are compared as integers, as in Megatron-LM: nanoseconds.
 UNITS_PER_S = 1e9

@@ -14,18 +14,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.arithmetic import decisive
-from entrain_bench.arrays import FloatArray
-from entrain_bench.errors import UserError, require, unknown_choice
-from entrain_bench.program.assignment import Assignment, same_microbatches
-from entrain_bench.program.layout import Layout
-from entrain_bench.specs.job import Degrees
-from entrain_bench.specs.model import ModelSpec
-from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.balancing import arrival_places
-from entrain_bench.strategy.candidates import Candidate, Draft, fastest_in_trials, rising_candidates
-from entrain_bench.strategy.interface import MakeProgram
-from entrain_bench.strategy.planning import (
+from entrain_bench.balancing.balancing import arrival_places
+from entrain_bench.balancing.candidates import Candidate, Draft, fastest_in_trials, rising_candidates
+from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.planning import (
     average_layer_s,
     chain_starts,
     partitions,
@@ -36,7 +28,15 @@ from entrain_bench.strategy.planning import (
     spread_blocks,
     stage_sums,
 )
-from entrain_bench.strategy.profile import Profile
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import FloatArray
+from entrain_bench.base.errors import UserError, require, unknown_choice
+from entrain_bench.program.assignment import Assignment, same_microbatches
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import Degrees
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import SampleShapes
 
 type Layers = list[tuple[int, ...]]
 """Layers of each stage, for every module of the model."""

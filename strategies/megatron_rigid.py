@@ -13,13 +13,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.errors import IncompatibleError, UserError, require, unknown_choice
+from entrain_bench.balancing.candidates import Candidate, fastest_in_trials
+from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.planning import partition_layers, place_chain, place_cuts, spread_blocks
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.errors import IncompatibleError, UserError, require, unknown_choice
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees, Job
-from entrain_bench.strategy.candidates import Candidate, fastest_in_trials
-from entrain_bench.strategy.interface import MakeProgram
-from entrain_bench.strategy.planning import partition_layers, place_chain, place_cuts, spread_blocks
-from entrain_bench.strategy.profile import Profile
 
 PLACEMENTS = ("leading_stages", "first_stage", "interleaved")
 

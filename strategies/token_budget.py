@@ -13,14 +13,14 @@ from typing import ClassVar
 import numpy as np
 from numba import njit
 
-from entrain_bench.arrays import IntArray
-from entrain_bench.errors import require, unknown_choice
-from entrain_bench.hosttime import each_replica_alone
+from entrain_bench.balancing.differencing import largest_differencing
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.errors import require, unknown_choice
+from entrain_bench.base.hosttime import each_replica_alone
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.differencing import largest_differencing
-from entrain_bench.strategy.profile import Profile
 
 RULES = ("next_fit", "first_fit_decreasing", "karmarkar_karp")
 COUNTED = ("llm", "all")

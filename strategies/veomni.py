@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from entrain_bench.errors import IncompatibleError, require
+from entrain_bench.balancing.balancing import arrival_places, longest_first_by_row
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.errors import IncompatibleError, require
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.balancing import arrival_places, longest_first_by_row
-from entrain_bench.strategy.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)

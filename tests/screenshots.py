@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from entrain_bench.answers.tracking.local import LocalStore
 from entrain_bench.cli import run_command
 from entrain_bench.records.records import Results
-from entrain_bench.tracking.local import LocalStore
 from support.browser import opened, time_text
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"

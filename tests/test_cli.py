@@ -12,14 +12,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from entrain_bench.balancing.interface import Strategy
+from entrain_bench.balancing.profile import Profile
 from entrain_bench.cli import run_command
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.records.keys import code_version
 from entrain_bench.records.records import Results
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.interface import Strategy
-from entrain_bench.strategy.profile import Profile
 from support.cli import SMALL, records, run, write_trace
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import hydra
 import pytest
 
+from entrain_bench.base.errors import UserError
 from entrain_bench.config import compose as module
 from entrain_bench.config.command_line import CONFIG_NAME, in_tree
 from entrain_bench.config.compose import Composer, compose
 from entrain_bench.config.schema import RunConfig, plain_values
-from entrain_bench.errors import UserError
 
 OVERRIDES = [
     "strategy=dip strategy.planner.chunks=one strategy.scheduler.search_seconds=null",

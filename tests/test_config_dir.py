@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from entrain_bench.answers.documents.claims import load_claims
+from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.tree import choices
-from entrain_bench.documents.claims import load_claims
-from entrain_bench.errors import UserError
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
 
 CODE = '''
 from dataclasses import dataclass

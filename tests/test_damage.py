@@ -81,7 +81,7 @@ def test_a_finished_run_is_shown_where_nothing_can_be_written(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    for name in ("filelock.BaseFileLock.acquire", "entrain_bench.files.tempfile.NamedTemporaryFile"):
+    for name in ("filelock.BaseFileLock.acquire", "entrain_bench.base.files.tempfile.NamedTemporaryFile"):
         monkeypatch.setattr(name, refuse)
     monkeypatch.setattr("os.access", lambda *_: False)
     (trace,) = (tmp_path / "timelines").rglob("*.json")

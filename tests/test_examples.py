@@ -16,18 +16,18 @@ import numpy as np
 import pytest
 import yaml
 
+from entrain_bench.balancing.interface import Assigner, Drafter, Observer, Planner, Scheduler
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.cli import run_command
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.conformance.suite import PARTS
-from entrain_bench.errors import IncompatibleError
-from entrain_bench.experiment import prepare, run_experiment
 from entrain_bench.program import Pass
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
-from entrain_bench.strategy.interface import Assigner, Drafter, Observer, Planner, Scheduler
-from entrain_bench.strategy.profile import Profile
+from entrain_bench.run.experiment import prepare, run_experiment
 from support.builders import chain_layout, profile_of, tiny_job, tiny_model, uniform_batch
 
 FOLDER = Path(__file__).parents[1] / "examples" / "my_strategy"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import entrain_bench
+from entrain_bench.base.errors import UserError
 from entrain_bench.config.command_line import parse_arguments
 from entrain_bench.config.compose import Composer
-from entrain_bench.errors import UserError
 from entrain_bench.records.records import METRICS
 
 README = (Path(__file__).parents[1] / "README.md").read_text()

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 import yaml
 
+from entrain_bench.answers.compare import drifts, read_text
 from entrain_bench.config.tree import choices, config_tree
-from entrain_bench.experiment import run_experiment
-from entrain_bench.records.compare import drifts, read_text
 from entrain_bench.records.records import new_record, table_csv
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import run_experiment
 from support.wide import FEW, wide_unless
 
 REFERENCE = Path(__file__).parents[1] / "results" / "reference" / "table.csv"

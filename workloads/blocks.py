@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from entrain_bench.errors import require
+from entrain_bench.base.errors import require
 from entrain_bench.specs.items import concatenate
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.stream import stable_rng, stream_blocks

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from entrain_bench.arrays import BoolArray, FloatArray, IntArray, TextArray, offsets_from_counts, rows_of
-from entrain_bench.errors import UserError
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, TextArray, offsets_from_counts, rows_of
+from entrain_bench.base.errors import UserError
 
 from .schema import COLUMNS, Column
 from .take import Take

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from entrain_bench.arithmetic import matmul, sine_of_turns
-from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.errors import UserError, require, unknown_choice
+from entrain_bench.base.arithmetic import matmul, sine_of_turns
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.errors import UserError, require, unknown_choice
 
 type RankCorrelation = float | Mapping[str, Mapping[str, float]]
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from entrain_bench.arrays import FloatArray
-from entrain_bench.errors import UserError, require, unknown_choice
+from entrain_bench.base.arrays import FloatArray
+from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.specs.parse import parse
 
 # Halvings of a mixture's bracket: relative precision 2**-48 of its width.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.errors import require
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.errors import require
 from entrain_bench.specs.items import concatenate
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.stream import stable_rng

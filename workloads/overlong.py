@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from entrain_bench.arrays import offsets_from_counts, rows_of, sum_rows
+from entrain_bench.base.arrays import offsets_from_counts, rows_of, sum_rows
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.stream import ListedShapes
 

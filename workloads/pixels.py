@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray
-from entrain_bench.errors import UserError, require
+from entrain_bench.base.arrays import FloatArray
+from entrain_bench.base.errors import UserError, require
 from entrain_bench.specs.items import Items, shapes_of
 from entrain_bench.specs.parse import check_mapping, parse
 from entrain_bench.specs.shapes import SampleShapes

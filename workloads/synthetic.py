@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy import special
 
-from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, sum_rows, take_rows
-from entrain_bench.errors import UserError, require
+from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, sum_rows, take_rows
+from entrain_bench.base.errors import UserError, require
 from entrain_bench.specs.items import Items, shapes_of
 from entrain_bench.specs.parse import parse
 from entrain_bench.specs.shapes import SampleShapes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 
 ALL = "all"
 _FIRST = re.compile(r"first:(\d+(?:\.\d+)?)(%?)")

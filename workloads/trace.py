@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray
-from entrain_bench.errors import UserError, require
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.errors import UserError, require
 from entrain_bench.specs.contents import Moved, Samples
 from entrain_bench.specs.items import shapes_of
 from entrain_bench.specs.shapes import SampleShapes

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from scipy import special, stats
 
-from entrain_bench.arrays import FloatArray, IntArray, rows_of
+from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
 from entrain_bench.specs.items import Items, shapes_of
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules

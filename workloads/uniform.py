@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from entrain_bench.errors import require
+from entrain_bench.base.errors import require
 from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
 
 from .synthetic import SyntheticSource, SyntheticWorkload

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from entrain_bench.calibrate.anchors import Anchors, load_anchors
-from entrain_bench.calibrate.cases import ForwardCase, IterationCase, forward_case, iteration_case, kernel_case
-from entrain_bench.calibrate.fit import ATTENTION, FORWARDS, ITERATIONS, PRODUCTS, fit_device, interval
-from entrain_bench.calibrate.kernels import KernelCase, Product
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
+from entrain_bench.lab.calibration.anchors import Anchors, load_anchors
+from entrain_bench.lab.calibration.cases import ForwardCase, IterationCase, forward_case, iteration_case, kernel_case
+from entrain_bench.lab.calibration.fit import ATTENTION, FORWARDS, ITERATIONS, PRODUCTS, fit_device, interval
+from entrain_bench.lab.calibration.kernels import KernelCase, Product
 from entrain_bench.specs.cluster import DeviceSpec
 
 EXIT_DIFFERS = 1

@@ -6,19 +6,19 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from entrain_bench.answers.notices import notices
+from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.commands.outputs import make
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer, swept_keys
 from entrain_bench.config.schema import ASIDE
-from entrain_bench.errors import UserError, unknown_choice
 from entrain_bench.figures._own import check_names, file_name, own_sweeps
 from entrain_bench.figures._runner import SUFFIXES, Drawing, discover, module_of
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import workload_of
-from entrain_bench.records.notices import notices
 from entrain_bench.records.records import Results
+from entrain_bench.run.study import Study
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.study import Study
 
 EXIT_FAILED = 1
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from entrain_bench.commands.outputs import make, outputs, summaries
 from entrain_bench.records.records import Results
-from entrain_bench.study import Study
+from entrain_bench.run.study import Study
 
 EXIT_FAILED = 1
 

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+from entrain_bench.base.errors import unknown_choice
 from entrain_bench.config.comments import documented_keys, groups, text_of
-from entrain_bench.errors import unknown_choice
 
 WIDTH = 100
 INDENT = "  "

@@ -8,20 +8,20 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
+from entrain_bench.answers.documents.claims import claims_output
+from entrain_bench.answers.documents.results import results_output
+from entrain_bench.answers.documents.tables import tables_output
+from entrain_bench.answers.tracking.local import store_path
+from entrain_bench.base.errors import unknown_choice
 from entrain_bench.commands.publish import log_to_mlflow, write_tables
 from entrain_bench.commands.watch import Watch, say
-from entrain_bench.documents.calibration import calibration_output
-from entrain_bench.documents.claims import claims_output
-from entrain_bench.documents.results import results_output
-from entrain_bench.documents.tables import tables_output
-from entrain_bench.errors import unknown_choice
 from entrain_bench.figures._rows import sweeps_of
 from entrain_bench.figures._runner import discover, figure_output
+from entrain_bench.lab.calibration.page import calibration_output
 from entrain_bench.records.records import Results
-from entrain_bench.run import Done
-from entrain_bench.study import Output, Study, bring_up_to_date
-from entrain_bench.tracking.local import store_path
-from entrain_bench.workers import num_processes
+from entrain_bench.run.cells import Done
+from entrain_bench.run.study import Output, Study, bring_up_to_date
+from entrain_bench.run.workers import num_processes
 
 # With runs of their own that no figure shares; made when named, and for the reference.
 OF_THEIR_OWN = ("tables", "free_degrees")

@@ -9,13 +9,13 @@ from pathlib import Path
 from time import perf_counter
 from urllib.parse import urlsplit
 
+from entrain_bench.answers.console_table import print_table
+from entrain_bench.answers.tracking.local import store_path
+from entrain_bench.answers.tracking.log import log_records
+from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.commands.pictures import Pictures
 from entrain_bench.commands.watch import say
-from entrain_bench.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.records.records import Record, Results
-from entrain_bench.records.report import print_table
-from entrain_bench.tracking.local import store_path
-from entrain_bench.tracking.log import log_records
 
 # A server's answer may be a page.
 MAX_REASON = 300

@@ -7,27 +7,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from entrain_bench.answers.comparison import baseline_of
+from entrain_bench.answers.console_table import make_console
+from entrain_bench.answers.notices import notices
+from entrain_bench.answers.recommend.answer import answer_of
+from entrain_bench.answers.recommend.frameworks import FRAMEWORKS, Framework, Refusals, contenders_within
+from entrain_bench.answers.recommend.live import Ticker
+from entrain_bench.answers.recommend.planned import plan_of_answer
+from entrain_bench.answers.recommend.session import Contender, Job, Session, race
+from entrain_bench.answers.recommend.words import answer_lines, no_result_lines
+from entrain_bench.answers.tracking.sweep import sweep_name
+from entrain_bench.base.errors import UserError, require, unknown_choice
+from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
 from entrain_bench.config.comments import documented_keys
 from entrain_bench.config.compose import Composer, swept_keys
 from entrain_bench.config.schema import ASIDE, RunConfig
-from entrain_bench.errors import UserError, require, unknown_choice
-from entrain_bench.files import write_atomically
 from entrain_bench.program.plan_file import plan_text
-from entrain_bench.recommend.answer import answer_of
-from entrain_bench.recommend.frameworks import FRAMEWORKS, Framework, Refusals, contenders_within
-from entrain_bench.recommend.live import Ticker
-from entrain_bench.recommend.planned import plan_of_answer
-from entrain_bench.recommend.session import Contender, Job, Session, race
-from entrain_bench.recommend.words import answer_lines, no_result_lines
-from entrain_bench.records.comparison import baseline_of
 from entrain_bench.records.keys import workload_of
-from entrain_bench.records.notices import notices
 from entrain_bench.records.records import Results
-from entrain_bench.records.report import make_console
+from entrain_bench.run.workers import num_processes
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.tracking.sweep import sweep_name
-from entrain_bench.workers import num_processes
 
 # As for other input that cannot be run.
 EXIT_NO_RESULT = 2

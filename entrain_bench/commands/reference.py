@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from entrain_bench.answers.compare import drifts, read_text
+from entrain_bench.answers.documents.tables import pages_with_tables
+from entrain_bench.base.errors import UserError
+from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.outputs import make, outputs, reference_outputs
 from entrain_bench.commands.watch import say
-from entrain_bench.documents.tables import pages_with_tables
-from entrain_bench.errors import UserError
-from entrain_bench.files import write_atomically
-from entrain_bench.records.compare import drifts, read_text
 from entrain_bench.records.records import Results, iterations_parquet, sorted_records, table_csv
-from entrain_bench.study import Output, Study
+from entrain_bench.run.study import Output, Study
 
 EXIT_FAILED = 1
 TABLE, ITERATIONS = "table.csv", "iterations.parquet"

@@ -6,14 +6,15 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from entrain_bench.answers.report.build import page_of
+from entrain_bench.answers.report.read import read_material
+from entrain_bench.answers.report.render import html, markdown
+from entrain_bench.answers.report.tree import Tree
+from entrain_bench.base.errors import UserError, unknown_choice
+from entrain_bench.base.files import write_atomically
+from entrain_bench.commands.pictures import ReportPictures
 from entrain_bench.commands.watch import say
-from entrain_bench.errors import UserError, unknown_choice
-from entrain_bench.files import write_atomically
 from entrain_bench.records.records import Results
-from entrain_bench.report.build import page_of
-from entrain_bench.report.read import read_material
-from entrain_bench.report.render import html, markdown
-from entrain_bench.report.tree import Tree
 
 KEY = "results_dir"
 
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     results = Results(Path(_results_dir(options.settings, options.results_dir)))
     results.prepare()
     tree = Tree(options.config_dir)
-    page = page_of(read_material(results, tree))
+    page = page_of(read_material(results, tree), ReportPictures())
     tree.save()
     for name, text in {"report.html": html(page), "report.md": markdown(page)}.items():
         _write(results.root / name, text)

@@ -15,7 +15,8 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import Progress
 
-from entrain_bench import ray_workers
+from entrain_bench.answers.tracking.sweep import sweep_name
+from entrain_bench.base.errors import UserError
 from entrain_bench.commands.help import help_text
 from entrain_bench.commands.publish import GrowingTables, publish
 from entrain_bench.commands.watch import Watch, say
@@ -23,18 +24,17 @@ from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, parse
 from entrain_bench.config.compose import Composer, Sweep
 from entrain_bench.config.schema import RunConfig, plain_values, register_schema
 from entrain_bench.config.tree import CONFIG_MODULE
-from entrain_bench.errors import UserError
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Record, Results
-from entrain_bench.run import Done, attempt, run_cells, run_one
-from entrain_bench.tracking.sweep import sweep_name
+from entrain_bench.run import ray_workers
+from entrain_bench.run.cells import Done, attempt, run_cells, run_one
 
 EXIT_FAILED = 1
 # Hydra's launchers whose cells run on this machine: the basic one's here, joblib's in processes of ours, so that cells
 # are composed once and cannot take each other down. Ray's is ours alone.
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
-RAY = "entrain_bench.ray_workers.work_off"
+RAY = "entrain_bench.run.ray_workers.work_off"
 LAUNCHING = ("hydra/launcher=", "hydra.launcher.")
 
 

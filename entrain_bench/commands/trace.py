@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from entrain_bench.answers.console_table import make_console
+from entrain_bench.base.errors import UserError
+from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.trace_page import page_of
 from entrain_bench.commands.watch import say
 from entrain_bench.config.comments import first_sentences
 from entrain_bench.config.trace import CONFIG_NAME, Scanned, TraceCommand, compose_trace
 from entrain_bench.config.tree import config_tree
-from entrain_bench.errors import UserError
-from entrain_bench.files import write_atomically
-from entrain_bench.records.report import make_console
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from entrain_bench.config.compose import Composer
-from entrain_bench.config.trace import Scanned, TraceCommand
-from entrain_bench.documents.markdown import markdown_table
-from entrain_bench.errors import UserError
-from entrain_bench.experiment import prepare
-from entrain_bench.records.trace_summary import (
+from entrain_bench.answers.documents.markdown import markdown_table
+from entrain_bench.answers.trace_summary import (
     MAX_ROWS,
     PROBABILITIES,
     ModelSummary,
     column_quantiles,
     model_summary,
 )
+from entrain_bench.base.errors import UserError
+from entrain_bench.config.compose import Composer
+from entrain_bench.config.trace import Scanned, TraceCommand
+from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.workload import counts_of
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from entrain_bench.errors import ExecutionError, UserError, require
+from entrain_bench.answers.tracking.local import ARTIFACTS, LocalStore, store_uri
+from entrain_bench.answers.tracking.page import run_link, runs_link
+from entrain_bench.base.errors import ExecutionError, UserError, require
 from entrain_bench.records.records import Results
-from entrain_bench.tracking.local import ARTIFACTS, LocalStore, store_uri
-from entrain_bench.tracking.page import run_link, runs_link
 
 HOST = "127.0.0.1"
 PORT = 5000

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from entrain_bench.commands.outputs import make, reference_outputs
 from entrain_bench.commands.reference import changes, parse
 from entrain_bench.records.records import Results
-from entrain_bench.study import Study
+from entrain_bench.run.study import Study
 
 EXIT_FAILED = 1
 

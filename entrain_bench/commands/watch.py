@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from time import perf_counter
 
-from entrain_bench.records.report import describe_cell
-from entrain_bench.run import Done
+from entrain_bench.answers.console_table import describe_cell
+from entrain_bench.run.cells import Done
 
 MINUTE_S = 60.0
 

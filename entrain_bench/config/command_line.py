@@ -19,9 +19,9 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.config.schema import ConfigSchema
 from entrain_bench.config.tree import CONFIG_MODULE
-from entrain_bench.errors import UserError, unknown_choice
 
 CONFIG_NAME = "config"
 LAUNCHER = "hydra/launcher"

@@ -22,6 +22,8 @@ from hydra.core.override_parser.types import ChoiceSweep
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from entrain_bench.base.errors import UserError, unknown_choice
+from entrain_bench.base.store import Store
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, first_line, in_tree, one_line_errors
 from entrain_bench.config.given_plan import with_plan
 from entrain_bench.config.overrides import NESTED, group_of, is_choice, is_inside, is_plain, parse
@@ -33,8 +35,6 @@ from entrain_bench.config.schema import (
     register_schema,
 )
 from entrain_bench.config.tree import config_tree
-from entrain_bench.errors import UserError, unknown_choice
-from entrain_bench.store import Store
 
 # Characters of a file's name: a choice is looked for as one.
 MAX_NAME = 250

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from entrain_bench.base.errors import UserError
 from entrain_bench.config.overrides import parse
-from entrain_bench.errors import UserError
 from entrain_bench.program.plan_file import plan_overrides, read_plan
 
 KEY = "plan"

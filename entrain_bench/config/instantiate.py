@@ -10,7 +10,7 @@ from typing import Any
 import hydra.utils
 from hydra.errors import InstantiationException
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 from entrain_bench.specs.parse import check_values
 
 COSMETIC = "label"

@@ -10,7 +10,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from entrain_bench.errors import UserError, require, unknown_choice
+from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.specs.cluster import Speed
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.job import LayoutRequest

@@ -12,10 +12,10 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.config.command_line import add_config_dir, in_tree, one_line_errors
 from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import plain_values
-from entrain_bench.errors import UserError, unknown_choice
 
 CONFIG_NAME = "trace"
 # Keys of a run that change what a summary says.

@@ -8,16 +8,16 @@ from math import isfinite
 
 import numpy as np
 
+from entrain_bench.balancing.profile import Profile
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.conformance.walls import trespasses
-from entrain_bench.experiment import Feed, Trainer, prepare, run_experiment
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.records.outcome import Outcome
 from entrain_bench.records.records import METRICS
 from entrain_bench.records.time_shares import TIME_SHARES
+from entrain_bench.run.experiment import Feed, Trainer, prepare, run_experiment
 from entrain_bench.specs.cluster import ClusterSpec
-from entrain_bench.strategy.profile import Profile
 
 # How wrong estimates are when a strategy has to cope with wrong ones.
 WRONG_BELIEF = 0.2

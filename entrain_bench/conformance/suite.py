@@ -8,6 +8,7 @@ from itertools import product
 from time import perf_counter
 from typing import Any
 
+from entrain_bench.base.errors import IncompatibleError, UserError, explain
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.conformance.checks import (
@@ -17,7 +18,6 @@ from entrain_bench.conformance.checks import (
     require_valid,
     require_walls,
 )
-from entrain_bench.errors import IncompatibleError, UserError, explain
 
 SMALL = ("global_batch=16", "microbatch_size=2", "layout.tp=1", "layout.dp=2", "iterations=1", "mlflow=false")
 MODELS = ("tiny", "tiny_av")

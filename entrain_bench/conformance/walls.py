@@ -7,14 +7,16 @@ import importlib
 from collections.abc import Collection, Iterator
 from dataclasses import fields
 
-from entrain_bench.errors import OWN_PACKAGES
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.errors import OWN_PACKAGES
 from entrain_bench.records.code import absolute, import_statements, sources_of
-from entrain_bench.strategy.profile import Profile
 
 SUITE = "entrain_bench"
 STRATEGIES = "entrain_bench_strategies"
 # Rooms of the suite that a strategy may import from. The others hold the truth, the simulator and results.
-OPEN_ROOMS = frozenset({"arithmetic", "arrays", "compiled", "errors", "hosttime", "program", "specs", "strategy"})
+OPEN_ROOMS = frozenset({"balancing", "base", "program", "specs"})
+# Modules of open rooms that are closed: they write and keep files.
+CLOSED_MODULES = frozenset({"base.files", "base.store"})
 # What a profile keeps to itself.
 HIDDEN = frozenset(field.name for field in fields(Profile) if field.name.startswith("_"))
 
@@ -76,7 +78,7 @@ def _is_ours(module: str) -> bool:
 
 def _is_open(module: str) -> bool:
     top, _, rest = module.partition(".")
-    return top == SUITE and rest.partition(".")[0] in OPEN_ROOMS
+    return top == SUITE and rest.partition(".")[0] in OPEN_ROOMS and rest not in CLOSED_MODULES
 
 
 def _is_self(node: ast.expr) -> bool:

@@ -12,7 +12,7 @@ from math import inf
 
 import numpy as np
 
-from entrain_bench.arrays import BoolArray, FloatArray, IntArray, offsets_from_counts, rows_of
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, offsets_from_counts, rows_of
 from entrain_bench.costs.steps import ExposedStep
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout, ModuleLayout

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray
+from entrain_bench.base.arrays import FloatArray
 
 # Parameters of a bucket: the larger of a constant and a number for each rank that holds the same weights
 # (megatron-core 0.19.2, distributed_data_parallel.py).

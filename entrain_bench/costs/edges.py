@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import BoolArray, FloatArray, IntArray, rows_of
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, rows_of
 from entrain_bench.program import Program
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import Framework

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs.roofline import Loads, PassTimes
 from entrain_bench.specs.model import ModuleSpec
 

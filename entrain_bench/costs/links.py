@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from entrain_bench.arrays import FloatArray
+from entrain_bench.base.arrays import FloatArray
 from entrain_bench.specs.cluster import LinkTier
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from entrain_bench.arithmetic import matmul
-from entrain_bench.arrays import FloatArray, IntArray, rows_of, sum_rows
+from entrain_bench.base.arithmetic import matmul
+from entrain_bench.base.arrays import FloatArray, IntArray, rows_of, sum_rows
 from entrain_bench.costs.sharding import gathered_bytes
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout, ModuleLayout

@@ -7,8 +7,8 @@ from zlib import crc32
 
 import numpy as np
 
-from entrain_bench.arithmetic import GOLDEN, mix, uniform
-from entrain_bench.arrays import FloatArray
+from entrain_bench.base.arithmetic import GOLDEN, mix, uniform
+from entrain_bench.base.arrays import FloatArray
 from entrain_bench.program import Program
 
 # Half of the width of a uniform distribution in its standard deviations.

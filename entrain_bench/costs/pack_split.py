@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts
+from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
 from entrain_bench.specs.layer import Attention
 
 

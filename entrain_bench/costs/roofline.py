@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from entrain_bench.arrays import FloatArray, IntArray, sum_rows
+from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
 from entrain_bench.costs.links import all_gather_s
 from entrain_bench.costs.pack_split import Packs
 from entrain_bench.specs.cluster import HEAD_DIM, ClusterSpec

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import BoolArray, FloatArray, IntArray
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
 from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.links import all_gather_s
 from entrain_bench.program import Pass, Program

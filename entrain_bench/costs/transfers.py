@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import BoolArray, FloatArray, IntArray, offsets_from_counts, rows_of, take_rows
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, offsets_from_counts, rows_of, take_rows
 from entrain_bench.costs.links import send_s
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout

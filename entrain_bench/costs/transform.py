@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray, rows_of
+from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
 from entrain_bench.costs.links import all_gather_s, broadcast_s
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.boundary import are_grids, ratio_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs.edges import Edges, edges_of, held_after_s, moved_s
 from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.memory import Memory

@@ -11,12 +11,12 @@ from typing import Any
 
 import pandas as pd
 
-from entrain_bench.errors import UserError
-from entrain_bench.experiment import prepare
-from entrain_bench.files import write_atomically
+from entrain_bench.answers.labels import label_columns
+from entrain_bench.base.errors import UserError
+from entrain_bench.base.files import write_atomically
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.labels import label_columns
 from entrain_bench.records.records import Results, labels_of
+from entrain_bench.run.experiment import prepare
 
 
 def analyse(

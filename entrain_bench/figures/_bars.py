@@ -11,8 +11,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from entrain_bench.answers.labels import names, orders
 from entrain_bench.figures._style import INK, Colour, strategy_colours
-from entrain_bench.records.labels import names, orders
 
 # Of the distance between two models, the share that their strategies fill.
 FILLED = 0.8

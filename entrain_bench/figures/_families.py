@@ -11,9 +11,9 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from entrain_bench.answers.labels import FAMILIES, families
 from entrain_bench.figures._bars import FILLED, Grid, mark_gap
 from entrain_bench.figures._style import INK
-from entrain_bench.records.labels import FAMILIES, families
 
 # Of a family's place on the x axis, the share of its bar; marks of the others share the rest.
 BAR_SHARE = 0.5

@@ -6,8 +6,8 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 
+from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import swept_keys
-from entrain_bench.errors import UserError
 from entrain_bench.figures._rows import UNLABELLED, Sweeps, params_of, rows_of, shown_in
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import labels_of

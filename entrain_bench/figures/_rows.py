@@ -7,11 +7,11 @@ from typing import Any
 
 import yaml
 
+from entrain_bench.base.errors import require
 from entrain_bench.config.compose import IN_FIGURES, SHOWN
 from entrain_bench.config.tree import config_tree
-from entrain_bench.errors import require
 from entrain_bench.records.cells import Cell
-from entrain_bench.study import Study, SweepOverrides
+from entrain_bench.run.study import Study, SweepOverrides
 
 # The sweeps of a figure by the labels of its rows; one sweep without a label if it has none.
 type Sweeps = Mapping[str, SweepOverrides]

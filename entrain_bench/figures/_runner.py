@@ -17,15 +17,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 import entrain_bench.figures as package
-from entrain_bench.errors import TRACEBACK_VARIABLE, UserError, explain
+from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
+from entrain_bench.base.files import write_atomically
 from entrain_bench.figures._accuracy import MEASURED, state_model_error
 from entrain_bench.figures._rows import Sweeps, cells_of, sweeps_of
 from entrain_bench.figures._sidecar import command_of, sidecar
 from entrain_bench.figures._style import empty_figure, styled
-from entrain_bench.files import write_atomically
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
-from entrain_bench.study import Output, Study
+from entrain_bench.run.study import Output, Study
 
 # The last is the sidecar.
 SUFFIXES = ("pdf", "png", "csv", "json")

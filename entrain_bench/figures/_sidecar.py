@@ -10,9 +10,9 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from entrain_bench.answers.cost_source import cost_source
+from entrain_bench.answers.labels import consecutive
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.cost_source import cost_source
-from entrain_bench.records.labels import consecutive
 
 
 def sidecar(title: str, command: str, cells: Iterable[Cell]) -> bytes:

@@ -9,6 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from entrain_bench.answers.cases import Case, Row
+from entrain_bench.answers.tracking.sweep import Sweep
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
     ENTRY_IN,
@@ -23,8 +25,6 @@ from entrain_bench.figures._style import (
     small_png,
     strategy_colours,
 )
-from entrain_bench.records.cases import Case, Row
-from entrain_bench.tracking.sweep import Sweep
 
 # More are not readable; the table has them all.
 MAX_CASES, MAX_VARIANTS = 12, 12

@@ -20,11 +20,11 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
+from entrain_bench.answers.labels import names
+from entrain_bench.answers.tables import interval_over_seeds, relative_over_seeds, run_table
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, INK, legend_above, panels
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.labels import names
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import interval_over_seeds, relative_over_seeds, run_table
 
 EXPERIMENT = "ablation"
 RUNS = True

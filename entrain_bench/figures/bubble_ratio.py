@@ -12,11 +12,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from entrain_bench.answers.tables import interval_over_seeds, run_table
 from entrain_bench.figures._bars import Grid, draw_interval, interval_handle, mark_failed, mark_gap
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels, strategy_handles
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import interval_over_seeds, run_table
 
 EXPERIMENT = "bubble_ratio"
 RUNS = True

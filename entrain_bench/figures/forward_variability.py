@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
+from entrain_bench.answers.tables import Runs, interval_over_seeds, run_actions, run_table
 from entrain_bench.figures._bars import Grid, mark_gap
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
@@ -32,7 +33,6 @@ from entrain_bench.figures._style import (
 )
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import Runs, interval_over_seeds, run_actions, run_table
 
 EXPERIMENT = "systems"
 RUNS = True

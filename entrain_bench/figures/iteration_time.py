@@ -17,12 +17,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from entrain_bench.answers.tables import interval_over_seeds, over_seeds, relative_over_seeds, run_table
 from entrain_bench.figures._bars import FILLED, Grid, draw_interval, interval_handle, mark_failed, mark_gap
 from entrain_bench.figures._families import Group, draw_groups, groups_of, other_handle
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, INK, legend_above, panels, strategy_handles
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import interval_over_seeds, over_seeds, relative_over_seeds, run_table
 
 EXPERIMENT = "iteration_time"
 RUNS = True

@@ -14,13 +14,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from entrain_bench.errors import UserError
-from entrain_bench.experiment import prepare
+from entrain_bench.answers.tables import Runs, run_actions, run_table
+from entrain_bench.base.errors import UserError
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels, show_reason
 from entrain_bench.figures.schedule_gantt import colours_of, draw_lanes, slowest_replica
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import Runs, run_actions, run_table
+from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate.replay import replay
 
 EXPERIMENT = "measured_gantt"

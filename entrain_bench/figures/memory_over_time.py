@@ -15,13 +15,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from entrain_bench.errors import UserError
+from entrain_bench.answers.labels import in_order, names, spell
+from entrain_bench.answers.tables import Runs, run_actions, run_table
+from entrain_bench.base.errors import UserError
 from entrain_bench.figures._replicas import extreme_replica
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Colour, legend_above, palette, panels, show_reason
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.labels import in_order, names, spell
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import Runs, run_actions, run_table
 
 EXPERIMENT = "memory_over_time"
 RUNS = True

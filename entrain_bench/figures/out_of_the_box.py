@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from entrain_bench.answers.tables import interval_over_seeds, relative_over_seeds, run_table
 from entrain_bench.figures._bars import Grid
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
@@ -33,7 +34,6 @@ from entrain_bench.figures._style import (
 )
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import interval_over_seeds, relative_over_seeds, run_table
 
 EXPERIMENT = "out_of_the_box"
 RUNS = True

@@ -16,7 +16,9 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from entrain_bench.errors import UserError
+from entrain_bench.answers.labels import names, spell
+from entrain_bench.answers.tables import Runs, run_actions, run_table
+from entrain_bench.base.errors import UserError
 from entrain_bench.figures._replicas import extreme_replica
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
@@ -30,9 +32,7 @@ from entrain_bench.figures._style import (
     show_reason,
 )
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.labels import names, spell
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import Runs, run_actions, run_table
 
 EXPERIMENT = "schedule_gantt"
 RUNS = True

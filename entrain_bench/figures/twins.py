@@ -17,12 +17,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy import stats
 
-from entrain_bench.arrays import FloatArray
+from entrain_bench.answers.labels import distinct_labels, names, orders
+from entrain_bench.answers.tables import run_table
+from entrain_bench.base.arrays import FloatArray
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, marker_of, panels, strategy_colours
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.labels import distinct_labels, names, orders
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import run_table
 
 EXPERIMENT = "twins"
 RUNS = True

@@ -19,14 +19,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
+from entrain_bench.answers.labels import families
+from entrain_bench.answers.tables import over_seeds, run_table
+from entrain_bench.answers.words import TIME_WORDS
 from entrain_bench.figures._bars import Grid
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, legend_above, panels
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.labels import families
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import over_seeds, run_table
 from entrain_bench.records.time_shares import TIME_SHARES
-from entrain_bench.records.words import TIME_WORDS
 
 EXPERIMENT = "iteration_time"
 RUNS = True

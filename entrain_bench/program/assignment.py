@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray, freeze, offsets_from_counts
-from entrain_bench.errors import UserError
+from entrain_bench.base.arrays import IntArray, freeze, offsets_from_counts
+from entrain_bench.base.errors import UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import Role

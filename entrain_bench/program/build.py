@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray, offsets_from_counts, rows_of, take_rows
+from entrain_bench.base.arrays import IntArray, offsets_from_counts, rows_of, take_rows
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.columns import Pass, Program
 from entrain_bench.program.layout import Layout

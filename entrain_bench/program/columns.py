@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from entrain_bench.arrays import BoolArray, IntArray
+from entrain_bench.base.arrays import BoolArray, IntArray
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray, freeze, offsets_from_counts, rows_of, take_rows
-from entrain_bench.errors import UserError, require
+from entrain_bench.base.arrays import FloatArray, IntArray, freeze, offsets_from_counts, rows_of, take_rows
+from entrain_bench.base.errors import UserError, require
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 

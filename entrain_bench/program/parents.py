@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.program.columns import Program
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from entrain_bench.errors import UserError, require
+from entrain_bench.base.errors import UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.layout_json import layout_of_values, layout_values
 from entrain_bench.specs.parse import parse

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from entrain_bench.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.errors import require
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
+from entrain_bench.base.errors import require
 from entrain_bench.program.columns import Program
 from entrain_bench.specs.model import ModuleSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from entrain_bench.arrays import rows_of
+from entrain_bench.base.arrays import rows_of
 from entrain_bench.program.columns import Pass
 from entrain_bench.program.parents import parent_microbatches
 from entrain_bench.program.timeline import Timeline

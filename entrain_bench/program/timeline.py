@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from entrain_bench.arrays import FloatArray
+from entrain_bench.base.arrays import FloatArray
 from entrain_bench.program import Program
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from entrain_bench.arrays import rows_of
-from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.base.arrays import rows_of
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.columns import Program
 
 

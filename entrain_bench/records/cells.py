@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from entrain_bench.base.errors import UserError
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.errors import UserError
 from entrain_bench.records.keys import identify
 
 

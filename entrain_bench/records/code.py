@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from entrain_bench.errors import OWN_PACKAGES, UserError
-from entrain_bench.store import Store
+from entrain_bench.base.errors import OWN_PACKAGES, UserError
+from entrain_bench.base.store import Store
 
 # What runs every run, whatever it is made of.
-DRIVER = "entrain_bench.experiment"
+DRIVER = "entrain_bench.run.experiment"
 # What a strategy is made of and sees.
-PLANNING = "entrain_bench.strategy.interface"
+PLANNING = "entrain_bench.balancing.interface"
 INIT = "__init__.py"
 
 

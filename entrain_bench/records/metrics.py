@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray, rows_of
+from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
+from entrain_bench.base.hosttime import HostTime
 from entrain_bench.costs.bound import cluster_bound_s, least_gpu_s, lower_bound_s
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.hosttime import HostTime
 from entrain_bench.program.parents import parent_microbatches
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.time_shares import remade_share, time_shares

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrain_bench.files import write_atomically
+from entrain_bench.base.files import write_atomically
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.layout_json import layout_from_json, layout_to_json
 

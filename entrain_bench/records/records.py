@@ -14,10 +14,10 @@ from typing import Any
 import pandas as pd
 from filelock import FileLock
 
+from entrain_bench.base.errors import UserError
+from entrain_bench.base.files import remove_partial, write_atomically
+from entrain_bench.base.hosttime import host_name
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.errors import UserError
-from entrain_bench.files import remove_partial, write_atomically
-from entrain_bench.hosttime import host_name
 from entrain_bench.program.table import chrome_trace
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import COSMETIC_KEYS, workload_of

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, rows_of
+from entrain_bench.base.arrays import FloatArray, rows_of
 from entrain_bench.costs.bound import stages_held
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from entrain_bench.errors import UserError, require
+from entrain_bench.base.errors import UserError, require
 from entrain_bench.sampler.sampler import BalancedBatchSampler
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray
-from entrain_bench.errors import UserError, require
+from entrain_bench.balancing.interface import Observer, Strategy
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.base.arrays import FloatArray
+from entrain_bench.base.errors import UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.sampler.microbatches import Dealt
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.interface import Observer, Strategy
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 
 # Seconds of forward and backward of every microbatch of every rank, for each module.
 type Timings = Mapping[str, Sequence[Sequence[Sequence[float]]]]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray
-from entrain_bench.errors import UserError
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.errors import UserError
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes

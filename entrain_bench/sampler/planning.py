@@ -10,18 +10,18 @@ from pathlib import Path
 
 import numpy as np
 
+from entrain_bench.balancing.interface import Strategy
+from entrain_bench.balancing.planning import place_chain
+from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.config.compose import compose
-from entrain_bench.errors import UserError, require, unknown_choice
-from entrain_bench.experiment import Setting, prepare
 from entrain_bench.program.assignment import check_assignment
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.layout_json import layout_to_json
+from entrain_bench.run.experiment import Setting, prepare
 from entrain_bench.sampler.microbatches import COUNTS, Dealt, deal
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.stream import ListedShapes
-from entrain_bench.strategy.interface import Strategy
-from entrain_bench.strategy.planning import place_chain
 
 # Words for layouts that need not be given.
 DATA_PARALLEL, PLANNED = "data_parallel", "planned"

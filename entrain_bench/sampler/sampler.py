@@ -10,8 +10,8 @@ import numpy as np
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.errors import UserError, require
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.errors import UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.plan_file import read_plan
 from entrain_bench.sampler.learning import Lessons, Timings, executed, learns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from entrain_bench.arrays import BoolArray, IntArray, rows_of
+from entrain_bench.base.arrays import BoolArray, IntArray, rows_of
 from entrain_bench.costs.transfers import Transfers
 from entrain_bench.program import Program
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
-from entrain_bench.compiled import inlined
+from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
+from entrain_bench.base.compiled import inlined
+from entrain_bench.base.errors import DeadlockError
 from entrain_bench.costs.transfers import Transfers
-from entrain_bench.errors import DeadlockError
 from entrain_bench.program import Program
 from entrain_bench.simulate.deadlock import describe_deadlock
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray
+from entrain_bench.base.arrays import FloatArray
+from entrain_bench.base.errors import OutOfMemoryError
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import OutOfMemoryError
 from entrain_bench.program import Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray
+from entrain_bench.base.arrays import FloatArray
 from entrain_bench.costs.truth import Prices
 from entrain_bench.program import Program
 from entrain_bench.program.timeline import Timeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 from entrain_bench.program import Program
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline

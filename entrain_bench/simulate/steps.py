@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray
+from entrain_bench.base.arrays import FloatArray
 from entrain_bench.costs.steps import Steps
 from entrain_bench.program import Program
 

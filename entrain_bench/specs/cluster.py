@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from entrain_bench.arrays import BoolArray, IntArray, offsets_from_counts
-from entrain_bench.errors import UserError, require
+from entrain_bench.base.arrays import BoolArray, IntArray, offsets_from_counts
+from entrain_bench.base.errors import UserError, require
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 
 # Sizes at which efficiencies are half of their large-size limit.

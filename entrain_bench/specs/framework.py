@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
-from entrain_bench.errors import IncompatibleError, require, unknown_choice
+from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
 from entrain_bench.specs.model import FULL, SELECTIVE, ModuleSpec
 
 P2P = ("blocking", "overlapped")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray, TextArray, offsets_from_counts
-from entrain_bench.errors import require
+from entrain_bench.base.arrays import IntArray, TextArray, offsets_from_counts
+from entrain_bench.base.errors import require
 from entrain_bench.specs.shapes import SampleShapes
 
 

@@ -8,7 +8,7 @@ from itertools import product
 from math import isqrt
 from typing import Any
 
-from entrain_bench.errors import UserError, require, unknown_choice
+from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.base.arrays import FloatArray, IntArray
 
 BF16_BYTES = 2
 FP32_BYTES = 4

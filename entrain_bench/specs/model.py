@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.errors import IncompatibleError, UserError, require
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.specs.layer import BF16_BYTES, Layer
 from entrain_bench.specs.module_layers import ModuleConfig, Role, build_layers, gemms_of, mlp_of_block
 from entrain_bench.specs.numerics import check_numerics

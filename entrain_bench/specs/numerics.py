@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from entrain_bench.errors import UserError, require, unknown_choice
+from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.specs.parse import check_mapping, parse
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from math import inf
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from entrain_bench.errors import UserError, require, unknown_choice
+from entrain_bench.base.errors import UserError, require, unknown_choice
 
 # Beyond these, times and their squares would leave the range of a double; no constant of a machine or a model is.
 LEAST, MOST = 1e-30, 1e30

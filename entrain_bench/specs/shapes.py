@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray, TextArray, freeze, offsets_from_counts, rows_of, take_rows
-from entrain_bench.errors import UserError
+from entrain_bench.base.arrays import FloatArray, IntArray, TextArray, freeze, offsets_from_counts, rows_of, take_rows
+from entrain_bench.base.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)

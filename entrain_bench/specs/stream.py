@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray
-from entrain_bench.errors import require
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.errors import require
 from entrain_bench.specs.shapes import SampleShapes
 
 

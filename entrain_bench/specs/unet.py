@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from entrain_bench.errors import require
+from entrain_bench.base.errors import require
 from entrain_bench.specs.layer import BF16_BYTES, Attention, Gemm, Layer
 from entrain_bench.specs.parse import parse
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from entrain_bench.errors import require
+from entrain_bench.base.errors import require
 
 # Work queues from host to device (docs.nvidia.com/deploy, CUDA MPS, topic 5.2.4). Their range, 1 to 32, is that of the
 # CUDA programming guide's table of environment variables, which was not read for this.

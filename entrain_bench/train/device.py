@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 from entrain_bench.train.settings import TrainSettings
 
 

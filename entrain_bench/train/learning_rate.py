@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import cos, pi
 
-from entrain_bench.errors import require, unknown_choice
+from entrain_bench.base.errors import require, unknown_choice
 
 DECAYS = ("constant", "linear", "cosine")
 

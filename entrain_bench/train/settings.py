@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from entrain_bench.base.errors import IncompatibleError, UserError, require, unknown_choice
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import IncompatibleError, UserError, require, unknown_choice
 from entrain_bench.train.learning_rate import check_learning_rate
 
 DEVICES = ("auto", "cpu", "cuda")

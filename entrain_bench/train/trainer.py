@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from entrain_bench.base.errors import UserError
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.errors import UserError
 from entrain_bench.records.outcome import Outcome
 from entrain_bench.train.connections import check_connections, connections_unless_given
 from entrain_bench.train.settings import TrainSettings

@@ -6,7 +6,7 @@ longest samples where they delay least, and ``EncodersAhead`` lets encoder stage
 A strategy is a planner, an assigner and a scheduler, named by a YAML (``strategy/mine.yaml``). No base class: a part is
 whatever has the hook. Write the part that you care about, and take the others from elsewhere.
 
-A run calls the hooks in this order (``entrain_bench/experiment.py``, ``entrain_bench/strategy/interface.py``)::
+A run calls the hooks in this order (``entrain_bench/run/experiment.py``, ``entrain_bench/balancing/interface.py``)::
 
     plan                once; what it asks of make_program calls assign (its draft's, if there is one) and schedule;
                         checks of memory try the draft of a scheduler that has one first
@@ -55,19 +55,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.arithmetic import decisive
-from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.errors import IncompatibleError, require
-from entrain_bench.program import Program, Slots, build_program
-from entrain_bench.program.assignment import Assignment, same_microbatches
-from entrain_bench.program.layout import Layout
-from entrain_bench.program.timeline import Timeline
-from entrain_bench.specs.job import Degrees
-from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.candidates import Candidate, by_estimate, fastest_in_trials
-from entrain_bench.strategy.interface import MakeProgram
-from entrain_bench.strategy.planning import (
+from entrain_bench.balancing.candidates import Candidate, by_estimate, fastest_in_trials
+from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.planning import (
     chain_starts,
     partition_layers,
     place_chain,
@@ -76,8 +66,18 @@ from entrain_bench.strategy.planning import (
     recompute_factor,
     stage_sums,
 )
-from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.schedules import backward_microbatch, chain_chunks, one_f_one_b, stages_behind
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.schedules import backward_microbatch, chain_chunks, one_f_one_b, stages_behind
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.errors import IncompatibleError, require
+from entrain_bench.program import Program, Slots, build_program
+from entrain_bench.program.assignment import Assignment, same_microbatches
+from entrain_bench.program.layout import Layout
+from entrain_bench.program.timeline import Timeline
+from entrain_bench.specs.job import Degrees
+from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.shapes import SampleShapes
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts
+from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
 
 FORWARD, BACKWARD = 0, 1
 # Where the state says whether anything is held.

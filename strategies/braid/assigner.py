@@ -9,15 +9,15 @@ from typing import ClassVar
 import numpy as np
 from numba import njit
 
-from entrain_bench.arithmetic import decisive
-from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.errors import IncompatibleError, require
+from entrain_bench.balancing.filling import lpt_with_exchange
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.errors import IncompatibleError, require
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.filling import lpt_with_exchange
-from entrain_bench.strategy.profile import Profile
 
 from .layout import others
 from .work import chunk_layers_s, chunk_tokens, shares_of, stage_work, unit_layers_s

@@ -11,13 +11,13 @@ from itertools import product
 
 import numpy as np
 
-from entrain_bench.arithmetic import decisive, matmul
-from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import decisive, matmul
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job, divisors
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.profile import Profile
 
 from .work import chunk_layers_s, chunk_tokens, shares_of, split_chain, unit_layers_s
 

@@ -9,15 +9,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.arithmetic import decisive
-from entrain_bench.errors import IncompatibleError, UserError, require
+from entrain_bench.balancing.beliefs import packed_iteration_s
+from entrain_bench.balancing.candidates import Candidate, by_estimate, fastest_in_trials
+from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.planning import recompute_choices
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.beliefs import packed_iteration_s
-from entrain_bench.strategy.candidates import Candidate, by_estimate, fastest_in_trials
-from entrain_bench.strategy.interface import MakeProgram
-from entrain_bench.strategy.planning import recompute_choices
-from entrain_bench.strategy.profile import Profile
 
 from .layout import Freedom, Shape, Work, place, shapes_of, split_layers
 

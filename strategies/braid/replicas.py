@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from entrain_bench.arithmetic import decisive
-from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, rows_of, take_rows
+from entrain_bench.balancing.beliefs import packed_durations, sync_after_s
+from entrain_bench.balancing.groups import chunk_groups, components, users_of
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of, take_rows
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
-from entrain_bench.strategy.beliefs import packed_durations, sync_after_s
-from entrain_bench.strategy.groups import chunk_groups, components, users_of
-from entrain_bench.strategy.profile import Profile
 
 from .actions import BACKWARD, Actions
 

@@ -8,16 +8,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.arithmetic import decisive
-from entrain_bench.errors import IncompatibleError, require
+from entrain_bench.balancing.beliefs import packed_iteration_s
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.recomputation import Recomputation, recompute_all
+from entrain_bench.balancing.schedules import chain_chunks
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.errors import IncompatibleError, require
 from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.beliefs import packed_iteration_s
-from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.recomputation import Recomputation, recompute_all
-from entrain_bench.strategy.schedules import chain_chunks
 
 from .replicas import Replica, recomputing, replicas_of
 from .search import Rules, Search, improve, ordered

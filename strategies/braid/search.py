@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from entrain_bench.arithmetic import decisive
-from entrain_bench.arrays import IntArray
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.program import Program, Slots, reorder
 
 from .actions import State, Wish, room_for

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from entrain_bench.arithmetic import matmul
-from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.compiled import inlined
+from entrain_bench.balancing.beliefs import packed_units_s
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import matmul
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.compiled import inlined
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.beliefs import packed_units_s
-from entrain_bench.strategy.profile import Profile
 
 # Bisection steps of a level: to a part in 10^12 of the greatest.
 LEVEL_STEPS = 40

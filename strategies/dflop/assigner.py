@@ -6,17 +6,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray, rows_of
-from entrain_bench.errors import require, unknown_choice
+from entrain_bench.balancing.filling import deal
+from entrain_bench.balancing.planning import recompute_factor
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
+from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.filling import deal
-from entrain_bench.strategy.planning import recompute_factor
-from entrain_bench.strategy.profile import Profile
 
 from .balance import SolverLimits, balance
 from .correction import Corrector, Observation, shape_classes

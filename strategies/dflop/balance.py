@@ -12,8 +12,8 @@ from time import perf_counter
 import numpy as np
 from ortools.sat.python import cp_model
 
-from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.strategy.filling import CLOSE, by_falling, lpt_with_exchange, trivial_bound
+from entrain_bench.balancing.filling import CLOSE, by_falling, lpt_with_exchange, trivial_bound
+from entrain_bench.base.arrays import FloatArray, IntArray
 
 # Costs in the integer program, in parts of the largest sum at the start.
 RESOLUTION = 1_000_000

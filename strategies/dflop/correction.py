@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from entrain_bench.arithmetic import matmul, solve
-from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.errors import require
+from entrain_bench.base.arithmetic import matmul, solve
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.errors import require
 
 # Half octaves of length that a module may have; more than any sequence length needs.
 MODULE_CLASSES = 128

@@ -8,16 +8,16 @@ from itertools import chain
 
 import numpy as np
 
-from entrain_bench.arithmetic import decisive
-from entrain_bench.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.errors import OutOfMemoryError, require, unknown_choice
+from entrain_bench.balancing.candidates import Candidate, fastest_in_trials
+from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.planning import partition_layers, recompute_choices, recompute_factor, slowest_stages_s
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
+from entrain_bench.base.errors import OutOfMemoryError, require, unknown_choice
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.strategy.candidates import Candidate, fastest_in_trials
-from entrain_bench.strategy.interface import MakeProgram
-from entrain_bench.strategy.planning import partition_layers, recompute_choices, recompute_factor, slowest_stages_s
-from entrain_bench.strategy.profile import Profile
 
 from . import released
 from .profiling import DataShapes, data_shapes, encoder_cost, layer_s, llm_cost

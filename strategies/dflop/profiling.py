@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.profile import Profile
 
 # Grids of the released code (BDAI-Research/DFLOP, 60e86d8).
 ENCODER_BATCHES = np.array([1, 2, 4, 8, 16, 32, 64])

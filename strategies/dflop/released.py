@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from entrain_bench.arrays import BoolArray, FloatArray, IntArray
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
 from entrain_bench.specs.job import Job
 
 from .profiling import DataShapes

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.errors import IncompatibleError, UserError, require
+from entrain_bench.balancing.planning import Island, place_islands
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.strategy.planning import Island, place_islands
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.arithmetic import matmul
-from entrain_bench.arrays import IntArray, offsets_from_counts
-from entrain_bench.errors import IncompatibleError, require
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import matmul
+from entrain_bench.base.arrays import IntArray, offsets_from_counts
+from entrain_bench.base.errors import IncompatibleError, require
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.profile import Profile
 
 # Packed tokens at which a module's efficiency counts as its peak.
 PEAK_TOKENS = 131_072

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.balancing.beliefs import covered_layer_s, stages_s
+from entrain_bench.balancing.planning import recompute_factor
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.beliefs import covered_layer_s, stages_s
-from entrain_bench.strategy.planning import recompute_factor
-from entrain_bench.strategy.profile import Profile
 
 
 def chunk_s(

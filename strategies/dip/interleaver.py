@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from entrain_bench.compiled import inlined
+from entrain_bench.base.compiled import inlined
 
 from .state import BACKWARD, FORWARD
 

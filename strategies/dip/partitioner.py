@@ -9,17 +9,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.arithmetic import decisive
-from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.errors import DeadlockError, IncompatibleError, require, unknown_choice
+from entrain_bench.balancing.candidates import Candidate, by_estimate, fastest_in_trials
+from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.planning import partition_layers, recompute_choices
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.errors import DeadlockError, IncompatibleError, require, unknown_choice
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.candidates import Candidate, by_estimate, fastest_in_trials
-from entrain_bench.strategy.interface import MakeProgram
-from entrain_bench.strategy.planning import partition_layers, recompute_choices
-from entrain_bench.strategy.profile import Profile
 
 from .assigner import efficient_items
 from .belief import believed_s

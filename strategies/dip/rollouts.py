@@ -7,8 +7,8 @@ from time import perf_counter
 import numpy as np
 from numba import njit
 
-from entrain_bench.arrays import IntArray
-from entrain_bench.compiled import in_threads
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.compiled import in_threads
 
 from .interleaver import interleave
 from .search import ROOT, exploration, learn, new_tree, propose

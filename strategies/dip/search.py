@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from entrain_bench.arithmetic import LN_2, log2
-from entrain_bench.arrays import BoolArray, FloatArray, IntArray
+from entrain_bench.base.arithmetic import LN_2, log2
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
 
 # Weight of exploration for scores scaled to [0, 1].
 EXPLORATION = 0.2

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray, rows_of
+from entrain_bench.balancing.groups import chunk_groups, components, users_of
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
-from entrain_bench.strategy.groups import chunk_groups, components, users_of
-from entrain_bench.strategy.profile import Profile
 
 from .belief import believed_durations, lanes_of_actions
 

@@ -8,17 +8,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.arithmetic import matmul
-from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.errors import IncompatibleError, require, unknown_choice
-from entrain_bench.hosttime import each_replica_alone
+from entrain_bench.balancing.lpt import balanced_groups
+from entrain_bench.balancing.planning import recompute_factor
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.schedules import stages_behind
+from entrain_bench.base.arithmetic import matmul
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
+from entrain_bench.base.hosttime import each_replica_alone
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.lpt import balanced_groups
-from entrain_bench.strategy.planning import recompute_factor
-from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.schedules import stages_behind
 
 from .reordering import interval_order
 

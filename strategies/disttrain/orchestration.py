@@ -22,9 +22,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from entrain_bench.arithmetic import DECISIVE_BITS, decisive
-from entrain_bench.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.compiled import inlined
+from entrain_bench.base.arithmetic import DECISIVE_BITS, decisive
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
+from entrain_bench.base.compiled import inlined
 
 # Of an interval, until no number lies between its ends.
 HALVINGS = 100

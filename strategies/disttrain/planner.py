@@ -10,13 +10,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.arithmetic import decisive
-from entrain_bench.errors import UserError, require
+from entrain_bench.balancing.candidates import Candidate, fastest_in_trials
+from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.errors import UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.candidates import Candidate, fastest_in_trials
-from entrain_bench.strategy.interface import MakeProgram
-from entrain_bench.strategy.profile import Profile
 
 from .orchestration import Point
 from .space import Orchestration, SubProblem

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.compiled import inlined
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.compiled import inlined
 
 
 def interval_order(forward_s: FloatArray, backward_s: FloatArray) -> IntArray:

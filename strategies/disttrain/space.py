@@ -11,11 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.program.layout import Layout
-from entrain_bench.specs.layer import BF16_BYTES
-from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.planning import (
+from entrain_bench.balancing.planning import (
     Island,
     partitions,
     place_islands,
@@ -23,7 +19,11 @@ from entrain_bench.strategy.planning import (
     recompute_factor,
     stage_sums,
 )
-from entrain_bench.strategy.profile import Profile
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.layer import BF16_BYTES
+from entrain_bench.specs.shapes import SampleShapes
 
 from .orchestration import Loads, Options, Point, best_integers, iteration_s, solve
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arithmetic import decisive
-from entrain_bench.arrays import IntArray, rows_of
-from entrain_bench.errors import require, unknown_choice
+from entrain_bench.balancing.differencing import largest_differencing
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import IntArray, rows_of
+from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.differencing import largest_differencing
-from entrain_bench.strategy.profile import Profile
 
 from .costs import Costs, believed_costs
 from .partition import cuttable

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arithmetic import matmul
-from entrain_bench.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.errors import IncompatibleError
+from entrain_bench.balancing.beliefs import stages_s
+from entrain_bench.balancing.planning import recompute_factor
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.schedules import stages_behind
+from entrain_bench.base.arithmetic import matmul
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.beliefs import stages_s
-from entrain_bench.strategy.planning import recompute_factor
-from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.schedules import stages_behind
 
 
 @dataclass(frozen=True, slots=True)

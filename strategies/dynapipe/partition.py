@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from entrain_bench.arithmetic import decisive
-from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import FloatArray, IntArray
 
 from .costs import Costs
 

@@ -8,16 +8,21 @@ from itertools import permutations
 
 import numpy as np
 
-from entrain_bench.arithmetic import decisive
-from entrain_bench.arrays import FloatArray, IntArray, sum_rows
-from entrain_bench.errors import require, unknown_choice
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.recomputation import Recomputation
+from entrain_bench.balancing.schedules import (
+    backward_microbatch,
+    chain_program,
+    microbatches_per_replica,
+    stages_behind,
+)
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
+from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.program import Program, Slots, reorder
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.recomputation import Recomputation
-from entrain_bench.strategy.schedules import backward_microbatch, chain_program, microbatches_per_replica, stages_behind
 
 from .costs import believed_costs, unit_costs
 from .cycles import Order, cyclic_order

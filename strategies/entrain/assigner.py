@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.errors import require
-from entrain_bench.hosttime import each_replica_alone
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.errors import require
+from entrain_bench.base.hosttime import each_replica_alone
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.profile import Profile
 
 from .balance import assign_microbatches, assign_replicas
 from .deferral import defer_pairwise

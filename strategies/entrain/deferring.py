@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray
-from entrain_bench.errors import IncompatibleError, require
-from entrain_bench.hosttime import each_replica_alone
+from entrain_bench.balancing.interface import Assigner, Drafter, Observer
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.errors import IncompatibleError, require
+from entrain_bench.base.hosttime import each_replica_alone
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.interface import Assigner, Drafter, Observer
-from entrain_bench.strategy.profile import Profile
 
 from .deferral import defer_pairwise
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from entrain_bench.arrays import BoolArray, IntArray
-from entrain_bench.compiled import inlined
+from entrain_bench.base.arrays import BoolArray, IntArray
+from entrain_bench.base.compiled import inlined
 
 # Further than any path.
 UNREACHED = np.iinfo(np.int64).max

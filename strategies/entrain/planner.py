@@ -9,15 +9,9 @@ from math import ceil
 
 import numpy as np
 
-from entrain_bench.arithmetic import log
-from entrain_bench.arrays import FloatArray
-from entrain_bench.errors import UserError, require
-from entrain_bench.program.layout import Layout
-from entrain_bench.specs.job import Degrees
-from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.candidates import Candidate, by_estimate, fastest_in_trials
-from entrain_bench.strategy.interface import MakeProgram
-from entrain_bench.strategy.planning import (
+from entrain_bench.balancing.candidates import Candidate, by_estimate, fastest_in_trials
+from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.planning import (
     allocate_stages,
     partition_layers,
     place_chain,
@@ -26,7 +20,13 @@ from entrain_bench.strategy.planning import (
     stable_samples,
     stage_sums,
 )
-from entrain_bench.strategy.profile import Profile
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import log
+from entrain_bench.base.arrays import FloatArray
+from entrain_bench.base.errors import UserError, require
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import Degrees
+from entrain_bench.specs.shapes import SampleShapes
 
 logger = logging.getLogger(__name__)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.schedules import chain_program
+from entrain_bench.balancing.warmup import WarmUp
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.schedules import chain_program
-from entrain_bench.strategy.warmup import WarmUp
 
 
 @dataclass(frozen=True, slots=True)

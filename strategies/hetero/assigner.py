@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray, offsets_from_counts
-from entrain_bench.errors import require
+from entrain_bench.balancing.balancing import arrival_places
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import IntArray, offsets_from_counts
+from entrain_bench.base.errors import require
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.boundary import is_colocated, ratio_of
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.balancing import arrival_places
-from entrain_bench.strategy.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)

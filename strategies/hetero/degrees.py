@@ -8,8 +8,8 @@ from itertools import product
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray
-from entrain_bench.errors import IncompatibleError, UserError, require
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.program.boundary import is_integer_ratio
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job, divisors

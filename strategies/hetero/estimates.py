@@ -10,14 +10,14 @@ from math import ceil
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray
+from entrain_bench.balancing.candidates import Candidate
+from entrain_bench.balancing.planning import partition_layers, recompute_choices, recompute_factor, stage_sums
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import FloatArray
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.candidates import Candidate
-from entrain_bench.strategy.planning import partition_layers, recompute_choices, recompute_factor, stage_sums
-from entrain_bench.strategy.profile import Profile
 
 from .degrees import Pair, place_pair
 

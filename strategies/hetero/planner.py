@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from entrain_bench.errors import require
+from entrain_bench.balancing.candidates import Candidate, by_estimate, fastest_in_trials
+from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.errors import require
 from entrain_bench.program.layout import Layout
-from entrain_bench.strategy.candidates import Candidate, by_estimate, fastest_in_trials
-from entrain_bench.strategy.interface import MakeProgram
-from entrain_bench.strategy.profile import Profile
 
 from .degrees import colocated_pairs, noncolocated_pairs
 from .estimates import candidates_of

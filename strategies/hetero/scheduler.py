@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.errors import IncompatibleError
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.recomputation import Recomputation
+from entrain_bench.balancing.routes import check_colocated, check_routes
+from entrain_bench.balancing.schedules import chain_program, three_phase_program
+from entrain_bench.balancing.warmup import WarmUp
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.boundary import is_disjoint
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.recomputation import Recomputation
-from entrain_bench.strategy.routes import check_colocated, check_routes
-from entrain_bench.strategy.schedules import chain_program, three_phase_program
-from entrain_bench.strategy.warmup import WarmUp
 
 
 @dataclass(frozen=True, slots=True)

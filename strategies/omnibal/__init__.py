@@ -2,7 +2,7 @@
 
 Mini-batches under two caps by iterative sampling and filtering (``grouping``, ``assigner``), and stages that cut
 encoder and LLM wherever trials say (``planner``). Recomputation by stage, as far as memory demands, is
-``entrain_bench.strategy.recomputation``'s.
+``entrain_bench.balancing.recomputation``'s.
 """
 
 from .assigner import OmniBalAssigner

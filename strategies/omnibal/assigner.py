@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from entrain_bench.errors import require
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.errors import require
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.profile import Profile
 
 from .grouping import Caps, caps_for, filtered_groups
 

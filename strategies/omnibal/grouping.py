@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from entrain_bench.arrays import IntArray
+from entrain_bench.base.arrays import IntArray
 
 # By how much caps grow from one attempt to the next, relative to what a microbatch's samples have on average, and to
 # how many times that.

@@ -9,15 +9,9 @@ from itertools import combinations, product
 
 import numpy as np
 
-from entrain_bench.arithmetic import decisive
-from entrain_bench.arrays import FloatArray
-from entrain_bench.errors import require
-from entrain_bench.program.layout import Layout
-from entrain_bench.specs.job import Degrees
-from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.candidates import Candidate, Draft, fastest_in_trials, rising_candidates
-from entrain_bench.strategy.interface import MakeProgram
-from entrain_bench.strategy.planning import (
+from entrain_bench.balancing.candidates import Candidate, Draft, fastest_in_trials, rising_candidates
+from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.planning import (
     average_layer_s,
     partition_layers,
     place_cuts,
@@ -25,7 +19,13 @@ from entrain_bench.strategy.planning import (
     recompute_factor,
     stage_sums,
 )
-from entrain_bench.strategy.profile import Profile
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import FloatArray
+from entrain_bench.base.errors import require
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import Degrees
+from entrain_bench.specs.shapes import SampleShapes
 
 # Cuts that a candidate moves at once: all subsets would be exponentially many.
 MOVED_CUTS = 2

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray
-from entrain_bench.errors import IncompatibleError, UserError, unknown_choice
+from entrain_bench.balancing.balancing import arrival_places
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.errors import IncompatibleError, UserError, unknown_choice
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.balancing import arrival_places
-from entrain_bench.strategy.profile import Profile
 
 from .balance import COSTS, balanced_batches, unit_costs
 from .rearrangement import place_batches

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from entrain_bench.arithmetic import decisive
-from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.balancing.balancing import longest_first_by_row
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.strategy.balancing import longest_first_by_row
 
 COSTS = ("linear", "quadratic")
 # Halvings of the interval in which the least cost of the longest padded batch lies: a double has 53 bits.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from entrain_bench.arrays import IntArray
+from entrain_bench.base.arrays import IntArray
 
 
 def place_batches(row: IntArray, batch: IntArray, home: IntArray, tokens: IntArray, node: IntArray) -> IntArray:

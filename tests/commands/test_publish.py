@@ -10,7 +10,7 @@ import pytest
 
 from entrain_bench.commands.publish import publish
 from entrain_bench.records.records import Record, Results, new_record
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
 
 
 def alive() -> int:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from entrain_bench.base.errors import UserError
+from entrain_bench.base.files import write_atomically
 from entrain_bench.cli import run_command
 from entrain_bench.commands import reference, verify
-from entrain_bench.errors import UserError
-from entrain_bench.files import write_atomically
-from entrain_bench.study import Output, Study
+from entrain_bench.run.study import Output, Study
 
 # Iterations of a second, which no assignment outlasts.
 SWEEP = ("strategy=megatron,entrain", "iterations=1", "cluster=a40x16", "global_batch=64")
@@ -119,7 +119,7 @@ def test_a_failure_leaves_the_reference_as_it_was(
     def fail(*_: object) -> None:
         raise UserError("told so")
 
-    monkeypatch.setattr("entrain_bench.run.run_experiment", fail)
+    monkeypatch.setattr("entrain_bench.run.cells.run_experiment", fail)
     before = (checkout.root / "reference" / "table.csv").read_text()
     for path in (checkout.root / "results" / "runs").rglob("*.json"):
         path.unlink()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from entrain_bench.base.errors import ExecutionError, UserError
 from entrain_bench.commands import ui
-from entrain_bench.errors import ExecutionError, UserError
 from entrain_bench.records.records import Results
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.conformance.checks import require_blind, require_repeatable, require_valid, require_walls
 from entrain_bench.conformance.suite import PARTS
-from entrain_bench.errors import IncompatibleError, OutOfMemoryError
-from entrain_bench.experiment import prepare, run_experiment
 from entrain_bench.records.records import METRICS
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import prepare, run_experiment
 from support.wide import FEW, each_strategy, wide_unless
 
 NEEDS_AUDIO = ("librispeech", "synthetic_av")

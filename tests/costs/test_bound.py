@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.arrays import FloatArray, offsets_from_counts
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.base.arrays import FloatArray, offsets_from_counts
+from entrain_bench.base.errors import DeadlockError
 from entrain_bench.costs.bound import _busiest_replica_s, cluster_bound_s, least_gpu_s, lower_bound_s
 from entrain_bench.costs.roofline import loads_of
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import DeadlockError
-from entrain_bench.experiment import Setting, prepare
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import Setting, prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import generating_model, placed, rngs, samples, tiny_cluster, tiny_model
 from support.programs import frameworks, random_layout, random_program
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from entrain_bench.arrays import FloatArray, rows_of
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.base.arrays import FloatArray, rows_of
 from entrain_bench.costs.edges import edges_of, held_after_s
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import ActionView, Pass, Program
@@ -13,7 +14,6 @@ from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.framework import Framework
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import (
     as_ints,
     chain_layout,

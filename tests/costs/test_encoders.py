@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.base.errors import UserError
 from entrain_bench.costs.edges import edges_of
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.roofline import Roofline, loads_of
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import UserError
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import placed, samples, tiny_cluster, tiny_model
 
 # Pairs at 1e9 bytes/s and 1e-6 s, nodes at 5e8 and 2e-6, the network at 1e8 and 1e-5.

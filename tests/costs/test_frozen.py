@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.base.errors import UserError
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.roofline import Roofline, loads_of
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import UserError
-from entrain_bench.experiment import Setting, prepare
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import Setting, prepare
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import TRAINING_FLOPS
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import chain_layout, samples, tiny_cluster, tiny_model, uniform_batch
 from support.wide import each_strategy
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program, Slots, build_program
 from entrain_bench.program.assignment import ModuleAssignment, group_chunks, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import (
     chain_layout,
     even,

@@ -7,17 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import compose
 from entrain_bench.costs.noise import ActionNoise
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import UserError
-from entrain_bench.experiment import prepare
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
+from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import ListSource, chain_layout, tiny_cluster, tiny_job, tiny_model, uniform_batch
 
 MODEL = tiny_model()

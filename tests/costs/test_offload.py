@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.errors import OutOfMemoryError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import OutOfMemoryError
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import PLANNING_SHARE, Degrees, LayoutRequest
-from entrain_bench.strategy.profile import Profile
 from entrain_bench_strategies.hetero import ColocatedPlanner
 from support.builders import profile_of, samples, tiny_cluster, tiny_job
 from support.hetero import MODEL, pair_layout, program_of, system

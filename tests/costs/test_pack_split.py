@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.costs.pack_split import Packs
 from entrain_bench.costs.roofline import Roofline
-from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.layer import Attention
 from support.builders import tiny_cluster, tiny_model

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.sharding import (
@@ -21,7 +23,6 @@ from entrain_bench.costs.sharding import (
     layer_traffic,
 )
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment, same_microbatches
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
@@ -30,7 +31,6 @@ from entrain_bench.simulate import Simulator
 from entrain_bench.simulate.place import place_program
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import as_ints, placed, random_samples, rngs, samples, tiny_cluster, tiny_model, uniform_batch
 
 # 1e9 bytes/s of memory; pairs at 1e9 bytes/s and 1e-6 s, nodes at 5e8 and 2e-6, the network at 1e8 and 1e-5.

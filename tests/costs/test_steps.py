@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.costs.buckets import gather_lead_s, gather_stall_s, sync_lag_s
 from entrain_bench.costs.steps import first_of_stages, last_of_stages
 from entrain_bench.costs.truth import CostTruth
@@ -15,7 +16,6 @@ from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import as_ints, chain_layout, find, placed, samples, tiny_cluster, tiny_model, uniform_batch
 
 # 1e9 bytes/s of memory; pairs at 1e9 bytes/s and 1e-6 s, nodes at 5e8 and 2e-6, the network at 1e8 and 1e-5.

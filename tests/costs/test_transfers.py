@@ -7,17 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
+from entrain_bench.base.errors import DeadlockError
 from entrain_bench.costs.edges import edges_of
 from entrain_bench.costs.transfers import Transfers, both, transfers_between_blocks
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import DeadlockError
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.framework import Framework
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import (
     StuckError,
     as_ints,

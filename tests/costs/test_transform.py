@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from entrain_bench.arrays import FloatArray, rows_of
+from entrain_bench.balancing.schedules import chain_program
+from entrain_bench.base.arrays import FloatArray, rows_of
 from entrain_bench.costs.links import broadcast_s
 from entrain_bench.costs.transform import colocated_transforms
 from entrain_bench.costs.truth import CostTruth
@@ -15,7 +16,6 @@ from entrain_bench.program.boundary import are_grids
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.strategy.schedules import chain_program
 from entrain_bench_strategies.hetero import BatchSlices, ColocatedScheduler
 from support.builders import TOKENS, encoder_config, llm_config, placed, samples, tiny_cluster
 from support.hetero import MODEL, pair_layout, profile_for

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program, Slots, build_program
 from entrain_bench.program.assignment import ModuleAssignment, group_chunks
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.framework import Framework
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import chain_layout, find, placed, samples, tiny_cluster, tiny_model, uniform_batch
 
 # 1e9 bytes/s of memory; pairs at 1e9 bytes/s and 1e-6 s, nodes at 5e8 and 2e-6, the network at 1e8 and 1e-5.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+from entrain_bench.answers.labels import names
 from entrain_bench.figures import ablation, out_of_the_box
 from entrain_bench.figures._rows import rows_of
-from entrain_bench.records.labels import names
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
 from support.figures import MODELS, TRACES, changes, combinations, drawn, table, written
 
 STACKS = ["deep", "shallow"]

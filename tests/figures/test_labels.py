@@ -7,10 +7,10 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from entrain_bench.errors import UserError
+from entrain_bench.answers.labels import distinct_labels, in_order, label_columns, names, orders
+from entrain_bench.base.errors import UserError
 from entrain_bench.figures._style import strategy_colours
-from entrain_bench.records.labels import distinct_labels, in_order, label_columns, names, orders
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
 from support.figures import drawn, table, written
 
 

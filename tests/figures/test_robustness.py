@@ -8,13 +8,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 from entrain_bench.figures import _rows
 from entrain_bench.figures._rows import cells_of, rows_of, sweeps_of
 from entrain_bench.figures.robustness import initials, rankings
 from entrain_bench.records.records import Results
-from entrain_bench.run import compose_cells
-from entrain_bench.study import Study
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.study import Study
 from support.figures import MODELS, TRACES, changes, drawn, written
 
 ROWS = rows_of("robustness")

@@ -7,8 +7,8 @@ import math
 import pandas as pd
 import pytest
 
+from entrain_bench.answers.tables import Runs, encoder_stages, relative_over_seeds
 from entrain_bench.figures import forward_variability
-from entrain_bench.records.tables import Runs, encoder_stages, relative_over_seeds
 from support.figures import MODELS, TRACES, actions, contexts, drawn, errors, splits, table, warmups, written
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from entrain_bench.answers.cost_source import cost_source
 from entrain_bench.figures._runner import Drawing, draw_figure
 from entrain_bench.figures._sidecar import command_of, sidecar
 from entrain_bench.figures._style import empty_figure
-from entrain_bench.records.cost_source import cost_source
 from entrain_bench.records.records import Results
-from entrain_bench.run import compose_cells
-from entrain_bench.study import Study
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.study import Study
 
 
 def test_a_caption_says_setting_seeds_and_cost_source() -> None:

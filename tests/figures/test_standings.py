@@ -10,10 +10,10 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from entrain_bench.answers.tracking.sweep import Sweep
 from entrain_bench.figures._standings import MAX_VARIANTS, PANEL_IN, draw, standings_png
 from entrain_bench.figures._style import styled
 from entrain_bench.records.records import Record
-from entrain_bench.tracking.sweep import Sweep
 from support.figures import texts, written
 from support.records import record
 

@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from entrain_bench.errors import UserError
+from entrain_bench.answers.labels import ORDER
+from entrain_bench.answers.tables import Runs
+from entrain_bench.base.errors import UserError
 from entrain_bench.figures import memory_over_time, schedule_gantt
 from entrain_bench.figures._replicas import replica_lanes
-from entrain_bench.records.labels import ORDER
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import Runs
 from support.figures import GIB, MODELS, TRACES, actions, drawn, table, views, written
 
 

@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 from matplotlib.patches import Rectangle
 
+from entrain_bench.answers.words import TIME_WORDS
 from entrain_bench.figures.where_time_goes import LOOKS, by_family
 from entrain_bench.records.time_shares import TIME_SHARES
-from entrain_bench.records.words import TIME_WORDS
 from support.figures import MANY, TRACES, drawn, table, written
 
 

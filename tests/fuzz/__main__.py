@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from entrain_bench.workers import Died, work_off
+from entrain_bench.run.workers import Died, work_off
 
 from .draw import command_line, trace
 from .trial import Case, in_limits

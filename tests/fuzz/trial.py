@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
+from entrain_bench.base.errors import TRACEBACK_VARIABLE
 from entrain_bench.cli import run_command
-from entrain_bench.errors import TRACEBACK_VARIABLE
 
 from .draw import SMALL
 

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from entrain_bench.files import write_atomically
+from entrain_bench.base.files import write_atomically
 
 from .sample import Mutant, core_files, sample_mutants
 from .trial import TESTS, Trial

@@ -24,9 +24,9 @@ from .selection import run_pytest
 CELLS = "tests/test_reference_cells.py"
 DEFAULTS = "tests/test_defaults.py"
 TESTS = (
-    *(f"tests/{room}" for room in ("specs", "program", "costs", "simulate", "strategy", "strategies")),
+    *(f"tests/{room}" for room in ("specs", "program", "costs", "simulate", "balancing", "strategies")),
     "tests/records/test_metrics.py",
-    "tests/test_arithmetic.py",
+    "tests/base/test_arithmetic.py",
     DEFAULTS,
     CELLS,
 )

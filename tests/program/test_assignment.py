@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.arrays import offsets_from_counts, rows_of, sum_rows, take_rows
-from entrain_bench.errors import UserError
+from entrain_bench.balancing.schedules import chain_chunks
+from entrain_bench.base.arrays import offsets_from_counts, rows_of, sum_rows, take_rows
+from entrain_bench.base.errors import UserError
 from entrain_bench.program.assignment import (
     Assignment,
     ModuleAssignment,
@@ -20,7 +21,6 @@ from entrain_bench.program.assignment import (
     same_microbatches,
 )
 from entrain_bench.specs.shapes import shapes_from_lists
-from entrain_bench.strategy.schedules import chain_chunks
 from support.builders import chain_layout, labels, random_samples, rngs, samples, tiny_model
 
 MODEL = tiny_model()

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
-from entrain_bench.errors import UserError
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.base.errors import UserError
 from entrain_bench.program import Pass, Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment, Chunks, ModuleAssignment, group_chunks
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.specs.shapes import shapes_from_lists
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import (
     AV_MODEL,
     as_ints,

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.balancing.schedules import chain_chunks, stages_behind, three_phase_program
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import IncompatibleError, UserError
-from entrain_bench.experiment import prepare
 from entrain_bench.program import Slots, build_program
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout, check_tensor_parallel
 from entrain_bench.program.validate import check_program
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate import Simulator
-from entrain_bench.strategy.schedules import chain_chunks, stages_behind, three_phase_program
 from support.builders import chain_layout, placed, tiny_cluster, tiny_model, uniform_batch
 
 MODEL = tiny_model(encoder=2, llm=4)

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
+from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.config.compose import compose
-from entrain_bench.errors import UserError
-from entrain_bench.experiment import prepare, run_experiment
 from entrain_bench.program.layout_json import layout_to_json
 from entrain_bench.program.plan_file import Expected, PlannedJob, TrainingPlan, plan_overrides, plan_text, read_plan
 from entrain_bench.records.keys import identify, plan_key
+from entrain_bench.run.experiment import prepare, run_experiment
 from entrain_bench.sampler import BalancedBatchSampler
 
 TINY = ("layout.tp=1", "layout.dp=2", "iterations=1")

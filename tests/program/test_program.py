@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.errors import DeadlockError, UserError
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.base.errors import DeadlockError, UserError
 from entrain_bench.program import Pass, Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment, group_chunks
 from entrain_bench.program.build import chunk_of_unit
@@ -18,7 +19,6 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import (
     AV_MODEL,
     av_samples,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.program.table import chrome_trace, timeline_frame
 from entrain_bench.program.timeline import Timeline
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import chain_layout, tiny_model, uniform_batch
 
 MODEL = tiny_model(encoder=2, llm=2)

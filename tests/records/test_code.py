@@ -10,13 +10,13 @@ import pytest
 import entrain_bench
 import entrain_bench_strategies
 import entrain_bench_workloads
+from entrain_bench.base.errors import UserError
+from entrain_bench.base.store import Store
 from entrain_bench.config.tree import choices
-from entrain_bench.errors import UserError
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.code import DRIVER, code_version, hash_of, import_closure
 from entrain_bench.records.keys import targets_of
-from entrain_bench.run import compose_cells
-from entrain_bench.store import Store
+from entrain_bench.run.cells import compose_cells
 
 PACKAGES = {module.__name__: Path(module.__path__[0]) for module in
             (entrain_bench, entrain_bench_strategies, entrain_bench_workloads)}  # fmt: skip
@@ -78,7 +78,7 @@ def test_what_no_run_uses_moves_no_key(tree: Tree, cells: dict[str, Cell]) -> No
     tree.change("entrain_bench/train/measuring/losses.py", "from __future__", "# A comment.\nfrom __future__")
     tree.change("entrain_bench/costs/roofline.py", "GEMM_TILE = 128", "GEMM_TILE = (  # rows and columns\n    128\n)")
     tree.change("entrain_bench/costs/truth.py", '"""The cost truth of a program:', '"""Another docstring of a program:')
-    tree.change("entrain_bench/records/report.py", "PLAIN_WIDTH = 140", "PLAIN_WIDTH = 141")
+    tree.change("entrain_bench/answers/console_table.py", "PLAIN_WIDTH = 140", "PLAIN_WIDTH = 141")
     assert tree.versions(cells) == before
 
 

@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.base.hosttime import HostTime
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.experiment import prepare
 from entrain_bench.figures.memory_over_time import memory_steps
-from entrain_bench.hosttime import HostTime
 from entrain_bench.program import Pass
 from entrain_bench.program.table import chrome_trace, timeline_frame
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import forward_std_ms, measure, microbatch_forward
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate import Simulator
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import chain_layout, tiny_cluster, tiny_model, uniform_batch
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from entrain_bench.experiment import run_experiment
+from entrain_bench.balancing.interface import Strategy
 from entrain_bench.program.layout_json import layout_to_json
 from entrain_bench.records.keys import plan_key
 from entrain_bench.records.plans import Plans
-from entrain_bench.run import compose_cells
-from entrain_bench.strategy.interface import Strategy
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import run_experiment
 
 SMALL = ("workload=synthetic", "model=tiny", "cluster=tiny", "global_batch=16", "layout.tp=1", "layout.dp=2")
 

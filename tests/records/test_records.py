@@ -8,12 +8,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from entrain_bench.answers.console_table import print_table
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import identify
 from entrain_bench.records.records import METRICS, PER_ITERATION, Record, Results, iterations_parquet, new_record
-from entrain_bench.records.report import print_table
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
 
 WORKLOAD = '''
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from entrain_bench.answers.compare import read_text
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.compare import read_text
 from entrain_bench.records.records import new_record, table_csv
 from entrain_bench.records.variants import variant_text
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
 
 
 def cell(*overrides: str) -> Cell:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 from entrain_bench.sampler import BalancedBatchSampler, own_loader
 from support.builders import random_samples
 from support.train.ranks import run_ranks

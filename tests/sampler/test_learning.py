@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from entrain_bench.errors import UserError
+from entrain_bench.balancing.interface import Strategy
+from entrain_bench.base.errors import UserError
 from entrain_bench.program import Pass
 from entrain_bench.sampler import BalancedBatchSampler
 from entrain_bench.sampler.learning import Lessons, executed, values_of, with_values
 from entrain_bench.sampler.microbatches import Dealt
-from entrain_bench.strategy.interface import Strategy
 from entrain_bench_strategies.dflop import Corrector, DflopAssigner
 from entrain_bench_strategies.entrain import EntrainScheduler
 from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 from entrain_bench.sampler.microbatches import batches_of, deal, split
 from support.builders import labels, rngs, samples, tiny_model
 

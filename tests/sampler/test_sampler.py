@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from entrain_bench.base.errors import UserError
 from entrain_bench.config.tree import choices
-from entrain_bench.errors import UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.layout_json import layout_to_json
 from entrain_bench.sampler import BalancedBatchSampler

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from entrain_bench.errors import DeadlockError
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.base.errors import DeadlockError
 from entrain_bench.program import ActionView, Pass, Program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.shapes import shapes_from_lists
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import (
     chain_layout,
     durations,

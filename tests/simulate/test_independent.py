@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.errors import DeadlockError
 from entrain_bench.costs import roofline, sharding, steps, truth
 from entrain_bench.costs.transfers import Transfers
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import DeadlockError
-from entrain_bench.experiment import prepare
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import Framework

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from entrain_bench.errors import UserError
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.base.errors import UserError
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.simulate.replay import replay
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import chain_layout, tiny_model, uniform_batch
 
 MODEL = tiny_model(encoder=2, llm=2)

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from entrain_bench.arrays import FloatArray
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.base.arrays import FloatArray
 from entrain_bench.costs.steps import Steps, last_of_stages
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.simulate import place_actions
 from entrain_bench.simulate.steps import place_steps
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import as_ints, chain_layout, durations, no_delay, placed, samples, tiny_model, uniform_batch
 
 MODEL = tiny_model(encoder=2, llm=2)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from entrain_bench.errors import DeadlockError
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.base.errors import DeadlockError
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.simulate import place_actions
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.builders import durations, find, no_delay, placed, rngs, tiny_model, uniform_batch
 from support.programs import LAYOUTS, handmade_layout, random_program, random_times
 

@@ -7,10 +7,10 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
+from entrain_bench.base.errors import UserError
 from entrain_bench.config.tree import config_tree
-from entrain_bench.errors import UserError
-from entrain_bench.experiment import prepare
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, LinkTier, Speed
 from support.builders import tiny_cluster
 from support.specs import changed, cluster, load

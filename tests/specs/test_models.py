@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from entrain_bench.base.errors import UserError
 from entrain_bench.config.tree import config_tree
-from entrain_bench.errors import UserError
 from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import SELECTIVE, ModelSpec
 from entrain_bench.specs.module_layers import Role

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.assignment import check_assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench_strategies.bridge_reorder import PatchBalance

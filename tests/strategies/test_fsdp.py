@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from entrain_bench.arrays import IntArray
+from entrain_bench.balancing.interface import Strategy
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.costs.sharding import collective_passes, passes_of
-from entrain_bench.errors import IncompatibleError, UserError
-from entrain_bench.experiment import Feed, prepare
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.specs.job import Job
-from entrain_bench.strategy.interface import Strategy
-from entrain_bench.strategy.profile import Profile
 from entrain_bench_strategies.fsdp import FsdpPlanner, sharded_degrees
 from entrain_bench_strategies.veomni import EncoderBalance
 

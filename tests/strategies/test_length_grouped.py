@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 from entrain_bench_strategies.length_grouped import LengthGrouped, even_by_modality, shuffled, sorted_in_mega_batches
 from support.builders import chain_layout, profile_of, random_samples, samples, tiny_job, tiny_model
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.arrays import IntArray
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import IncompatibleError, UserError
 from entrain_bench.program.assignment import Assignment, ModuleAssignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program

@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.balancing.interface import Programs, Strategy
+from entrain_bench.balancing.interleaved import Interleaved
+from entrain_bench.balancing.planning import average_layer_s, partition_layers, stage_sums
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.warmup import OneForwardOneBackward
+from entrain_bench.balancing.zero_bubble import valley_of
+from entrain_bench.base.errors import OutOfMemoryError, UserError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import OutOfMemoryError, UserError
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.layout_json import layout_from_json, layout_to_json
@@ -19,12 +25,6 @@ from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.interface import Programs, Strategy
-from entrain_bench.strategy.interleaved import Interleaved
-from entrain_bench.strategy.planning import average_layer_s, partition_layers, stage_sums
-from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.warmup import OneForwardOneBackward
-from entrain_bench.strategy.zero_bubble import valley_of
 from entrain_bench_strategies.megatron import ArrivalOrder, Costs, MegatronPlanner
 from support.builders import (
     GIB,

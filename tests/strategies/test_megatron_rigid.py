@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from entrain_bench.errors import OutOfMemoryError, UserError
+from entrain_bench.balancing.interface import Strategy
+from entrain_bench.balancing.interleaved import Interleaved
+from entrain_bench.balancing.planning import spread_blocks
+from entrain_bench.base.errors import OutOfMemoryError, UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import LayoutRequest
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.strategy.interface import Strategy
-from entrain_bench.strategy.interleaved import Interleaved
-from entrain_bench.strategy.planning import spread_blocks
 from entrain_bench_strategies.megatron import ArrivalOrder
 from entrain_bench_strategies.megatron_rigid import RigidPlanner
 from support.builders import GIB, plan_with, profile_of, samples, tiny_cluster, tiny_job, tiny_model

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from entrain_bench.balancing.interface import Strategy
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.simulate import place_actions
-from entrain_bench.strategy.interface import Strategy
 from entrain_bench_strategies.dip import DipAssigner, DipPlanner
 from entrain_bench_strategies.optimus import OptimusScheduler
 from support.builders import (

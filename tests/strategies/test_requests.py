@@ -6,15 +6,15 @@ from itertools import product
 
 import pytest
 
+from entrain_bench.balancing.planning import recompute_choices
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.config.tree import choices
-from entrain_bench.errors import IncompatibleError, UserError
-from entrain_bench.experiment import prepare, run_experiment
 from entrain_bench.program.layout import Layout
 from entrain_bench.records.records import new_record
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import prepare, run_experiment
 from entrain_bench.specs.job import Job, LayoutRequest
-from entrain_bench.strategy.planning import recompute_choices
-from entrain_bench.strategy.profile import Profile
 from support.builders import tiny_job, tiny_model
 from support.wide import each, each_strategy
 

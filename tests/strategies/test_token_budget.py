@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.arrays import IntArray
-from entrain_bench.errors import UserError
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.errors import UserError
 from entrain_bench_strategies.token_budget import TokenBudget, balanced, first_fit, mean_budget, next_fit
 from support.builders import chain_layout, profile_of, random_samples, samples, tiny_job, tiny_model
 

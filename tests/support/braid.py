@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts
+from entrain_bench.balancing.interface import Strategy
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees, LayoutRequest
-from entrain_bench.strategy.interface import Strategy
-from entrain_bench.strategy.profile import Profile
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
 from entrain_bench_strategies.braid.actions import BACKWARD, Actions, Wish, room_for
 from entrain_bench_strategies.braid.layout import (

@@ -20,9 +20,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.expected_conditions import element_to_be_clickable
 from selenium.webdriver.support.ui import WebDriverWait
 
-from entrain_bench.records.comparison import TIME
+from entrain_bench.answers.comparison import TIME
+from entrain_bench.answers.tracking.page import WORKFLOW
 from entrain_bench.records.records import Record, Results
-from entrain_bench.tracking.page import WORKFLOW
 from support.servers import free_port, serving
 
 # A page of MLflow loads several megabytes of scripts.

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.balancing.interface import Planner, Strategy
+from entrain_bench.balancing.interleaved import Interleaved
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import ActionView, Pass, Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment, group_chunks, same_microbatches
@@ -20,9 +23,6 @@ from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.job import Job, LayoutRequest
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
-from entrain_bench.strategy.interface import Planner, Strategy
-from entrain_bench.strategy.interleaved import Interleaved
-from entrain_bench.strategy.profile import Profile
 from entrain_bench_strategies.entrain import EntrainAssigner, EntrainScheduler
 from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from entrain_bench.documents.claim import Claim, parse_claim
+from entrain_bench.answers.documents.claim import Claim, parse_claim
 
 TINY = (
     "model=tiny",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment

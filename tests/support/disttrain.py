@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from entrain_bench.balancing.interface import Strategy
+from entrain_bench.balancing.profile import Profile
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import LayoutRequest
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.strategy.interface import Strategy
-from entrain_bench.strategy.profile import Profile
 from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainPlanner, DistTrainScheduler
 from support.builders import TOKENS, encoder_config, llm_config, profile_of, samples, tiny_cluster, tiny_job, tiny_model
 

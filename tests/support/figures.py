@@ -13,8 +13,8 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from entrain_bench.answers.tables import Runs
 from entrain_bench.figures._style import styled
-from entrain_bench.records.tables import Runs
 from entrain_bench.records.time_shares import TIME_SHARES
 
 TRACES, MODELS = ["chartqa", "opencqa_ocr", "coco", "mathvision", "sroie"], ["qwen25vl_llama3_1b", "qwen25vl_llama3_3b"]

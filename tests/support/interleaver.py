@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
+from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
 from entrain_bench_strategies.dip.interleaver import interleave
 from entrain_bench_strategies.dip.state import BACKWARD, FORWARD, Actions, empty_schedule, room_for
 

@@ -10,9 +10,9 @@ import json
 import sys
 from collections.abc import Sequence
 
-from entrain_bench.experiment import run_experiment
-from entrain_bench.records.compare import MEASURED
-from entrain_bench.run import compose_cells
+from entrain_bench.answers.compare import MEASURED
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import run_experiment
 
 
 def outcome_of(overrides: Sequence[str]) -> dict[str, object]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from entrain_bench.answers.report.build import Material
+from entrain_bench.answers.report.runs import IDENTITY
 from entrain_bench.records.records import METRICS
-from entrain_bench.report.build import Material
-from entrain_bench.report.runs import IDENTITY
 
 USUAL = {"cluster": "small", "harness": "simulate", "belief_error": "0.0", "global_batch": "32"}
 

@@ -7,9 +7,9 @@ import os
 import pytest
 import torch
 
-from entrain_bench.errors import UserError
-from entrain_bench.experiment import prepare
-from entrain_bench.run import compose_cells
+from entrain_bench.base.errors import UserError
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import prepare
 from entrain_bench.train import device as device_module
 from entrain_bench.train.connections import VARIABLE, check_connections, connections_unless_given
 from entrain_bench.train.launching import launch

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from entrain_bench.errors import IncompatibleError
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.specs.contents import SOUND_HZ
 from entrain_bench.train.features.pictures import CLIP, HALVES, PatchRules, write_patches
 from entrain_bench.train.features.sounds import HOP, log_mel, write_windows

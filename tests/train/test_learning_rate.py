@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from entrain_bench.errors import UserError
-from entrain_bench.experiment import prepare
-from entrain_bench.run import compose_cells
+from entrain_bench.base.errors import UserError
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import prepare
 from entrain_bench.train.learning_rate import LearningRate
 
 

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 import torch
 
-from entrain_bench.errors import IncompatibleError, UserError
-from entrain_bench.experiment import prepare
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.layout_json import layout_to_json
 from entrain_bench.records.outcome import Outcome
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import prepare
 from entrain_bench.train.device import device_of, dtype_name, dtype_on
 from entrain_bench.train.launching.handover import config_from_json, read_outcome, write_outcome
 from entrain_bench.train.trainer import DistributedTrainer

@@ -9,9 +9,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from entrain_bench.base.errors import UserError
 from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.tree import config_tree
-from entrain_bench.errors import UserError
 from entrain_bench.specs.tokens import TileRules, TokenRules
 
 EXPERIMENTS = config_tree()

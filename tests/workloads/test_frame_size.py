@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 from entrain_bench.specs.tokens import TokenRules
 from entrain_bench_workloads.columns import read_columns
 from entrain_bench_workloads.trace import TraceWorkload

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
 from entrain_bench.specs.stream import ListedShapes
 from entrain_bench.specs.tokens import TokenRules

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.specs.tokens import TileRules
 from entrain_bench_workloads.tiles import best_grids, grid_tokens
 from entrain_bench_workloads.tokens import audio_items, image_items, image_tokens, video_items

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 from entrain_bench_workloads.copula import latent_root, match_ranks

@@ -6,7 +6,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 from entrain_bench.specs.tokens import TokenRules
 from entrain_bench_workloads.dataset.files import data_files
 from entrain_bench_workloads.take import Take

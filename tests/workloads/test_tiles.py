@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.tokens import TileRules, TokenRules
 from entrain_bench_workloads.pixels import PixelWorkload

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray
+from entrain_bench.base.arrays import IntArray
 
 # Records of a block, and the bytes after which a block ends earlier.
 _BLOCK_RECORDS = 8192

@@ -7,7 +7,7 @@ from math import ceil
 import numpy as np
 from PIL import Image
 
-from entrain_bench.arrays import IntArray
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.specs.contents import Pixels
 from entrain_bench.specs.tokens import TileRules
 

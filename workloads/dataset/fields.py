@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from entrain_bench.errors import require
+from entrain_bench.base.errors import require
 
 from .interface import BadSampleError, Known, Medium, RawSample, Reason
 from .paths import inside

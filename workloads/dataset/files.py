@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 
 from ..take import Take
 

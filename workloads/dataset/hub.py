@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 
 from ..take import ALL, Take
 from .fields import Fields

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from entrain_bench.errors import require
+from entrain_bench.base.errors import require
 
 from ..schema import MAX_PIXELS, MAX_SECONDS, MAX_TEXT
 from .files import DataFile

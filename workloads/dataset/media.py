@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from PIL import Image, UnidentifiedImageError
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 
 from ..tokens import MAX_ASPECT_RATIO
 from .interface import BadSampleError, Content, Known, Limits, Medium, Reason, Section

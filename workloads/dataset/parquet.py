@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 
 from ..take import ALL, Take
 from .fields import Fields

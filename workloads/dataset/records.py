@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from entrain_bench.arrays import IntArray
+from entrain_bench.base.arrays import IntArray
 
 from ..take import ALL, Take
 from .blocks import Block, blocks_of, record_ends, records_of

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray
-from entrain_bench.errors import UserError
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.errors import UserError
 from entrain_bench.specs.contents import Moved, Pixels, Sound
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TileRules, TokenRules

@@ -13,10 +13,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
-from entrain_bench import ray_workers, workers
-from entrain_bench.errors import ExecutionError, UserError, require
-from entrain_bench.files import remove_partial, stream_atomically
-from entrain_bench.workers import Died
+from entrain_bench.base.errors import ExecutionError, UserError, require
+from entrain_bench.base.files import remove_partial, stream_atomically
+from entrain_bench.run import ray_workers, workers
+from entrain_bench.run.workers import Died
 
 from .interface import Limits, Shard, Source
 from .parts import BadSamples, read_bad, read_scan, write_trace

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
-from entrain_bench.errors import UserError
-from entrain_bench.files import write_atomically
+from entrain_bench.base.errors import UserError
+from entrain_bench.base.files import write_atomically
 
 from .interface import BadRecord, BadSampleError, Limits, RawSample, Reason, Shard, Source
 from .measure import measure

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray
+from entrain_bench.base.arrays import IntArray
 
 from ..take import ALL, Take
 from .fields import Fields

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray
-from entrain_bench.errors import UserError
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.errors import UserError
 
 # Every UTF-8 byte a token, as byte-level models have it (ByT5, arXiv:2105.13626).
 BYTES = "bytes"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray
+from entrain_bench.base.arrays import FloatArray
 
 # Attention over fewer scores takes no time that could be told from that of the products.
 LEAST_SCORES = 4096.0

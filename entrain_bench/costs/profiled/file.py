@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from entrain_bench.base.errors import UserError
+from entrain_bench.base.files import write_atomically
 from entrain_bench.costs.profiled.points import (
     CollectivePoint,
     Constants,
@@ -16,8 +18,6 @@ from entrain_bench.costs.profiled.points import (
     StepPoint,
     Subject,
 )
-from entrain_bench.errors import UserError
-from entrain_bench.files import write_atomically
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 
 FORMAT = "entrain-bench profile"

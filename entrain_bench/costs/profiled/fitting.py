@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from entrain_bench.arithmetic import matmul, solve
-from entrain_bench.arrays import BoolArray, FloatArray
+from entrain_bench.base.arithmetic import matmul, solve
+from entrain_bench.base.arrays import BoolArray, FloatArray
 
 # Of a column's square: what columns that only repeat others are told apart by.
 RIDGE = 1e-9

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs.profiled.curve import Curve, Line, knots_of_scores, rises
 from entrain_bench.costs.profiled.fitting import fit_factors
 from entrain_bench.costs.profiled.points import DeviceProfile, StagePoint

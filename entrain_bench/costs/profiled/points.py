@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from entrain_bench.errors import UserError, require, unknown_choice
+from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.specs.model import ModuleSpec
 
 STATISTICS = ("p10", "median", "p90")

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, IntArray, sum_rows
+from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
+from entrain_bench.base.errors import UserError
 from entrain_bench.costs.profiled.curve import Curve
 from entrain_bench.costs.profiled.fitting import fit_factors
 from entrain_bench.costs.profiled.layers import MEDIAN, LayerCurves, curves_of, num_segments, score_elements
@@ -23,7 +24,6 @@ from entrain_bench.costs.roofline import (
     remade_layers,
     sum_in_order,
 )
-from entrain_bench.errors import UserError
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.layer import Layer

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from entrain_bench.errors import IncompatibleError
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.specs.contents import Pixels
 
 CHANNELS = 3

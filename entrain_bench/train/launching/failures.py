@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrain_bench.errors import DeadlockError, ExecutionError, IncompatibleError, OutOfMemoryError, UserError
-from entrain_bench.files import write_atomically
+from entrain_bench.base.errors import DeadlockError, ExecutionError, IncompatibleError, OutOfMemoryError, UserError
+from entrain_bench.base.files import write_atomically
 
 # A crash prints a stack of every thread, and the names of all extension modules.
 OUTPUT_CHARS = 20_000

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from entrain_bench.base.files import temporary_folder
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.files import temporary_folder
 from entrain_bench.records.outcome import Outcome
 from entrain_bench.train.device import device_of
 from entrain_bench.train.launching.failures import first_cause, sign_of_life

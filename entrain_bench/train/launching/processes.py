@@ -12,9 +12,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from entrain_bench.config.schema import RunConfig
+from entrain_bench.run.workers import uninterrupted
 from entrain_bench.train.connections import connections_unless_given
 from entrain_bench.train.launching.worker import RankJob, run_rank
-from entrain_bench.workers import uninterrupted
 
 LOCALHOST = "127.0.0.1"
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
+from entrain_bench.run.workers import end_with_parent, uninterrupted
 from entrain_bench.train.launching.failures import output_path
 from entrain_bench.train.messages.control import gather_json
 from entrain_bench.train.producing.producer import LOAD_AHEAD, produce
 from entrain_bench.train.producing.rendezvous import Rendezvous
 from entrain_bench.train.settings import TrainSettings
-from entrain_bench.workers import end_with_parent, uninterrupted
 
 # By default, where there are as many cores.
 PRODUCERS_PER_RANK = 2

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.outcome import Outcome
+from entrain_bench.run.workers import end_with_parent
 from entrain_bench.train.launching.failures import output_path, show_life, write_failure
 from entrain_bench.train.launching.handover import config_from_json, write_outcome
 from entrain_bench.train.settings import TrainSettings
-from entrain_bench.workers import end_with_parent
 
 if TYPE_CHECKING:
     from entrain_bench.train.running.loop import Producers

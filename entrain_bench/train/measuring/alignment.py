@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from entrain_bench.arrays import FloatArray
+from entrain_bench.base.arrays import FloatArray
 
 # The round trip of least delay counts; a loaded host may delay some.
 ROUND_TRIPS = 4

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from entrain_bench.arrays import FloatArray, rows_of
+from entrain_bench.base.arrays import FloatArray, rows_of
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.train.messages.places import lane_of_rank

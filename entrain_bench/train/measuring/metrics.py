@@ -8,8 +8,8 @@ from math import isfinite
 import numpy as np
 import torch
 
+from entrain_bench.base.hosttime import HostTime
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.hosttime import HostTime
 from entrain_bench.program import Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import measure

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from entrain_bench.arrays import FloatArray
-from entrain_bench.errors import ExecutionError
+from entrain_bench.base.arrays import FloatArray
+from entrain_bench.base.errors import ExecutionError
 from entrain_bench.program import Program
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.measuring.losses import name_non_finite

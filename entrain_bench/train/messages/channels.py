@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from entrain_bench.arrays import IntArray, rows_of
+from entrain_bench.base.arrays import IntArray, rows_of
 from entrain_bench.program import Program
 
 Channel = tuple[int, int]  # sender and receiver

@@ -6,8 +6,8 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from entrain_bench.arithmetic import matmul
-from entrain_bench.arrays import IntArray, offsets_from_counts, rows_of, sum_rows, take_rows
+from entrain_bench.base.arithmetic import matmul
+from entrain_bench.base.arrays import IntArray, offsets_from_counts, rows_of, sum_rows, take_rows
 from entrain_bench.costs.sharding import collective_passes
 from entrain_bench.program import Program
 

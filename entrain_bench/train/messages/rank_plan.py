@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.arrays import IntArray, rows_of, take_rows
+from entrain_bench.base.arrays import IntArray, rows_of, take_rows
 from entrain_bench.program import Pass, Program
 from entrain_bench.specs.framework import Framework
 from entrain_bench.train.messages.channels import Channel, channels_of, sending_ranks

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from entrain_bench.arrays import IntArray
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.train.device import to_device
 from entrain_bench.train.messages.rank_plan import Message, Step
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 from torch.utils.checkpoint import checkpoint
 
-from entrain_bench.errors import IncompatibleError
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.numerics import activation_of
 from entrain_bench.train.modules.attention import AttentionKernel, PackedAttention

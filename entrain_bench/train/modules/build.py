@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from entrain_bench.errors import IncompatibleError
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.layout import check_tensor_parallel
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.modules.grids import check_windows

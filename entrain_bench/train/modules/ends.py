@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.checkpoint import checkpoint
 
-from entrain_bench.errors import IncompatibleError
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.device import to_device
 from entrain_bench.train.modules.grids import Arrangement, merge_tokens

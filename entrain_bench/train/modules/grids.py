@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from entrain_bench.errors import IncompatibleError
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.modules.packing import Pack
 from entrain_bench.train.modules.positions import on_grid

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
 
-from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.modules.attention import AttentionKernel, packed_attention
 from entrain_bench.train.modules.packing import make_segments

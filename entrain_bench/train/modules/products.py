@@ -10,7 +10,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.functional import gelu, pad
 
-from entrain_bench.errors import IncompatibleError
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.specs.layer import Gemm
 from entrain_bench.train.device import to_device
 from entrain_bench.train.modules.packing import StageGroups

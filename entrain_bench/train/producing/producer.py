@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import send_handle
 
-from entrain_bench.errors import ExecutionError, UserError
+from entrain_bench.base.errors import ExecutionError, UserError
 from entrain_bench.train.producing.blocks import Block, Ledger
 from entrain_bench.train.producing.messages import Failed, Hello, Made, Make, Maker, Released, Taken
 from entrain_bench.train.producing.outline import parts_of

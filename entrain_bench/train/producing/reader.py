@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from entrain_bench.errors import ExecutionError
+from entrain_bench.base.errors import ExecutionError
 from entrain_bench.train.producing.blocks import Block, Placement
 from entrain_bench.train.producing.messages import Failed, Hello, Made, Make, Maker, Released, Taken
 from entrain_bench.train.producing.rendezvous import Rendezvous

@@ -15,7 +15,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from threading import Timer
 
-from entrain_bench.errors import ExecutionError
+from entrain_bench.base.errors import ExecutionError
 
 RETRY_S = 0.01
 # A rank answers at once, and tries again if it was too late; who says nothing must not hold up the others for long.

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from entrain_bench.arrays import FloatArray
+from entrain_bench.base.arrays import FloatArray
 from entrain_bench.costs.profiled.points import COLLECTIVES, CollectivePoint
 from entrain_bench.specs.parse import parse
 from entrain_bench.train.launching.launch import Crew, run_on_ranks

@@ -10,7 +10,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from entrain_bench.arrays import FloatArray
+from entrain_bench.base.arrays import FloatArray
 from entrain_bench.train.measuring.clock import Clock
 
 # Calls before the first that counts, unless they take longer than a share of a point's time.

@@ -11,9 +11,9 @@ from time import perf_counter
 
 import torch
 
+from entrain_bench.base.errors import UserError
 from entrain_bench.costs.profiled.file import read_profile, write_profile
 from entrain_bench.costs.profiled.points import DeviceProfile
-from entrain_bench.errors import UserError
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import device_name, dtype_name, dtype_on
 from entrain_bench.train.profiling.collectives import measure_collectives

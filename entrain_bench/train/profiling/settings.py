@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from entrain_bench.errors import IncompatibleError, UserError, require, unknown_choice
+from entrain_bench.base.errors import IncompatibleError, UserError, require, unknown_choice
 from entrain_bench.program.layout import check_tensor_parallel
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.settings import DEVICES, DTYPES

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from entrain_bench.errors import IncompatibleError
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Job
 from entrain_bench.train.device import dtype_on

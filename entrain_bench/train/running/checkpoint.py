@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from entrain_bench.errors import ExecutionError, UserError
-from entrain_bench.files import write_atomically
+from entrain_bench.base.errors import ExecutionError, UserError
+from entrain_bench.base.files import write_atomically
 from entrain_bench.train.modules import named_parameters
 from entrain_bench.train.running.boxes import boxes_of
 from entrain_bench.train.running.metadata import METADATA, check_metadata

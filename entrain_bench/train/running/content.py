@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from entrain_bench.arrays import IntArray
-from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.specs.contents import SOUND_HZ, Moved, Pixels, Readable, Samples
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from entrain_bench.arrays import IntArray
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.device import to_device

@@ -11,11 +11,11 @@ from time import perf_counter
 
 import torch.distributed as dist
 
-from entrain_bench.experiment import Feed
-from entrain_bench.hosttime import HostTime
+from entrain_bench.base.hosttime import HostTime
 from entrain_bench.program import Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
+from entrain_bench.run.experiment import Feed
 from entrain_bench.train.messages.control import PlanningGroup
 from entrain_bench.train.messages.wire import program_from_bytes, program_to_bytes
 from entrain_bench.train.running.runtime import Work

@@ -10,13 +10,13 @@ from time import perf_counter
 
 import torch.distributed as dist
 
+from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.errors import IncompatibleError, UserError, require
-from entrain_bench.experiment import MAX_KEPT_ACTIONS, Feed, Setting, prepare
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.layout_json import layout_from_json, layout_to_json
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.records.outcome import Outcome
+from entrain_bench.run.experiment import MAX_KEPT_ACTIONS, Feed, Setting, prepare
 from entrain_bench.train.device import device_of, dtype_name
 from entrain_bench.train.learning_rate import LearningRate
 from entrain_bench.train.measuring.clock import Clock

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import Parameter
 
-from entrain_bench.arrays import IntArray
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.errors import OutOfMemoryError
 from entrain_bench.costs.memory import Memory
-from entrain_bench.errors import OutOfMemoryError
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.modules import NamedParameter, Stage, named_parameters
 from entrain_bench.train.modules.positions import sinusoids

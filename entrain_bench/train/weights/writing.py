@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from entrain_bench.errors import ExecutionError
-from entrain_bench.files import write_atomically
+from entrain_bench.base.errors import ExecutionError
+from entrain_bench.base.files import write_atomically
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.modules import NamedParameter, Stage, StageGroups, named_parameters

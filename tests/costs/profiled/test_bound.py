@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.costs.bound import lower_bound_s
-from entrain_bench.experiment import Setting, prepare
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import Setting, prepare
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 from support.profiled import noise, profile_of_formula, written
 
 # Noise makes rates fall and rise with the tokens, as caches do.

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.arrays import FloatArray, offsets_from_counts
+from entrain_bench.base.arrays import FloatArray, offsets_from_counts
+from entrain_bench.base.errors import UserError
 from entrain_bench.costs.profiled.layers import curves_of, residuals
 from entrain_bench.costs.profiled.points import DeviceProfile
 from entrain_bench.costs.profiled.times import ProfiledTimes
 from entrain_bench.costs.roofline import PassTimes, Roofline
-from entrain_bench.errors import UserError
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec
 from support.builders import tiny_cluster

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from entrain_bench.arrays import IntArray
-from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.balancing.beliefs import packed_iteration_s
+from entrain_bench.balancing.interface import Programs
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.assignment import check_assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.specs.job import Degrees
-from entrain_bench.strategy.beliefs import packed_iteration_s
-from entrain_bench.strategy.interface import Programs
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
 from entrain_bench_strategies.braid.assigner import deal_chunks, places_of, spread_chunks, two_columns
 from entrain_bench_strategies.braid.layout import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from entrain_bench.strategy.beliefs import packed_iteration_s
+from entrain_bench.balancing.beliefs import packed_iteration_s
 from entrain_bench_strategies.braid import BraidAssigner, BraidScheduler
 from entrain_bench_strategies.braid.replicas import replicas_of
 from entrain_bench_strategies.braid.scheduler import afforded_rollouts

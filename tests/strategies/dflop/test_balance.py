@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.arrays import FloatArray
-from entrain_bench.strategy.filling import deal, longest_first, lpt_with_exchange, trivial_bound
+from entrain_bench.balancing.filling import deal, longest_first, lpt_with_exchange, trivial_bound
+from entrain_bench.base.arrays import FloatArray
 from entrain_bench_strategies.dflop.balance import SolverLimits, balance, improve, makespan, solve
 
 NO_SOLVER = SolverLimits(0.0)

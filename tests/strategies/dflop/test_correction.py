@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
+from entrain_bench.balancing.interface import Observer, Strategy
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.warmup import OneForwardOneBackward
+from entrain_bench.base.errors import UserError
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import UserError
-from entrain_bench.experiment import prepare, run_experiment
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import prepare, run_experiment
 from entrain_bench.simulate.executor import Simulator
-from entrain_bench.strategy.interface import Observer, Strategy
-from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.warmup import OneForwardOneBackward
 from entrain_bench_strategies.dflop import Corrector, DflopAssigner, DflopPlanner
 from entrain_bench_strategies.dflop.assigner import unit_s
 from entrain_bench_strategies.dflop.balance import makespan

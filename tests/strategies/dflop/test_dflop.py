@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from entrain_bench.balancing.interface import Drafter, Strategy
+from entrain_bench.balancing.planning import partition_layers, stage_sums
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.warmup import OneForwardOneBackward
+from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError, UserError
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import IncompatibleError, OutOfMemoryError, UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench.simulate.executor import Simulator
 from entrain_bench.specs.job import LayoutRequest
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.interface import Drafter, Strategy
-from entrain_bench.strategy.planning import partition_layers, stage_sums
-from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.warmup import OneForwardOneBackward
 from entrain_bench_strategies.dflop import DflopAssigner, DflopPlanner
 from entrain_bench_strategies.dflop.assigner import split_evenly, unit_s
 from entrain_bench_strategies.dflop.profiling import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from entrain_bench.strategy.profile import Profile
+from entrain_bench.balancing.profile import Profile
 from entrain_bench_strategies.dflop.profiling import (
     BOTH_PASSES,
     ThroughputTable,

@@ -8,12 +8,12 @@ from math import ceil, inf
 import numpy as np
 import pytest
 
+from entrain_bench.balancing.interface import Strategy
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.warmup import OneForwardOneBackward
 from entrain_bench.specs.job import LayoutRequest
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.strategy.interface import Strategy
-from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.warmup import OneForwardOneBackward
 from entrain_bench_strategies.dflop import DflopAssigner, DflopPlanner
 from entrain_bench_strategies.dflop.profiling import BOTH_PASSES, DataShapes, data_shapes, encoder_cost, llm_cost
 from entrain_bench_strategies.dflop.released import accepted_plans, microbatches, walking_order

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import IncompatibleError
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.job import LayoutRequest
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 from entrain_bench_strategies.dip import DipScheduler
 from entrain_bench_strategies.dip.belief import believed_s, chunk_s
 from entrain_bench_strategies.dip.rollouts import best_slots

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.balancing.interface import Strategy
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth
@@ -17,7 +18,6 @@ from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.job import PLANNING_SHARE, Degrees, LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.interface import Strategy
 from entrain_bench_strategies.dip import DipAssigner, DipPlanner, DipScheduler
 from entrain_bench_strategies.dip.assigner import efficient_items, sub_microbatches
 from entrain_bench_strategies.dip.belief import chunk_s

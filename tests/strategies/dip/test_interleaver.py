@@ -9,7 +9,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.arrays import IntArray
+from entrain_bench.base.arrays import IntArray
 from entrain_bench_strategies.dip.interleaver import admit_groups, close_groups
 from entrain_bench_strategies.dip.state import BACKWARD, FORWARD, State, room_for
 from support.builders import as_ints

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.balancing.candidates import MEMORY_BATCHES
+from entrain_bench.balancing.interface import Scheduler, Strategy
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.job import PLANNING_SHARE, Degrees, LayoutRequest
-from entrain_bench.strategy.candidates import MEMORY_BATCHES
-from entrain_bench.strategy.interface import Scheduler, Strategy
 from entrain_bench_strategies.dip import DipAssigner, DipPlanner, DipScheduler
 from entrain_bench_strategies.dip.assigner import efficient_items, sub_microbatches
 from entrain_bench_strategies.dip.partitioner import chunks_per_rank, colocate, layer_s

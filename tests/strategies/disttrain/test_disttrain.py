@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.arrays import IntArray
-from entrain_bench.errors import IncompatibleError, UserError
-from entrain_bench.experiment import run_experiment
+from entrain_bench.balancing.planning import Island, place_islands
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import run_experiment
 from entrain_bench.simulate import place_actions
-from entrain_bench.strategy.planning import Island, place_islands
 from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainScheduler
 from entrain_bench_strategies.disttrain.assigner import position_within, stage_shares, unit_replicas
 from support.builders import (

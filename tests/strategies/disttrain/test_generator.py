@@ -9,23 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.balancing.interface import Strategy
+from entrain_bench.balancing.planning import Island, place_islands
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.balancing.warmup import OneForwardOneBackward
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import IncompatibleError, UserError
-from entrain_bench.experiment import prepare
 from entrain_bench.program import Pass
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.layer import Gemm
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.unet import UNetConfig, parse_unet, unet_layers
-from entrain_bench.strategy.interface import Strategy
-from entrain_bench.strategy.planning import Island, place_islands
-from entrain_bench.strategy.schedules import chain_program, stages_behind
-from entrain_bench.strategy.warmup import OneForwardOneBackward
 from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainPlanner, DistTrainScheduler
 from entrain_bench_strategies.disttrain.space import Orchestration, SubProblem
 from entrain_bench_strategies.entrain import EntrainAssigner, EntrainPlanner, EntrainScheduler

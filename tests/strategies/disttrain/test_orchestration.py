@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.arithmetic import decisive
-from entrain_bench.arrays import FloatArray
-from entrain_bench.errors import UserError
-from entrain_bench.experiment import prepare
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import FloatArray
+from entrain_bench.base.errors import UserError
 from entrain_bench.program.layout import Layout
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.job import LayoutRequest
 from entrain_bench_strategies.disttrain import DistTrainPlanner
 from entrain_bench_strategies.disttrain.orchestration import Loads, Options, Point, best_integers, iteration_s, solve

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.arrays import FloatArray, IntArray
+from entrain_bench.balancing.schedules import one_f_one_b, stages_behind
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.errors import UserError
 from entrain_bench.costs.memory import Memory
-from entrain_bench.errors import UserError
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
-from entrain_bench.strategy.schedules import one_f_one_b, stages_behind
 from entrain_bench_strategies.dynapipe import DynaPipeAssigner, DynaPipeScheduler
 from entrain_bench_strategies.dynapipe.cycles import Order, cyclic_order
 from entrain_bench_strategies.dynapipe.scheduler import _pipelines, entries, time_classes

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.arrays import IntArray
-from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.balancing.differencing import largest_differencing
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.layout import Layout
-from entrain_bench.strategy.differencing import largest_differencing
 from entrain_bench_strategies.dynapipe import DynaPipeAssigner
 from entrain_bench_strategies.dynapipe.costs import believed_costs
 from entrain_bench_strategies.dynapipe.partition import Cuttable, cuts_within, cuttable, earliest_starts

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.arrays import FloatArray, IntArray
-from entrain_bench.errors import UserError
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.errors import UserError
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.profile import Profile
 from entrain_bench_strategies.entrain.assigner import EntrainAssigner, effective_microbatches, stratified_order
 from entrain_bench_strategies.entrain.balance import assign_microbatches, assign_replicas
 from support.builders import chain_layout, profile_of, random_samples, samples, tiny_job, tiny_model

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.balancing.interface import Assigner
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.interface import Assigner
-from entrain_bench.strategy.profile import Profile
 from entrain_bench_strategies.dip import DipAssigner
 from entrain_bench_strategies.entrain import DeferringAssigner
 from entrain_bench_strategies.megatron import ArrivalOrder

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.balancing.planning import allocate_gpus, allocate_stages, partition_layers, place_chain
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.errors import OutOfMemoryError, UserError
 from entrain_bench.costs.memory import Memory
-from entrain_bench.errors import OutOfMemoryError, UserError
 from entrain_bench.program.layout import check_layout
 from entrain_bench.specs.job import PLANNING_SHARE, Degrees, LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
-from entrain_bench.strategy.planning import allocate_gpus, allocate_stages, partition_layers, place_chain
-from entrain_bench.strategy.profile import Profile
 from entrain_bench_strategies.entrain.assigner import EntrainAssigner
 from entrain_bench_strategies.entrain.planner import EntrainPlanner, _estimate
 from entrain_bench_strategies.entrain.scheduler import EntrainScheduler

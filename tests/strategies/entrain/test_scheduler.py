@@ -7,10 +7,13 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.arrays import FloatArray, IntArray, sum_rows
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.schedules import backward_microbatch, chain_chunks, chain_program, stages_behind
+from entrain_bench.balancing.warmup import eager_warmup, held_tokens
+from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
+from entrain_bench.base.errors import UserError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import UserError
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
@@ -18,9 +21,6 @@ from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.job import PLANNING_SHARE, Job
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.schedules import backward_microbatch, chain_chunks, chain_program, stages_behind
-from entrain_bench.strategy.warmup import eager_warmup, held_tokens
 from entrain_bench_strategies.entrain.scheduler import EntrainScheduler
 from support.builders import (
     chain_layout,

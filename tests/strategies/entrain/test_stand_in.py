@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from entrain_bench.config.compose import compose
-from entrain_bench.experiment import prepare
+from entrain_bench.run.experiment import prepare
 from entrain_bench_strategies.entrain.assigner import effective_microbatches
 from entrain_bench_strategies.entrain.balance import assign_replicas
 

@@ -8,8 +8,8 @@ from itertools import product
 import numpy as np
 import pytest
 
+from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError, UserError
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.errors import IncompatibleError, OutOfMemoryError, UserError
 from entrain_bench.program.boundary import is_colocated, is_disjoint
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.job import Degrees, LayoutRequest

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from entrain_bench.costs.roofline import Roofline, loads_of
-from entrain_bench.experiment import prepare
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import prepare
 
 PAGE = (Path(__file__).parents[3] / "docs" / "strategies" / "hetero.md").read_text()
 MODELS = ("vit1b_llm7b", "vit3b_llm32b", "vit6b_llm120b", "vit12b_llm120b")

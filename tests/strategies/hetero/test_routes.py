@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.errors import IncompatibleError
+from entrain_bench.balancing.schedules import three_phase_program
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.assignment import Assignment, ModuleAssignment, same_microbatches
 from entrain_bench.program.boundary import ratio_of
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.job import Degrees
-from entrain_bench.strategy.schedules import three_phase_program
 from entrain_bench_strategies.hetero import (
     BatchSlices,
     ColocatedScheduler,

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.arithmetic import decisive
-from entrain_bench.arrays import FloatArray
-from entrain_bench.errors import UserError
+from entrain_bench.balancing.interface import Strategy
+from entrain_bench.balancing.planning import partition_layers, place_cuts, stage_sums
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.warmup import OneForwardOneBackward
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import FloatArray
+from entrain_bench.base.errors import UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees, LayoutRequest
-from entrain_bench.strategy.interface import Strategy
-from entrain_bench.strategy.planning import partition_layers, place_cuts, stage_sums
-from entrain_bench.strategy.profile import Profile
-from entrain_bench.strategy.warmup import OneForwardOneBackward
 from entrain_bench_strategies.omnibal import OmniBalAssigner, OmniBalPlanner
 from entrain_bench_strategies.omnibal.planner import near_partitions, variance
 from support.builders import profile_of, random_samples, tiny_job, tiny_model

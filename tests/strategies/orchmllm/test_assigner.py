@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from entrain_bench.errors import UserError
-from entrain_bench.experiment import Setting, prepare
+from entrain_bench.base.errors import UserError
 from entrain_bench.program.assignment import Assignment
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import Setting, prepare
 from entrain_bench.specs.shapes import SampleShapes
 
 

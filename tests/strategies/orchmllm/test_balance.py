@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 from entrain_bench_strategies.orchmllm import PostBalancing
 from entrain_bench_strategies.orchmllm.balance import balanced_batches, cut_padded, unit_costs
 from entrain_bench_strategies.orchmllm.rearrangement import place_batches

@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from entrain_bench.balancing.schedules import chain_program, stages_behind, three_phase_program
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.strategy.schedules import chain_program, stages_behind, three_phase_program
 from support.builders import labels, placed, tiny_model
 
 MODEL = tiny_model(encoder=2, llm=2)

@@ -15,14 +15,14 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
+from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.planning import partition_layers
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.errors import IncompatibleError
-from entrain_bench.experiment import Feed, prepare
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
-from entrain_bench.strategy.interface import MakeProgram
-from entrain_bench.strategy.planning import partition_layers
-from entrain_bench.strategy.profile import Profile
+from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.train.launching.handover import config_from_json
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.measuring.losses import total_loss

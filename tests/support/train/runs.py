@@ -8,8 +8,8 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from entrain_bench.experiment import Setting
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import Setting
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.launching.handover import config_from_json, config_to_json
 from entrain_bench.train.running import loop

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from entrain_bench.errors import ExecutionError, IncompatibleError, UserError
+from entrain_bench.base.errors import ExecutionError, IncompatibleError, UserError
 from entrain_bench.train.launching.failures import (
     first_cause,
     output_path,

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from entrain_bench.base.errors import ExecutionError, UserError
 from entrain_bench.cli import run_command
-from entrain_bench.errors import ExecutionError, UserError
-from entrain_bench.experiment import prepare, run_experiment
-from entrain_bench.preprocessing.pictures import write_pictures
-from entrain_bench.run import compose_cells
+from entrain_bench.lab.preprocessing.pictures import write_pictures
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import prepare, run_experiment
 from entrain_bench.train.launching.failures import first_cause, output_path
 from entrain_bench.train.launching.producers import num_producers
 from entrain_bench.train.settings import PREPROCESSING, TrainSettings

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from entrain_bench.base.hosttime import HostTime
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.hosttime import HostTime
 from entrain_bench.program import Pass, Program
 from entrain_bench.train.measuring import metrics
 from entrain_bench.train.measuring.clock import Clock

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from entrain_bench.bench.bridge import (
+from entrain_bench.lab.bench.bridge import (
     BRIDGE_MODULES,
     Bridge,
     ColocatedBridge,

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from entrain_bench.errors import IncompatibleError, UserError
-from entrain_bench.experiment import prepare
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program import Program
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.framework import P2P
 from entrain_bench.train.messages import channels as channels_module
 from entrain_bench.train.messages.channels import Channel, Channels, channels_of

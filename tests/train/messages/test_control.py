@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from entrain_bench.errors import ExecutionError
+from entrain_bench.base.errors import ExecutionError
 from entrain_bench.train.messages.control import named_wait
 
 

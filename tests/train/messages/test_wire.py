@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from entrain_bench.balancing.recomputation import recompute_all
 from entrain_bench.program.layout_json import layout_from_json, layout_to_json
-from entrain_bench.strategy.recomputation import recompute_all
 from entrain_bench.train.messages.wire import program_from_bytes, program_to_bytes
 from support.builders import random_samples
 from support.train.four_ranks import LAYOUTS, MODEL, programs

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.library import Library
 from torch.nn.attention import _registry
 
-from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.train.modules import StageGroups, kernels
 from entrain_bench.train.modules.attention import AttentionKernel
 from entrain_bench.train.modules.kernels import Kernels, Machine, candidates, find_kernels, machine_of

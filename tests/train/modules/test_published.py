@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 import transformers
 
-from entrain_bench.experiment import prepare
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import prepare
 from entrain_bench.train.modules import StageGroups
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.weights.reading import default_roots, expected_shapes

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from entrain_bench.errors import IncompatibleError, UserError
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.specs.model import SELECTIVE, ModelSpec, ModuleSpec
 from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, initialise, named_parameters
 from entrain_bench.train.modules.attention import AttentionKernel

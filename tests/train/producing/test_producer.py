@@ -19,7 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.errors import ExecutionError, UserError
+from entrain_bench.base.errors import ExecutionError, UserError
 from entrain_bench.train.producing.blocks import GRAIN_BYTES, Placement
 from entrain_bench.train.producing.messages import Hello, Made
 from entrain_bench.train.producing.outline import Outline

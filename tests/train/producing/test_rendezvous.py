@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, deliver_challenge
 
 import pytest
 
-from entrain_bench.errors import ExecutionError
+from entrain_bench.base.errors import ExecutionError
 from entrain_bench.train.producing.messages import Hello
 from entrain_bench.train.producing.producer import produce
 from entrain_bench.train.producing.reader import Reader

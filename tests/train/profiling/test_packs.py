@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.profiling.packs import DEPTH, longest_of, packs_of, split_tokens, targets_of
 

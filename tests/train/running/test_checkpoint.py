@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 from entrain_bench.train.platform import prepare_platform
 from support.train.ranks import run_ranks
 from support.train.runs import DISJOINT, ONE_RANK, configuration, train_here

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.config.tree import choices
-from entrain_bench.errors import IncompatibleError, UserError
-from entrain_bench.experiment import Setting, prepare
+from entrain_bench.run.experiment import Setting, prepare
 from entrain_bench.train.features.pictures import PatchRules, write_patches
 from entrain_bench.train.features.sounds import write_windows
 from entrain_bench.train.launching.handover import config_from_json

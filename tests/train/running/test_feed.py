@@ -14,7 +14,7 @@ from unittest.mock import Mock, patch
 
 import torch.distributed as dist
 
-from entrain_bench.experiment import Feed, prepare
+from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.train.launching.handover import config_from_json
 from entrain_bench.train.messages.control import PlanningGroup
 from entrain_bench.train.running import feed as feed_module

@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from entrain_bench.errors import ExecutionError, OutOfMemoryError
-from entrain_bench.experiment import Feed, prepare
+from entrain_bench.base.errors import ExecutionError, OutOfMemoryError
+from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.launching.handover import config_from_json
 from entrain_bench.train.measuring.clock import Clock

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from entrain_bench.experiment import prepare
+from entrain_bench.balancing.recomputation import recompute_all
 from entrain_bench.program import Pass, recompute_chunks
-from entrain_bench.strategy.recomputation import recompute_all
+from entrain_bench.run.experiment import prepare
 from entrain_bench.train.launching.handover import config_from_json
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.messages.rank_plan import plan_rank

@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from entrain_bench.bench.cases import TRAINED
-from entrain_bench.bench.training import take_turns
-from entrain_bench.errors import UserError
-from entrain_bench.experiment import Setting, prepare
+from entrain_bench.base.errors import UserError
+from entrain_bench.lab.bench.cases import TRAINED
+from entrain_bench.lab.bench.training import take_turns
 from entrain_bench.program import Program
 from entrain_bench.program.table import timeline_frame
-from entrain_bench.run import compose_cells
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import Setting, prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench.simulate.replay import LABELS, replay
 from entrain_bench.specs.job import Job

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.costs.sharding import collective_passes
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout
-from entrain_bench.strategy.schedules import chain_program, stages_behind
 from entrain_bench.train.messages.positions import order_of_actions, order_of_groups
 from entrain_bench.train.messages.rank_plan import plan_rank
 from entrain_bench.train.running.turns import empty_passes

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
 
-from entrain_bench.experiment import prepare
+from entrain_bench.run.experiment import prepare
 from entrain_bench.train.launching.handover import config_from_json
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.messages.rank_plan import Step

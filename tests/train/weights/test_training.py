@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from entrain_bench.experiment import prepare
+from entrain_bench.run.experiment import prepare
 from entrain_bench.train.launching.handover import config_from_json
 from entrain_bench.train.learning_rate import LearningRate
 from entrain_bench.train.platform import prepare_platform

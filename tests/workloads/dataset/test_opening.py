@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 from entrain_bench.specs.contents import Moved
 from entrain_bench_workloads.dataset.records import RecordSource
 from entrain_bench_workloads.trace import TraceWorkload

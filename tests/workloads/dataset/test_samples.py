@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 from entrain_bench.specs.contents import Moved
 from entrain_bench.train.features.sounds import write_windows
 from entrain_bench_workloads.dataset import parquet as parquet_module

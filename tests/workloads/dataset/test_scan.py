@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from entrain_bench.errors import ExecutionError, UserError
+from entrain_bench.base.errors import ExecutionError, UserError
 from entrain_bench_workloads.columns import read_columns
 from entrain_bench_workloads.dataset import scan as scan_module
 from entrain_bench_workloads.dataset.interface import BadRecord, BadSampleError, Known, Limits, RawSample, Reason, Shard

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from entrain_bench.errors import UserError
+from entrain_bench.base.errors import UserError
 from entrain_bench_workloads.dataset import parquet as parquet_module
 from entrain_bench_workloads.dataset.hub import HubSource
 from entrain_bench_workloads.dataset.interface import BadRecord, BadSampleError, Limits, RawSample, Source

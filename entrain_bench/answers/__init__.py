@@ -1,0 +1,1 @@
+"""Records turned into cases, comparisons, rankings and sentences, and what renders them."""

@@ -1,0 +1,106 @@
+"""What the shapes of a workload alone say about balancing; the tables behind figures that need no run.
+
+Every table is a function of a profile (job, workload, seed) and plain parameters, so it can be cached by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from entrain_bench.balancing.planning import allocate_gpus, stable_samples, stages_of_gpus
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import FloatArray
+from entrain_bench.specs.job import Degrees
+
+
+def token_quantiles(profile: Profile, num_samples: int, num_points: int) -> pd.DataFrame:
+    """Quantiles of the tokens per sample over freshly drawn samples.
+
+    Every quantile is a value that occurs (no interpolation).
+
+    Args:
+        profile: holds the workload and the model.
+        num_samples: samples to draw.
+        num_points: quantiles, evenly spaced from the least to the most.
+
+    Returns:
+        Columns ``probability``, ``encoder_tokens`` (all encoders together), ``llm_tokens``.
+    """
+    shapes = profile.draw(num_samples)
+    profile.job.model.check_shapes(shapes)
+    modalities = [modality for module in profile.job.model.encoders for modality in module.config.modalities]
+    probability = np.linspace(0.0, 1.0, num_points)
+    columns = {"encoder_tokens": shapes.encoder_tokens(modalities), "llm_tokens": shapes.llm_tokens}
+    quantiles = {
+        name: np.quantile(tokens, probability, method="inverted_cdf").astype(np.int64)
+        for name, tokens in columns.items()
+    }
+    return pd.DataFrame({"probability": probability, **quantiles})
+
+
+def share_quantiles(
+    profile: Profile, batch_sizes: Sequence[int], num_draws: int, num_samples: int, probabilities: Sequence[float]
+) -> pd.DataFrame:
+    """How the encoders' share of the workload spreads over samples and over batches.
+
+    Args:
+        profile: where samples and their estimates come from.
+        batch_sizes: sizes of the batches.
+        num_draws: batches drawn of each size.
+        num_samples: single samples drawn, listed first as batch size 0.
+        probabilities: the quantiles to report.
+
+    Returns:
+        Columns ``batch_size``, ``num_draws``, ``probability``, ``encoder_share``.
+    """
+    degrees = next(profile.job.degrees())
+    parts = []
+    for label, size, draws in [(0, 1, num_samples), *((size, size, num_draws) for size in batch_sizes)]:
+        quantiles = np.quantile(encoder_shares(profile, degrees, size, draws), probabilities)
+        columns = {"batch_size": label, "num_draws": draws, "probability": probabilities, "encoder_share": quantiles}
+        parts.append(pd.DataFrame(columns))
+    return pd.concat(parts, ignore_index=True)
+
+
+def allocation_shares(profile: Profile, batch_sizes: Sequence[int], num_draws: int, max_batch: int) -> pd.DataFrame:
+    """How often each allocation of a replica's GPUs comes out of batches of a size.
+
+    Args:
+        profile: where batches and their estimates come from; its model has an encoder.
+        batch_sizes: sizes of the batches.
+        num_draws: batches drawn of each size.
+        max_batch: where the search for the stable batch gives up.
+
+    Returns:
+        Columns ``batch_size``, ``encoder_gpus``, ``llm_gpus``, ``encoder_stages``, ``llm_stages`` (what the GPUs make
+        up), ``share`` of the draws (every possible allocation has a row), ``num_draws`` and ``stable_batch`` (0: none
+        up to ``max_batch``); the last two are constant.
+    """
+    degrees = next(profile.job.degrees())
+    width = degrees.tp * degrees.cp
+    total = degrees.pp * width
+    stable, agreed = stable_samples(profile, degrees, num_draws, max_batch)
+    rows = []
+    for size in batch_sizes:
+        gpus = [allocate_gpus(profile, profile.draw(size), degrees)[0] for _ in range(num_draws)]
+        count = np.bincount(gpus, minlength=total)
+        rows += [
+            (size, own, total - own, *stages_of_gpus((own, total - own), width), count[own] / num_draws)
+            for own in range(width, total - width + 1)
+        ]
+    columns = ["batch_size", "encoder_gpus", "llm_gpus", "encoder_stages", "llm_stages", "share"]
+    table = pd.DataFrame(rows, columns=columns)
+    return table.assign(num_draws=num_draws, stable_batch=stable if agreed else 0)
+
+
+def encoder_shares(profile: Profile, degrees: Degrees, batch_size: int, num_draws: int) -> FloatArray:
+    """The encoders' share of the estimated forward time of freshly drawn batches ``[num_draws]``."""
+    samples = profile.draw(batch_size * num_draws)
+    profile.job.model.check_shapes(samples)
+    encoder, llm = profile.estimate_samples(samples, degrees.tp, degrees.cp)
+    encoder, llm = (seconds.reshape(num_draws, batch_size).sum(axis=1) for seconds in (encoder, llm))
+    shares: FloatArray = encoder / (encoder + llm)
+    return shares

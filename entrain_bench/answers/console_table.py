@@ -1,0 +1,215 @@
+"""What the command prints: one line a cell, and at the end a table with a word on who is fastest where."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from entrain_bench.answers.cases import Case, Row, cases_of
+from entrain_bench.answers.comparison import TIME
+from entrain_bench.answers.contenders import NAMES
+from entrain_bench.answers.notices import notices
+from entrain_bench.answers.words import losses, name_of, problems, spell_seeds, varying, winners
+from entrain_bench.records.records import Record
+
+# Wide enough for the table when the output is not a terminal.
+PLAIN_WIDTH = 140
+NOTHING = "-"
+GAP = "  "
+# Metric, scale and digits of each column, the most telling first: those that the width has no room for are left out.
+METRICS = {
+    "MFU %": ("mfu", 100.0, 1),
+    "bubble %": ("bubble_ratio", 100.0, 1),
+    "peak GiB": ("peak_memory_bytes", 1 / 2**30, 1),
+    "gap %": ("gap_to_lower_bound", 100.0, 1),
+    "TFLOPS/GPU": ("tflops_per_gpu", 1.0, 1),
+    "samples/s": ("samples_per_s", 1.0, 1),
+    "enc std ms": ("encoder_forward_std_ms", 1.0, 2),
+}
+# Columns that are never left out, and the one that goes before others that stand before it.
+ALWAYS = ("s/iter", "runs")
+SPEEDUP = "speed-up"
+# Digits of the least time that are shown at least, and decimals at least and at most.
+SIGNIFICANT, DECIMALS, MAX_DECIMALS = 3, 3, 6
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table: its heading, and one text a row."""
+
+    heading: str
+    cells: Sequence[str]
+
+    @property
+    def width(self) -> int:
+        """Places on the screen that its widest text takes."""
+        return max(map(cell_len, (self.heading, *self.cells)))
+
+
+def make_console() -> Console:
+    """Standard output; wide enough for tables when it is not a terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
+
+
+def describe_cell(place: str, record: Record) -> str:
+    """One line on a cell of a sweep that was run."""
+    name = f"{name_of(record.labels, [each for each in NAMES if each != 'harness'])} seed {record.labels['seed']}"
+    if record.status == "ok":
+        return f"{place} {name}: {record.metrics[TIME]:.3f} s/iteration"
+    return f"{place} {name}: {record.status}: {record.reason}"
+
+
+def print_table(records: Sequence[Record]) -> None:
+    """Print the summary of some runs to standard output."""
+    console = make_console()
+    for line in summary(records, console.width):
+        console.print(line, soft_wrap=True)
+
+
+def summary(records: Sequence[Record], width: int) -> Iterator[Text]:
+    """What came out of runs, as lines: what all have in common, a table, what has no result, who is fastest where.
+
+    Last comes what became of samples (``notices``).
+
+    Runs that differ by their seed only are one row. No label is ever cut: where the labels alone take more than the
+    width, so does the table.
+
+    Args:
+        records: the runs.
+        width: places of a line.
+    """
+    cases = cases_of(records) if records else []
+    rows = [row for case in cases for row in case.rows]
+    if not rows:
+        return
+    # Without a label there would be nothing to call a row.
+    labels = varying(rows) or ["strategy"]
+    shared = [f"{name} {text}" for name, text in rows[0].contender.labels.items() if name not in labels]
+    yield from wrapped(", ".join([*shared, spell_seeds([seed for row in rows for seed in row.contender.runs])]), width)
+    if any(row.standing.time for row in rows):
+        baseline = cases[0].baseline
+        columns = _fitting(_label_columns(rows, labels), _value_columns(rows, baseline), width)
+        yield from wrapped(_legend([column.heading for column in columns], baseline), width)
+        yield from _table(cases, columns, len(labels))
+    words = [*map(Text, problems(rows, labels)), *wrapped(f"{winners(cases)} {losses(rows)}".strip(), width)]
+    words += [line for notice in notices(records) for line in wrapped(notice, width)]
+    yield from [Text(), *words] if words else []
+
+
+def _table(cases: Sequence[Case], columns: Sequence[Column], num_labels: int) -> Iterator[Text]:
+    """A line for the headings, and one a row, the best in bold; jobs of several rows are set apart."""
+    heading, rule, *lines = table_lines(columns, num_labels)
+    yield Text(heading)
+    yield Text(rule)
+    apart, place = any(len(case.rows) > 1 for case in cases), 0
+    for case in cases:
+        if apart and place:
+            yield Text()
+        for row in case.rows:
+            yield Text(lines[place], style="bold" if row.best else "")
+            place += 1
+
+
+def table_lines(columns: Sequence[Column], num_labels: int) -> list[str]:
+    """Columns as lines: headings, a rule, and one a row; the first ``num_labels`` columns are flush left.
+
+    Args:
+        columns: of as many cells each.
+        num_labels: how many of them are names.
+    """
+    lines = [
+        GAP.join(
+            text + " " * (column.width - cell_len(text)) if place < num_labels else text.rjust(column.width)
+            for place, (column, text) in enumerate(zip(columns, texts, strict=True))
+        ).rstrip()
+        for texts in zip(*((column.heading, *column.cells) for column in columns), strict=True)
+    ]
+    return [lines[0], "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * max(map(cell_len, lines)), *lines[1:]]
+
+
+def _fitting(labels: Sequence[Column], values: Sequence[Column], width: int) -> list[Column]:
+    """All labels, and the columns that fit beside them: the most telling ones, up to the first that has no room."""
+    taken = [column for column in values if column.heading in ALWAYS]
+    room = width - sum(column.width + len(GAP) for column in (*labels, *taken)) + len(GAP)
+    for column in sorted((one for one in values if one not in taken), key=lambda one: one.heading != SPEEDUP):
+        room -= column.width + len(GAP)
+        if room < 0:
+            break
+        taken.append(column)
+    return [*labels, *(column for column in values if column in taken)]
+
+
+def _label_columns(rows: Sequence[Row], labels: Sequence[str]) -> list[Column]:
+    return [Column(label, [row.contender.labels[label] for row in rows]) for label in labels]
+
+
+def _value_columns(rows: Sequence[Row], baseline: str) -> list[Column]:
+    """Every column that says something, in the order of the table."""
+    times, speedups = [row.standing.time for row in rows], [row.standing.speedup for row in rows]
+    digits = decimals([time.mean for time in times if time])
+    columns = [
+        Column(
+            "s/iter", [f"{row.standing.time.mean:.{digits}f}" if row.standing.time else _status(row) for row in rows]
+        ),
+        Column("±", [f"{time.margin:.{digits}f}" if time and time.num_values > 1 else NOTHING for time in times]),
+        Column("runs", _counts(rows)),
+        Column(SPEEDUP, [f"{speedup.mean:.2f}x" if speedup else NOTHING for speedup in speedups]),
+        Column("95%", [_range(row, baseline) for row in rows]),
+        *(Column(name, [_mean(row, *metric) for row in rows]) for name, metric in METRICS.items()),
+    ]
+    return [column for column in columns if {*column.cells} != {NOTHING}]
+
+
+def _legend(headings: Sequence[str], baseline: str) -> str:
+    """What columns mean that do not say so themselves."""
+    meanings = {
+        "±": "±: half of the 95% interval over seeds",
+        SPEEDUP: f"{SPEEDUP}: over {baseline}, seed by seed",
+        "95%": "95%: its interval",
+    }
+    return "; ".join(text for heading, text in meanings.items() if heading in headings)
+
+
+def decimals(times: Sequence[float]) -> int:
+    """Decimals that show enough of the least time."""
+    enough = (n for n in range(DECIMALS, MAX_DECIMALS) if min(times, default=1.0) * 10**n >= 10 ** (SIGNIFICANT - 1))
+    return next(enough, MAX_DECIMALS)
+
+
+def _counts(rows: Sequence[Row]) -> list[str]:
+    """How many runs every mean is of, and of how many; nothing where all are of the same number."""
+    counts = [(row.standing.num_ok, len(row.standing.times)) for row in rows]
+    if len({*counts}) == 1 and counts[0][0] == counts[0][1]:
+        return [NOTHING] * len(rows)
+    return [f"{done}" if done == total else f"{done}/{total}" for done, total in counts]
+
+
+def _status(row: Row) -> str:
+    """Why a row has no time: what became of its first run."""
+    return row.contender.runs[min(row.contender.runs)].status
+
+
+def _range(row: Row, baseline: str) -> str:
+    """The speed-up's interval; that of the baseline over itself says nothing."""
+    speedup = row.standing.speedup
+    if not speedup or speedup.num_values == 1 or row.contender.strategy == baseline:
+        return NOTHING
+    return f"{speedup.low:.2f}..{speedup.high:.2f}"
+
+
+def _mean(row: Row, metric: str, scale: float, digits: int) -> str:
+    """The mean of a metric as text; a dash where the executor does not measure it."""
+    values = [*row.contender.values(metric).values()]
+    return f"{scale * math.fsum(values) / len(values):.{digits}f}" if values else NOTHING
+
+
+def wrapped(text: str, width: int) -> list[Text]:
+    """Text in lines of whole words."""
+    return [Text(line) for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)]

@@ -1,0 +1,171 @@
+"""How far one contender leads the fastest of its rivals, job by job: a YAML of ``experiments/lead`` as Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from entrain_bench.answers.comparison import TIME, Comparison, Standing, compare
+from entrain_bench.answers.documents.markdown import markdown_table
+from entrain_bench.answers.labels import names
+from entrain_bench.answers.statistics import Interval
+from entrain_bench.answers.tables import run_table, times_by_seed, without_result
+from entrain_bench.base.arithmetic import decisive, exp, log
+from entrain_bench.base.errors import UserError, require
+from entrain_bench.run.study import Study, SweepOverrides
+
+KEYS = ("title", "common", "corner", "rows", "leader", "strategies", "rivals")
+# The contender that leads; rivals are called by their label and their strategy.
+LEADER = ("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """A table of how many times as fast one contender is as the fastest of others.
+
+    Attributes:
+        name: the YAML's name.
+        title: what is shown, in words.
+        common: overrides of all runs.
+        corner: heading of the first column: what the rows are.
+        rows: overrides of each job, by what stands before it.
+        leader: overrides of the contender.
+        strategies: names of the strategies that it is compared with.
+        rivals: overrides that each of them gets, by a label; several labels are rivals of their own.
+    """
+
+    name: str
+    title: str
+    common: SweepOverrides
+    corner: str
+    rows: Mapping[str, SweepOverrides]
+    leader: SweepOverrides
+    strategies: Sequence[str]
+    rivals: Mapping[str, SweepOverrides]
+
+    def of_leader(self, row: str) -> SweepOverrides:
+        """The overrides of the contender's runs in a job."""
+        return (*self.common, *self.rows[row], *self.leader)
+
+    def of_rival(self, row: str, label: str) -> SweepOverrides:
+        """The overrides of the runs of all strategies in a job, with what a label stands for."""
+        return (f"strategy={','.join(self.strategies)}", *self.common, *self.rows[row], *self.rivals[label])
+
+    @property
+    def sweeps(self) -> list[SweepOverrides]:
+        """The overrides of all runs."""
+        rivals = [self.of_rival(row, label) for row in self.rows for label in self.rivals]
+        return [*map(self.of_leader, self.rows), *rivals]
+
+
+def parse_lead(name: str, values: Mapping[str, Any], families: Mapping[str, Sequence[str]]) -> Lead:
+    """A lead from plain values; ``strategies`` is a family or a list of names, and rivals may be left out.
+
+    Args:
+        name: the YAML's name.
+        values: what it states.
+        families: the strategies of each family.
+
+    Raises:
+        UserError: for a key that is unknown or missing, and an unknown family.
+    """
+    filled = {"rivals": {"": []}, **values}
+    for key in sorted({*KEYS} ^ {*filled}):
+        require(key in KEYS, "key", key, f"one of {', '.join(KEYS)}")
+        raise UserError(f"{key}: missing")
+    chosen = filled["strategies"]
+    if isinstance(chosen, str):
+        require(chosen in families, "strategies", chosen, f"a list, or one of {', '.join(families)}")
+        chosen = families[chosen]
+    rows, rivals = ({str(label): tuple(each) for label, each in filled[key].items()} for key in ("rows", "rivals"))
+    title = " ".join(filled["title"].split())
+    return Lead(
+        name, title, tuple(filled["common"]), filled["corner"], rows, tuple(filled["leader"]), tuple(chosen), rivals
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A job: its fastest rival, how that and the leader do, and the leader's mean gap to the bound of every layout."""
+
+    rival: str
+    other: Standing
+    own: Standing
+    gap: float
+
+
+def lead_markdown(lead: Lead, study: Study) -> str:
+    """Title, common overrides, a row a job, and below them all jobs together and runs without result."""
+    found, notes = {}, []
+    leader = ""
+    for row in lead.rows:
+        runs = run_table(study.cells(*lead.of_leader(row)), study.results)
+        leader = names(runs, "strategy")[runs["strategy"].iloc[0]]
+        found[row] = _row(runs, dict(_rivals(lead, row, study)))
+        notes += [f"{row}: {sentence}" for sentence in without_result(runs)]
+    heading = [lead.corner, "fastest of the others", "its s", f"{leader}, s", "times as fast (95%)", "gap"]
+    rows = [[label, *_texts(row)] for label, row in found.items()]
+    source = f"[{lead.name}](../../experiments/lead/{lead.name}.yaml)"
+    caption = f"{lead.title} ({source}: `{' '.join(lead.common)}`).\n\n"
+    told = "".join(f"\n- {note}" for note in [*_together([*found.values()]), *notes])
+    return caption + markdown_table(heading, rows, heading[2:]) + (f"{told}\n" if told else "")
+
+
+def _rivals(lead: Lead, row: str, study: Study) -> Iterator[tuple[tuple[str, str], pd.DataFrame]]:
+    """The runs of every rival."""
+    for label in lead.rivals:
+        runs = run_table(study.cells(*lead.of_rival(row, label)), study.results)
+        called = names(runs, "strategy")
+        yield from (((label, called[str(name)]), mine) for name, mine in runs.groupby("strategy", sort=False))
+
+
+def _row(own: pd.DataFrame, rivals: Mapping[tuple[str, str], pd.DataFrame]) -> _Row:
+    times = {LEADER: times_by_seed(own)} | {name: times_by_seed(runs) for name, runs in rivals.items()}
+    fastest = _fastest(compare({name: times[name] for name in rivals}, {}))
+    pair = compare({name: times[name] for name in (LEADER, fastest)}, {LEADER: fastest})
+    done = own[own["status"] == "ok"]
+    gap = float((done[TIME] / done["cluster_bound_s"] - 1).mean())
+    return _Row(", ".join(filter(None, reversed(fastest))), pair.standings[fastest], pair.standings[LEADER], gap)
+
+
+def _fastest(comparison: Comparison[tuple[str, str]]) -> tuple[str, str]:
+    """The rival with the least mean of those that have most results."""
+    standings = comparison.standings
+    most = max(standing.num_ok for standing in standings.values())
+    return min(
+        (name for name, standing in standings.items() if standing.num_ok == most),
+        key=lambda name: decisive(standings[name].time.mean) if standings[name].time else math.inf,  # type: ignore[union-attr]
+    )
+
+
+def _texts(row: _Row) -> list[str]:
+    gap = "" if math.isnan(row.gap) else f"{100 * row.gap:.0f}%"
+    return [row.rival, _seconds(row.other), _seconds(row.own), _times_as_fast(row.own.speedup), gap]
+
+
+def _seconds(standing: Standing) -> str:
+    lacking = len(standing.times) - standing.num_ok
+    failed = f"{lacking} of {len(standing.times)} without result" if lacking else ""
+    return ", ".join(filter(None, [f"{standing.time.mean:.3f}" if standing.time else "", failed]))
+
+
+def _times_as_fast(speedup: Interval | None) -> str:
+    if speedup is None:
+        return ""
+    return f"{speedup.mean:.2f}x" + (f" ({speedup.low:.2f} to {speedup.high:.2f})" if speedup.num_values > 1 else "")
+
+
+def _together(rows: Sequence[_Row]) -> Iterator[str]:
+    """All jobs in one sentence, as far as there are several."""
+    ratios = [row.own.speedup.mean for row in rows if row.own.speedup]
+    if len(rows) < 2 or len(ratios) < len(rows):
+        return
+    gaps = pd.Series([row.gap for row in rows])
+    yield (
+        f"all rows: {exp(math.fsum(map(log, ratios)) / len(ratios)):.2f}x in the geometric mean, {min(ratios):.2f}x at"
+        f" least; gap {100 * gaps.median():.0f}% in the median, {100 * gaps.max():.0f}% at most"
+    )

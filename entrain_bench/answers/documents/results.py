@@ -1,0 +1,131 @@
+"""Iteration times of all strategies as text: ``results.md``, and with free degrees ``free_degrees.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pandas as pd
+
+from entrain_bench.answers.documents.markdown import markdown_table
+from entrain_bench.answers.labels import FAMILIES, families, names
+from entrain_bench.answers.tables import compared, interval_over_seeds, over_seeds, run_table, without_result
+from entrain_bench.base.files import write_atomically
+from entrain_bench.run.study import Output, Study
+
+CASE = ["model", "workload", "strategy"]
+# What is in brackets, and the column of runs that it is the mean of.
+GAPS = {"gap": "gap_to_lower_bound", "gap_of_all": "gap_to_cluster_bound"}
+# Heading and sweep of every table, by document.
+TABLES = {
+    "results": {"Default setting: layout.tp=2 layout.dp=4": "iteration_time"},
+    "free_degrees": {
+        "Free degrees: layout.tp=null layout.dp=null": "free_degrees",
+        "Free degrees and microbatch size, 8 trials: microbatch_size=null strategy.planner.num_trials=8": (
+            "free_degrees_trials"
+        ),
+    },
+}
+TITLES = {
+    "results": "# Results\n\nWith degrees of the planners' choice: [free_degrees.md](free_degrees.md).\n",
+    "free_degrees": "# Results with free degrees\n\nWith those of the default setting: [results.md](results.md).\n",
+}
+INTRODUCTION = """
+Generated from the runs of the figures: seconds an iteration, mean over seeds ± half of its 95% interval; in brackets
+the gap to the lower bound of the layout that the strategy chose, which compares schedules, and that to the bound of
+every layout, all ideal work on all GPUs, which compares strategies ([metrics.md](../docs/metrics.md)). Bold is every
+strategy that is not significantly slower than the best of all tables under a heading, italic the same within its own
+table, seed by seed: at a seed all get the same samples, so differences are known better than times. Runs without result
+are counted in their cell and named below the table. 64 simulated A40, global batch 512, microbatches of 4; every sweep
+is a YAML in `experiments/figure/`.
+"""
+PLANNERS = {
+    "results": "Planners choose as their papers describe.\n",
+    "free_degrees": """\
+Planners choose as their papers describe under the first heading; under the second all run their best candidates on
+trial and choose the microbatch size, too (DFLOP's number of microbatches is its own under both). Not every strategy is
+run here (`in_figures` in its YAML); the fastest published of all with free degrees stand in
+[braid.md](../docs/strategies/braid.md), beside this project's own.
+""",
+}
+
+
+def results_output(name: str) -> Output:
+    """The document of that name."""
+    sweeps = [(f"figure={experiment}",) for experiment in TABLES[name].values()]
+    return Output(name, sweeps, partial(write_results, name), [f"{name}.md"])
+
+
+def write_results(name: str, study: Study) -> str:
+    """Write ``<name>.md``; returns what is missing from it, if anything."""
+    text, problem = results_document(name, study)
+    write_atomically(study.results.root / f"{name}.md", text.encode())
+    return problem
+
+
+def results_document(name: str, study: Study) -> tuple[str, str]:
+    """The text of the document, and what is missing from it."""
+    parts, problems = [TITLES[name] + INTRODUCTION + PLANNERS[name]], []
+    for title, experiment in TABLES[name].items():
+        problems.append(study.problem(f"figure={experiment}"))
+        table = run_table(study.cells(f"figure={experiment}"), study.results)
+        seeds = table["seed"].nunique()
+        parts.append(f"## {title}\n\n`figure={experiment}`, {seeds} seed{'s' if seeds > 1 else ''}.\n")
+        parts.append(results_markdown(table))
+    return "\n".join(parts), "; ".join(filter(None, problems))
+
+
+def results_markdown(data: pd.DataFrame) -> str:
+    """A table for each family of strategies beside the first strategy; below them what runs have no result."""
+    first, *others = families(data).items()
+    groups = [family for family in FAMILIES if any(theirs == family for _, theirs in others)]
+    rows, best = _rows(data), compared(data, CASE[:2])
+    tables = []
+    for family in groups or [first[1]]:
+        heading = f"### {FAMILIES[family]}\n\n" if len(groups) > 1 else ""
+        members = [first[0], *(name for name, theirs in others if theirs == family)]
+        own = data[data["strategy"].isin(members)]
+        marks = {
+            (*case, strategy): "**" if strategy in best[case].best else "*"
+            for case, comparison in compared(own, CASE[:2]).items()
+            for strategy in comparison.best
+        }
+        cells = {case: _cell(row, marks.get(case, "")) for case, row in rows.items()}
+        tables.append(heading + _table(data, cells, members))
+    notes = "".join(f"- {sentence}\n" for sentence in without_result(data))
+    return "\n".join([*tables, *filter(None, [notes])])
+
+
+def _rows(data: pd.DataFrame) -> dict[tuple[str, ...], Mapping[Hashable, Any]]:
+    """Means, intervals and gaps of every model, workload and strategy."""
+    data = data.assign(gap_to_cluster_bound=data["iteration_time_s"] / data["cluster_bound_s"] - 1.0)
+    gaps = over_seeds(data, CASE, **{name: (column, "mean") for name, column in GAPS.items()})
+    times = interval_over_seeds(data, CASE, "iteration_time_s").merge(gaps[[*CASE, *GAPS]], on=CASE)
+    return {tuple(str(row[name]) for name in CASE): row for row in times.to_dict("records")}
+
+
+def _table(data: pd.DataFrame, cells: Mapping[tuple[str, ...], str], strategies: Sequence[str]) -> str:
+    """A row a model and workload, a column a strategy."""
+    labels = {column: names(data, column) for column in CASE}
+    rows = [
+        [f"{labels['model'][model]} {labels['workload'][workload]}"]
+        + [cells.get((model, workload, strategy), "") for strategy in strategies]
+        for model in labels["model"]
+        for workload in labels["workload"]
+    ]
+    heading = ["model, workload", *(labels["strategy"][name] for name in strategies)]
+    return markdown_table(heading, rows, right=heading[1:])
+
+
+def _cell(row: Mapping[Hashable, Any], mark: str) -> str:
+    """Mean and interval between marks, gaps of the runs that have a result, and how many have none."""
+    if not row["num_ok"]:
+        return str(row["status"])
+    seconds = f"{row['iteration_time_s']:.3f}"
+    if row["num_ok"] > 1:
+        seconds += f" ± {(row['iteration_time_s_high'] - row['iteration_time_s_low']) / 2:.3f}"
+    lacking = row["num_runs"] - row["num_ok"]
+    gaps = ", ".join(f"{100 * row[name]:.0f}%" for name in GAPS)
+    note = f", {lacking} of {row['num_runs']} {row['status']}" if lacking else ""
+    return f"{mark}{seconds}{mark} ({gaps}){note}"

@@ -1,0 +1,113 @@
+"""A table of measured numbers: which runs stand behind each of its cells, and what a cell shows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+
+from entrain_bench.answers.compare import MEASURED
+from entrain_bench.base.errors import UserError, require, unknown_choice
+from entrain_bench.records.records import METRICS
+from entrain_bench.run.study import SweepOverrides
+
+KEYS = ("title", "common", "corner", "rows", "columns", "show")
+GIB = "peak_memory_gib"
+# Of a replica; and samples of an average one.
+MICROBATCHES, SAMPLES = "num_microbatches", "samples_per_microbatch"
+# Texts: degrees of every module; modules whose activations are recomputed.
+DEGREES, RECOMPUTED = "degrees", "recomputed"
+# A page shows what is the same for all, so no wall times.
+NUMBERS = (*(name for name in METRICS if name not in MEASURED), GIB, MICROBATCHES, SAMPLES)
+FIELDS = (*NUMBERS, DEGREES, RECOMPUTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A number over several runs, or over the replicas of several runs; formatted by itself it is the mean.
+
+    Attributes:
+        mean, median, least, most: of all values.
+        margin: half of the mean's 95% interval; not a number if there is one value only.
+    """
+
+    mean: float = 0.0
+    median: float = 0.0
+    least: float = 0.0
+    most: float = 0.0
+    margin: float = 0.0
+
+    def __format__(self, spec: str) -> str:
+        return format(self.mean, spec)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of measured numbers.
+
+    Attributes:
+        name: the YAML's name.
+        title: what is shown, in words.
+        common: overrides of all runs.
+        corner: heading of the first column: what the rows are.
+        rows: overrides of each row, by what stands before it.
+        columns: overrides of each column, by its heading.
+        show: what each column shows, by a further heading; texts with numbers in braces, as ``str.format`` takes them.
+    """
+
+    name: str
+    title: str
+    common: SweepOverrides
+    corner: str
+    rows: Mapping[str, SweepOverrides]
+    columns: Mapping[str, SweepOverrides]
+    show: Mapping[str, str]
+
+    def sweep(self, row: str, column: str) -> SweepOverrides:
+        """The overrides of the runs behind a cell."""
+        return (*self.common, *self.rows[row], *self.columns[column])
+
+    @property
+    def sweeps(self) -> list[SweepOverrides]:
+        """The overrides of the runs behind each cell."""
+        return [self.sweep(row, column) for row in self.rows for column in self.columns]
+
+    @property
+    def fields(self) -> set[str]:
+        """Everything that its cells show."""
+        return {name for text in self.show.values() for name in fields_of(text)}
+
+
+def fields_of(text: str) -> set[str]:
+    """Names in the braces of a text, what follows a dot left out."""
+    return {name.partition(".")[0] for _, name, _, _ in Formatter().parse(text) if name is not None}
+
+
+def parse_table(name: str, values: Mapping[str, Any]) -> Table:
+    """A table from plain values; checks keys and what is shown.
+
+    Columns may be left out where there is one only, and what is shown may be one text.
+    """
+    filled = {"columns": {"": []}, **values}
+    for key in sorted({*KEYS} ^ {*filled}):
+        require(key in KEYS, "key", key, f"one of {', '.join(KEYS)}")
+        raise UserError(f"{key}: missing")
+    show = filled["show"] if isinstance(filled["show"], Mapping) else {"": filled["show"]}
+    for text in show.values():
+        _check_text(text)
+    rows, columns = ({str(label): tuple(each) for label, each in filled[key].items()} for key in ("rows", "columns"))
+    title = " ".join(filled["title"].split())
+    return Table(name, title, tuple(filled["common"]), filled["corner"], rows, columns, show)
+
+
+def _check_text(text: str) -> None:
+    try:
+        for field in fields_of(text):
+            if field not in FIELDS:
+                raise unknown_choice("show", field, FIELDS)
+        text.format(**{field: Spread() if field in NUMBERS else "" for field in FIELDS})
+    except (AttributeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"show={text}: {error}") from error

@@ -1,0 +1,206 @@
+"""Measured tables: ``experiments/table`` and ``experiments/lead`` as Markdown, and how pages of ``docs`` take them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from entrain_bench.answers.documents.definition import load_definition
+from entrain_bench.answers.documents.lead import Lead, lead_markdown, parse_lead
+from entrain_bench.answers.documents.markdown import markdown_table
+from entrain_bench.answers.documents.table import (
+    DEGREES,
+    GIB,
+    MICROBATCHES,
+    RECOMPUTED,
+    SAMPLES,
+    Spread,
+    Table,
+    fields_of,
+    parse_table,
+)
+from entrain_bench.answers.statistics import mean_interval
+from entrain_bench.answers.tables import run_actions, run_table, without_result
+from entrain_bench.base.errors import UserError, require, unknown_choice
+from entrain_bench.base.files import write_atomically
+from entrain_bench.config.tree import config_tree
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.records import Results
+from entrain_bench.run.study import Output, Study
+
+# Where the tables are in a folder of results.
+TABLES = "tables"
+# A table's place on a page, up to its end or what comes instead of it.
+PLACE = re.compile(r"<!-- table: (\S+) -->.*?(<!-- end -->|(?=<!-- table: )|\Z)", re.DOTALL)
+
+# In the text of a layout: a module's layers, too long for a cell, and the name of a module that recomputes.
+LAYERS = r" layers [\d/]+"
+RECOMPUTING = r"(\S+) tp[^;]* recompute"
+
+
+def load_tables() -> list[Table | Lead]:
+    """Every table, by kind and name."""
+    families = strategies_by_family()
+    return [
+        *(load_definition(path, parse_table) for path in _definitions("table")),
+        *(load_definition(path, partial(parse_lead, families=families)) for path in _definitions("lead")),
+    ]
+
+
+def _definitions(kind: str) -> list[Path]:
+    return sorted((config_tree() / kind).glob("*.yaml"))
+
+
+def strategies_by_family() -> dict[str, list[str]]:
+    """Names of the strategies of every family that a strategy's YAML states."""
+    found: dict[str, list[str]] = {}
+    for path in _definitions("strategy"):
+        if family := yaml.safe_load(path.read_text()).get("family"):
+            found.setdefault(str(family), []).append(path.stem)
+    return found
+
+
+def tables_output() -> Output:
+    """The tables; each is read once."""
+    tables = load_tables()
+    sweeps = [sweep for table in tables for sweep in table.sweeps]
+    return Output("tables", sweeps, lambda study: write_tables(tables, study))
+
+
+def write_tables(tables: Sequence[Table | Lead], study: Study) -> str:
+    """Write ``tables/<name>.md``; returns what is missing from them, if anything."""
+    problems = []
+    for table in tables:
+        text = table_markdown(table, study) if isinstance(table, Table) else lead_markdown(table, study)
+        write_atomically(study.results.root / TABLES / f"{table.name}.md", text.encode())
+        problems += [f"{table.name}: {problem}" for sweep in table.sweeps if (problem := study.problem(*sweep))]
+    return "; ".join(problems)
+
+
+def table_markdown(table: Table, study: Study) -> str:
+    """Title, common overrides and the table; runs without result are counted where they are, and named below."""
+    shows = {
+        " ".join(filter(None, (column, shown))): text for column in table.columns for shown, text in table.show.items()
+    }
+    right = [heading for heading, text in shows.items() if DEGREES not in fields_of(text)]
+    rows = [
+        [row, *(text for column in table.columns for text in _texts(table, row, column, study))] for row in table.rows
+    ]
+    source = f"[{table.name}](../../experiments/table/{table.name}.yaml)"
+    caption = f"{table.title} ({source}: `{' '.join(table.common)}`).\n\n"
+    notes = "".join(f"\n- {note}" for note in _notes(table, study))
+    return caption + markdown_table([table.corner, *shows], rows, right) + (f"{notes}\n" if notes else "")
+
+
+def _notes(table: Table, study: Study) -> Iterator[str]:
+    """Which runs have no result, and in which cell they are."""
+    for row, column in product(table.rows, table.columns):
+        place = ", ".join(filter(None, (row, column)))
+        runs = run_table(study.cells(*table.sweep(row, column)), study.results)
+        yield from (f"{place}: {sentence}" for sentence in without_result(runs))
+
+
+def _texts(table: Table, row: str, column: str, study: Study) -> list[str]:
+    """What a cell shows, one text for each of ``Table.show``."""
+    cells = study.cells(*table.sweep(row, column))
+    runs = run_table(cells, study.results)
+    done = runs[runs["status"] == "ok"]
+    without = runs[runs["status"] != "ok"]
+    if done.empty:
+        return [str(without["status"].iloc[0])] * len(table.show)
+    cells = [cell for cell in cells if cell.key in {*done["key"]}]
+    values = {name: _value(name, done, cells, study.results) for name in table.fields}
+    lacking = f", {len(without)} of {len(runs)} {without['status'].iloc[0]}" if len(without) else ""
+    return [text.format(**values) + lacking for text in table.show.values()]
+
+
+def _value(name: str, runs: pd.DataFrame, cells: Sequence[Cell], results: Results) -> Spread | str:
+    if name == DEGREES:
+        return _commonest(runs["layout"].str.replace(LAYERS, "", regex=True))
+    if name == RECOMPUTED:
+        modules = Counter(runs["layout"].str.findall(RECOMPUTING).explode().dropna())
+        return ", ".join(_at_seeds(each, modules[each], len(runs)) for each in sorted(modules)) or "none"
+    if name in (MICROBATCHES, SAMPLES):
+        counts = [microbatches(run_actions([cell], results)) for cell in cells]
+        if name == MICROBATCHES:
+            return spread(pd.concat(counts))
+        return spread(
+            pd.Series([cell.config.global_batch / count.sum() for cell, count in zip(cells, counts, strict=True)])
+        )
+    return spread(runs["peak_memory_bytes"] / 2**30 if name == GIB else runs[name])
+
+
+def _commonest(layouts: pd.Series[str]) -> str:
+    """The layout that most seeds have, how many, and how many others there are."""
+    counts = Counter(layouts)
+    layout, count = counts.most_common(1)[0]
+    others = len(counts) - 1
+    more = f"; {others} other{'s' if others > 1 else ''}" if others else ""
+    return _at_seeds(layout, count, len(layouts)) + more
+
+
+def _at_seeds(text: str, count: int, num_seeds: int) -> str:
+    return text if count == num_seeds else f"{text} at {count} of {num_seeds} seeds"
+
+
+def spread(values: pd.Series[float]) -> Spread:
+    """Mean, median, least, greatest and the mean's margin of some numbers."""
+    mean, median, least, most = (float(values.agg(statistic)) for statistic in ("mean", "median", "min", "max"))
+    return Spread(mean, median, least, most, mean_interval(values.tolist()).margin)
+
+
+def microbatches(actions: pd.DataFrame) -> pd.Series[float]:
+    """LLM microbatches of every replica of every seed ``[seeds x replicas]``.
+
+    Args:
+        actions: as ``run_actions`` returns them.
+
+    Raises:
+        UserError: if there are none, for the timelines of large programs are not kept.
+    """
+    require(not actions.empty, "show", MICROBATCHES, "left out where no timeline was kept")
+    forwards = actions[(actions["side"] == "llm") & actions["pass"].eq("forward")]
+    return forwards.groupby(["seed", "replica"])["microbatch"].nunique().astype(float)
+
+
+def pages_with_tables(pages: Path, root: Path) -> Iterator[tuple[Path, str]]:
+    """Every page of a folder, and its text with the tables that are in a folder of results.
+
+    Raises:
+        UserError: as ``splice`` does, naming the page.
+    """
+    tables = {path.stem: path.read_text() for path in (root / TABLES).glob("*.md")}
+    for page in sorted(pages.glob("*.md")):
+        try:
+            yield page, splice(page.read_text(), tables)
+        except UserError as error:
+            raise UserError(f"{page}: {error}") from error
+
+
+def splice(page_text: str, tables: Mapping[str, str]) -> str:
+    """A page with each table put between its ``<!-- table: NAME -->`` and ``<!-- end -->``.
+
+    Args:
+        page_text: the page; what stands between the markers is replaced.
+        tables: Markdown of each table, by name.
+
+    Raises:
+        UserError: for a name that no table has, and a marker without its end.
+    """
+
+    def put(match: re.Match[str]) -> str:
+        name, end = match[1], match[2]
+        if name not in tables:
+            raise unknown_choice("table", name, tables)
+        if not end:
+            raise UserError(f"table={name}: must be followed by <!-- end -->")
+        return f"<!-- table: {name} -->\n\n{tables[name].strip()}\n\n{end}"
+
+    return PLACE.sub(put, page_text)

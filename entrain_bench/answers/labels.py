@@ -1,0 +1,103 @@
+"""What strategies, workloads and models are called in figures, derived from their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from entrain_bench.base.errors import require, unknown_choice
+from entrain_bench.config.schema import RunConfig
+
+# The column that holds what a strategy's YAML states as ``display_order``.
+ORDER = "strategy_order"
+# The column that holds what it states as ``family``, and what families are called; others are the user's own.
+FAMILY = "strategy_family"
+FAMILIES = {"published": "Published systems", "out_of_the_box": "Out of the box", "ours": "Ours", "": "Yours"}
+
+# Shorter words are taken for abbreviations.
+ABBREVIATION_LETTERS = 3
+
+
+def label_columns(config: RunConfig) -> dict[str, Any]:
+    """Labels that the YAMLs of a run state themselves (``label: COCO``), empty where they state none, order and family.
+
+    Raises:
+        UserError: for a ``display_order`` that is not a number, and for an unknown ``family``.
+    """
+    groups = {"strategy": config.strategy, "workload": config.workload, "model": config.model}
+    order = config.strategy.get("display_order")
+    require(
+        order is None or (isinstance(order, int) and order >= 0), "strategy.display_order", order, "null or 0, 1, ..."
+    )
+    family = str(config.strategy.get("family") or "")
+    if family not in FAMILIES:
+        raise unknown_choice("strategy.family", family, [*filter(None, FAMILIES)])
+    stated = {f"{group}_label": str(values.get("label", "")) for group, values in groups.items()}
+    return stated | {ORDER: order, FAMILY: family}
+
+
+def in_order(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows by the display order of their strategies; strategies that state none come last, as they come."""
+    return table.sort_values(ORDER, kind="stable", na_position="last", ignore_index=True)
+
+
+def orders(table: pd.DataFrame) -> dict[str, int | None]:
+    """Display order of every strategy of a table, in order of appearance; None where none is stated."""
+    stated = table.drop_duplicates("strategy").set_index("strategy").get(ORDER, pd.Series(dtype=float))
+    return {str(name): int(stated[name]) if pd.notna(stated.get(name)) else None for name in table["strategy"].unique()}
+
+
+def families(table: pd.DataFrame) -> dict[str, str]:
+    """Family of every strategy of a table, in order of appearance; empty where none is stated."""
+    stated = table.drop_duplicates("strategy").set_index("strategy").get(FAMILY, pd.Series(dtype=str))
+    return {str(name): str(stated.get(name, "")) for name in table["strategy"].unique()}
+
+
+def names(table: pd.DataFrame, column: str) -> dict[str, str]:
+    """Label of every value of a column, in order of appearance; ``<column>_label`` of the table takes precedence."""
+    values = [str(value) for value in table[column].unique()]
+    derived = distinct_labels(values)
+    if f"{column}_label" not in table:
+        return derived
+    stated = table.drop_duplicates(column).set_index(column)[f"{column}_label"]
+    return {value: stated[value] or derived[value] for value in values}
+
+
+def distinct_labels(values: Iterable[str]) -> dict[str, str]:
+    """Short labels, or the whole names of those that would share one."""
+    values = list(values)
+    short = {value: _short(value) for value in values}
+    taken = [*short.values()]
+    return {value: label if taken.count(label) == 1 else spell(value) for value, label in short.items()}
+
+
+def spell(name: str) -> str:
+    """A name in title case: ``chartqa`` becomes ChartQA, ``llama3_1b`` Llama3 1B, ``vit1b_llm7b`` VIT 1B LLM 7B."""
+    return " ".join(_spell_word(word) for word in name.split("_") if word)
+
+
+def _short(name: str) -> str:
+    """A model by its LLM's family and size, anything else in full: ``qwen25vl_llama3_1b`` becomes Llama 1B."""
+    *_, family, size = ["", "", *name.split("_")]
+    if family and re.fullmatch(r"[0-9.]+b", size):
+        return f"{_spell_word(family.rstrip('0123456789.'))} {size.upper()}"
+    return spell(name)
+
+
+def _spell_word(word: str) -> str:
+    if sized := re.fullmatch(r"([a-z]+)([0-9.]+b)", word):
+        return " ".join(_spell_word(part) for part in sized.groups())
+    if len(word) <= ABBREVIATION_LETTERS or re.fullmatch(r"[0-9.]+b", word):
+        return word.upper()
+    stem, answering = re.fullmatch(r"(.+?)([cv]?qa)?", word).groups(default="")  # type: ignore[union-attr]
+    return stem[0].upper() + stem[1:] + answering.upper()
+
+
+def consecutive(values: Sequence[int]) -> str:
+    """Whole numbers in words: ``0 to 7`` of those in a row, others one by one."""
+    if len(values) > 2 and [*values] == [*range(values[0], values[-1] + 1)]:
+        return f"{values[0]} to {values[-1]}"
+    return ", ".join(map(str, values))

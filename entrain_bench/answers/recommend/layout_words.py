@@ -1,0 +1,69 @@
+"""A layout in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.program.layout import Layout, ModuleLayout
+
+# Spans of ranks that a line has room for.
+MAX_SPANS = 6
+
+
+def layout_lines(layout: Layout) -> list[str]:
+    """A line a module: degrees, layers of each stage, ranks; and one on who shares ranks."""
+    width = max(len(placed.module) for placed in layout.modules)
+    lines = [f"{placed.module.ljust(width)}  {'; '.join(_parts(placed))}" for placed in layout.modules]
+    return [*lines, *_sharing(layout)]
+
+
+def _parts(placed: ModuleLayout) -> Iterator[str]:
+    yield f"TP {placed.tp}, CP {placed.cp}, PP {_physical(placed)}, DP {placed.dp}"
+    stages = f"{placed.stages_per_rank} virtual stages a rank, " if placed.stages_per_rank > 1 else ""
+    yield f"{stages}layers {'/'.join(map(str, placed.layers_per_stage))}"
+    yield f"ranks {spans(placed.ranks[0])}{_others(placed)}"
+    if placed.sharded:
+        yield "weights sharded over all replicas, gathered layer by layer"
+    if placed.recompute:
+        yield "activations recomputed"
+    if placed.offload:
+        yield "weights off the device between forwards and backwards"
+
+
+def _physical(placed: ModuleLayout) -> int:
+    """Pipeline stages, virtual ones counted as the one that their ranks make up."""
+    return int(np.unique(placed.ranks[0]).size) // placed.ranks_per_block
+
+
+def _others(placed: ModuleLayout) -> str:
+    """Where the replicas beyond the first are."""
+    if placed.dp == 1:
+        return ""
+    steps = np.unique(np.diff(placed.ranks, axis=0))
+    if len(steps) == 1:
+        return f", each further replica {int(steps[0])} on"
+    return f", further replicas up to rank {int(placed.ranks.max())}"
+
+
+def _sharing(layout: Layout) -> list[str]:
+    sets = {placed.module: {*placed.ranks.ravel().tolist()} for placed in layout.modules}
+    names = [*sets]
+    if len(names) == 1:
+        return []
+    if all(sets[name] == sets[names[0]] for name in names):
+        return ["All modules share all ranks."]
+    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if sets[a] & sets[b]]
+    if not pairs:
+        return ["No module shares a rank with another."]
+    return [f"{a} and {b} share {len(sets[a] & sets[b])} ranks." for a, b in pairs]
+
+
+def spans(ranks: IntArray) -> str:
+    """Ranks in words: ``0-15``, ``0-3, 8-11``; many spans are cut short."""
+    each = np.unique(ranks)
+    cuts = np.flatnonzero(np.diff(each) != 1) + 1
+    parts = [f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in np.split(each, cuts)]
+    return ", ".join(parts if len(parts) <= MAX_SPANS else [*parts[: MAX_SPANS - 1], "...", parts[-1]])

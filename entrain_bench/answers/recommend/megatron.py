@@ -1,0 +1,191 @@
+"""What Megatron-LM runs as it is, and its flags for a plan that it does.
+
+Read in NVIDIA/Megatron-LM at commit d98e8a64 (2026-08-22): ``megatron/training/arguments.py``,
+``megatron/training/config``, ``megatron/core/transformer/transformer_config.py``, ``pretrain_vlm.py`` and
+``examples/multimodal``. Encoders are whole on the LLM's first stage (``add_encoder``, ``pipeline_model_parallel_size =
+1``), with its TP, without sequence or context parallelism, and take no virtual stages; LLM stages have as many layers,
+but for the first and the last (``num_layers_in_first_pipeline_stage`` and its like, above 0); the schedule is 1F1B over
+microbatches of so many samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from entrain_bench.balancing.balancing import arrival_places
+from entrain_bench.balancing.interleaved import interleaved_program
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.program import Program
+from entrain_bench.program.assignment import Assignment, ModuleAssignment
+from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.specs.job import Job
+from entrain_bench.specs.model import FULL, ModelSpec
+
+# What its multimodal code does with encoders.
+OVERRIDES = ("encoder_sp=false", "encoder_cp=false")
+
+
+def layout_refusal(job: Job, layout: Layout) -> str:
+    """Why Megatron-LM cannot take a layout; empty if it can."""
+    return next(_layout_reasons(job, layout), "")
+
+
+def program_refusal(job: Job, program: Program) -> str:
+    """Why Megatron-LM would not run a program so; empty if it would."""
+    return next(_program_reasons(job, program), "")
+
+
+def recomputation(model: ModelSpec) -> dict[str, tuple[str, ...]]:
+    """What of a model its flags can recompute: nothing, the LLM, everything."""
+    every = tuple(module.name for module in model.modules)
+    own = {} if every == (model.llm.name,) else {f" recomputing {model.llm.name}": (model.llm.name,)}
+    return {"": (), **own, " recomputing": every}
+
+
+def flags(job: Job, layout: Layout, microbatch_size: int) -> list[str]:
+    """The flags of a layout that is not refused, in the order of a launch script."""
+    framework, llm = job.framework, layout.modules[job.model.llm_index]
+    pp = _num_ranks(llm) // llm.ranks_per_block
+    found = [
+        f"--tensor-model-parallel-size {llm.tp}",
+        f"--pipeline-model-parallel-size {pp}",
+        f"--context-parallel-size {llm.cp}",
+    ]
+    if pp > 1 and llm.dp > 1:
+        found.append("--use-tp-pp-dp-mapping")
+    found += [*_stage_flags(blocks_of_stages(llm), pp)]
+    found += [f"--micro-batch-size {microbatch_size}", f"--global-batch-size {job.global_batch}"]
+    if llm.recompute:
+        found += ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
+        found += ["--recompute-vision"] if any(placed.recompute for placed in _others(job, layout)) else []
+    found += ["--sequence-parallel"] if framework.sequence_parallel and llm.tp > 1 else []
+    found += ["--use-distributed-optimizer"] if framework.distributed_optimizer else []
+    found += ["--overlap-grad-reduce"] if framework.overlap_grad_reduce else []
+    if framework.overlap_param_gather and framework.distributed_optimizer:
+        found += ["--overlap-param-gather", *([] if framework.align_param_gather else ["--no-align-param-gather"])]
+    found += ["--freeze-LM"] if job.model.llm.name in framework.freeze else []
+    found += ["--freeze-ViT"] if any(module.name in framework.freeze for module in job.model.encoders) else []
+    return [*found, "--bf16"]
+
+
+def takes_arrivals(job: Job, program: Program) -> bool:
+    """Whether microbatches are samples as they arrive, which need no sampler of their own."""
+    llm = job.model.llm_index
+    replica, microbatch = arrival_places(
+        len(program.shapes), _size(job, program.layout), program.layout.modules[llm].dp
+    )
+    labels = _labels(program, llm)
+    return np.array_equal(labels.replica, replica) and np.array_equal(labels.microbatch, microbatch)
+
+
+def blocks_of_stages(llm: ModuleLayout) -> tuple[int, ...]:
+    """Transformer layers of each stage: without embedding and head."""
+    layers = [*llm.layers_per_stage]
+    layers[0] -= 1
+    layers[-1] -= 1
+    return tuple(layers)
+
+
+def _layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
+    model, llm = job.model, layout.modules[job.model.llm_index]
+    if model.generators:
+        yield f"has no place for a generator ({model.generators[0].name})"
+    for placed in layout.modules:
+        if placed.sharded or placed.offload:
+            yield f"{placed.module} is {'sharded' if placed.sharded else 'offloaded'}"
+        if (placed.tp, placed.cp, placed.dp) != (llm.tp, llm.cp, llm.dp):
+            yield f"{placed.module} has TP {placed.tp}, CP {placed.cp}, DP {placed.dp} of its own"
+    for placed in _others(job, layout):
+        if placed.pp > 1 or not np.array_equal(placed.ranks[:, 0], llm.ranks[:, 0]):
+            yield f"{placed.module} is not whole on the first stage of {llm.module}"
+    if llm.stages_per_rank > 1 and model.encoders:
+        yield "virtual stages have no place for an encoder"
+    own = [placed.module for placed in _others(job, layout) if placed.recompute]
+    if own and not llm.recompute:
+        yield f"{own[0]} recomputes alone; its flags recompute the LLM, too"
+    pp = _num_ranks(llm) // llm.ranks_per_block
+    places = llm.dp * pp * llm.ranks_per_block
+    usual = np.arange(places).reshape(llm.dp, pp, -1)
+    if not np.array_equal(llm.ranks, np.concatenate([usual] * (llm.pp // pp), axis=1)):
+        yield "replicas are not on consecutive ranks, their stages in order"
+    blocks = blocks_of_stages(llm)
+    if min(blocks) < 1 or len({*blocks[1:-1]}) > 1 or (llm.pp > pp and len({*blocks}) > 1):
+        yield f"stages of {'/'.join(map(str, blocks))} layers; all but the first and the last must have as many"
+    if job.framework.encoder_optimizers > 1:
+        yield f"encoders have one copy of optimizer states (encoder_optimizers={job.framework.encoder_optimizers})"
+    if job.framework.recompute_granularity != FULL and any(placed.recompute for placed in layout.modules):
+        yield "its recompute_modules=mlp keeps what the norm before makes (recompute_granularity=selective)"
+    if job.framework.p2p != "blocking" and llm.pp == pp > 1:
+        yield f"1F1B waits for its transfers (p2p={job.framework.p2p})"
+    if job.framework.tp_overlap:
+        yield f"tp_overlap={job.framework.tp_overlap:g} is no flag"
+
+
+def _program_reasons(job: Job, program: Program) -> Iterator[str]:
+    model, llm = job.model, job.model.llm_index
+    if any(program.splits_backward(index) for index in range(len(program.chunks))):
+        yield "its backwards are split"
+    if program.remade and any(np.any(rows) for rows in program.remade):
+        yield "it recomputes by stage or chunk"
+    if any(np.any(rows.part > 0) for rows in program.chunks):
+        yield "its microbatches are cut into parts"
+    samples, size = np.diff(program.chunks[llm].offsets), _size(job, program.layout)
+    if np.any(samples != size):
+        yield f"its microbatches have {samples.min()} to {samples.max()} samples instead of {size}"
+    labels = [_labels(program, index) for index in range(len(model.modules))]
+    for module, own in zip(model.modules, labels, strict=True):
+        owner = module.owners(program.shapes, module.units(program.shapes))
+        same = [
+            np.array_equal(getattr(own, name), getattr(labels[llm], name)[owner]) for name in ("replica", "microbatch")
+        ]
+        if not all(same):
+            yield f"{module.name} and {model.llm.name} do not share microbatches"
+    if not np.array_equal(program.lane_actions, _stock(job, program, Assignment(tuple(labels))).lane_actions):
+        yield "its order is not 1F1B"
+
+
+def _stock(job: Job, program: Program, assignment: Assignment) -> Program:
+    """The same microbatches in Megatron-LM's order."""
+    layout, model = program.layout, job.model
+    if layout.modules[model.llm_index].stages_per_rank > 1:
+        return interleaved_program(model, program.shapes, layout, assignment)
+    behind = stages_behind(layout, model.llm_index)
+    return chain_program(model, program.shapes, layout, assignment, behind)
+
+
+def _stage_flags(blocks: tuple[int, ...], pp: int) -> Iterator[str]:
+    if len(blocks) > pp:
+        yield f"--num-layers-per-virtual-pipeline-stage {blocks[0]}"
+    elif len({*blocks}) > 1:
+        yield f"--decoder-first-pipeline-num-layers {blocks[0]}"
+        yield f"--decoder-last-pipeline-num-layers {blocks[-1]}"
+
+
+def _labels(program: Program, module: int) -> ModuleAssignment:
+    """Replica and microbatch of a module's units, in their order."""
+    rows = program.chunks[module]
+    order = np.argsort(rows.members, kind="stable")
+
+    def of_units(labels: IntArray) -> IntArray:
+        return np.repeat(labels, np.diff(rows.offsets))[order]
+
+    return ModuleAssignment(of_units(rows.replica), of_units(rows.microbatch))
+
+
+def _size(job: Job, layout: Layout) -> int:
+    """Samples of a microbatch."""
+    if not job.free_microbatch_size:
+        return job.microbatch_size
+    return -(-job.global_batch // (layout.modules[job.model.llm_index].dp * layout.num_microbatches))
+
+
+def _others(job: Job, layout: Layout) -> list[ModuleLayout]:
+    return [placed for index, placed in enumerate(layout.modules) if index != job.model.llm_index]
+
+
+def _num_ranks(placed: ModuleLayout) -> int:
+    """Ranks of a replica."""
+    return int(np.unique(placed.ranks[0]).size)

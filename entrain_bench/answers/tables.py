@@ -1,0 +1,192 @@
+"""Tidy tables for figures: of run records, of timelines, and of cached workload analyses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from entrain_bench.answers.comparison import TIME, Comparison, baseline_of, compare
+from entrain_bench.answers.labels import in_order, label_columns, names, orders
+from entrain_bench.answers.statistics import mean_interval, ratio_interval
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.leaves import flatten
+from entrain_bench.records.records import Results, labels_of
+
+# What is made of the values of several seeds: a name that pandas knows, or a function.
+type Statistic = str | Callable[[pd.Series[float]], float]
+
+# A cell whose record is absent; the other states are those of records.
+MISSING = "missing"
+# What a strategy does in a run that has no result.
+STATUSES = {"failed": "fails", "skipped": "is skipped", MISSING: "has not run"}
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs and what happened in them.
+
+    Attributes:
+        table: one row a cell (``run_table``).
+        actions: one row an action and lane (``run_actions``).
+    """
+
+    table: pd.DataFrame
+    actions: pd.DataFrame
+
+
+def run_table(cells: Sequence[Cell], results: Results, settings: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """The rows of ``table.csv`` for the given cells, by display order of the strategies, with ``label_columns``.
+
+    A cell without a record has the status ``missing``.
+
+    Args:
+        cells: what to look up.
+        results: where the records are.
+        settings: further columns, by the path of the setting in the configuration (``workload.vision_share``).
+    """
+    rows = []
+    for cell in cells:
+        record = results.read(cell.key)
+        if record is None:
+            row = {**labels_of(cell.config), "status": MISSING, "reason": "not run", "key": cell.key}
+        else:
+            row = record.row()
+        leaves = flatten(cell.config.content()) if settings else {}
+        swept = {column: leaves.get(path) for column, path in (settings or {}).items()}
+        rows.append({**row, **swept, **label_columns(cell.config)})
+    return in_order(pd.DataFrame(rows))
+
+
+def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
+    """Timelines of the first seed of every strategy, workload and model, where there is one.
+
+    Returns:
+        The columns of ``metrics.timeline_frame``, and before them ``strategy``, ``workload``, ``model``, ``seed`` and
+        ``side``, the role of the action's module: ``encoder``, ``llm`` or ``generator``.
+    """
+    frames = []
+    seen = set()
+    for cell in cells:
+        labels = labels_of(cell.config)
+        names = ("strategy", "workload", "model")
+        case = tuple(labels[name] for name in names)
+        path = results.timeline_path(cell.key)
+        if case in seen or not path.exists():
+            continue
+        seen.add(case)
+        frame = pd.read_parquet(path)
+        sides = {name: cell.config.model["modules"][name]["role"] for name in frame["module"].unique()}
+        frame.insert(0, "side", frame["module"].map(sides))
+        for name in ("seed", *reversed(names)):
+            frame.insert(0, name, labels[name])
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["strategy", "workload", "model"])
+
+
+def encoder_stages(layout: str, encoder: str) -> int | None:
+    """Stages of the encoder in a run's ``layout`` (``llm tp2 cp1 pp2 ...; vision tp2 cp1 pp6 ...``)."""
+    found = re.search(rf"\b{re.escape(encoder)} tp\d+ cp\d+ pp(\d+)", layout)
+    return int(found.group(1)) if found else None
+
+
+def low(values: pd.Series[float]) -> float:
+    """Lower end of the mean's interval."""
+    return mean_interval(values.tolist()).low
+
+
+def high(values: pd.Series[float]) -> float:
+    """Upper end of the mean's interval."""
+    return mean_interval(values.tolist()).high
+
+
+def over_seeds(data: pd.DataFrame, keys: Sequence[str], **columns: tuple[str, Statistic]) -> pd.DataFrame:
+    """One row for every combination of the keys: statistics over the runs that succeeded, and what failed.
+
+    Args:
+        data: one row a run.
+        keys: what tells cases apart.
+        **columns: metric and statistic (mean, ``low``, ``high``) of each column.
+
+    Returns:
+        The keys, ``num_runs``, the columns, ``num_ok``, ``status`` and ``reason`` of the first run without success.
+    """
+    metrics = list(dict.fromkeys(metric for metric, _ in columns.values()))
+    done = data[data["status"] == "ok"].reindex(columns=[*keys, *metrics]).astype(dict.fromkeys(metrics, float))
+    statistics = done.groupby([*keys], sort=False).agg(**columns, num_ok=(metrics[0], "size"))
+    cells = data.groupby([*keys], sort=False).agg(num_runs=("status", "size"))
+    problems = data[data["status"] != "ok"].groupby([*keys], sort=False)[["status", "reason"]].first()
+    table = cells.join(statistics).join(problems).fillna({"num_ok": 0, "status": "ok", "reason": ""})
+    return table.reset_index().astype({"num_ok": int})
+
+
+def interval_over_seeds(data: pd.DataFrame, keys: Sequence[str], metric: str) -> pd.DataFrame:
+    """The mean of one metric by ``over_seeds``; ``<metric>_low`` and ``<metric>_high`` are its interval's ends."""
+    columns: dict[str, tuple[str, Statistic]] = {
+        metric: (metric, "mean"),
+        f"{metric}_low": (metric, low),
+        f"{metric}_high": (metric, high),
+    }
+    return over_seeds(data, keys, **columns)
+
+
+def relative_over_seeds(
+    data: pd.DataFrame, references: pd.DataFrame, keys: Sequence[str], on: Sequence[str], metric: str
+) -> pd.DataFrame:
+    """A metric relative to that of a reference, over the seeds at which both succeeded (``ratio_interval``).
+
+    Args:
+        data: one row a run.
+        references: the runs to compare with, one for every seed and combination of ``on``.
+        keys: what tells cases apart.
+        on: those keys that a reference shares.
+        metric: a column of both.
+
+    Returns:
+        ``relative``, ``relative_low`` and ``relative_high`` by the keys; no row where there is no such seed.
+    """
+    own, other = (
+        table[table["status"] == "ok"].reindex(columns=[*keys, "seed", metric]) for table in (data, references)
+    )
+    pairs = own.merge(other[[*on, "seed", metric]], on=[*on, "seed"], suffixes=("", "_reference"))
+    rows = []
+    for case, group in pairs.groupby([*keys], sort=False):
+        found = ratio_interval(group[metric].tolist(), group[f"{metric}_reference"].tolist())
+        rows.append((*case, found.mean, found.low, found.high))
+    columns = ["relative", "relative_low", "relative_high"]
+    return pd.DataFrame(rows, columns=[*keys, *columns]).set_index([*keys]).astype(float)
+
+
+def compared(data: pd.DataFrame, case: Sequence[str]) -> dict[tuple[str, ...], Comparison[str]]:
+    """How the strategies of every case do, beside the first of them (``comparison``).
+
+    Args:
+        data: one row a run.
+        case: what tells cases apart.
+    """
+    found = {}
+    for key, runs in data.groupby([*case], sort=False):
+        times = {str(name): times_by_seed(mine) for name, mine in runs.groupby("strategy", sort=False)}
+        found[tuple(map(str, key))] = compare(times, dict.fromkeys(times, baseline_of(orders(runs))))
+    return found
+
+
+def times_by_seed(runs: pd.DataFrame) -> dict[int, float | None]:
+    """Seconds an iteration of a contender's runs, by seed; None for a run without result."""
+    done = runs[TIME].where(runs["status"] == "ok")
+    return {int(seed): None if pd.isna(time) else time for seed, time in zip(runs["seed"], done, strict=True)}
+
+
+def without_result(data: pd.DataFrame) -> list[str]:
+    """A sentence on every strategy, workload and model some of whose runs have no result: at which seeds, and why."""
+    labels = {column: names(data, column) for column in ("strategy", "workload", "model")}
+    sentences = []
+    for case, runs in data[data["status"] != "ok"].groupby([*labels, "status"], sort=False):
+        *values, status = map(str, case)
+        strategy, workload, model = (labels[column][value] for column, value in zip(labels, values, strict=True))
+        seeds = sorted(runs["seed"])
+        at = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+        sentences.append(f"{strategy} {STATUSES[status]} at {at} on {model} {workload}: {runs['reason'].iloc[0]}")
+    return sentences

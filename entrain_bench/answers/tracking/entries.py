@@ -1,0 +1,224 @@
+"""Runs as MLflow shows them: names, tags, parameters, metrics and artifacts made of records."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from entrain_bench.answers.comparison import TIME
+from entrain_bench.answers.cost_source import cost_source
+from entrain_bench.answers.notices import run_notices, sample_notices
+from entrain_bench.answers.tracking.sweep import Point, Sweep, describe_sweep, shortened
+from entrain_bench.answers.tracking.words import summary_markdown
+from entrain_bench.records.records import LABELS, METRICS, Record, Results, parameters_text, table_csv
+from entrain_bench.specs.framework import Framework
+
+KEY_TAG, DIGEST_TAG, CONFIGURATION_TAG = (f"entrain_bench.{name}" for name in ("key", "digest", "configuration"))
+PARENT_TAG, NOTE_TAG = "mlflow.parentRunId", "mlflow.note.content"
+# The key of the parent of a sweep's runs.
+SWEEP = "sweep"
+PARTS = ("planner", "assigner", "scheduler")
+# What a store takes of a name and of a text.
+MAX_NAME, MAX_TEXT = 250, 6000
+# Of a run: more columns than that are not read.
+MAX_PARAMETERS = 30
+USUAL = asdict(Framework())
+# Characters that no parameter or metric may have in its name.
+FORBIDDEN = re.compile(r"[^/\w.\- :]")
+# MLflow sorts metrics by name, and its comparison has room for six: what answers goes first, series go last.
+ANSWER, SERIES = "answer", "values_by_iteration"
+# What a planner was left to choose.
+FREE = "planner's choice"
+# A file, what is to be in one, or what makes that when it is logged: follows from the run's key.
+type Artifact = Path | bytes | Callable[[], bytes]
+
+
+class Pictures(Protocol):
+    """Who draws, as PNG."""
+
+    def standings(self, sweep: Sweep) -> bytes:
+        """How the strategies of a sweep do."""
+        ...
+
+    def ranks(self, record: Record) -> bytes:
+        """What the ranks of a run hold and do; its timeline is there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One run as MLflow shows it.
+
+    Attributes:
+        key: what it is known by: a record's key, or ``SWEEP``.
+        name: what it is called.
+        failed: whether it is shown as failed.
+        tags: by name.
+        params: by name.
+        metrics: headline numbers.
+        series: what each iteration measured.
+        artifacts: by their paths in the run.
+    """
+
+    key: str
+    name: str
+    failed: bool
+    tags: Mapping[str, str]
+    params: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    series: Sequence[Mapping[str, float]] = ()
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> Iterator[tuple[int, str, float]]:
+        """Iteration, name and value of what each iteration measured."""
+        for step, row in enumerate(self.series):
+            for name, value in row.items():
+                yield step, f"{SERIES}/{name}", value
+
+    @property
+    def digest(self) -> str:
+        """Hash of what is shown: an entry whose digest is known need not be logged again."""
+        contents = {
+            path: hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else ""
+            for path, content in self.artifacts.items()
+        }
+        shown = [self.name, self.failed, self.tags, self.params, self.metrics, [*self.series], contents]
+        return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def content_of(artifact: Artifact) -> bytes:
+    """What is in an artifact."""
+    if isinstance(artifact, Path):
+        return artifact.read_bytes()
+    return artifact if isinstance(artifact, bytes) else artifact()
+
+
+def entries_of(
+    results: Results,
+    records: Sequence[Record],
+    name: str,
+    files: Sequence[Path] = (),
+    pictures: Pictures | None = None,
+) -> list[Entry]:
+    """A sweep's runs after their parent, or a single run.
+
+    Ranks are drawn of one run of every strategy, all of the same job and seed: of all runs it would take longer than
+    simulating them.
+
+    Args:
+        results: where the records are.
+        records: at least one.
+        name: what the sweep, or the single run, is called.
+        files: figures that were drawn from the sweep.
+        pictures: who draws what nobody has drawn yet; None for no such pictures.
+    """
+    sweep = Sweep.of(records)
+    points = [*sweep.points()]
+    if len(records) == 1:
+        return [_entry_of(points[0], name, "", results)]
+    drawn: dict[str, Artifact] = {}
+    if pictures:
+        side_by_side = {
+            variant: record
+            for variant, record in sweep.side_by_side().items()
+            if results.timeline_path(record.key).exists()
+        }
+        drawn = {
+            f"ranks/{clean(shortened(variant))}.png": partial(pictures.ranks, one)
+            for variant, one in side_by_side.items()
+        }
+        drawn["iteration_time.png"] = partial(pictures.standings, sweep)
+    parent = _parent(sweep, name, files, drawn)
+    return [parent, *(_entry_of(point, point.name, sweep.baseline, results) for point in points)]
+
+
+def _entry_of(point: Point, name: str, baseline: str, results: Results) -> Entry:
+    record = point.record
+    metrics = {metric: record.metrics[metric] for metric in METRICS if metric in record.metrics}
+    if TIME in metrics:
+        metrics[f"{ANSWER}/{TIME}"] = metrics[TIME]
+    if point.gain is not None:
+        metrics[speedup_name(baseline)] = point.gain
+    artifacts = {"record.json": results.record_path(record.key), "chrome_trace.json": results.trace_path(record.key)}
+    return Entry(
+        record.key,
+        name[:MAX_NAME],
+        record.status == "failed",
+        _tags(record),
+        parameters(record),
+        metrics,
+        record.iterations,
+        {path: file for path, file in artifacts.items() if file.exists()},
+    )
+
+
+def parameters(record: Record) -> dict[str, str]:
+    """What decides a run, as texts: labels, requested and chosen degrees, parts and their parameters, settings.
+
+    Of more than ``MAX_PARAMETERS`` the last are left out: first the framework's settings that are as usual. All are in
+    the record.
+    """
+    config = record.config
+    # Sorted, as a record is when it is read again.
+    requested = (f"{name}={FREE if value is None else value}" for name, value in sorted(config["layout"].items()))
+    usual = [name for name, value in USUAL.items() if config.get(name) == value]
+    values: dict[str, Any] = {
+        **{name: record.labels[name] for name in (*LABELS, *PARTS)},
+        "requested": ", ".join(requested),
+        "strategy_parameters": parameters_text(config["strategy"]),
+        "workload_parameters": parameters_text(config["workload"]),
+        **{f"chosen.{name}": value for name, value in record.layout.items()},
+        **dict(sorted(record.settings.items(), key=lambda setting: setting[0] in usual)),
+    }
+    texts = {clean(name): str(value)[:MAX_TEXT] for name, value in values.items() if value is not None}
+    filled = [(name, text) for name, text in texts.items() if text]
+    return dict(filled[:MAX_PARAMETERS])
+
+
+def _tags(record: Record) -> dict[str, str]:
+    tags = {
+        "status": record.status,
+        "reason": record.reason,
+        "code_version": record.code_version,
+        "host": record.host,
+        "executor": str(record.labels["harness"]),
+        "cost_source": cost_source(record.config["cluster"]),
+        "execution": ", ".join(f"{name} {value}" for name, value in sorted(record.execution.items())),
+        "samples": "; ".join(sample_notices([record])),
+        "remarks": "; ".join(run_notices([record])),
+        CONFIGURATION_TAG: hashlib.sha256(json.dumps(record.config, sort_keys=True).encode()).hexdigest()[:16],
+    }
+    return {name: text[:MAX_TEXT] for name, text in tags.items() if text}
+
+
+def _parent(sweep: Sweep, name: str, files: Sequence[Path], pictures: Mapping[str, Artifact]) -> Entry:
+    words, records = summary_markdown(name, sweep), sweep.records
+    metrics = {"num_runs": float(len(records)), "num_ok": float(sum(record.status == "ok" for record in records))}
+    metrics |= {clean(f"speedup/{variant}"): found.speedup.mean for variant, found in sweep.overall.items()}
+    tags = {NOTE_TAG: words[:MAX_TEXT], "sweep": describe_sweep(records)[:MAX_TEXT]}
+    if sweep.fastest:
+        tags["best_strategy"] = sweep.fastest
+    if sweep.baseline:
+        tags["baseline"] = sweep.baseline
+    if sweep.overall:
+        metrics["best_speedup"] = max(found.speedup.mean for found in sweep.overall.values())
+    drawn = {f"figures/{file.name}": file.read_bytes() for file in files}
+    tables = {"summary.md": words.encode(), "table.csv": table_csv(records).encode()}
+    return Entry(SWEEP, name[:MAX_NAME], False, tags, {}, metrics, (), {**tables, **drawn, **pictures})
+
+
+def speedup_name(baseline: str) -> str:
+    """The metric that holds the speed-up over a strategy."""
+    return clean(f"{ANSWER}/speedup_over_{baseline}")
+
+
+def clean(name: str) -> str:
+    """A name that MLflow takes for a parameter or a metric."""
+    return FORBIDDEN.sub("_", name)[:MAX_NAME]

@@ -1,0 +1,208 @@
+"""The MLflow store in the results folder, a SQLite file; hundreds of runs are written in one transaction.
+
+MLflow makes the file and its experiments. Runs are written directly, as rows of five tables: its own calls take several
+transactions for each run. Artifacts are named relative to the folder that the server is told, so that a results folder
+can be moved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import shutil
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from itertools import batched
+from pathlib import Path
+from typing import Any, override
+
+from entrain_bench.answers.tracking import statements
+from entrain_bench.answers.tracking.entries import DIGEST_TAG, KEY_TAG, SWEEP, Entry, content_of
+from entrain_bench.answers.tracking.page import page_tags
+from entrain_bench.answers.tracking.store import LOGGED_TAGS, Logged, Store
+from entrain_bench.base.errors import UserError
+from entrain_bench.base.files import write_atomically
+from entrain_bench.records.records import Results
+
+# How long another process may hold the file.
+TIMEOUT_S = 60.0
+# Where a run's artifacts are, in its own words and in the results folder.
+ARTIFACT_SCHEME = "mlflow-artifacts:/"
+ARTIFACTS = "mlflow-artifacts"
+# Runs of one transaction.
+MAX_RUNS = 500
+
+
+def store_path(results: Results) -> Path:
+    """The SQLite file."""
+    return results.root / "mlflow.db"
+
+
+def store_uri(results: Results) -> str:
+    """The store as MLflow names it."""
+    # Imported here, as MLflow is: it is a quarter of the command's start.
+    from sqlalchemy.engine import URL
+
+    path = str(store_path(results).resolve())
+    return URL.create("sqlite", database=path).render_as_string(hide_password=False)
+
+
+class LocalStore(Store):
+    """``Store`` of a results folder.
+
+    Args:
+        results: the folder.
+
+    Raises:
+        UserError: from every method, for a file that is not MLflow's.
+    """
+
+    def __init__(self, results: Results) -> None:
+        self._results = results
+        self._path = store_path(results)
+
+    @override
+    def experiment(self, name: str) -> str:
+        if found := self._find(name):
+            return found
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow import MlflowClient
+
+        for noisy in ("alembic", "mlflow.store"):
+            logging.getLogger(noisy).setLevel(logging.WARNING)
+        # Of a damaged file MLflow raises errors of several libraries.
+        try:
+            client = MlflowClient(tracking_uri=store_uri(self._results))
+            if deleted := client.get_experiment_by_name(name):
+                client.restore_experiment(deleted.experiment_id)
+                return str(deleted.experiment_id)
+            return str(client.create_experiment(name, artifact_location=ARTIFACT_SCHEME, tags=page_tags()))
+        except Exception as error:
+            raise self._unusable(error) from error
+
+    def _find(self, name: str) -> str:
+        if not self._path.exists():
+            return ""
+        with self._connection() as database:
+            row = database.execute(statements.EXPERIMENT, (name,)).fetchone()
+        return str(row[0]) if row else ""
+
+    def experiments(self) -> list[tuple[str, str, str]]:
+        """Identifier and name of every experiment with runs, and the run of its sweep if it has one, newest first."""
+        if not self._path.exists():
+            return []
+        with self._connection() as database:
+            rows = database.execute(statements.EXPERIMENTS, (SWEEP, KEY_TAG))
+            return [(str(one), str(name), str(run)) for one, name, run in rows]
+
+    @override
+    def runs(self, experiment: str) -> list[Logged]:
+        with self._connection() as database:
+            rows = database.execute(statements.RUNS, (*LOGGED_TAGS, int(experiment)))
+            found = [Logged(*map(str, row)) for row in rows]
+        return [run for run in found if run.key]
+
+    @override
+    def add(self, experiment: str, entries: Sequence[Entry], tags: Mapping[str, str]) -> list[str]:
+        run_ids = [_run_id(experiment, entry) for entry in entries]
+        # One that was deleted on the page is still in the file.
+        self.remove(run_ids)
+        for some in batched(zip(run_ids, entries, strict=True), MAX_RUNS):
+            for run_id, entry in some:
+                self._write_artifacts(run_id, entry)
+            rows: dict[str, list[Sequence[Any]]] = {table: [] for table in statements.INSERT}
+            now_ms = int(time.time() * 1000)
+            for run_id, entry in some:
+                _add_rows(rows, run_id, int(experiment), entry, tags, now_ms)
+            with self._connection() as database:
+                for table, statement in statements.INSERT.items():
+                    database.executemany(statement, rows[table])
+        return run_ids
+
+    @override
+    def remove(self, run_ids: Sequence[str]) -> None:
+        with self._connection() as database:
+            for statement in statements.DELETE:
+                database.executemany(statement, [(run_id,) for run_id in run_ids])
+        for run_id in run_ids:
+            shutil.rmtree(self._results.root / ARTIFACTS / run_id, ignore_errors=True)
+
+    @override
+    def set_tags(self, run_ids: Sequence[str], tags: Mapping[str, str]) -> None:
+        rows = [(run_id, name, text) for run_id in run_ids for name, text in tags.items()]
+        with self._connection() as database:
+            database.executemany(statements.SET_TAG, rows)
+
+    @override
+    def describe(self, experiment: str, tags: Mapping[str, str]) -> None:
+        rows = [(int(experiment), *item) for item in tags.items()]
+        with self._connection() as database:
+            database.executemany(statements.SET_EXPERIMENT_TAG, rows)
+
+    def _write_artifacts(self, run_id: str, entry: Entry) -> None:
+        folder = self._results.root / ARTIFACTS / run_id / "artifacts"
+        for path, content in entry.artifacts.items():
+            if isinstance(content, Path):
+                _link(content, folder / path)
+            else:
+                write_atomically(folder / path, content_of(content))
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        """A transaction."""
+        try:
+            with closing(sqlite3.connect(self._path, timeout=TIMEOUT_S)) as database, database:
+                yield database
+        except sqlite3.DatabaseError as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> UserError:
+        return UserError(f"{self._path}: cannot be used ({error}); if it is damaged, delete it (runs are logged anew)")
+
+
+def _run_id(experiment: str, entry: Entry) -> str:
+    """The same for as long as a run is called the same, so that links to it stay good."""
+    return hashlib.sha256(f"{experiment} {entry.key}".encode()).hexdigest()[:32]
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under another name; a copy where there are no links."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _add_rows(
+    rows: Mapping[str, list[Sequence[Any]]],
+    run_id: str,
+    experiment: int,
+    entry: Entry,
+    tags: Mapping[str, str],
+    now_ms: int,
+) -> None:
+    """Append the rows of a run to those of the tables."""
+    status = "FAILED" if entry.failed else "FINISHED"
+    artifacts = f"{ARTIFACT_SCHEME}{run_id}/artifacts"
+    rows["runs"].append((run_id, entry.name, status, now_ms, now_ms, artifacts, experiment))
+    own = {**entry.tags, **tags, "mlflow.runName": entry.name, KEY_TAG: entry.key, DIGEST_TAG: entry.digest}
+    rows["tags"] += [(run_id, *item) for item in own.items()]
+    rows["params"] += [(run_id, *item) for item in entry.params.items()]
+    steps = [(name, value, 0) for name, value in entry.metrics.items()]
+    steps += [(name, value, step) for step, name, value in entry.steps]
+    found = [(run_id, name, *_storable(value), now_ms, step) for name, value, step in steps]
+    rows["metrics"] += found
+    rows["latest_metrics"] += {row[1]: row for row in found}.values()
+
+
+def _storable(value: float) -> tuple[float, bool]:
+    """A number as MLflow stores it, and whether it is not one."""
+    if math.isnan(value):
+        return 0.0, True
+    return max(-sys.float_info.max, min(sys.float_info.max, float(value))), False

@@ -1,0 +1,129 @@
+"""Logging of records: what MLflow does not show yet is logged, and what the present code no longer makes is marked."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from filelock import FileLock
+
+from entrain_bench.answers.tracking.entries import (
+    CONFIGURATION_TAG,
+    NOTE_TAG,
+    PARENT_TAG,
+    SWEEP,
+    Entry,
+    Pictures,
+    entries_of,
+    speedup_name,
+)
+from entrain_bench.answers.tracking.local import LocalStore
+from entrain_bench.answers.tracking.page import CURRENT_TAG, page_tags
+from entrain_bench.answers.tracking.remote import RemoteStore
+from entrain_bench.answers.tracking.store import Logged, Store
+from entrain_bench.records.records import Record, Results
+
+# The experiment of runs that belong to no sweep.
+SINGLE_RUNS = "single runs"
+# Another process may be creating the store or logging a large sweep.
+LOCK_TIMEOUT_S = 600.0
+GIT_TIMEOUT_S = 10.0
+
+
+def log_records(
+    results: Results,
+    records: Sequence[Record],
+    name: str,
+    uri: str | None = None,
+    files: Sequence[Path] = (),
+    pictures: Pictures | None = None,
+) -> int:
+    """Log the records that MLflow does not show as they are now.
+
+    Several go under a parent run, both parent and experiment called ``name``; a single one of that name goes to
+    ``SINGLE_RUNS``. Runs of the experiment that are not among the records any more, because code, data or configuration
+    changed, are marked by ``CURRENT_TAG``.
+
+    Args:
+        results: where the records are.
+        records: those of a whole sweep, or one.
+        name: what the sweep or the run is called.
+        uri: a tracking server; None for the store in the results folder.
+        files: figures that were drawn from the records.
+        pictures: who draws a sweep and its ranks; None for no such pictures.
+
+    Returns:
+        How many runs were logged, the parent left out.
+
+    Raises:
+        UserError: for a damaged store.
+        MlflowException: for a server that does not answer.
+    """
+    if not records:
+        return 0
+    entries = entries_of(results, records, name, files, pictures)
+    results.root.mkdir(parents=True, exist_ok=True)
+    with FileLock(str(results.root / "mlflow.lock"), timeout=LOCK_TIMEOUT_S):
+        store: Store = RemoteStore(uri) if uri else LocalStore(results)
+        experiment = store.experiment(name if len(records) > 1 else SINGLE_RUNS)
+        logged = store.runs(experiment)
+        digests = {entry.key: entry.digest for entry in entries}
+        kept = {run.key: run for run in logged if digests.get(run.key) == run.digest}
+        store.remove([run.run_id for run in logged if run.key in digests and kept.get(run.key) is not run])
+        fresh = [entry for entry in entries if entry.key not in kept]
+        if len(records) > 1:
+            _add_sweep(store, experiment, entries[0], fresh, kept)
+            outdated = [run for run in logged if run.key not in digests]
+        else:
+            store.add(experiment, fresh, _tags())
+            configuration = entries[0].tags[CONFIGURATION_TAG]
+            outdated = [run for run in logged if run.key not in digests and run.configuration == configuration]
+        _mark(store, [*kept.values()], "yes")
+        _mark(store, outdated, "no")
+    return sum(entry.key != SWEEP for entry in fresh)
+
+
+def _add_sweep(store: Store, experiment: str, parent: Entry, fresh: Sequence[Entry], kept: dict[str, Logged]) -> None:
+    """Log the parent if it is fresh, the others below it; those that are kept move to a new parent."""
+    if parent in fresh:
+        (run_id,) = store.add(experiment, [parent], _tags())
+        children = [run.run_id for run in kept.values()]
+        store.set_tags(children, {PARENT_TAG: run_id})
+    else:
+        run_id = kept[SWEEP].run_id
+    if fresh:
+        # Also where only runs are: the page shows columns that they have.
+        speedup = [speedup_name(parent.tags["baseline"])] if "baseline" in parent.tags else []
+        store.describe(experiment, {**page_tags(speedup), NOTE_TAG: parent.tags[NOTE_TAG]})
+    store.add(experiment, [entry for entry in fresh if entry is not parent], {**_tags(), PARENT_TAG: run_id})
+
+
+def _mark(store: Store, runs: Sequence[Logged], current: str) -> None:
+    store.set_tags([run.run_id for run in runs if run.current != current], {CURRENT_TAG: current})
+
+
+def _tags() -> dict[str, str]:
+    return {CURRENT_TAG: "yes", **code_tags()}
+
+
+@cache
+def code_tags() -> dict[str, str]:
+    """The commit that the suite is at and whether files differ from it; empty outside of its repository."""
+    here = Path(__file__)
+    if not _git(here.parent, "ls-files", "--error-unmatch", here.name):
+        return {}
+    commit = _git(here.parent, "rev-parse", "HEAD")
+    dirty = _git(here.parent, "status", "--porcelain", "--untracked-files=no")
+    return {"git_commit": commit, "git_dirty": "yes" if dirty else "no", "mlflow.source.git.commit": commit}
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """What git says; empty where it fails, or is not there."""
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,143 @@
+"""Believed seconds of chunks on stages, from the profile's estimates of units."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import matmul
+from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
+from entrain_bench.program import Program
+from entrain_bench.program.assignment import Chunks
+from entrain_bench.program.layout import ModuleLayout
+from entrain_bench.program.recomputation import covered_per_stage, remade_kinds
+from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.shapes import SampleShapes
+
+
+def covered_layer_s(
+    module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, chunks: Chunks, profile: Profile
+) -> FloatArray:
+    """Estimated seconds of recomputing a mean layer of those it covers ``[chunks, stages]``; 0 without backward."""
+    forward, _ = stages_s(module, placed, shapes, chunks, profile)
+    counts, kinds = module.kind_counts(placed.layers_per_stage), _kinds_s(module, placed, shapes, profile)
+    covered = counts * [kind.remade_share for kind in module.kinds]
+    number = np.maximum(covered_per_stage(module, placed.layers_per_stage), 1)
+    return np.asarray(forward * (matmul(covered, kinds) / matmul(counts, kinds) / number))
+
+
+def _kinds_s(module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, profile: Profile) -> FloatArray:
+    """Estimated forward seconds of a layer of each kind for a unit of mean length ``[kinds]``."""
+    units = module.units(shapes)
+    mean = float(module.lengths(shapes, units).mean()) if len(units) else 0.0
+    return np.maximum(matmul(profile.forward_fit(module, placed.tp, placed.cp), [mean**2, mean, 1.0]), 1e-12)
+
+
+def stages_s(
+    module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, chunks: Chunks, profile: Profile
+) -> tuple[FloatArray, FloatArray]:
+    """Estimated forward seconds ``[chunks, stages]``, and the share of a full backward's products that is needed.
+
+    A chunk costs what its units cost alone; a module's time is shared out over stages as that of a unit of mean length.
+
+    Returns:
+        Seconds, and the share of each stage ``[stages]``.
+    """
+    units = module.units(shapes)
+    seconds = np.zeros(shapes.num_items if module.per_item else len(shapes))
+    seconds[units] = profile.estimate_units(module, shapes, placed.tp, placed.cp)
+    kinds = _kinds_s(module, placed, shapes, profile)
+    stages = matmul(module.kind_counts(placed.layers_per_stage), kinds)
+    forward = sum_rows(chunks.offsets, seconds[chunks.members])[:, None] * (stages / stages.sum())
+    kept = kinds * np.array([kind.backward_share for kind in module.kinds])
+    return forward, matmul(module.kind_counts(placed.layers_per_stage), kept) / stages
+
+
+def packed_units_s(module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int, profile: Profile) -> FloatArray:
+    """What each unit of a module adds to a packed chunk's forward and backward, in each kind of layer.
+
+    Returns:
+        Seconds ``[2, units, kinds]``, with the error of the profile's estimates.
+    """
+    units = module.units(shapes)
+    added = profile.pack_times(module, tp, cp).of(module.lengths(shapes, units))
+    return np.asarray(added * profile.error_factor(module, shapes)[:, None])
+
+
+def packed_chunks_s(
+    module: ModuleSpec,
+    placed: ModuleLayout,
+    shapes: SampleShapes,
+    chunks: Chunks,
+    profile: Profile,
+    remade: IntArray | None = None,
+) -> tuple[FloatArray, FloatArray]:
+    """Estimated seconds of forward and backward of packed chunks on stages ``[chunks, stages]``.
+
+    A chunk costs what its units add and what a chunk costs anyway (``packs``); backwards as measured, and one more
+    forward of layers that are recomputed, or the share of it that its products are.
+
+    Args:
+        module: the module.
+        placed: its layout.
+        shapes: the iteration's samples.
+        chunks: the module's chunks.
+        profile: what is known.
+        remade: layers of each stage that chunks recompute ``[chunks, stages]``; by default as the layout says.
+    """
+    times = profile.pack_times(module, placed.tp, placed.cp)
+    seconds = np.zeros((2, shapes.num_items if module.per_item else len(shapes), len(module.kinds)))
+    seconds[:, module.units(shapes)] = packed_units_s(module, shapes, placed.tp, placed.cp, profile)
+    sums = np.stack(
+        [np.stack([sum_rows(chunks.offsets, kind) for kind in each[chunks.members].T], axis=1) for each in seconds]
+    )
+    forward, backward = np.maximum(sums + times.chunk_s[:, None], times.least_s[:, None])
+    counts = module.kind_counts(placed.layers_per_stage)
+    needed = np.array([kind.remade_share for kind in module.kinds], np.float64)
+    again = counts * needed * placed.recompute
+    stages = matmul(forward, counts.T), matmul(backward, counts.T) + matmul(forward, again.T)
+    if remade is None or placed.recompute:
+        return stages
+    kinds = remade_kinds(module, placed.layers_per_stage, remade) * needed
+    return stages[0], stages[1] + (forward[:, None] * kinds).sum(axis=2)
+
+
+def packed_durations(program: Program, profile: Profile) -> FloatArray:
+    """Estimated seconds of every forward and backward of a program by ``packed_chunks_s`` ``[first_action[-1]]``."""
+    duration = np.zeros(int(program.first_action[-1]))
+    for index, (module, placed) in enumerate(zip(program.model.modules, program.layout.modules, strict=True)):
+        remade = program.remade[index] if program.remade else None
+        forward, backward = program.forward_actions(index), program.backward_actions(index)
+        duration[forward], duration[backward] = packed_chunks_s(
+            module, placed, program.shapes, program.chunks[index], profile, remade
+        )
+    return duration
+
+
+def packed_iteration_s(program: Program, profile: Profile) -> float:
+    """Estimated seconds of a program: its passes by ``packed_durations``, with transfers, and what follows them."""
+    duration = np.zeros(program.num_actions)
+    duration[: program.first_action[-1]] = packed_durations(program, profile)
+    end = profile.simulate(program, duration, transfers=True)[: program.first_action[-1]]
+    gather, _, optimizer = profile.lane_steps_s(program.layout)
+    return float(gather.max() + (end + sync_after_s(program, profile)).max(initial=0.0) + optimizer.max())
+
+
+def sync_after_s(program: Program, profile: Profile) -> FloatArray:
+    """What follows each forward and backward until its stage's gradients are synchronised ``[first_action[-1]]``.
+
+    Overlapped synchronisations go on beside what other modules still run on their ranks. Otherwise those of all modules
+    follow a rank's last action.
+    """
+    layout, after = program.layout, np.zeros(int(program.first_action[-1]))
+    exposed = [each.sync_s for each in profile.exposed_steps(layout)]
+    if not profile.job.framework.overlap_grad_reduce:
+        lanes_s = layout.lane_sums(exposed)
+        exposed = [
+            np.maximum.reduceat(lanes_s[blocks.lanes], blocks.offsets[:-1]).reshape(-1, blocks.num_stages).max(axis=0)
+            for blocks in layout.blocks
+        ]
+    for index, seconds in enumerate(exposed):
+        for actions in (program.forward_actions(index), program.backward_actions(index)):
+            after[actions] = seconds
+    return after

@@ -1,0 +1,201 @@
+"""Candidates of planners: by estimate, those that fit memory, and the fastest of them on trial."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, merge
+from itertools import chain, islice, product
+
+import numpy as np
+
+from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.errors import OutOfMemoryError, UserError
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.shapes import SampleShapes
+
+# Batches profiled to check memory; fewer if they are so large that samples abound.
+MEMORY_BATCHES = 16
+MEMORY_SAMPLES = 65_536
+
+
+def profiled_batches(profile: Profile) -> Iterator[SampleShapes]:
+    """As many fresh global batches as a layout's memory is checked on."""
+    global_batch = profile.job.global_batch
+    for _ in range(max(1, min(MEMORY_BATCHES, MEMORY_SAMPLES // global_batch))):
+        yield profile.draw(global_batch)
+
+
+def check_memory(
+    profile: Profile, layout: Layout, make_program: MakeProgram, batches: Iterable[SampleShapes] | None = None
+) -> None:
+    """Check a layout by the memory of the programs it leads to.
+
+    The executors charge the true need of every batch; ``Job.planning_budget_bytes`` leaves a margin for batches heavier
+    than the profiled ones.
+
+    Args:
+        profile: samples and measurements.
+        layout: what is checked.
+        make_program: see ``Planner.plan``.
+        batches: global batches; ``profiled_batches`` if None.
+
+    Raises:
+        OutOfMemoryError: saying where how much is missing.
+    """
+    job = profile.job
+    memory = profile.memory
+    draft: MakeProgram = getattr(make_program, "draft", make_program)
+    limit = job.planning_budget_bytes
+    states = memory.lane_state_bytes(layout)
+    need, what = float(states.max()), "weights, gradients and optimizer states alone"
+    for batch in () if need > limit else profiled_batches(profile) if batches is None else batches:
+        peak = memory.peak_bytes(draft(batch, layout))
+        if draft is not make_program and peak.max() > limit:
+            peak = memory.peak_bytes(make_program(batch, layout))
+        if peak.max() > need:
+            need, what = float(peak.max()), f"with {states[peak.argmax()] / 2**30:.1f} GiB of states"
+        if need > limit:
+            break
+    if need > limit:
+        described = "; ".join(f"{name} {text}" for name, text in layout.describe().items())
+        raise OutOfMemoryError(
+            f"layout {described}: a rank needs {need / 2**30:.1f} GiB ({what}), {(need - limit) / 2**30:.1f} GiB more "
+            f"than planners may use of the budget of {job.memory_budget_bytes / 2**30:.1f} GiB"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A layout a planner considers.
+
+    Attributes:
+        estimated_s: the planner's estimate of the iteration time.
+    """
+
+    estimated_s: float
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A candidate before it is placed on ranks, which takes long on many.
+
+    Attributes:
+        least_s: what its estimate cannot fall below.
+        place: makes the candidate.
+    """
+
+    least_s: float
+    place: Callable[[], Candidate]
+
+
+def rising_candidates(drafts: Iterable[Draft]) -> Iterator[Candidate]:
+    """The drafts' candidates by rising estimate, each placed only when no other can come before it."""
+    queue: list[tuple[float, int, Draft | Candidate]] = [
+        (decisive(draft.least_s), number, draft) for number, draft in enumerate(drafts)
+    ]
+    heapify(queue)
+    while queue:
+        _, number, entry = heappop(queue)
+        if isinstance(entry, Candidate):
+            yield entry
+        else:
+            candidate = entry.place()
+            heappush(queue, (decisive(candidate.estimated_s), number, candidate))
+
+
+def by_estimate(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The candidates by rising estimate; of those that count as equal (``decisive``) the earlier first."""
+    return sorted(candidates, key=lambda c: decisive(c.estimated_s))
+
+
+def fastest_in_trials(
+    profile: Profile,
+    candidates: Callable[[Profile], Iterable[Candidate]],
+    make_program: MakeProgram,
+    num_trials: int,
+    others: Sequence[Callable[[Profile], Iterable[Candidate]]] = (),
+) -> Layout:
+    """Of the best candidates that fit memory, the layout that runs one profiled batch fastest.
+
+    Where the microbatch size is free, every size gets as many trials as another, for estimates that are linear in the
+    samples do not tell sizes apart.
+
+    Args:
+        profile: samples and measurements.
+        candidates: by rising estimate, for a profile whose job has a microbatch size.
+        make_program: see ``Planner.plan``.
+        num_trials: layouts tried, of all sizes together; one is the best estimate, taken without trial.
+        others: further sets of candidates whose estimates do not compare with the first's; each has as many trials.
+
+    Raises:
+        UserError: why there is no candidate, or none fits.
+    """
+    each_size = _each_size(profile, (candidates, *others))
+    num_trials = num_trials if num_trials == 1 else num_trials * (1 + len(others))
+    refused: list[UserError] = []
+    if num_trials == 1:
+        rising = merge(*each_size, key=lambda c: decisive(c.estimated_s))
+        fitting = _fitting(profile, rising, make_program, refused)
+    else:
+        fitting = _by_trial(profile, each_size, make_program, num_trials, refused)
+    for candidate in fitting:
+        return candidate.layout
+    raise refused[-1]
+
+
+def _by_trial(
+    profile: Profile,
+    each_size: list[Iterator[Candidate]],
+    make_program: MakeProgram,
+    num_trials: int,
+    refused: list[UserError],
+) -> Iterator[Candidate]:
+    """Candidates that fit memory, the best estimates by their time on trial, then those behind them likewise.
+
+    What is tried fits on the batch it is tried on; only the fastest is checked on more.
+    """
+    batch = profile.draw(profile.job.global_batch)
+    share = -(-num_trials // len(each_size))
+    runnable = [_fitting(profile, some, make_program, refused, [batch]) for some in each_size]
+    while tried := [candidate for some in runnable for candidate in islice(some, share)]:
+        seconds = [decisive(profile.trial_s(make_program(batch, candidate.layout))) for candidate in tried]
+        by_time = (tried[index] for index in np.argsort(seconds, kind="stable"))
+        yield from _fitting(profile, by_time, make_program, refused)
+
+
+def _each_size(profile: Profile, sets: Sequence[Callable[[Profile], Iterable[Candidate]]]) -> list[Iterator[Candidate]]:
+    """The candidates of every set and microbatch size the job may have; raises the first's reason if none has any."""
+    found: list[Iterator[Candidate]] = []
+    problem: UserError | None = None
+    for candidates, each in product(sets, profile.each_microbatch_size()):
+        try:
+            rising = iter(candidates(each))
+            found += [chain([first], rising) for first in islice(rising, 1)]
+        except UserError as error:
+            problem = problem or error
+    if not found:
+        name = profile.job.model.name
+        raise problem or UserError(f"layout: model={name} has too few layers for the stages of a replica")
+    return found
+
+
+def _fitting(
+    profile: Profile,
+    candidates: Iterable[Candidate],
+    make_program: MakeProgram,
+    refused: list[UserError],
+    batches: Sequence[SampleShapes] | None = None,
+) -> Iterator[Candidate]:
+    """The candidates whose programs fit memory; why others do not is added to ``refused``."""
+    for candidate in candidates:
+        try:
+            check_memory(profile, candidate.layout, make_program, batches)
+        except UserError as error:
+            # Its frames would keep a program each.
+            refused.append(error.with_traceback(None))
+        else:
+            yield candidate

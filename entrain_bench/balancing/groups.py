@@ -1,0 +1,111 @@
+"""What of a program depends on each other: replicas, and in each the microbatches with all that belongs to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import coo_array, csr_array
+from scipy.sparse.csgraph import connected_components
+
+from entrain_bench.base.arrays import IntArray, offsets_from_counts, rows_of
+from entrain_bench.program import Program
+from entrain_bench.program.assignment import Assignment
+
+
+def users_of(draft: Program) -> tuple[IntArray, IntArray, IntArray]:
+    """The dependencies in reverse: what waits for each forward and backward, CSR, and each row's dependency."""
+    num_actions, edges = len(draft.dep_offsets) - 1, np.arange(1, len(draft.dep_actions) + 1)
+    needs = csr_array((edges, draft.dep_actions, draft.dep_offsets), shape=(num_actions, int(draft.first_action[-1])))
+    users = needs.tocsc()
+    return users.indptr.astype(np.int64), users.indices.astype(np.int64), np.asarray(users.data - 1, np.int64)
+
+
+def components(count: int, one: IntArray, other: IntArray) -> IntArray:
+    """Connected component of each of ``count`` things that pairs link ``[count]``."""
+    links = coo_array((np.ones(len(one)), (one, other)), shape=(count, count))
+    return np.asarray(connected_components(links, directed=False)[1], np.int64)
+
+
+def consumers_of(draft: Program, assignment: Assignment) -> tuple[IntArray, IntArray]:
+    """First and last LLM microbatch that a chunk of any module has to do with ``[all chunks]``."""
+    label = np.asarray(assignment.modules[draft.model.llm_index].microbatch)
+    first, last = [], []
+    for module, rows in zip(draft.model.modules, draft.chunks, strict=True):
+        if not len(rows):
+            continue
+        own = label[module.owners(draft.shapes, rows.members)]
+        first.append(np.minimum.reduceat(own, rows.offsets[:-1]))
+        last.append(np.maximum.reduceat(own, rows.offsets[:-1]))
+    return np.concatenate(first), np.concatenate(last)
+
+
+def groups_of(component: IntArray, first_llm: IntArray, chunk_set: IntArray) -> tuple[IntArray, IntArray]:
+    """Group of every chunk ``[chunks]`` and set of every group ``[groups]``, by set, then by first LLM microbatch.
+
+    Args:
+        component: which chunks depend on each other ``[chunks]``: a microbatch with its encoders' chunks.
+        first_llm: first LLM microbatch that each has to do with ``[chunks]``.
+        chunk_set: set of lanes that each is on ``[chunks]``.
+    """
+    num_groups = int(component.max()) + 1
+    arrival, group_set = np.full(num_groups, np.iinfo(np.int64).max), np.zeros(num_groups, np.int64)
+    np.minimum.at(arrival, component, first_llm)
+    group_set[component] = chunk_set
+    order = np.lexsort((arrival, group_set))
+    group = np.empty(num_groups, np.int64)
+    group[order] = np.arange(num_groups)
+    return group[component], group_set[order]
+
+
+def ranks_in_groups(group: IntArray, first_llm: IntArray, last_llm: IntArray) -> IntArray:
+    """Place of each chunk's forward and backward in its group ``[2, chunks]``; arguments of chunks.
+
+    Forwards go by the first LLM microbatch they serve, then along the chain, backwards by the last, then against it.
+    """
+    chunk = np.arange(len(group))
+    first = offsets_from_counts(np.bincount(group))
+    rank = np.empty((2, len(group)), np.int64)
+    for row, keys in zip(rank, ((chunk, first_llm, group), (-chunk, last_llm, group)), strict=True):
+        row[np.lexsort(keys)] = chunk - np.repeat(first[:-1], np.diff(first))
+    return rank
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkGroups:
+    """The chunks of a draft, those of all modules in one count, in groups.
+
+    Attributes:
+        chunk: of each forward and backward ``[first_action[-1]]``.
+        chunk_set: set of lanes that each is on ``[chunks]``.
+        group: of each; groups go by set, then by first LLM microbatch ``[chunks]``.
+        rank: see ``ranks_in_groups`` ``[2, chunks]``.
+        first_group: of each set ``[sets + 1]``.
+    """
+
+    chunk: IntArray
+    chunk_set: IntArray
+    group: IntArray
+    rank: IntArray
+    first_group: IntArray
+
+
+def chunk_groups(draft: Program, assignment: Assignment, action_set: IntArray, num_sets: int) -> ChunkGroups:
+    """Groups of a draft's chunks.
+
+    Args:
+        draft: the program.
+        assignment: what it was made of.
+        action_set: set of lanes that each forward and backward is on ``[first_action[-1]]``.
+        num_sets: sets.
+    """
+    count = int(draft.first_action[-1])
+    wait, need = rows_of(draft.dep_offsets), draft.dep_actions
+    first_chunk = offsets_from_counts(np.array([len(chunks) for chunks in draft.chunks]))
+    chunk = draft.chunk[:count].astype(np.int64) + first_chunk[draft.module[:count]]
+    chunk_set = np.zeros(first_chunk[-1], np.int64)
+    chunk_set[chunk] = action_set
+    first_llm, last_llm = consumers_of(draft, assignment)
+    group, group_set = groups_of(components(len(chunk_set), chunk[wait], chunk[need]), first_llm, chunk_set)
+    first_group = offsets_from_counts(np.bincount(group_set, minlength=num_sets))
+    return ChunkGroups(chunk, chunk_set, group, ranks_in_groups(group, first_llm, last_llm), first_group)

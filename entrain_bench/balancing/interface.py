@@ -1,0 +1,165 @@
+"""What a strategy is: a planner, an assigner and a scheduler, each replaceable."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.errors import IncompatibleError, UserError
+from entrain_bench.base.hosttime import each_replica_alone
+from entrain_bench.program import Program
+from entrain_bench.program.assignment import Assignment
+from entrain_bench.program.layout import Layout
+from entrain_bench.program.timeline import Timeline
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import SampleShapes
+
+type MakeProgram = Callable[[SampleShapes, Layout], Program]
+
+
+class Planner(Protocol):
+    """Chooses the layout, once, before training."""
+
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
+        """The layout for ``profile.job``; sees only the samples it draws from the profile.
+
+        Args:
+            profile: samples and measurements.
+            make_program: the program that the strategy's assigner and scheduler make of a batch under a layout.
+
+        Raises:
+            UserError: if no layout meets the request, fits the layers or fits memory; says what is missing.
+        """
+        ...
+
+
+class Assigner(Protocol):
+    """Places the samples of every iteration."""
+
+    def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
+        """Replica and microbatch of every item and sample of one global batch."""
+        ...
+
+
+@runtime_checkable
+class Observer(Assigner, Protocol):
+    """An assigner that learns from executed iterations."""
+
+    def observe(self, timeline: Timeline, profile: Profile) -> Assigner:
+        """The assigner of later iterations; it may use only what a real system can time, the durations of actions."""
+        ...
+
+
+@runtime_checkable
+class Drafter(Assigner, Protocol):
+    """An assigner whose search is too slow to repeat for every layout that a planner tries."""
+
+    def draft(self) -> Assigner:
+        """A quick one whose assignments need about the same memory."""
+        ...
+
+
+class Scheduler(Protocol):
+    """Orders the actions of every iteration."""
+
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """The program of one iteration."""
+        ...
+
+
+@runtime_checkable
+class SchedulerDrafter(Scheduler, Protocol):
+    """A scheduler whose search is too slow to repeat for every batch on which a planner checks memory."""
+
+    def draft(self) -> Scheduler:
+        """A quick one whose programs need about the same memory."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The programs that a planner sees of the strategy's other parts; a ``MakeProgram``.
+
+    Attributes:
+        strategy: whose parts make them.
+        profile: what they know.
+    """
+
+    strategy: Strategy
+    profile: Profile
+
+    def __call__(self, shapes: SampleShapes, layout: Layout) -> Program:
+        """The program of a batch."""
+        return self.strategy.program(shapes, layout, self.profile)
+
+    @property
+    def choose_recomputation(self) -> bool:
+        """Whether the scheduler chooses what is recomputed where the job leaves it free (``chooses_recomputation``)."""
+        return bool(getattr(self.strategy.scheduler, "chooses_recomputation", False))
+
+    @property
+    def draft(self) -> Programs:
+        """Programs that are made quickly and need about the same memory; these, if the scheduler knows no quicker."""
+        scheduler = self.strategy.scheduler
+        if not isinstance(scheduler, SchedulerDrafter):
+            return self
+        return replace(self, strategy=replace(self.strategy, scheduler=scheduler.draft()))
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A named composition of three parts; parts that know generators say so by ``handles_generators = True``."""
+
+    name: str
+    planner: Planner
+    assigner: Assigner
+    scheduler: Scheduler
+
+    def plan(self, profile: Profile) -> Layout:
+        """The planner's layout, checked against what this strategy's other parts will make of it.
+
+        Raises:
+            IncompatibleError: if the model has generators and a part does not know them.
+        """
+        self.check_generators(profile.job.model)
+        quick = replace(self, assigner=self.assigner.draft()) if isinstance(self.assigner, Drafter) else self
+        layout = self.planner.plan(profile, Programs(quick, profile))
+        return _expect(Layout, layout, self.planner.plan)
+
+    def check_generators(self, model: ModelSpec) -> None:
+        """Refuse a model with generators unless every part says ``handles_generators = True``.
+
+        Systems without it know encoders before an LLM only: they take the LLM for the last module, and have no rule for
+        where a generator goes, which samples it takes, or when it runs.
+        """
+        for name, part in (("planner", self.planner), ("assigner", self.assigner), ("scheduler", self.scheduler)):
+            if model.generators and not getattr(part, "handles_generators", False):
+                raise IncompatibleError(
+                    f"model={model.name}: has a generator ({model.generators[0].name}), which strategy.{name} "
+                    f"{type(part).__name__} has no rule for"
+                )
+
+    def program(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Program:
+        """Assign and schedule one global batch."""
+        profile = profile.under(layout)
+        assignment = _expect(Assignment, self.assigner.assign(shapes, layout, profile), self.assigner.assign)
+        with each_replica_alone(min(placed.dp for placed in layout.modules)):
+            program = self.scheduler.schedule(shapes, layout, assignment, profile)
+        return _expect(Program, program, self.scheduler.schedule)
+
+    def observe(self, timeline: Timeline, profile: Profile) -> Strategy:
+        """This strategy after it has seen an executed iteration."""
+        if not isinstance(self.assigner, Observer):
+            return self
+        return replace(self, assigner=self.assigner.observe(timeline, profile.under(timeline.program.layout)))
+
+
+def _expect[T](kind: type[T], value: object, hook: Callable[..., object]) -> T:
+    """What a hook returned, if it is what it must return."""
+    if not isinstance(value, kind):
+        where = f"{inspect.getsourcefile(hook)}:{inspect.getsourcelines(hook)[1]}"
+        raise UserError(f"{where}: {hook.__qualname__} returned {value!r}: must be an object of class {kind.__name__}")
+    return value

@@ -1,0 +1,369 @@
+"""Building blocks of planners: shares of ranks, stages of layers, placement on ranks, and fitting memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice, pairwise, product
+
+import numpy as np
+
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.errors import IncompatibleError, UserError
+from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.specs.job import Degrees, Job
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.module_layers import Role
+from entrain_bench.specs.shapes import SampleShapes
+
+
+def proportional_allocation(
+    total: int, shares: FloatArray, most: Sequence[int] | None = None, least: int = 1, what: str = "stages"
+) -> tuple[int, ...]:
+    """Split ``total`` in proportion to shares, at least ``least`` and at most ``most`` each (no limit if None).
+
+    The nearest feasible integers in the least-squares sense (arXiv:2605.27918, Algorithm 1): start from the least each,
+    then give every further one to the share furthest below its due. Shares that sum to zero count as equal.
+
+    Args:
+        total: what is split, in units of ``what``.
+        shares: proportions, at least 0 ``[modules]``.
+        most: the most that each module can take ``[modules]``.
+        least: the least that each must have.
+        what: the units, for messages.
+
+    Raises:
+        UserError: if the total is below the least of all together or above ``most`` together.
+    """
+    most = [total] * len(shares) if most is None else most
+    if not least * len(shares) <= total <= sum(most):
+        raise UserError(
+            f"layout: {total} {what} cannot be split among {len(shares)} modules that take {least} to {[*most]}"
+        )
+    shares = np.asarray(shares, np.float64)
+    even = np.full(len(shares), 1 / len(shares))
+    due = decisive((shares / shares.sum() if shares.sum() > 0 else even) * total)
+    given = np.full(len(due), float(least))
+    for _ in range(total - least * len(due)):
+        given[np.argmax(np.where(given < most, due - given, -np.inf))] += 1
+    return tuple(int(count) for count in given)
+
+
+def allocate_gpus(profile: Profile, samples: SampleShapes, degrees: Degrees) -> tuple[int, ...]:
+    """GPUs of a replica for the merged encoder and for the LLM by their share of the estimated workload.
+
+    M_ref of arXiv:2605.27918, Algorithm 1: the replica's GPUs are what is shared out, so that a count need not be a
+    whole number of stages. Each module has enough for one stage.
+    """
+    width = degrees.tp * degrees.cp
+    if not profile.job.model.encoders:
+        return (degrees.pp * width,)
+    encoder, llm = profile.estimate_samples(samples, degrees.tp, degrees.cp)
+    model = profile.job.model
+    most = [width * min(len(module.layers) for module in model.encoders), width * len(model.llm.layers)]
+    # Forwards are estimated; what is frozen has less of a backward.
+    encoder_share = float(np.mean([module.work_share for module in model.encoders]))
+    shares = np.array([encoder.sum() * encoder_share, llm.sum() * model.llm.work_share])
+    return proportional_allocation(degrees.pp * width, shares, most, width, "GPUs")
+
+
+def stages_of_gpus(gpus: tuple[int, ...], width: int) -> tuple[int, ...]:
+    """Pipeline stages of the merged encoder and of the LLM that GPUs make up, ``width`` = TP x CP each.
+
+    The encoder's are floored, the LLM takes what is over (arXiv:2605.27918, section 4.2 and appendix A: of 16 GPUs at
+    TP 2, 9 and 7 become 4 and 4 stages, 7 and 9 become 3 and 5).
+    """
+    encoders = tuple(count // width for count in gpus[:-1])
+    return (*encoders, sum(gpus) // width - sum(encoders))
+
+
+def allocate_stages(profile: Profile, samples: SampleShapes, degrees: Degrees) -> tuple[int, ...]:
+    """Pipeline stages of the merged encoder and of the LLM by their share of the estimated workload."""
+    return stages_of_gpus(allocate_gpus(profile, samples, degrees), degrees.tp * degrees.cp)
+
+
+def stable_samples(profile: Profile, degrees: Degrees, num_validations: int, max_samples: int) -> tuple[int, bool]:
+    """The least power of two at which fresh batches all repeat the allocation of a first one, GPU by GPU.
+
+    arXiv:2605.27918, Algorithm 1, started at one sample.
+
+    Returns:
+        The number of samples, at most ``max_samples``, and whether all ``num_validations`` batches of it agreed.
+    """
+    num_samples = 1
+    while True:
+        first = allocate_gpus(profile, profile.draw(num_samples), degrees)
+        if all(allocate_gpus(profile, profile.draw(num_samples), degrees) == first for _ in range(num_validations)):
+            return num_samples, True
+        if 2 * num_samples > max_samples:
+            return num_samples, False
+        num_samples *= 2
+
+
+def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
+    """Consecutive layers a stage so that the slowest stage is fastest (arXiv:2605.27918, Algorithm 2, tier 1).
+
+    ``F(l, p) = min over l' < l of max(F(l', p - 1), sum of layers l'+1..l)``; O(layers^2 x stages).
+
+    Args:
+        layer_s: time of each layer for one microbatch ``[layers]``.
+        num_stages: stages, at most the number of layers.
+    """
+    num_layers = len(layer_s)
+    if num_stages > num_layers:
+        raise UserError(f"layout: {num_layers} layers cannot fill {num_stages} stages")
+    known = _partitions_of(np.asarray(layer_s, np.float64).tobytes())
+    return _stages_of(known.extended(num_stages))
+
+
+def partitions(layer_s: FloatArray) -> list[tuple[int, ...]]:
+    """What ``partition_layers`` returns for 1, 2, ... stages, as many as there are layers."""
+    cuts = _partitions_of(np.asarray(layer_s, np.float64).tobytes()).extended(len(layer_s))
+    return [_stages_of(cuts[:stages]) for stages in range(1, len(cuts) + 1)]
+
+
+def _stages_of(cuts: Sequence[IntArray]) -> tuple[int, ...]:
+    """Layers of each stage, as many as there are cuts; the first cut is not one."""
+    bounds = [len(cuts[0]) - 1]
+    for cut in cuts[:0:-1]:
+        bounds.append(int(cut[bounds[-1]]))
+    return tuple(np.diff([0, *reversed(bounds)]).tolist())
+
+
+def spread_blocks(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
+    """As many blocks on every stage, the embedding with the first and the head with the last, as Megatron-LM does.
+
+    Where the blocks cannot be spread evenly the first stages get one more; None if there are fewer than stages.
+    """
+    blocks, rest = divmod(num_layers - 2, num_stages)
+    if not blocks:
+        return None
+    layers = blocks + (np.arange(num_stages) < rest)
+    layers[0] += 1
+    layers[-1] += 1
+    return tuple(layers.tolist())
+
+
+def slowest_stages_s(layer_s: FloatArray) -> FloatArray:
+    """Slowest stage of the best partition into 1, 2, ... stages, as many as there are layers ``[layers]``."""
+    return np.array([best[-1] for best, _ in _partitions(layer_s)])
+
+
+@dataclass(slots=True)
+class _Partitions:
+    """Cuts of the best partitions of some layers into 1, 2, ... stages, as many as were asked for so far."""
+
+    rest: Iterator[tuple[FloatArray, IntArray]]
+    cuts: list[IntArray] = field(default_factory=list)
+
+    def extended(self, num_stages: int) -> list[IntArray]:
+        """Those of which the partition into ``num_stages`` is made."""
+        self.cuts += [cut for _, cut in islice(self.rest, max(0, num_stages - len(self.cuts)))]
+        return self.cuts[:num_stages]
+
+
+# Planners split the same layers into every number of stages, over and over.
+@lru_cache(maxsize=64)
+def _partitions_of(layer_s: bytes) -> _Partitions:
+    return _Partitions(_partitions(np.frombuffer(layer_s, np.float64)))
+
+
+def _partitions(layer_s: FloatArray) -> Iterator[tuple[FloatArray, IntArray]]:
+    """For 1, 2, ... stages: F, the slowest stage over the first l layers, and the l' it cuts at ``[layers + 1]``."""
+    num_layers = len(layer_s)
+    prefix = np.concatenate(([0.0], np.cumsum(layer_s)))
+    best = decisive(prefix)
+    best[0] = np.inf
+    # Equal layers in another order are as slow: the earliest cut is taken, not the one that rounding favours.
+    span = decisive(prefix[None, :] - prefix[:, None])  # [l', l]
+    later = np.arange(num_layers + 1)[:, None] < np.arange(num_layers + 1)[None, :]
+    cut = np.zeros(num_layers + 1, np.int64)
+    for _ in range(num_layers):
+        yield best, cut
+        slowest = np.where(later, np.maximum(best[:, None], span), np.inf)
+        cut = slowest.argmin(axis=0)
+        best = slowest.min(axis=0)
+
+
+def stage_sums(layer_s: FloatArray, layers_per_stage: Sequence[int]) -> FloatArray:
+    """Sum of a per-layer quantity over each stage ``[stages]``."""
+    return np.add.reduceat(layer_s, np.cumsum([0, *layers_per_stage[:-1]]))
+
+
+def place_chain(
+    job: Job,
+    degrees: Degrees,
+    layers: Sequence[tuple[int, ...]],
+    recompute: Sequence[bool],
+    leading: bool,
+    virtual_stages: int = 1,
+    virtual_order: str = "loop",
+    split_backward: bool = False,
+) -> Layout:
+    """A homogeneous replica: LLM stages in a chain; encoders before them and generators behind, or on the outer ones.
+
+    Ranks of a replica are consecutive, TP innermost, then CP, then stages; replicas follow each other. Several encoders
+    share the encoder stages, several generators the generator stages.
+
+    Args:
+        job: the job.
+        degrees: TP, CP, DP and the number of stages of a replica.
+        layers: layers of each stage, for every module of the model.
+        recompute: modules that recompute their activations.
+        leading: whether encoders have leading stages of their own, and generators trailing ones.
+        virtual_stages: stages that each rank of the pipeline holds; ``degrees.pp`` counts the ranks.
+        virtual_order: how they follow each other over the ranks (``rank_of_places``).
+        split_backward: see ``Layout``.
+    """
+    width = degrees.tp * degrees.cp
+    ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
+    modules = []
+    rank_of_place = rank_of_places(degrees.pp, virtual_stages, virtual_order)
+    firsts = chain_starts(job.model, len(rank_of_place), layers, leading)
+    for module, first, split, again in zip(job.model.modules, firsts, layers, recompute, strict=True):
+        held = np.ascontiguousarray(ranks[:, rank_of_place[first : first + len(split)]])
+        modules.append(ModuleLayout(module.name, degrees.tp, degrees.cp, split, held, again))
+    layout = Layout(tuple(modules), job.num_microbatches(degrees.dp), split_backward=split_backward)
+    check_layout(layout, job.model, job.cluster)
+    return layout
+
+
+def rank_of_places(num_ranks: int, virtual_stages: int, virtual_order: str = "loop") -> IntArray:
+    """Rank (block) of each place in a chain of virtual stages ``[num_ranks * virtual_stages]``.
+
+    They go round the ranks, ``loop`` (arXiv:2104.04473, section 2.2), or down and back up, ``v`` (arXiv:2401.10241,
+    section 6).
+    """
+    turn, rank = np.divmod(np.arange(num_ranks * virtual_stages), num_ranks)
+    upwards = virtual_order == "v"
+    return np.where(upwards & (turn % 2 == 1), num_ranks - 1 - rank, rank)
+
+
+def place_cuts(job: Job, degrees: Degrees, layers: Sequence[int], recompute: Sequence[bool]) -> Layout:
+    """A homogeneous replica whose stages cut one chain of all layers, wherever a module ends.
+
+    The chain holds the modules' layers in the model's order; where a stage has layers of several modules, each has a
+    stage there. Stage i is on rank i modulo PP: virtual stages, if there are more of them than ranks.
+
+    Args:
+        job: the job.
+        degrees: TP, CP, DP and the ranks of a pipeline.
+        layers: layers of the chain on each stage.
+        recompute: modules that recompute their activations.
+    """
+    bounds = np.cumsum([0, *layers])
+    width = degrees.tp * degrees.cp
+    ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
+    modules, first = [], 0
+    for module, again in zip(job.model.modules, recompute, strict=True):
+        held = np.diff(np.clip(bounds, first, first + len(module.layers)))
+        stages = np.flatnonzero(held)
+        placed = np.ascontiguousarray(ranks[:, stages % degrees.pp])
+        modules.append(ModuleLayout(module.name, degrees.tp, degrees.cp, tuple(held[stages].tolist()), placed, again))
+        first += len(module.layers)
+    layout = Layout(tuple(modules), job.num_microbatches(degrees.dp))
+    check_layout(layout, job.model, job.cluster)
+    return layout
+
+
+def average_layer_s(profile: Profile, samples: SampleShapes, tp: int, cp: int) -> list[FloatArray]:
+    """Measured forward and backward seconds of every layer on a microbatch of average samples, one array a module."""
+    costs = []
+    for module in profile.job.model.modules:
+        units = module.units(samples)
+        each = max(1, round(float(module.lengths(samples, units).mean()))) if len(units) else 0
+        count = max(1, round(profile.job.microbatch_size * len(units) / len(samples))) if len(units) else 0
+        if not count:
+            costs.append(np.zeros(len(module.layers)))
+            continue
+        times = profile.measure(module, np.full(count, each), tp, cp)
+        costs.append(np.array([float(t.total_s[0]) for t in times])[module.layer_kind])
+    return costs
+
+
+def chain_starts(model: ModelSpec, pp: int, layers: Sequence[tuple[int, ...]], leading: bool) -> list[int]:
+    """First stage of each module in a chain of ``pp`` stages; arguments as for ``place_chain``."""
+    ahead = max((len(layers[index]) for index in range(model.llm_index)), default=0) if leading else 0
+    first = {Role.ENCODER: 0, Role.LLM: ahead}
+    return [first.get(module.role, pp - len(split)) for module, split in zip(model.modules, layers, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Island:
+    """The layout of a module before its ranks are chosen."""
+
+    tp: int
+    cp: int
+    dp: int
+    layers_per_stage: tuple[int, ...]
+    recompute: bool = False
+
+
+def place_islands(
+    job: Job, islands: Sequence[Island], num_microbatches: int, single_rank_boundary: bool = False
+) -> Layout:
+    """Encoders, LLM and generators on disjoint ranks; several encoders share theirs, and so do several generators.
+
+    Where all have one TP, CP and DP, replicas follow each other. Otherwise units do, a replica's stages next to each
+    other, the widest tensor parallelism first, so that every block is aligned.
+
+    Args:
+        job: the job.
+        islands: one for every module of the model, the same but for layers among those that share ranks.
+        num_microbatches: LLM microbatches of a replica.
+        single_rank_boundary: see ``Layout``.
+    """
+    units = [(islands[unit[0]], unit) for unit in job.model.module_groups]
+    shapes = [(island.dp, len(island.layers_per_stage), island.tp * island.cp) for island, _ in units]
+    if len({(island.tp, island.cp, island.dp) for island, _ in units}) == 1:
+        dp, _, width = shapes[0]
+        bounds = np.cumsum([0, *(pp for _, pp, _ in shapes)])
+        chain = np.arange(dp * bounds[-1] * width).reshape(dp, -1, width)
+        grids = [np.ascontiguousarray(chain[:, low:high]) for low, high in pairwise(bounds)]
+    else:
+        grids = [np.arange(int(np.prod(shape))).reshape(shape) for shape in shapes]
+        start = 0
+        for index in sorted(range(len(units)), key=lambda i: -units[i][0].tp):
+            grids[index] = grids[index] + start
+            start += grids[index].size
+    modules = []
+    for grid, (_, unit) in zip(grids, units, strict=True):
+        for index in unit:
+            island, name = islands[index], job.model.modules[index].name
+            modules.append(ModuleLayout(name, island.tp, island.cp, island.layers_per_stage, grid, island.recompute))
+    layout = Layout(tuple(modules), num_microbatches, single_rank_boundary)
+    check_layout(layout, job.model, job.cluster)
+    return layout
+
+
+def recompute_choices(
+    job: Job, groups: Sequence[Sequence[int]] | None = None, chosen_later: bool = False
+) -> list[tuple[bool, ...]]:
+    """Choices of groups whose activations are recomputed in backward: every one, or the one that is asked for.
+
+    Args:
+        job: the job.
+        groups: modules that recompute together or not at all; each by itself if None.
+        chosen_later: whether the scheduler chooses by chunk what is recomputed, unless it is asked for: nothing then.
+
+    Raises:
+        IncompatibleError: if some modules of a group are asked for, but not all.
+    """
+    groups = [(index,) for index in range(len(job.model.modules))] if groups is None else groups
+    asked = job.request.recompute
+    if asked is None and chosen_later:
+        return [(False,) * len(groups)]
+    if asked is None:
+        return list(product([False, True], repeat=len(groups)))
+    again = [[job.model.modules[index].name in asked for index in group] for group in groups]
+    if any(len({*group}) > 1 for group in again):
+        raise IncompatibleError(f"layout.recompute={[*asked]}: this planner recomputes modules on the same ranks alike")
+    return [tuple(all(group) for group in again)]
+
+
+def recompute_factor(recompute: bool) -> float:
+    """Time of forward and backward relative to no recomputation: a backward takes about two forwards."""
+    return 4 / 3 if recompute else 1.0

@@ -1,0 +1,216 @@
+"""What a strategy may know: samples drawn for profiling, measured layer times, and estimates made of them."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass, field
+from zlib import crc32
+
+import numpy as np
+
+from entrain_bench.balancing.packs import PackTimes, pack_times, probes
+from entrain_bench.base.arithmetic import GOLDEN, fit_polynomial, log2, matmul, mix, sine_of_turns, uniform
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.errors import require
+from entrain_bench.costs.edges import held_s
+from entrain_bench.costs.memory import Memory
+from entrain_bench.costs.roofline import PassTimes
+from entrain_bench.costs.sharding import LayerTraffic, layer_traffic
+from entrain_bench.costs.steps import ExposedStep
+from entrain_bench.costs.truth import CostTruth, Handovers
+from entrain_bench.program import Program
+from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.simulate.engine import place_actions
+from entrain_bench.simulate.place import place_program
+from entrain_bench.specs.job import MAX_SAMPLES, Job
+from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.workload import ShapeSource
+
+# Sequence lengths at which layers are profiled (arXiv:2605.27918, section 4.1).
+PROFILED_TOKENS = np.array([64, 256, 1024, 4096, 16384])
+# A factor of 16 in length: estimates of small and of large units err in opposite directions.
+BIAS_OCTAVES = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A strategy's window on the truth.
+
+    Planners draw samples and measure layers; assigners estimate the workloads of the samples they place. Estimates are
+    wrong, the same way each time a sample is seen: by up to ``belief_error`` (relative) sample by sample, and by up to
+    ``belief_bias`` for all units of a length alike.
+    """
+
+    job: Job
+    _truth: CostTruth
+    _source: ShapeSource
+    _seed: int
+    belief_error: float = 0.0
+    belief_bias: float = 0.0
+    _rng: np.random.Generator = field(init=False)
+    _fits: dict[tuple[str, int, int], FloatArray] = field(init=False, default_factory=dict)
+    _packs: dict[tuple[str, int, int], PackTimes] = field(init=False, default_factory=dict)
+    # The layout that was last asked for, with its steps: schedulers compare many programs of one layout.
+    _steps: list[tuple[Layout, list[ExposedStep]]] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_rng", np.random.default_rng([self._seed, 0x70726F66]))
+
+    def for_job(self, job: Job) -> Profile:
+        """The same window for a job that differs in what planners choose; samples that one draws the other does not."""
+        other = copy(self)
+        object.__setattr__(other, "job", job)
+        return other
+
+    def each_microbatch_size(self) -> list[Profile]:
+        """The same window for the job with every microbatch size it may have."""
+        return [self.for_job(job) for job in self.job.each_microbatch_size()]
+
+    def under(self, layout: Layout) -> Profile:
+        """The same window for the job with a layout's microbatch size, where that was the planner's to choose."""
+        if not self.job.free_microbatch_size:
+            return self
+        num_microbatches = layout.modules[self.job.model.llm_index].dp * layout.num_microbatches
+        return self.for_job(self.job.with_microbatch_size(-(-self.job.global_batch // num_microbatches)))
+
+    def draw(self, num_samples: int) -> SampleShapes:
+        """Independent samples of the workload, apart from the training stream; every call draws new ones.
+
+        Raises:
+            UserError: for more than ``MAX_SAMPLES``.
+        """
+        require(num_samples <= MAX_SAMPLES, "strategy: profiled samples", num_samples, f"at most {MAX_SAMPLES}")
+        return self._source.draw(num_samples, self._rng)
+
+    def measure(self, module: ModuleSpec, lengths: IntArray, tp: int, cp: int) -> list[PassTimes]:
+        """Measured times of one layer of each kind on one packed microbatch of sequences of the given lengths."""
+        return self.measure_packs(module, lengths, np.array([0, len(lengths)]), tp, cp)
+
+    def measure_packs(
+        self, module: ModuleSpec, lengths: IntArray, offsets: IntArray, tp: int, cp: int
+    ) -> list[PassTimes]:
+        """As ``measure``, on several packed microbatches, whose sequences are CSR rows: each ``[microbatches]``."""
+        times = self._truth.layer_times
+        return times.layers_s(module, times.loads(module, np.asarray(lengths), offsets), tp, cp)
+
+    @property
+    def memory(self) -> Memory:
+        """What layouts and programs need, as far as anyone can tell beforehand."""
+        return self._truth.memory
+
+    def simulate(self, program: Program, duration_s: FloatArray, transfers: bool = False) -> FloatArray:
+        """End of every action of a program whose actions take as long as believed ``[actions]``.
+
+        Args:
+            program: the program.
+            duration_s: believed seconds of each action ``[actions]``.
+            transfers: whether what actions hand each other takes as long as ``handovers`` says; otherwise it is free.
+
+        Raises:
+            DeadlockError: if its order contradicts its dependencies.
+        """
+        if not transfers:
+            return place_actions(program, duration_s, np.zeros(len(program.dep_actions)))[1]
+        handed = self.handovers(program)
+        hold_s = held_s(program, handed.send_s, handed.receive_s)
+        return place_actions(program, duration_s, handed.delay_s, hold_s=hold_s)[1]
+
+    def step_s(self, layout: Layout) -> float:
+        """Measured time of what overlap cannot hide of the step and of the weights' gather, on the slowest ranks.
+
+        Modules that share ranks run theirs one after the other.
+        """
+        exposed = self.exposed_steps(layout)
+        return float(layout.lane_sums([each.gather_s + each.sync_s + each.optimizer_s for each in exposed]).max())
+
+    def lane_steps_s(self, layout: Layout) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """The parts of ``step_s`` on every lane: gather, synchronisation, optimizer ``[lanes]``."""
+        exposed = self.exposed_steps(layout)
+        return (
+            layout.lane_sums([each.gather_s for each in exposed]),
+            layout.lane_sums([each.sync_s for each in exposed]),
+            layout.lane_sums([each.optimizer_s for each in exposed]),
+        )
+
+    def exposed_steps(self, layout: Layout) -> list[ExposedStep]:
+        """What no overlap hides of each module's step, on each of its stages."""
+        if not self._steps or self._steps[0][0] is not layout:
+            costs, modules = self._truth.step_costs, zip(self.job.model.modules, layout.modules, strict=True)
+            self._steps[:] = [(layout, [costs.exposed(module, own) for module, own in modules])]
+        return self._steps[0][1]
+
+    def handovers(self, program: Program) -> Handovers:
+        """Measured times of what a program's actions hand each other, as a test of the links shows; none is contended.
+
+        How much travels follows from shapes and layout, which everybody knows.
+        """
+        return self._truth.handovers(program)
+
+    def layer_traffic(self, module: ModuleSpec, placed: ModuleLayout) -> LayerTraffic:
+        """Measured times of the collectives of each layer whose weights are sharded."""
+        return layer_traffic(module, placed, self._truth.cluster)
+
+    def trial_s(self, program: Program) -> float:
+        """Measured time of one iteration of a program, as a trial run of it shows."""
+        _, end, _ = place_program(program, self._truth.price(program))
+        return float(end.max())
+
+    def forward_fit(self, module: ModuleSpec, tp: int, cp: int) -> FloatArray:
+        """Coefficients of ``a x^2 + b x + c`` for the forward of each layer kind ``[kinds, 3]``, seconds.
+
+        Linear regression over ``PROFILED_TOKENS`` (arXiv:2605.27918, section 4.1).
+        """
+        key = (module.name, tp, cp)
+        if key not in self._fits:
+            measured = [self.measure(module, np.array([tokens]), tp, cp) for tokens in PROFILED_TOKENS]
+            forward = np.array([[(kind.forward_s + kind.forward_comm_s)[0] for kind in kinds] for kinds in measured])
+            self._fits[key] = np.stack([fit_polynomial(PROFILED_TOKENS, times, 2) for times in forward.T])
+        return self._fits[key]
+
+    def pack_times(self, module: ModuleSpec, tp: int, cp: int) -> PackTimes:
+        """What a sequence adds to a packed chunk, and a chunk besides, by measured packs."""
+        key = (module.name, tp, cp)
+        if key not in self._packs:
+            lengths, offsets = probes()
+            self._packs[key] = pack_times(self.measure_packs(module, lengths, offsets, tp, cp))
+        return self._packs[key]
+
+    def estimate_units(self, module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int) -> FloatArray:
+        """Believed forward seconds of the whole module for each of its units alone ``[units]``."""
+        units = module.units(shapes)
+        counts = np.bincount(module.layer_kind, minlength=len(module.kinds))
+        a, b, c = matmul(counts, self.forward_fit(module, tp, cp))
+        lengths = module.lengths(shapes, units).astype(np.float64)
+        exact = np.maximum((a * lengths + b) * lengths + c, 0.0)
+        return np.asarray(exact * self.error_factor(module, shapes))
+
+    def error_factor(self, module: ModuleSpec, shapes: SampleShapes) -> FloatArray:
+        """Erroneous over exact estimate of each unit of a module ``[units]``, for estimates of a strategy's own."""
+        units = module.units(shapes)
+        by_sample = self._sample_error(module.name, shapes.sample_ids[module.owners(shapes, units)])
+        return by_sample * self._length_bias(module.name, module.lengths(shapes, units))
+
+    def estimate_samples(self, shapes: SampleShapes, tp: int, cp: int) -> tuple[FloatArray, FloatArray]:
+        """Believed forward seconds of each sample: all encoders together, and the LLM ``[samples]``."""
+        encoder = np.zeros(len(shapes))
+        for module in self.job.model.encoders:
+            units = module.units(shapes)
+            encoder += shapes.sum_items(units, self.estimate_units(module, shapes, tp, cp))
+        return encoder, self.estimate_units(self.job.model.llm, shapes, tp, cp)
+
+    def _length_bias(self, module: str, lengths: IntArray) -> FloatArray:
+        """1 + bias x a sine of log2(length) with a period of ``BIAS_OCTAVES``, its phase fixed by seed and module."""
+        if not self.belief_bias:
+            return np.ones(len(lengths))
+        phase = np.random.default_rng([self._seed, crc32(module.encode())]).random()
+        turns = log2(np.maximum(lengths, 1)) / BIAS_OCTAVES + phase
+        return np.asarray(1.0 + self.belief_bias * sine_of_turns(turns))
+
+    def _sample_error(self, module: str, sample_ids: IntArray) -> FloatArray:
+        """1 + error x u, u uniform in [-1, 1] and fixed by seed, module and sample (SplitMix64 as the hash)."""
+        if not self.belief_error:
+            return np.ones(len(sample_ids))
+        name = np.uint64((crc32(module.encode()) << 31) ^ self._seed)
+        bits = mix((np.asarray(sample_ids).astype(np.uint64) + np.uint64(1)) * GOLDEN ^ name)
+        return 1.0 + self.belief_error * (2.0 * uniform(bits) - 1.0)

@@ -1,0 +1,293 @@
+"""Recomputation by chunk: a program that recomputes everything buys time back with the memory its order leaves.
+
+For every lane an integer program: which chunks keep how many layers of which stage, so that the lane saves most seconds
+and nothing exceeds memory at any point of its order. Chunks hold activations from their forward to their backward, so
+every action bounds the sum over the intervals that it lies in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import numpy as np
+from numba import njit
+from ortools.sat.python import cp_model
+
+from entrain_bench.balancing.beliefs import covered_layer_s
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, sum_rows
+from entrain_bench.base.errors import unknown_choice
+from entrain_bench.program import Pass, Program, recompute_chunks
+from entrain_bench.program.layout import ModuleLayout
+from entrain_bench.program.recomputation import covered_per_stage
+from entrain_bench.specs.model import ModuleSpec
+
+MEMORY = ("module", "stage", "greedy", "exact")
+# Work of the solver on one lane, in CP-SAT's deterministic time (about seconds), and how far it may stay from optimal.
+SOLVER_WORK = 0.2
+SOLVER_GAP = 0.002
+# Bytes and seconds as the integer program counts them.
+BYTES_UNIT = 1024
+SECONDS_UNIT = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """Who chooses what is recomputed; schedulers that have these options can leave it to their order.
+
+    Attributes:
+        memory: ``module`` leaves recomputation to the planner, for modules as a whole; ``stage`` recomputes as many
+            layers of each stage as the order has no memory for, alike for all its chunks; ``greedy`` does so by chunk,
+            and ``exact`` solves the integer program for it. ``layout.recompute`` goes before it.
+    """
+
+    memory: str = field(default="module", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.memory not in MEMORY:
+            raise unknown_choice("strategy.scheduler.memory", self.memory, MEMORY)
+
+    @property
+    def chooses_recomputation(self) -> bool:
+        """Whether programs choose what they recompute, so that a planner has nothing to choose."""
+        return self.memory != "module"
+
+    def draft(self) -> Self:
+        """Without integer programs."""
+        return replace(self, memory="greedy") if self.memory == "exact" else self
+
+    def within_memory(self, program: Program, profile: Profile) -> Program:
+        """The program with the recomputation that is chosen here, if any is."""
+        if not self.chooses_recomputation or profile.job.request.recompute is not None:
+            return program
+        if self.memory == "stage":
+            return recompute_by_stage(recompute_all(program), profile)
+        return recompute_by_chunk(recompute_all(program), profile, self.memory == "exact")
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What a lane may buy, in the units of the integer program.
+
+    Attributes:
+        first, last: entries of the lane's order between which each interval holds its activations ``[intervals]``.
+        most: layers that it may keep ``[intervals]``.
+        size: what each of them takes ``[intervals]``.
+        gain: what each of them saves ``[intervals]``.
+        spare: memory that is left during every entry if none is kept ``[entries]``.
+    """
+
+    first: IntArray
+    last: IntArray
+    most: IntArray
+    size: IntArray
+    gain: IntArray
+    spare: IntArray
+
+
+def recompute_all(program: Program) -> Program:
+    """The program with every chunk recomputing all it can, but for modules that the layout recomputes."""
+    modules = zip(program.model.modules, program.layout.modules, program.chunks, strict=True)
+    return recompute_chunks(
+        program,
+        [
+            np.repeat(covered_per_stage(module, placed.layers_per_stage)[None] * (not placed.recompute), len(rows), 0)
+            for module, placed, rows in modules
+        ],
+    )
+
+
+def recompute_by_stage(program: Program, profile: Profile) -> Program:
+    """The program with as few recomputed layers on every stage as memory demands, alike for all its chunks.
+
+    Where modules share a lane, the layers of the module that saves most seconds for its memory are kept first.
+
+    Args:
+        program: one that recomputes all it can (``recompute_all``).
+        profile: for memory and believed seconds.
+    """
+    if not program.remade:
+        return program
+    modules = list(zip(program.model.modules, program.layout.modules, program.chunks, strict=True))
+    layer_s = [covered_layer_s(module, placed, program.shapes, rows, profile) for module, placed, rows in modules]
+    sizes, gains = _per_action(program, layer_s, profile)
+    most = [own.max(axis=0, initial=0) for own in program.remade]
+    kept = [np.zeros_like(own) for own in most]
+
+    def keeping(index: int, layers: IntArray) -> Program:
+        stays = [layers if index == other else own for other, own in enumerate(kept)]
+        return recompute_chunks(program, [own - less for own, less in zip(program.remade, stays, strict=True)])
+
+    def worth(index: int) -> float:
+        forward = program.forward_actions(index)
+        return decisive(float(gains[forward].sum()) / max(1.0, float(sizes[forward].sum())))
+
+    for index in sorted(range(len(modules)), key=worth, reverse=True):
+        low, high = np.zeros_like(most[index]), most[index].copy()
+        # All of them at first: mostly there is memory for that.
+        middle = high
+        while np.any(low < high):
+            fits = _stages_fit(keeping(index, middle), index, profile)
+            low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
+            middle = (low + high + 1) // 2
+        kept[index] = low
+    return keeping(0, kept[0])
+
+
+def _stages_fit(program: Program, index: int, profile: Profile) -> BoolArray:
+    """Whether all lanes of a module's stages are within memory ``[stages]``."""
+    over = profile.memory.peak_bytes(program) > profile.job.planning_budget_bytes
+    blocks = program.layout.blocks[index]
+    return np.array([not over[blocks.of_stage(stage)].any() for stage in range(blocks.num_stages)])
+
+
+def recompute_by_chunk(program: Program, profile: Profile, exact: bool = False) -> Program:
+    """The program with as little recomputation as its order leaves memory for, by chunk.
+
+    Args:
+        program: in an order that fits memory if everything is recomputed; what it says of recomputation is the most.
+        profile: for memory and believed seconds.
+        exact: see ``keep_what_fits``.
+    """
+    modules = zip(program.model.modules, program.layout.modules, program.chunks, strict=True)
+    layer_s = [covered_layer_s(module, placed, program.shapes, rows, profile) for module, placed, rows in modules]
+    return keep_what_fits(program, layer_s, profile, exact)
+
+
+def keep_what_fits(program: Program, forward_s: Sequence[FloatArray], profile: Profile, exact: bool = True) -> Program:
+    """The program with as little recomputation as its order leaves memory for.
+
+    Args:
+        program: one that recomputes all it can (``recompute_all``).
+        forward_s: believed seconds of the forward of a layer that recomputation covers, for each chunk and stage
+            ``[chunks, stages]``, by module.
+        profile: for memory.
+        exact: whether the integer program is solved; otherwise what its greedy beginning finds.
+    """
+    if not program.remade:
+        return program
+    kept = [own.copy() for own in program.remade]
+    for lane, (module, chunk, stage) in zip(*_lanes(program, forward_s, profile), strict=True):
+        found = greedy(lane)
+        if exact:
+            found = optimal(lane, found)
+        for index, own in enumerate(kept):
+            mine = module == index
+            place = chunk[mine], stage[mine]
+            # Lanes that run a stage together keep what all of them can.
+            own[place] = np.minimum(own[place], found[mine])
+    return recompute_chunks(program, [own - less for own, less in zip(program.remade, kept, strict=True)])
+
+
+def greedy(lane: Lane) -> IntArray:
+    """Layers kept, bought one interval after another by seconds for memory and the time it is held ``[intervals]``."""
+    worth = lane.gain / (np.maximum(lane.size, 1) * (1.0 + lane.last - lane.first))
+    order = np.argsort(-worth, kind="stable")
+    kept: IntArray = _bought(order, lane.first, lane.last, lane.most, lane.size, lane.spare.copy())
+    return kept
+
+
+@njit(cache=True)
+def _bought(order, first, last, most, size, spare):  # type: ignore[no-untyped-def]
+    """Layers kept if intervals are asked one after another ``[intervals]``; takes what they need from ``spare``."""
+    kept = np.zeros(len(order), np.int64)
+    for index in order:
+        room = spare[first[index] : last[index] + 1].min() // max(size[index], 1)
+        kept[index] = max(0, min(most[index], room))
+        for entry in range(first[index], last[index] + 1):
+            spare[entry] -= kept[index] * size[index]
+    return kept
+
+
+def optimal(lane: Lane, hint: IntArray) -> IntArray:
+    """Layers kept that save most in all, up to ``SOLVER_GAP`` and ``SOLVER_WORK``; no less than ``hint``."""
+    if np.array_equal(hint, lane.most) or not len(hint):
+        return hint
+    model = cp_model.CpModel()
+    kept = [model.new_int_var(0, most, "") for most in lane.most.tolist()]
+    for entry in np.flatnonzero(_bounding(lane)).tolist():
+        inside = np.flatnonzero((lane.first <= entry) & (entry <= lane.last)).tolist()
+        taken = cp_model.LinearExpr.weighted_sum([kept[i] for i in inside], [int(lane.size[i]) for i in inside])
+        model.add(taken <= int(lane.spare[entry]))
+    model.maximize(cp_model.LinearExpr.weighted_sum(kept, lane.gain.tolist()))
+    for variable, value in zip(kept, hint.tolist(), strict=True):
+        model.add_hint(variable, value)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = SOLVER_WORK
+    solver.parameters.relative_gap_limit = SOLVER_GAP
+    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return hint
+    found = np.array([solver.value(variable) for variable in kept], np.int64)
+    return found if (found * lane.gain).sum() > (hint * lane.gain).sum() else hint
+
+
+def _bounding(lane: Lane) -> BoolArray:
+    """Entries that bound the intervals they lie in as no other one does ``[entries]``.
+
+    While intervals begin, what is open grows; then it shrinks. Of entries on one side of such a hill only those count
+    that have less to spare than all with more open.
+    """
+    begins = np.zeros(len(lane.spare), np.bool_)
+    begins[lane.first] = True
+    bounding = np.zeros(len(lane.spare), np.bool_)
+    nothing = np.iinfo(np.int64).max
+    least = nothing
+    for entry in range(len(lane.spare) - 1, -1, -1):
+        least = nothing if not begins[entry] else least
+        if begins[entry] and lane.spare[entry] < least:
+            bounding[entry], least = True, int(lane.spare[entry])
+    least = nothing
+    for entry in range(len(lane.spare)):
+        if begins[entry] or lane.spare[entry] < least:
+            bounding[entry], least = bounding[entry] or not begins[entry], int(lane.spare[entry])
+    return bounding
+
+
+def _lanes(program: Program, forward_s: Sequence[FloatArray], profile: Profile) -> tuple[list[Lane], list[IntArray]]:
+    """What every lane may buy, and module, chunk and stage of each of its intervals ``[3, intervals]``."""
+    sizes_of = np.array([program.forward_actions(index).size for index in range(len(program.chunks))])
+    num_forwards = sizes_of[program.module]
+    spare = profile.job.planning_budget_bytes - profile.memory.over_program(program)[0]
+    whole = np.maximum(np.floor(spare / BYTES_UNIT), 0.0).astype(np.int64)
+    sizes, gains = _per_action(program, forward_s, profile)
+    most = np.zeros(program.num_actions, np.int64)
+    for index, own in enumerate(program.remade):
+        most[program.forward_actions(index)] = own
+    lanes, intervals = [], []
+    for low, high in zip(program.lane_offsets[:-1], program.lane_offsets[1:], strict=True):
+        actions = program.lane_actions[low:high]
+        place = np.zeros(program.num_actions, np.int64)
+        place[actions] = np.arange(high - low)
+        own = actions[(program.kind[actions] == Pass.FORWARD) & (most[actions] > 0)]
+        last = place[own + num_forwards[own]]
+        lanes.append(Lane(place[own], last, most[own], sizes[own], gains[own], whole[low:high]))
+        intervals.append(np.stack([program.module[own], program.chunk[own], program.stage[own]]))
+    return lanes, intervals
+
+
+def _per_action(program: Program, forward_s: Sequence[FloatArray], profile: Profile) -> tuple[IntArray, IntArray]:
+    """What a layer of each forward takes when it is kept, at most, and what it saves ``[actions]``, in units."""
+    sizes, gains = (np.zeros(program.num_actions, np.int64) for _ in range(2))
+    for index, (module, placed, rows) in enumerate(
+        zip(program.model.modules, program.layout.modules, program.chunks, strict=True)
+    ):
+        tokens = sum_rows(rows.offsets, module.lengths(program.shapes, rows.members))
+        each = tokens[:, None] * _bytes_per_token(module, placed, profile)
+        forward = program.forward_actions(index)
+        sizes[forward] = np.ceil(each / BYTES_UNIT).astype(np.int64)
+        gains[forward] = np.maximum(np.rint(forward_s[index] / SECONDS_UNIT), 1.0).astype(np.int64)
+    return sizes, gains
+
+
+def _bytes_per_token(module: ModuleSpec, placed: ModuleLayout, profile: Profile) -> FloatArray:
+    """Most that a layer of each stage keeps beyond its input, for a token on a rank ``[stages]``."""
+    kept, _ = profile.memory.layer_bytes(module, replace(placed, recompute=False))
+    less, _ = profile.memory.layer_bytes(module, replace(placed, recompute=True))
+    covered = np.array([kind.recomputed for kind in module.kinds])
+    held = module.kind_counts(placed.layers_per_stage) > 0
+    return np.asarray(np.max(np.where(held & covered, kept - less, 0.0), axis=1))

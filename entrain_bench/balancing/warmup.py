@@ -1,0 +1,156 @@
+"""1F1B and its warm-up: the forwards a stage runs before it alternates, and more of them as far as memory allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.recomputation import Recomputation
+from entrain_bench.balancing.schedules import backward_microbatch, chain_chunks, chain_program, stages_behind
+from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
+from entrain_bench.base.errors import require, unknown_choice
+from entrain_bench.program import Program
+from entrain_bench.program.assignment import Assignment, Chunks
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.shapes import SampleShapes
+
+EAGER = ("none", "encoder", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp(Recomputation):
+    """How far a 1F1B schedule runs ahead; schedulers that are one have these options.
+
+    Attributes:
+        eager: stages that warm up with more forwards than 1F1B's, one a stage behind: none, those of encoders, or all.
+        max_extra_forwards: how many more at most; None: as many as memory allows.
+    """
+
+    eager: str = "none"
+    max_extra_forwards: int | None = None
+
+    def __post_init__(self) -> None:
+        Recomputation.__post_init__(self)
+        if self.eager not in EAGER:
+            raise unknown_choice("strategy.scheduler.eager", self.eager, EAGER)
+        most = self.max_extra_forwards
+        require(most is None or most >= 0, "strategy.scheduler.max_extra_forwards", most, "null or at least 0")
+
+    def forwards(
+        self,
+        shapes: SampleShapes,
+        layout: Layout,
+        assignment: Assignment,
+        profile: Profile,
+        split_backward: bool = False,
+    ) -> list[IntArray]:
+        """Forwards before the first backward, for every module ``[stages]``.
+
+        Raises:
+            IncompatibleError: if the modules do not form a chain.
+        """
+        model = profile.job.model
+        if self.eager == "none" or self.max_extra_forwards == 0:
+            return stages_behind(layout, model.llm_index)
+        behind = stages_behind(layout, model.llm_index)
+        handed = profile.memory.handed_bytes(chain_program(model, shapes, layout, assignment, behind, split_backward))
+        chunks = chain_chunks(model, shapes, layout, assignment, split_backward)
+        freed = backward_microbatch(model, shapes, assignment, chunks)
+        only_encoders = self.eager == "encoder"
+        return eager_warmup(profile, shapes, layout, chunks, freed, handed, only_encoders, self.max_extra_forwards)
+
+
+@dataclass(frozen=True, slots=True)
+class OneForwardOneBackward(WarmUp):
+    """1F1B over the chain of all stages; a microbatch keeps its place in all modules."""
+
+    handles_generators: ClassVar[bool] = True
+
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """The program.
+
+        Raises:
+            IncompatibleError: if the modules do not form a chain.
+        """
+        warmup = self.forwards(shapes, layout, assignment, profile)
+        return self.within_memory(chain_program(profile.job.model, shapes, layout, assignment, warmup), profile)
+
+
+def eager_warmup(
+    profile: Profile,
+    shapes: SampleShapes,
+    layout: Layout,
+    chunks: Sequence[Chunks],
+    freed: Sequence[IntArray],
+    handed: tuple[FloatArray, FloatArray],
+    only_encoders: bool,
+    max_extra: int | None = None,
+) -> list[IntArray]:
+    """The longest warm-up of each stage whose activations fit the memory budget ``[stages]`` for every module.
+
+    Never less than 1F1B's, and falling by at least one from stage to stage, so that no stage waits for a forward that
+    the stage before holds back.
+
+    Args:
+        profile: for the job and the memory of what is kept.
+        shapes: the iteration's samples.
+        layout: a chain of lanes.
+        chunks: chunks of every module.
+        freed: microbatch in whose slot each chunk runs backward, one array a module ``[chunks]``.
+        handed: tensors between actions on a rank of each lane (``Memory.handed_bytes``).
+        only_encoders: whether stages of the LLM and of generators, and what shares their lanes, keep 1F1B's warm-up.
+        max_extra: forwards beyond 1F1B's at most; None sets no limit.
+    """
+    job = profile.job
+    memory = profile.memory
+    given, moving = handed
+    room = job.planning_budget_bytes - memory.lane_state_bytes(layout) - moving
+    num_microbatches = 1 + max(int(last.max(initial=0)) for last in freed)
+    # Of another module's tensors a microbatch that is held keeps its own.
+    need = given[:, None] * (1.0 + np.arange(num_microbatches))
+    for module, placed, blocks, rows, last in zip(
+        job.model.modules, layout.modules, layout.blocks, chunks, freed, strict=True
+    ):
+        tokens = sum_rows(rows.offsets, module.lengths(shapes, rows.members))
+        kept, working = memory.token_bytes(module, placed)
+        held = held_tokens(rows, tokens, placed.dp, num_microbatches, last)
+        bytes_held = kept[:, None] * held + (working * tokens.max(initial=0.0))[:, None]
+        per_block = np.tile(bytes_held, (placed.dp, 1))
+        need[blocks.lanes] += np.repeat(per_block, np.diff(blocks.offsets), axis=0)
+    longest = (need <= room[:, None]).sum(axis=1) - 1
+    behind = stages_behind(layout, job.model.llm_index)
+    # The longest warm-up of a stage of the chain in all replicas; the stage has as many behind it as its index here.
+    fits = np.full(1 + max(int(stages.max()) for stages in behind), num_microbatches)
+    for blocks, stages in zip(layout.blocks, behind, strict=True):
+        np.minimum.at(fits, stages, longest[blocks.first_lane()].min(axis=0))
+    warmup = np.arange(len(fits))
+    extra = num_microbatches if max_extra is None else max_extra
+    last_eager = 1 + int(behind[job.model.llm_index].max()) if only_encoders else 0
+    ahead = num_microbatches
+    for stage in range(len(fits) - 1, last_eager - 1, -1):
+        warmup[stage] = max(stage, min(fits[stage], ahead, stage + extra))
+        ahead = warmup[stage] - 1
+    return [warmup[stages] for stages in behind]
+
+
+def held_tokens(
+    rows: Chunks, tokens: FloatArray, num_replicas: int, num_microbatches: int, freed: IntArray
+) -> FloatArray:
+    """Most tokens a stage holds at once in any replica if it warms up with w forwards ``[w]``, w = 0..K-1.
+
+    When forward i runs, microbatches up to i have arrived and backwards up to i - w - 1 are done.
+    """
+    arrived = np.zeros((num_replicas, num_microbatches + 1))
+    gone = np.zeros((num_replicas, num_microbatches + 1))
+    np.add.at(arrived, (rows.replica, rows.microbatch + 1), tokens)
+    np.add.at(gone, (rows.replica, freed + 1), tokens)
+    arrived, gone = arrived.cumsum(axis=1), gone.cumsum(axis=1)
+    held = np.empty(num_microbatches)
+    for warmup in range(num_microbatches):
+        done = np.maximum(np.arange(1, num_microbatches + 1) - warmup - 1, 0)
+        held[warmup] = (arrived[:, 1:] - gone[:, done]).max()
+    return held

@@ -1,5 +1,0 @@
-"""Executor 3: one device runs every pass with its real shapes; what it took is placed on the simulated clock."""
-
-from entrain_bench.emulate.emulator import Emulator
-
-__all__ = ["Emulator"]

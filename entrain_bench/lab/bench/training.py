@@ -1,0 +1,148 @@
+"""Our training runtime beside megatron-core's own pipeline schedule: the same stages, data, reduction and optimizer.
+
+Imported only on the ranks that measure: megatron-core takes seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.pipeline_parallel.schedules import forward_backward_pipelining_without_interleaving
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor
+
+from entrain_bench.lab.bench.ranks import WARM_UPS, Turns
+from entrain_bench.program import Program
+from entrain_bench.program.layout import Layout
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import prepare
+from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.platform import MODULES, prepare_platform
+from entrain_bench.train.running.build import build_runtime
+from entrain_bench.train.running.data import Inputs, SampleData
+from entrain_bench.train.running.runtime import Runtime
+from entrain_bench.train.running.step import TrainedStage, global_norm
+from entrain_bench.train.settings import TrainSettings
+
+SCHEDULE_MODULES = (
+    "megatron.core.pipeline_parallel.schedules",
+    "megatron.core.pipeline_parallel.p2p_communication",
+)
+NUM_RANKS = 2
+CPU = torch.device("cpu")
+
+
+@dataclass(slots=True)
+class _Model:
+    """A stage as megatron-core's schedule wants it: its input is set before it is called."""
+
+    trained: TrainedStage
+    config: Any
+    hidden: Tensor | None = None
+
+    def set_input_tensor(self, tensors: list[Tensor | None]) -> None:
+        """Take what the stage before sent."""
+        (self.hidden,) = tensors
+
+
+class MegatronSchedule:
+    """Iterations of one LLM under megatron-core's 1F1B, on the stages of a runtime of ours.
+
+    Microbatches must all have the same number of tokens: nothing is negotiated, which is megatron-core's fastest way.
+    """
+
+    def __init__(self, runtime: Runtime, layout: Layout) -> None:
+        ((_, trained),) = runtime.stages.items()
+        assert isinstance(trained, TrainedStage)
+        self.trained, self.runtime = trained, runtime
+        groups = self.trained.groups
+        config = dataclasses.replace(
+            self.trained.stage.config,
+            pipeline_model_parallel_size=layout.modules[0].pp,
+            pipeline_dtype=runtime.dtype,
+            batch_p2p_sync=False,
+        )
+        self.pipeline = P2PCommunicator(dist.group.WORLD, config)
+        self.collection = ProcessGroupCollection(tp=groups.tp, cp=groups.cp)
+        self.model = _Model(self.trained, config)
+
+    def run(self, program: Program) -> list[Tensor]:
+        """One iteration on the program's samples and microbatches; returns the losses of the last stage."""
+        runtime, trained = self.runtime, self.trained
+        data = SampleData(program.shapes, runtime.content)
+        microbatches = np.split(program.chunks[0].members, program.chunks[0].offsets[1:-1])
+        shape = [(int(program.shapes.llm_tokens[microbatches[0]].sum()), self.model.config.hidden_size)]
+        module, stage = program.model.modules[0], self.pipeline.pp_group.rank()
+        # As ahead as for our runtime.
+        inputs = runtime.loader.load([partial(data.inputs, module, stage, members) for members in microbatches])
+        trained.zero_grad()
+        losses: list[Tensor] = forward_backward_pipelining_without_interleaving(
+            forward_step_func=self._forward_step(data.num_loss_tokens),
+            data_iterator=inputs,
+            model=self.model,
+            num_microbatches=len(microbatches),
+            seq_length=shape[0][0],
+            micro_batch_size=1,
+            adjust_tensor_shapes_fn=lambda *_: (shape, shape),
+            p2p_communicator=self.pipeline,
+            pg_collection=self.collection,
+        )
+        trained.sync_gradients(runtime.groups.tied.get(0))
+        norm = global_norm(runtime.stages, runtime.groups.control, runtime.device)
+        if isfinite(norm):
+            trained.step(runtime.settings.clip_grad, norm)
+        return losses
+
+    def _forward_step(self, num_loss_tokens: int) -> Callable[..., tuple[Tensor, Callable[..., Any]]]:
+        def loss_of(output: Tensor) -> tuple[Tensor, int, Tensor]:
+            return output, 0, output.detach()
+
+        def step(inputs: Iterator[Inputs], model: _Model) -> tuple[Tensor, Callable[..., Any]]:
+            output = model.trained.buffers(model.hidden, next(inputs).pack)
+            return output / num_loss_tokens if self.pipeline.is_pp_last_stage else output, loss_of
+
+        return step
+
+
+def take_turns(overrides: Sequence[str], repeats: int, control: dist.ProcessGroup) -> dict[str, float]:
+    """Time both on this rank; collective.
+
+    Each trains weights of its own from the same start. They take turns, and take turns at being first.
+
+    Args:
+        overrides: of a run with one LLM in as many stages as there are ranks, and microbatches of equal size.
+        repeats: how many iterations of each are timed.
+        control: a gloo group of all ranks.
+
+    Returns:
+        Median and shortest seconds of an iteration, from barrier to barrier; the last stage's rank adds the largest
+        relative difference of the losses.
+    """
+    prepare_platform((*MODULES, *SCHEDULE_MODULES))
+    setting = prepare(compose_cells(overrides)[0].config)
+    settings = setting.executor
+    assert isinstance(settings, TrainSettings)
+    layout = setting.strategy.plan(setting.profile)
+    ours, other = (build_runtime(setting.job, layout, settings, CPU, 0, control) for _ in range(2))
+    megatron, clock = MegatronSchedule(other, layout), Clock(CPU)
+    runs: dict[str, Callable[[Program], list[Tensor]]] = {
+        "ours": lambda program: [row.loss for row in ours.run(ours.prepare(program), clock).losses],
+        "megatron": megatron.run,
+    }
+    turns, differences = Turns(control), list[float]()
+    for iteration in range(WARM_UPS + repeats):
+        shapes = setting.source.batch(iteration, setting.job.global_batch, 0)
+        program = setting.strategy.program(shapes, layout, setting.profile)
+        losses = turns.take({name: partial(run, program) for name, run in runs.items()})
+        if losses["ours"]:
+            differences.append(abs(float(sum(losses["ours"]) / sum(losses["megatron"])) - 1.0))
+    return turns.seconds() | ({"loss_difference": max(differences)} if differences else {})

@@ -1,0 +1,217 @@
+"""Published times, and the run that predicts each (``experiments/anchors.yaml``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from entrain_bench.base.errors import UserError, require
+from entrain_bench.config.tree import config_tree
+from entrain_bench.lab.calibration.kernels import AttentionKernel, Product, parse_attention, parse_products
+from entrain_bench.specs.parse import check_mapping, parse
+
+HALVES = ("fit", "test")
+# GPUs of a node on all clusters of anchors.
+NODE = 8
+# Memory is not what is tested: every published run fitted its devices.
+MEMORY_BYTES = 1e13
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Degrees and sizes of a run; ``pp`` counts the ranks of a pipeline, each with ``virtual_stages``."""
+
+    model: str
+    sequence_tokens: int
+    tp: int
+    cp: int
+    pp: int
+    virtual_stages: int
+    microbatch_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A published table or study.
+
+    Attributes:
+        device: name of the device's YAML.
+        framework: what ran, in words.
+        source: where it stands, when it was published and read.
+    """
+
+    name: str
+    device: str
+    framework: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A published iteration time.
+
+    Attributes:
+        half: whether constants are fitted to it (``fit``) or tested on it (``test``).
+        more: overrides beyond what follows from the settings.
+    """
+
+    group: Group
+    settings: Settings
+    gpus: int
+    global_batch: int
+    published_s: float
+    half: str
+    more: tuple[str, ...]
+
+    @property
+    def dp(self) -> int:
+        """Replicas."""
+        return self.gpus // (self.settings.tp * self.settings.cp * self.settings.pp)
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The run that predicts it, through the Megatron-style strategy with given degrees."""
+        own, device = self.settings, self.group.device
+        return (
+            "strategy=megatron",
+            "strategy.planner.split=uniform",
+            "strategy.planner.profile_samples=1",
+            "strategy.planner.num_trials=1",
+            f"strategy.planner.virtual_stages={own.virtual_stages}",
+            "workload=packed_text",
+            f"workload.text={own.sequence_tokens}",
+            f"model={own.model}",
+            f"cluster={device}x64",
+            f"cluster.name={device}x{self.gpus}",
+            f"cluster.num_nodes={self.gpus // NODE}",
+            f"cluster.device.memory_bytes={MEMORY_BYTES:.0e}",
+            f"layout.tp={own.tp}",
+            f"layout.cp={own.cp}",
+            f"layout.dp={self.dp}",
+            f"global_batch={self.global_batch}",
+            f"microbatch_size={own.microbatch_size}",
+            "iterations=1",
+            *self.more,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardAnchor:
+    """The published range of a module's forward, a microbatch's over all stages.
+
+    Attributes:
+        published_ms: least and greatest.
+    """
+
+    group: Group
+    workload: str
+    model: str
+    module: str
+    published_ms: tuple[float, float]
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The run whose microbatches are compared: of any strategy, for their mean does not depend on it."""
+        return ("strategy=megatron", f"workload={self.workload}", f"model={self.model}", "iterations=1")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelAnchor:
+    """A published kernel and the name of its device's YAML."""
+
+    device: str
+    kernel: Product | AttentionKernel
+
+
+@dataclass(frozen=True, slots=True)
+class Anchors:
+    """All published times.
+
+    Attributes:
+        toggles: overrides in place of a run's own, by what they assume.
+    """
+
+    iterations: tuple[Anchor, ...]
+    forwards: tuple[ForwardAnchor, ...]
+    kernels: tuple[KernelAnchor, ...]
+    toggles: Mapping[str, tuple[str, ...]]
+
+    @property
+    def runs(self) -> list[tuple[str, ...]]:
+        """Overrides of the run behind every iteration and every forward."""
+        return [*(each.overrides for each in self.iterations), *(each.overrides for each in self.forwards)]
+
+    @property
+    def devices(self) -> list[str]:
+        """Names of the YAMLs of all devices, in the order of the file."""
+        groups = [*(anchor.group for anchor in self.iterations), *(anchor.group for anchor in self.forwards)]
+        return [*dict.fromkeys(group.device for group in groups)]
+
+
+def load_anchors(path: Path | None = None) -> Anchors:
+    """The committed anchors, or those of a file.
+
+    Raises:
+        UserError: naming file, group and what is wrong.
+    """
+    path = path or config_tree() / "anchors.yaml"
+    values = check_mapping(yaml.safe_load(path.read_text()), path.name)
+    iterations = [anchor for group in values["iterations"] for anchor in _iterations(group, path.name)]
+    forwards = [anchor for group in values["forwards"] for anchor in _forwards(group, path.name)]
+    toggles = {str(name): tuple(map(str, changes)) for name, changes in values["toggles"].items()}
+    return Anchors(tuple(iterations), tuple(forwards), tuple(_kernels(values, path.name)), toggles)
+
+
+def toggled(overrides: Sequence[str], changes: Sequence[str]) -> tuple[str, ...]:
+    """A run's overrides with others in place of those of the same keys."""
+    merged = {text.partition("=")[0]: text for text in (*overrides, *changes)}
+    return tuple(merged.values())
+
+
+def _group(values: Mapping[str, Any], where: str) -> Group:
+    texts = {key: " ".join(str(values[key]).split()) for key in ("name", "device", "framework", "source")}
+    return parse(Group, texts, where)
+
+
+def _iterations(values: Mapping[str, Any], file: str) -> list[Anchor]:
+    where = f"{file}: {values['name']}"
+    group = _group(values, where)
+    return [_iteration(group, values["settings"], values["overrides"], row, where) for row in values["rows"]]
+
+
+def _iteration(
+    group: Group, common: Mapping[str, Any], more: Sequence[str], row: Mapping[str, Any], where: str
+) -> Anchor:
+    own = {key: value for key, value in row.items() if key != "settings"}
+    settings = parse(Settings, {**common, **row.get("settings", {})}, f"{where}: settings")
+    anchor = parse(Anchor, {**own, "group": group, "settings": settings, "more": [*more]}, where)
+    require(anchor.half in HALVES, f"{where}: half", anchor.half, f"one of {', '.join(HALVES)}")
+    require(anchor.published_s > 0, f"{where}: published_s", anchor.published_s, "positive")
+    product = settings.tp * settings.cp * settings.pp
+    whole = anchor.gpus % product == 0 and anchor.gpus % NODE == 0
+    require(whole, f"{where}: gpus", anchor.gpus, f"a multiple of TP x CP x PP = {product} and of {NODE}")
+    return anchor
+
+
+def _kernels(values: Mapping[str, Any], file: str) -> Iterator[KernelAnchor]:
+    for group in values["products"]:
+        for product in parse_products(group["rows"], f"{file}: products of {group['device']}"):
+            yield KernelAnchor(group["device"], product)
+    for group in values["attention"]:
+        for kernel in parse_attention(group, f"{file}: attention of {group['device']}"):
+            yield KernelAnchor(group["device"], kernel)
+
+
+def _forwards(values: Mapping[str, Any], file: str) -> list[ForwardAnchor]:
+    where = f"{file}: {values['name']}"
+    group = _group(values, where)
+    anchors = [parse(ForwardAnchor, {**row, "group": group}, where) for row in values["rows"]]
+    for anchor in anchors:
+        ends = anchor.published_ms
+        if len(ends) != 2 or not 0 < ends[0] <= ends[1]:
+            raise UserError(f"{where}: published_ms={[*ends]}: must be the least and the greatest")
+    return anchors

@@ -1,0 +1,126 @@
+"""Predicted against measured: iteration times, what strategies gain over each other, and errors by quantity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from entrain_bench.figures._style import (
+    DOUBLE_COLUMN_IN,
+    FAINT,
+    GRID,
+    INK,
+    Colour,
+    legend_above,
+    marker_of,
+    strategy_colours,
+)
+from entrain_bench.figures._style import panels as make_panels
+from entrain_bench.lab.fidelity.cases import STRATEGIES
+from entrain_bench.lab.fidelity.compare import TARGET_ITERATION, TARGET_SPEEDUP
+
+NUM_NAMED = 3
+SMALL_PT = 5.0
+MISSED = "#d55e00"
+QUANTITIES = {
+    "iteration_error": "Iteration",
+    "core_error": "Without steps",
+    "replay_error": "Order, messages",
+    "action_bias": "One pass",
+    "bubble_error": "Bubble (points)",
+    "memory_error": "Memory",
+}
+
+
+def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+    """Left: a mark a program. Middle: a mark a pair of strategies. Right: a mark a program and quantity."""
+    # In the order in which other figures show them.
+    colours = strategy_colours({name: place for place, name in enumerate(STRATEGIES)})
+    markers = marker_of(rows["num_ranks"].unique())
+    figure, (times, gains, errors) = make_panels(1, 3, DOUBLE_COLUMN_IN, 2.7)
+    _draw_times(times, rows, colours, markers)
+    _draw_gains(gains, pairs, markers)
+    _draw_errors(errors, rows.assign(bubble_error=rows["predicted_bubble"] - rows["measured_bubble"]), colours)
+    handles = [Line2D([], [], color=colour, marker="o", ls="", ms=4, label=name) for name, colour in colours.items()]
+    handles += [
+        Line2D([], [], color=FAINT, marker=marker, ls="", ms=4, label=f"{number} ranks")
+        for number, marker in markers.items()
+    ]
+    if pairs["sign_error"].any():
+        handles.append(Line2D([], [], color=MISSED, marker="o", ls="", ms=3, label="order missed"))
+    legend_above(figure, handles)
+    return figure, pairs
+
+
+def _draw_times(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], markers: dict[str, str]) -> None:
+    _diagonal(panel, rows["measured_s"], rows["predicted_s"], TARGET_ITERATION)
+    for row in rows.to_dict("records"):
+        mark: dict[str, Any] = {"color": colours[row["strategy"]], "marker": markers[row["num_ranks"]], "ms": 3}
+        noise_s = row["noise"] * row["measured_s"]
+        panel.errorbar(row["measured_s"], row["predicted_s"], xerr=noise_s, elinewidth=0.6, ls="", **mark)
+    worst = rows.loc[rows["iteration_error"].abs().nlargest(NUM_NAMED).index]
+    _name(
+        panel,
+        list(zip(worst["measured_s"], worst["predicted_s"], strict=True)),
+        [f"{row['strategy']} {row['workload']} {row['iteration_error']:+.0%}" for row in worst.to_dict("records")],
+    )
+    panel.set(title="Iteration time (s)", xlabel="Measured", ylabel="Predicted")
+
+
+def _draw_gains(panel: Axes, pairs: pd.DataFrame, markers: dict[str, str]) -> None:
+    measured, predicted = pairs["measured_speedup"], pairs["predicted_speedup"]
+    _diagonal(panel, measured, predicted, TARGET_SPEEDUP)
+    for value, line in ((1.0, panel.axhline), (1.0, panel.axvline)):
+        line(value, color=FAINT, linewidth=0.6)
+    for row in pairs.to_dict("records"):
+        colour = MISSED if row["sign_error"] else INK
+        mark: dict[str, Any] = {"color": colour, "marker": markers[row["num_ranks"]], "ms": 3, "alpha": 0.7}
+        gain = row["measured_speedup"]
+        interval = [[gain - row["low"]], [row["high"] - gain]]
+        panel.errorbar(gain, row["predicted_speedup"], xerr=interval, elinewidth=0.5, ls="", **mark)
+    worst = pairs.loc[pairs["error"].abs().nlargest(NUM_NAMED).index]
+    _name(
+        panel,
+        list(zip(worst["measured_speedup"], worst["predicted_speedup"], strict=True)),
+        [f"{row['fast']} over {row['slow']} {row['error']:+.0%}" for row in worst.to_dict("records")],
+    )
+    panel.set(title="Speed-ups between strategies", xlabel="Measured", ylabel="Predicted")
+
+
+def _draw_errors(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour]) -> None:
+    panel.axhspan(-TARGET_ITERATION * 100, TARGET_ITERATION * 100, color=GRID, alpha=0.5, linewidth=0)
+    strategies = [*colours]
+    for place, name in enumerate(QUANTITIES):
+        for row in rows.to_dict("records"):
+            shift = (strategies.index(row["strategy"]) - (len(strategies) - 1) / 2) * 0.13
+            panel.plot(
+                place + shift, 100 * row[name], color=colours[row["strategy"]], marker="o", ms=2.5, alpha=0.7, ls=""
+            )
+        middle = 100 * rows[name].median()
+        panel.plot([place - 0.36, place + 0.36], [middle, middle], color=INK, linewidth=1.0)
+    panel.set_xticks(range(len(QUANTITIES)), list(QUANTITIES.values()), rotation=40, ha="right", rotation_mode="anchor")
+    panel.grid(visible=False, axis="x")
+    panel.set(title="Error of the prediction (%)")
+
+
+def _diagonal(panel: Axes, one: pd.Series, other: pd.Series, target: float) -> None:
+    low, high = min(one.min(), other.min()), max(one.max(), other.max())
+    ends = [low - 0.08 * (high - low), high + 0.08 * (high - low)]
+    panel.fill_between(
+        ends, [(1 - target) * end for end in ends], [(1 + target) * end for end in ends], color=GRID, alpha=0.5, lw=0
+    )
+    panel.plot(ends, ends, color=FAINT, linewidth=0.6)
+    panel.set(xlim=ends, ylim=ends)
+
+
+def _name(panel: Axes, points: Sequence[tuple[float, float]], texts: Sequence[str]) -> None:
+    """Number the worst points, and say in a corner what they are."""
+    for number, point in enumerate(points, start=1):
+        panel.annotate(str(number), point, (3, 2), textcoords="offset points", fontsize=SMALL_PT)
+    lines = "\n".join(f"{number} {text}" for number, text in enumerate(texts, start=1))
+    panel.text(0.98, 0.02, lines, transform=panel.transAxes, fontsize=SMALL_PT, ha="right", va="bottom")

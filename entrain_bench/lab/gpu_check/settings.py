@@ -1,0 +1,175 @@
+"""What is run on which devices: sizes, jobs and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrain_bench.base.errors import require
+from entrain_bench.config.tree import choices
+from entrain_bench.lab.fidelity.cases import STRATEGIES
+
+# Numbers of devices that layouts are made for.
+NUM_DEVICES = (1, 2, 4, 8)
+# Ranks over gloo where there is no GPU.
+CPU_RANKS = 2
+# Seconds that a process may take; ranks that wait for each other give up after two minutes.
+TESTS_S, PREDICTION_S, CORRECTNESS_S, PROFILE_S, PROGRAM_S = 900.0, 600.0, 300.0, 900.0, 420.0
+# The planner chooses degrees; samples are small, for what is checked is that all strategies compute the same.
+CORRECTNESS = (
+    "model=tiny",
+    "workload=synthetic",
+    "workload.text.median=20",
+    "workload.modalities.image.llm_tokens.median=8",
+    "workload.modalities.image.llm_tokens.max=40",
+    "workload.modalities.image.probability=0.8",
+    "layout.tp=null",
+    "layout.dp=null",
+    "global_batch=8",
+    "microbatch_size=2",
+    "iterations=3",
+)
+# Programs of which predictions are judged. On a CPU no transfer holds a rank.
+FREE = ("layout.tp=null", "layout.dp=null")
+GPU_JOB = ("model=qwen25vl_llama3_1b", *FREE)
+CPU_JOB = ("model=tiny", "microbatch_size=2", "p2p=overlapped", *FREE)
+# One device has no pipeline.
+ALONE = ("megatron", "dip", "mdp", "token_budget")
+SIZES = "workload.modalities.image.llm_tokens"
+type Overrides = tuple[str, ...]
+GPU_WORKLOADS: Mapping[str, Overrides] = {name: (f"workload={name}",) for name in ("chartqa", "coco", "opencqa_ocr")}
+CPU_WORKLOADS: Mapping[str, Overrides] = {
+    "even": ("workload=synthetic", "workload.text.median=60", f"{SIZES}.median=60", f"{SIZES}.sigma=0.3"),
+    "uneven": ("workload=synthetic", "workload.text.median=40", f"{SIZES}.median=60"),
+}
+# What trains on any number of ranks, one included.
+REFERENCE = "hetero_colocated"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Devices, and what is run on them.
+
+    Attributes:
+        kind: ``cuda`` or ``cpu``.
+        num_devices: GPUs, or ranks over gloo.
+        everything: all strategies and workloads, where a part is the default.
+        folder: of the report.
+        origin: of what is measured (``origin_of``).
+    """
+
+    kind: str
+    num_devices: int
+    everything: bool
+    folder: Path
+    origin: str
+
+    @classmethod
+    def of(cls, kind: str, found: int, num_devices: int | None, everything: bool, folder: Path, origin: str) -> Setup:
+        """The setup of a machine.
+
+        Args:
+            kind: ``cuda`` or ``cpu``.
+            found: GPUs of the machine.
+            num_devices: how many to use; None for as many as layouts are made for.
+            everything: all strategies and workloads.
+            folder: of the report.
+            origin: of what is measured.
+
+        Raises:
+            UserError: for a number of devices that there are not, or that no layout is made for.
+        """
+        if num_devices is None:
+            num_devices = max(n for n in NUM_DEVICES if n <= found) if kind == "cuda" else CPU_RANKS
+        require(num_devices in NUM_DEVICES, "--devices", num_devices, "1, 2, 4 or 8")
+        require(kind == "cpu" or num_devices <= found, "--devices", num_devices, f"at most the {found} GPUs here")
+        return cls(kind, num_devices, everything, folder, origin)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether there are GPUs."""
+        return self.kind == "cuda"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables of processes: without GPUs none is seen."""
+        return {} if self.on_gpu else {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+    @property
+    def runs(self) -> Path:
+        """Where all is that was measured here, and nothing of another machine's."""
+        return self.folder / "runs" / self.origin
+
+    @property
+    def profile(self) -> Path:
+        """Where the profile of this device is."""
+        return self.runs / "profile.json"
+
+    @property
+    def dtype(self) -> str:
+        """In which speed is measured."""
+        return "bfloat16" if self.on_gpu else "float32"
+
+    def training(self, num_devices: int) -> list[str]:
+        """Overrides that train on so many of the devices."""
+        return ["harness=train", f"harness.device={self.kind}", f"harness.num_ranks={num_devices}"]
+
+    def unprofiled(self, num_devices: int) -> list[str]:
+        """A cluster whose costs are orders of magnitude, to plan with; it needs no profile."""
+        return ["cluster=hostx2", f"cluster.gpus_per_node={num_devices}"]
+
+    def profiled(self) -> list[str]:
+        """The cluster of these devices as measured; packs outside what was measured go on with the last slope."""
+        device = ["cluster/device=profiled", f"cluster.device.path={self.profile}", "cluster.device.extrapolate=true"]
+        if self.num_devices == 1:
+            return ["cluster=h200x1", *device]
+        return ["cluster=tiny", "cluster/node=profiled", *device, f"cluster.gpus_per_node={self.num_devices}"]
+
+    def profiling(self) -> list[str]:
+        """Arguments of ``entrain-bench profile``."""
+        ranks = [n for n in NUM_DEVICES if n <= self.num_devices]
+        # The tiny model has 4 heads.
+        degrees = [n for n in ranks if self.on_gpu or n <= 4]
+        common = [f"tp={degrees}".replace(" ", ""), f"ranks={ranks[1:]}".replace(" ", ""), f"output={self.profile}"]
+        if self.on_gpu:
+            return ["model=qwen25vl_llama3_1b", "max_repetitions=20", "point_s=2", *common, "device=cuda"]
+        small = ["model=tiny", "tokens=[16,128,1024]", "min_repetitions=3", "max_repetitions=5"]
+        return [*small, "message_bytes=[4096,1048576]", *common, "device=cpu"]
+
+    def strategies(self) -> tuple[str, ...]:
+        """Whose losses are compared."""
+        return tuple(choices("strategy")) if self.on_gpu or self.everything else ("megatron", "entrain", "fsdp")
+
+    def fidelity(self) -> Plan:
+        """Programs that are trained and predicted."""
+        strategies: tuple[str, ...] = STRATEGIES if self.num_devices > 1 else ALONE
+        if self.everything:
+            strategies = tuple(choices("strategy"))
+        elif not self.on_gpu:
+            strategies = strategies[:3]
+        workloads, job = (GPU_WORKLOADS, GPU_JOB) if self.on_gpu else (CPU_WORKLOADS, CPU_JOB)
+        num_workloads = len(workloads) if self.everything else 1 + self.on_gpu
+        sizes = (f"global_batch={32 if self.on_gpu else 8}", "iterations=4")
+        return Plan(strategies, dict([*workloads.items()][:num_workloads]), (*job, *sizes))
+
+    def throughput(self) -> Plan:
+        """Programs whose throughput is of interest: the 1B model, on one GPU out of the box only."""
+        strategies = STRATEGIES if self.num_devices > 1 else ALONE[:1]
+        job = (*GPU_JOB, f"global_batch={32 * self.num_devices}", "iterations=6")
+        return Plan(strategies, {"chartqa": GPU_WORKLOADS["chartqa"]}, job)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Programs: strategies on workloads.
+
+    Attributes:
+        strategies: names.
+        workloads: overrides by name.
+        job: overrides of all.
+    """
+
+    strategies: tuple[str, ...]
+    workloads: Mapping[str, Overrides]
+    job: Overrides

@@ -1,0 +1,54 @@
+"""``make preprocessing``: trains on pictures made on the spot; writes ``results/preprocessing.csv`` and a figure.
+
+Inputs are made by the ranks, by their threads, and by processes apart, in turn, several times over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from entrain_bench.base.errors import UserError
+from entrain_bench.base.files import write_atomically
+from entrain_bench.figures._runner import render
+from entrain_bench.figures._sidecar import described
+from entrain_bench.lab.preprocessing import figure
+from entrain_bench.lab.preprocessing.measure import BATCH, ITERATIONS, NUM_RANKS, SIZES, measure, prepare_pictures
+
+REPETITIONS, PICTURES, SEED = 5, 128, 0
+COMMAND = "make preprocessing"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Make pictures, train on them, and draw what came out after each repetition."""
+    parser = argparse.ArgumentParser(prog="python -m entrain_bench.lab.preprocessing", description=__doc__)
+    parser.add_argument("--results-dir", type=Path, default=Path("results"), help="where files go")
+    parser.add_argument("--repetitions", type=int, default=REPETITIONS, help="runs of each kind")
+    parser.add_argument("--pictures", type=int, default=PICTURES, help="pictures of each size")
+    options = parser.parse_args(arguments)
+    for name in ("repetitions", "pictures"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name}={getattr(options, name)}: must be at least 1")
+    if sys.platform != "linux":
+        raise UserError(f"{COMMAND}: shares memory and reads CPU times as Linux does")
+    folder = options.results_dir / "preprocessing"
+    print("making pictures", flush=True)
+    prepared = [prepare_pictures(folder, size, options.pictures, SEED) for size in SIZES]
+    cores = len(os.sched_getaffinity(0))
+    for runs in measure(prepared, options.repetitions):
+        write_atomically(options.results_dir / "preprocessing.csv", runs.to_csv(index=False).encode())
+        table = figure.summary(runs, prepared)
+        setting = {"ranks": [NUM_RANKS], "cores": [cores], "global_batch": [BATCH], "iterations": [ITERATIONS]}
+        files = render(lambda table=table: figure.draw(table, cores))  # type: ignore[misc]
+        title = (figure.__doc__ or "").partition("\n")[0]
+        files["json"] = described(title, COMMAND, setting, [SEED], {"ranks of this machine": "measured"})
+        for suffix, content in files.items():
+            write_atomically(options.results_dir / "figures" / f"preprocessing.{suffix}", content)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

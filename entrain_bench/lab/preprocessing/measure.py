@@ -1,0 +1,165 @@
+"""Real training runs on pictures of several sizes, with inputs made by ranks, by their threads, by other processes."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter, process_time
+
+import numpy as np
+import pandas as pd
+from PIL import Image
+
+from entrain_bench.base.errors import ExecutionError
+from entrain_bench.lab.preprocessing.pictures import Made, write_pictures
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import run_experiment
+from entrain_bench.train.settings import PREPROCESSING
+
+NUM_RANKS = 2
+ITERATIONS = 4
+BATCH = 8
+# LLM tokens that a picture becomes, whatever its size: pictures differ in what they take to read and decode.
+PICTURE_TOKENS = 64
+SETTING = (
+    "harness=train",
+    "harness.device=cpu",
+    "harness.data=files",
+    f"harness.num_ranks={NUM_RANKS}",
+    "model=tiny",
+    f"cluster=hostx{NUM_RANKS}",
+    "strategy=megatron",
+    "workload=trace",
+    f"workload.max_image_tokens={PICTURE_TOKENS}",
+    "layout.tp=1",
+    "layout.dp=1",
+    f"global_batch={BATCH}",
+    "microbatch_size=2",
+    f"iterations={ITERATIONS}",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Pictures of one size.
+
+    Attributes:
+        width: pixels.
+        height: pixels.
+    """
+
+    width: int
+    height: int
+
+    @property
+    def name(self) -> str:
+        """Of its files."""
+        return f"{self.width}x{self.height}"
+
+
+# Of web pages and data sets of photographs; of a screen; of a telephone's camera.
+SIZES = (Size(640, 480), Size(1600, 1200), Size(3264, 2448))
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Pictures that runs can train on.
+
+    Attributes:
+        size: of the pictures.
+        trace: the scanned trace of their file.
+        num: of the pictures.
+        made: the file.
+        decode_s: CPU time that reading the pixels of one takes one process, the median.
+    """
+
+    size: Size
+    trace: Path
+    num: int
+    made: Made
+    decode_s: float
+
+
+def prepare_pictures(folder: Path, size: Size, num: int, seed: int) -> Prepared:
+    """Make pictures, and scan them as a user does.
+
+    Raises:
+        ExecutionError: if they cannot be scanned.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path, trace = folder / f"{size.name}.parquet", folder / f"{size.name}-trace.parquet"
+    made = write_pictures(path, num, size.width, size.height, seed)
+    trace.unlink(missing_ok=True)
+    scan = [f"source.path={path}", f"output={trace}", "tokenizer=bytes", *SETTING[4:6], "layout.tp=1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "entrain_bench.cli", "trace", *scan], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise ExecutionError(f"{path}: cannot be scanned: {done.stderr.strip()}")
+    return Prepared(size, trace, num, made, _decode_s(made.first))
+
+
+def _decode_s(pictures: Sequence[bytes]) -> float:
+    found = []
+    for content in pictures:
+        started = process_time()
+        np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+        found.append(process_time() - started)
+    return float(np.median(found))
+
+
+def measure(pictures: Sequence[Prepared], repetitions: int) -> Iterator[pd.DataFrame]:
+    """Train every way on all pictures, in turn; yields all runs so far after each repetition.
+
+    Columns: ``repetition``, ``size``, ``preprocessing``, metrics of the run, ``run_s`` and ``cpu_s`` of all its
+    processes, start included, and ``load``, the machine's load average before it.
+    """
+    rows = []
+    for repetition in range(repetitions):
+        for prepared in pictures:
+            # Another order every time: what else the machine does changes over minutes.
+            for shift in range(len(PREPROCESSING)):
+                mode = PREPROCESSING[(repetition + shift) % len(PREPROCESSING)]
+                rows.append({"repetition": repetition, **_run(prepared, mode)})
+                print(
+                    " ".join(
+                        f"{name}={value:.4g}" if isinstance(value, float) else f"{value}"
+                        for name, value in rows[-1].items()
+                    ),
+                    flush=True,
+                )
+        yield pd.DataFrame(rows)
+
+
+def _run(prepared: Prepared, mode: str) -> dict[str, object]:
+    overrides = [*SETTING, f"workload.path={prepared.trace}", f"harness.preprocessing={mode}"]
+    (cell,) = compose_cells([*overrides, "mlflow=false"])
+    load, started, cpu_s = os.getloadavg()[0], perf_counter(), children_cpu_s()
+    outcome = run_experiment(cell.config)
+    wanted = ("iteration_time_s", "input_stall_s", "input_stall_mean_s", "loss")
+    return {
+        "size": prepared.size.name,
+        "preprocessing": mode,
+        **{name: outcome.metrics[name] for name in wanted},
+        "cpu_s": children_cpu_s() - cpu_s,
+        "run_s": perf_counter() - started,
+        "load": load,
+    }
+
+
+def children_cpu_s() -> float:
+    """CPU time of what this process's children have started and seen end: ranks and producers, of their server."""
+    ticks = 0
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            values = (entry / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if values[1] == str(os.getpid()):
+            ticks += int(values[13]) + int(values[14])
+    return ticks / os.sysconf("SC_CLK_TCK")

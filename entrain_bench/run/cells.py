@@ -1,0 +1,164 @@
+"""Running cells: one here, or many here or in processes of their own, each leaving its record."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from time import perf_counter
+
+import pandas as pd
+from hydra.utils import get_class
+
+from entrain_bench.base.errors import (
+    TRACEBACK_VARIABLE,
+    ExecutionError,
+    IncompatibleError,
+    OutOfMemoryError,
+    UserError,
+    explain,
+)
+from entrain_bench.config.compose import Composer
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.plans import Plans
+from entrain_bench.records.records import Record, Results, new_record
+from entrain_bench.run.experiment import run_experiment
+from entrain_bench.run.workers import Died, work_off
+
+# What works cells off, as ``workers.work_off``: a function of a cell, cells, and how many run at a time.
+type WorkOff = Callable[[Callable[[Cell], Done], Iterable[Cell], int], Iterator[tuple[Cell, Done | Died]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A cell that was run.
+
+    Attributes:
+        cell: the cell.
+        record: what it left; None if that could not be written.
+        problem: why not.
+        seconds: wall time.
+    """
+
+    cell: Cell
+    record: Record | None
+    problem: str
+    seconds: float
+
+
+def compose_cells(overrides: Sequence[str], config_dir: str | None = None, multirun: bool = False) -> list[Cell]:
+    """Every cell that the overrides describe, in the sweeper's order; without ``multirun`` exactly one.
+
+    Raises:
+        UserError: for bad overrides, and data that cannot be read.
+    """
+    composer = Composer(config_dir)
+    cells = composer.sweep(overrides).cells if multirun else (tuple(overrides),)
+    composed = [Cell.of(each, composer.run(each)) for each in cells]
+    composer.save()
+    return composed
+
+
+def run_one(cell: Cell, results: Results, progress: Callable[[int], None] = lambda _: None) -> Record:
+    """Run a cell here; bad input raises and leaves nothing behind.
+
+    Args:
+        cell: what to run.
+        results: where its record goes.
+        progress: called with the number of finished iterations.
+    """
+    outcome = run_experiment(cell.config, progress, plans=Plans(results.root))
+    record = new_record(cell, "ok", outcome=outcome)
+    results.write(record, outcome.timeline)
+    return record
+
+
+def run_cells(
+    cells: Iterable[Cell], results: Results, num_processes: int = 0, work_off: WorkOff = work_off
+) -> Iterator[Done]:
+    """Run cells, whatever happens to some of them; yields them as they are done.
+
+    Cells are taken ahead in a thread, so composing them costs no time. What is wrong with a cell that cannot even be
+    composed is raised as soon as it is known, and no other cell is begun.
+
+    Args:
+        cells: what to run.
+        results: where records go.
+        num_processes: how many run at a time, each in a process of its own that may die; 0 runs them in this one.
+        work_off: what has the processes.
+    """
+    ahead = _ahead(cells)
+    if num_processes == 0:
+        yield from (attempt(cell, results) for cell in ahead)
+        return
+    for cell, done in work_off(partial(attempt, results=results), ahead, num_processes):
+        yield _after_death(cell, done, results) if isinstance(done, Died) else done
+
+
+def _after_death(cell: Cell, died: Died, results: Results) -> Done:
+    """What is left of a cell whose process died: the result, if it was written before, or a record of the death."""
+    try:
+        record = results.read(cell.key)
+        if record is None or record.status == "failed":
+            deaths = 1 + (record.deaths if record else 0)
+            record = new_record(cell, "failed", str(died), deaths=deaths)
+            results.write(record, None)
+        return Done(cell, record, "", 0.0)
+    except UserError as error:
+        return Done(cell, None, str(error), 0.0)
+
+
+def attempt(cell: Cell, results: Results) -> Done:
+    """Run a cell and write down what came out: ok, skipped or failed. Never raises."""
+    started = perf_counter()
+    try:
+        record, timeline = _run_or_explain(cell, Plans(results.root))
+        results.write(record, timeline)
+        return Done(cell, record, "", perf_counter() - started)
+    except UserError as error:
+        return Done(cell, None, str(error), perf_counter() - started)
+    except Exception as error:
+        return Done(cell, None, explain(error), perf_counter() - started)
+
+
+def _run_or_explain(cell: Cell, plans: Plans) -> tuple[Record, pd.DataFrame | None]:
+    make = partial(new_record, cell)
+    try:
+        outcome = run_experiment(cell.config, plans=plans)
+    except IncompatibleError as error:
+        return make("skipped", str(error)), None
+    except (UserError, ExecutionError) as error:
+        return make("failed", str(error), settled=is_settled(cell, error)), None
+    except Exception as error:
+        if os.environ.get(TRACEBACK_VARIABLE):
+            traceback.print_exc()
+        return make("failed", explain(error)), None
+    return make("ok", outcome=outcome), outcome.timeline
+
+
+def is_settled(cell: Cell, error: Exception) -> bool:
+    """Whether a failure is a result: a simulated program that does not fit memory never does, a trained one may."""
+    return isinstance(error, OutOfMemoryError) and not hasattr(get_class(cell.config.harness["_target_"]), "train")
+
+
+def _ahead(cells: Iterable[Cell]) -> Iterator[Cell]:
+    """The same cells, taken by a thread; what taking them raises comes before cells that wait."""
+    taken, problems = SimpleQueue[Cell | None](), list[BaseException]()
+
+    def take() -> None:
+        try:
+            for cell in cells:
+                taken.put(cell)
+        except BaseException as error:
+            problems.append(error)
+        taken.put(None)
+
+    Thread(target=take, name="compose", daemon=True).start()
+    while (cell := taken.get()) is not None and not problems:
+        yield cell
+    if problems:
+        raise problems[0]

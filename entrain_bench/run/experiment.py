@@ -1,0 +1,212 @@
+"""The experiment, start to end: workload, plan, assign, schedule, execute, measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from entrain_bench.balancing.interface import Strategy
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.errors import UserError, require
+from entrain_bench.base.hosttime import HostTime, stopwatch
+from entrain_bench.config.instantiate import instantiate
+from entrain_bench.config.schema import RunConfig
+from entrain_bench.costs.noise import ActionNoise
+from entrain_bench.costs.profiled.cluster import cluster_with_times
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.program import Program
+from entrain_bench.program.layout import Layout, check_layout
+from entrain_bench.program.table import timeline_frame
+from entrain_bench.program.timeline import Timeline
+from entrain_bench.records.keys import plan_key
+from entrain_bench.records.metrics import measure
+from entrain_bench.records.outcome import Outcome
+from entrain_bench.records.plans import Plan, Plans
+from entrain_bench.specs.job import Job
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.workload import ShapeSource, Workload, counts_of
+
+# Timelines of larger programs are not kept: they would take longer to write than to simulate.
+MAX_KEPT_ACTIONS = 200_000
+
+
+class Executor(Protocol):
+    """Runs programs and reports timelines."""
+
+    def execute(self, program: Program) -> Timeline:
+        """Validate and run one iteration's program."""
+        ...
+
+
+@runtime_checkable
+class Trainer(Protocol):
+    """Runs whole experiments, on ranks of its own."""
+
+    def train(self, config: RunConfig, progress: Callable[[int], None]) -> Outcome:
+        """Run all iterations; ``progress`` is called with the number of finished ones."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Everything a run needs, built from its configuration."""
+
+    job: Job
+    truth: CostTruth
+    workload: Workload
+    source: ShapeSource
+    strategy: Strategy
+    executor: Executor | Trainer
+    profile: Profile
+
+
+def prepare(config: RunConfig, source: ShapeSource | None = None) -> Setting:
+    """Build the objects a configuration describes.
+
+    Args:
+        config: the run.
+        source: samples instead of the configured workload's.
+
+    Raises:
+        UserError: naming what is wrong in the configuration or the data.
+    """
+    model = ModelSpec.from_config(config.model)
+    cluster, measured = cluster_with_times(config.cluster, model, config.framework, config.speed)
+    budget = cluster.device.memory_bytes * config.memory_fraction
+    job = Job(
+        model,
+        cluster,
+        config.global_batch,
+        1 if config.microbatch_size is None else config.microbatch_size,
+        config.layout,
+        budget,
+        config.framework,
+        free_microbatch_size=config.microbatch_size is None,
+    )
+    # Checked by the job; what is frozen or recomputed is a property of the model from here on.
+    model = model.with_recomputation(config.framework.recompute_granularity).with_frozen(config.framework.freeze)
+    job = replace(job, model=model)
+    truth = CostTruth(model, cluster, config.framework, ActionNoise(config.action_noise, config.seed), measured)
+    parts: dict[str, Any] = {
+        part: instantiate(config.strategy[part], f"strategy.{part}", method)
+        for part, method in (("planner", "plan"), ("assigner", "assign"), ("scheduler", "schedule"))
+    }
+    executor = instantiate(config.harness, "harness", ("execute", "train"), truth=truth, memory_budget_bytes=budget)
+    if isinstance(executor, Trainer):
+        require(not config.action_noise, "action_noise", config.action_noise, "0 where the harness trains")
+    workload: Workload = instantiate(config.workload, "workload", "source")
+    if source is None:
+        source = workload.source(model.tokens)
+    profile = Profile(job, truth.beyond, source, config.seed, config.belief_error, config.belief_bias)
+    return Setting(job, truth, workload, source, Strategy(str(config.strategy["name"]), **parts), executor, profile)
+
+
+@dataclass(slots=True)
+class Feed:
+    """Makes the programs of a run, each while the iteration before it is executed.
+
+    Attributes:
+        setting: the run.
+        layout: the planned layout.
+        seed: of the batches.
+        strategy: the strategy, with what it has learnt.
+    """
+
+    setting: Setting
+    layout: Layout
+    seed: int
+    strategy: Strategy = field(init=False)
+    _executed: Timeline | None = None
+
+    def __post_init__(self) -> None:
+        self.strategy = self.setting.strategy
+
+    def batch(self, iteration: int) -> SampleShapes:
+        """The samples of an iteration.
+
+        Raises:
+            UserError: for a sample that the model cannot take.
+        """
+        job = self.setting.job
+        shapes = self.setting.source.batch(iteration, job.global_batch, self.seed)
+        job.model.check_shapes(shapes)
+        return shapes
+
+    def program(self, shapes: SampleShapes) -> tuple[Program, HostTime]:
+        """The program of a batch, and the time that observing, assigning and scheduling took."""
+        profile = self.setting.profile
+        with stopwatch() as host_time:
+            if self._executed is not None:
+                self.strategy, self._executed = self.strategy.observe(self._executed, profile), None
+            program = self.strategy.program(shapes, self.layout, profile)
+        return program, host_time
+
+    def observe(self, timeline: Timeline) -> None:
+        """Take an executed iteration; the next program made is the first to profit from it."""
+        self._executed = timeline
+
+
+def plan_of(setting: Setting, config: RunConfig, plans: Plans | None) -> Plan:
+    """The plan of a run: one that an earlier run made of the same, or a new one."""
+    key = plan_key(config) if plans else ""
+    if plans and (known := plans.read(key)):
+        return known
+    started = perf_counter()
+    layout = setting.strategy.plan(setting.profile)
+    plan = Plan(layout, perf_counter() - started)
+    if plans:
+        plans.write(key, plan)
+    return plan
+
+
+def run_experiment(
+    config: RunConfig,
+    progress: Callable[[int], None] = lambda _: None,
+    source: ShapeSource | None = None,
+    plans: Plans | None = None,
+) -> Outcome:
+    """Plan once, then assign, schedule, execute and measure every iteration.
+
+    Args:
+        config: the run.
+        progress: called with the number of finished iterations.
+        source: samples instead of the configured workload's; only where the harness simulates.
+        plans: where plans of earlier runs are; None plans anew.
+
+    Raises:
+        UserError: naming what is wrong in the configuration, the data, or what parts made of them.
+        ExecutionError: for a run that broke though its input was good.
+    """
+    setting = prepare(config, source)
+    if isinstance(setting.executor, Trainer):
+        if source is not None:
+            raise UserError(f"harness={config.harness['label']}: takes its samples from the configured workload")
+        return replace(setting.executor.train(config, progress), samples=counts_of(setting.source))
+    job, strategy, profile = setting.job, setting.strategy, setting.profile
+    job.model.check_shapes(setting.source.batch(0, job.global_batch, config.seed))
+    plan = plan_of(setting, config, plans if source is None else None)
+    layout = plan.layout
+    check_layout(layout, job.model, job.cluster)
+    # Once unmeasured: the first call compiles what later ones only run.
+    strategy.program(profile.draw(job.global_batch), layout, profile)
+    feed = Feed(setting, layout, config.seed)
+    upcoming = feed.program(feed.batch(0))
+    measured, frame = [], None
+    for iteration in range(config.iterations):
+        program, host_time = upcoming
+        if iteration + 1 < config.iterations:
+            upcoming = feed.program(feed.batch(iteration + 1))
+        timeline = setting.executor.execute(program)
+        feed.observe(timeline)
+        measured.append(measure(timeline, setting.truth, host_time))
+        if iteration == 0 and program.num_actions <= MAX_KEPT_ACTIONS:
+            frame = timeline_frame(timeline)
+        progress(iteration + 1)
+    metrics = {name: float(np.mean([row[name] for row in measured])) for name in measured[0]}
+    metrics["planning_time_s"] = plan.planning_time_s
+    return Outcome(layout, metrics, tuple(measured), frame, counts_of(setting.source))

@@ -1,0 +1,266 @@
+"""The stages of a rank built and timed on this device."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import sleep, thread_time
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.errors import ExecutionError, OutOfMemoryError, UserError
+from entrain_bench.program import Pass, Program
+from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.train.emulate.work import LaneOrder, StageShape, stages_in
+from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.modules import StageGroups, build_stage
+from entrain_bench.train.modules.packing import shares_of
+from entrain_bench.train.modules.split import WeightPass
+from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.running.content import MadeUp
+from entrain_bench.train.running.data import Inputs, SampleData
+from entrain_bench.train.running.runtime import Graph
+from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
+
+
+def device_named(name: str) -> torch.device:
+    """The device of a setting.
+
+    Raises:
+        UserError: if there is none, or megatron-core would take another.
+    """
+    found = torch.cuda.is_available()
+    if name == "cuda" and not found:
+        raise UserError("harness.device=cuda: this machine has no CUDA device; cpu runs the same, for small models")
+    if name == "cpu" and found:
+        raise UserError("harness.device=cpu: megatron-core takes the GPU it sees; CUDA_VISIBLE_DEVICES= hides it")
+    return torch.device("cuda" if found else "cpu")
+
+
+@dataclass(slots=True)
+class Bench:
+    """Measures ranks; while it is open, this process is rank 0 of a world whose other ranks are not there.
+
+    Collectives of torch's fake backend return at once, with shapes as from all ranks.
+
+    Attributes:
+        device_name: a setting of the harness.
+        dtype: of parameters and activations, by torch's name.
+        num_warm_ups: runs of a rank's passes before those that are measured.
+        num_repetitions: measured runs.
+        framework: how the framework runs the job.
+    """
+
+    device_name: str
+    dtype: str
+    num_warm_ups: int
+    num_repetitions: int
+    framework: Framework
+    device: torch.device = field(init=False)
+    _num_threads: int = field(init=False)
+    _at: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        self.device, self._num_threads = device_named(self.device_name), torch.get_num_threads()
+
+    def __enter__(self) -> Self:
+        if dist.is_initialized():
+            raise ExecutionError("harness=emulate: this process is a rank of others already")
+        prepare_platform()
+        torch.set_num_threads(1)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        torch.set_num_threads(self._num_threads)
+        _leave()
+
+    def measure(
+        self, program: Program, shapes: Sequence[StageShape], orders: Sequence[LaneOrder]
+    ) -> tuple[list[FloatArray], list[float]]:
+        """Time passes in the order in which ranks run them, and optimizer steps.
+
+        Where a backward does not follow its forward at once, a CPU's caches have forgotten what it needs.
+
+        Args:
+            program: whose samples are run.
+            shapes: the stages that a rank holds, by module and stage.
+            orders: of ranks that hold such stages.
+
+        Returns:
+            What each pass took ``[repetitions, actions]``, for each order, and the optimizer step of each stage, in
+            seconds.
+
+        Raises:
+            OutOfMemoryError: naming what does not fit on the device.
+        """
+        self._at = f"the weights of {', '.join(dict.fromkeys(shape.module for shape in shapes))}"
+        try:
+            stages = self._build(program.model, shapes)
+            seconds = [self._time_order(stages, program, order) for order in orders]
+            self._at = "an optimizer step"
+            return seconds, [self._time_optimizer(trained) for trained in stages]
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemoryError(f"memory: the device is too small for {self._at} (harness=emulate)") from error
+
+    def _build(self, model: ModelSpec, shapes: Sequence[StageShape]) -> list[TrainedStage]:
+        """Be rank 0 of all that hold the stages."""
+        _leave()
+        world = max(shape.tp * shape.cp * shape.dp for shape in shapes)
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+        alone, settings = dist.new_group([0]), OptimizerSettings(framework=self.framework)
+        stages = []
+        for shape in shapes:
+            groups = _groups(shape, self.framework.of(model.module(shape.module)).sequence_parallel)
+            stage = build_stage(
+                model,
+                model.module(shape.module),
+                shape.layers,
+                groups,
+                dtype=getattr(torch, self.dtype),
+                seed=0,
+                device=self.device,
+                recompute=shape.recompute,
+            )
+            stages.append(train_stage(stage, groups, alone, settings))
+        return stages
+
+    def _time_order(self, stages: Sequence[TrainedStage], program: Program, order: LaneOrder) -> FloatArray:
+        """Seconds of every pass of an order ``[repetitions, actions]``."""
+        held = dict(zip(stages_in(program, order.actions), stages, strict=True))
+        runs, waits_s = _pass_runs(program, order.actions), order.waits_s.tolist()
+        clock = self._start_clock()
+        for _ in range(self.num_warm_ups + self.num_repetitions):
+            for trained in stages:
+                trained.zero_grad()
+            graphs: dict[tuple[int, int, int], Graph] = {}
+            left: dict[tuple[int, int, int], WeightPass | None] = {}
+            for run, wait_s in zip(runs, waits_s, strict=True):
+                self._at = str(program.view(run.action))
+                if wait_s:
+                    sleep(wait_s)
+                trained = held[run.key[:2]]
+                if run.inputs is not None:
+                    graphs[run.key] = self._forward(trained, program, run, run.inputs, clock)
+                elif run.kind is Pass.BACKWARD:
+                    left[run.key] = self._backward(trained, graphs.pop(run.key), run, clock)
+                else:
+                    self._weights(trained, left.pop(run.key), run, clock)
+        return self._measured_s(clock, len(runs))
+
+    def _forward(self, trained: TrainedStage, program: Program, run: _PassRun, inputs: Inputs, clock: Clock) -> Graph:
+        leaf = self._leaf(trained, program, inputs)
+        with clock.action(run.action):
+            output = trained.buffers(leaf, inputs.pack)
+            output = output / run.num_loss_tokens if run.num_loss_tokens else output
+        return Graph.of(leaf, output, inputs.pack)
+
+    def _backward(self, trained: TrainedStage, graph: Graph, run: _PassRun, clock: Clock) -> WeightPass | None:
+        dtype = torch.float32 if run.num_loss_tokens else getattr(torch, self.dtype)
+        gradient = torch.ones(graph.shape, dtype=dtype, device=self.device)
+        with clock.action(run.action):
+            if graph.output is not None and graph.splits:
+                return trained.stage.backward_inputs(graph.output, gradient, graph.leaf)[1]
+            if graph.output is not None:
+                trained.backward(graph.output, gradient, last=False)
+        return None
+
+    def _weights(self, trained: TrainedStage, left: WeightPass | None, run: _PassRun, clock: Clock) -> None:
+        with clock.action(run.action):
+            if left is not None:
+                trained.backward_weights(left, last=False)
+
+    def _leaf(self, trained: TrainedStage, program: Program, inputs: Inputs) -> Tensor | None:
+        """What the stage is handed: features, hidden states, or projected tokens."""
+        features = inputs.features_on(self.device, trained.stage.module)
+        if features is not None:
+            return features
+        if trained.stage.held.start:
+            hidden = shares_of(sum(inputs.pack.lengths), trained.groups).hidden
+            num_rows, width = hidden.stop - hidden.start, trained.stage.config.hidden_size
+        else:
+            assert inputs.pack.token_ids is not None
+            num_rows, width = int((inputs.pack.token_ids < 0).sum()), program.model.llm.config.hidden_size
+        if not num_rows:
+            return None
+        generator = torch.Generator(self.device).manual_seed(0)
+        dtype = getattr(torch, self.dtype)
+        states = torch.randn(num_rows, width, generator=generator, device=self.device).to(dtype)
+        return states.requires_grad_(trained.stage.passes_gradients)
+
+    def _time_optimizer(self, trained: TrainedStage) -> float:
+        """Median time of an optimizer step, the gradients' norm included, seconds."""
+        clock = self._start_clock()
+        for _ in range(self.num_warm_ups + self.num_repetitions):
+            with clock.action(0):
+                norm = float(trained.gradient_square().sqrt())
+                trained.step(1.0, norm)
+        return float(np.median(self._measured_s(clock, 1)))
+
+    def _start_clock(self) -> Clock:
+        # On a CPU the seconds of this one thread: what else the machine does is none of the pass's time.
+        clock = Clock(self.device, thread_time)
+        clock.start()
+        return clock
+
+    def _measured_s(self, clock: Clock, num_actions: int) -> FloatArray:
+        """Durations of what was repeated, those that warmed up left out ``[repetitions, actions]``."""
+        rows = clock.rows()
+        took: FloatArray = (rows[:, 2] - rows[:, 1]).reshape(-1, num_actions)
+        return took[self.num_warm_ups :]
+
+
+@dataclass(frozen=True, slots=True)
+class _PassRun:
+    """A pass to run.
+
+    Attributes:
+        action: its number.
+        kind: what it does.
+        key: module, stage and chunk.
+        inputs: of a forward.
+        num_loss_tokens: predicted tokens of the batch where the stage ends in the loss, else 0.
+    """
+
+    action: int
+    kind: Pass
+    key: tuple[int, int, int]
+    inputs: Inputs | None
+    num_loss_tokens: int
+
+
+def _pass_runs(program: Program, order: IntArray) -> list[_PassRun]:
+    data, runs = SampleData(program.shapes, MadeUp(0, program.model.llm.config.vocab_size)), []
+    for action in order.tolist():
+        module, stage, chunk = (int(column[action]) for column in (program.module, program.stage, program.chunk))
+        spec, chunks = program.model.modules[module], program.chunks[module]
+        members = chunks.members[chunks.offsets[chunk] : chunks.offsets[chunk + 1]]
+        kind, splits = Pass(int(program.kind[action])), program.splits_backward(module)
+        inputs = data.inputs(spec, stage, members, splits_backward=splits) if kind is Pass.FORWARD else None
+        is_loss = not spec.is_encoder and stage == program.layout.modules[module].pp - 1
+        runs.append(_PassRun(action, kind, (module, stage, chunk), inputs, data.num_loss_tokens if is_loss else 0))
+    return runs
+
+
+def _groups(shape: StageShape, sequence_parallel: bool) -> StageGroups:
+    """Rank 0's groups among all that hold a stage."""
+    width = shape.tp * shape.cp
+    members = (range(shape.tp), range(0, width, shape.tp), range(0, width * shape.dp, shape.tp))
+    tp, cp, dp_cp = (dist.new_group(list(ranks)) for ranks in members)
+    return StageGroups(tp, cp, dp_cp, sequence_parallel)
+
+
+def _leave() -> None:
+    """Let go of the last stage: its hooks hold it in circles that only the collector breaks."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    if dist.is_initialized():
+        dist.destroy_process_group()

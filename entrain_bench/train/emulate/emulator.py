@@ -1,0 +1,198 @@
+"""``harness=emulate``: measured passes and optimizer steps, modelled communication; torch is imported to measure."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+import numpy as np
+
+from entrain_bench.base.arrays import FloatArray
+from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
+from entrain_bench.costs.steps import Steps
+from entrain_bench.costs.truth import CostTruth, Prices
+from entrain_bench.program import Program
+from entrain_bench.program.timeline import Timeline
+from entrain_bench.program.validate import check_program
+from entrain_bench.simulate.executor import Simulator
+from entrain_bench.simulate.place import timeline_of
+from entrain_bench.train.emulate.work import (
+    LaneOrder,
+    PassSeconds,
+    StageShape,
+    StageWork,
+    lane_orders,
+    stage_shapes,
+    stages_in,
+    works_of,
+)
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("float32", "bfloat16")  # by torch's names
+# They say, when imported and used, what is not installed or not set.
+TALKATIVE = ("megatron", "torch.utils.cpp_extension")
+
+
+@dataclass(slots=True)
+class Measured:
+    """What a device took so far.
+
+    Attributes:
+        passes: of each stage's packed chunks.
+        optimizer_s: of each stage's optimizer step.
+    """
+
+    passes: dict[StageWork, PassSeconds] = field(default_factory=dict)
+    optimizer_s: dict[StageShape, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Emulator:
+    """Runs every pass of a program on one device, rank by rank, in the rank's order.
+
+    A tensor- or context-parallel rank computes its share, and collectives hand it back what it gave: their time is the
+    cost truth's. Ranks whose passes have the same layers and packed lengths as others' are not run. Device memory holds
+    what one rank's does; the memory that is reported is modelled.
+
+    Attributes:
+        truth: cost truth of the job, for communication and memory.
+        memory_budget_bytes: memory of a rank that programs may use.
+        device: ``cpu``, ``cuda``, or ``auto`` for a GPU where there is one.
+        dtype: of parameters and activations; gradients are fp32.
+        num_warm_ups: runs of a rank's passes before those that are measured.
+        num_repetitions: measured runs of a rank's passes; the median of those alike counts.
+        measured: what is known; filled while programs are executed.
+    """
+
+    truth: CostTruth
+    memory_budget_bytes: float
+    device: str = "auto"
+    dtype: str = "bfloat16"
+    num_warm_ups: int = 1
+    num_repetitions: int = 5
+    measured: Measured = field(default_factory=Measured, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, choices in (("device", DEVICES), ("dtype", DTYPES)):
+            if getattr(self, name) not in choices:
+                raise unknown_choice(f"harness.{name}", getattr(self, name), choices)
+        require(self.num_warm_ups >= 0, "harness.num_warm_ups", self.num_warm_ups, "at least 0")
+        require(self.num_repetitions >= 1, "harness.num_repetitions", self.num_repetitions, "at least 1")
+        if generators := self.truth.model.generators:
+            raise IncompatibleError(
+                f"model={self.truth.model.name}: has a generator ({generators[0].name}), which harness=emulate cannot "
+                f"run; harness=simulate can"
+            )
+
+    def execute(self, program: Program) -> Timeline:
+        """Validate a program, measure those of its passes that are new, and time it.
+
+        Raises:
+            UserError: if a unit is lost or repeated, an action is misplaced, or the device is not there.
+            IncompatibleError: for modules that cannot be built, and settings that are simulated only.
+            OutOfMemoryError: naming what does not fit: a rank's program by the model, or a pass on this device.
+            DeadlockError: naming the cycle.
+        """
+        check_program(program)
+        for module, placed in zip(program.model.modules, program.layout.modules, strict=True):
+            self.truth.framework.check_executable(module, placed.cp, "emulate")
+        if program.remade:
+            raise IncompatibleError(
+                "strategy.scheduler.memory: harness=emulate measures no recomputation by chunk; harness=simulate "
+                "and train know it, =module does without"
+            )
+        memory = Simulator(self.truth, self.memory_budget_bytes).check_memory(program)
+        return timeline_of(program, self.price(program), memory)
+
+    def price(self, program: Program) -> Prices:
+        """The cost truth's prices with measured computation."""
+        works = works_of(program)
+        self.measure(program, lane_orders(program))
+        prices = self.truth.price(program)
+        seconds = self._seconds(program, works) + prices.comm_s
+        return replace(prices, duration_s=seconds, steps=self._steps(program, prices.steps))
+
+    def measure(self, program: Program, lanes: Sequence[LaneOrder]) -> None:
+        """Run those of the lanes that have something new; a core that was idle takes longer for its next pass."""
+        works = works_of(program)
+        placed = zip(program.model.modules, program.layout.modules, strict=True)
+        shapes = [stage_shapes(module, own) for module, own in placed]
+        missing: dict[tuple[StageShape, ...], list[LaneOrder]] = {}
+        known = set(self.measured.passes)
+        for order in lanes:
+            own = _works_in(program, works, order)
+            if not known.issuperset(own):
+                held = tuple(shapes[module][stage] for module, stage in stages_in(program, order.actions))
+                missing.setdefault(held, []).append(order)
+                known.update(own)
+        if not missing:
+            return
+        runs: dict[StageWork, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        with _quiet():
+            # Imported where needed: torch takes seconds, and checking settings does without.
+            from entrain_bench.train.emulate.bench import Bench
+
+            with Bench(self.device, self.dtype, self.num_warm_ups, self.num_repetitions, self.truth.framework) as bench:
+                for held, orders in missing.items():
+                    seconds, optimizer_s = bench.measure(program, held, orders)
+                    for shape, own_s in zip(held, optimizer_s, strict=True):
+                        self.measured.optimizer_s.setdefault(shape, own_s)
+                    for order, took_s in zip(orders, seconds, strict=True):
+                        own = _works_in(program, works, order)
+                        for work, kind, column in zip(own, program.kind[order.actions], took_s.T, strict=True):
+                            runs[work][kind].extend(column)
+        for work, took in runs.items():
+            # In the order of their numbers: a weight pass comes last.
+            self.measured.passes.setdefault(work, PassSeconds(*(median(took[kind]) for kind in sorted(took))))
+
+    def _seconds(self, program: Program, works: Sequence[Mapping[tuple[int, int], StageWork]]) -> FloatArray:
+        """Measured time of every pass, 0 for steps ``[actions]``."""
+        seconds = np.zeros(program.num_actions)
+        for module, of_module in enumerate(works):
+            forward, backward = program.forward_actions(module), program.backward_actions(module)
+            weight = program.weight_actions(module)
+            for place, work in of_module.items():
+                took = self.measured.passes[work]
+                seconds[forward[place]], seconds[backward[place]] = took.forward_s, took.backward_s
+                if work.splits_backward:
+                    seconds[weight[place]] = took.weight_s
+        return seconds
+
+    def _steps(self, program: Program, modelled: Steps) -> Steps:
+        """The modelled steps with the optimizer's time measured where its stage has run."""
+        placed = [*zip(self.truth.model.modules, program.layout.modules, strict=True)]
+        costs = self.truth.step_costs
+        modelled_s = np.concatenate([costs.optimizer_s(module, own) for module, own in placed])
+        shapes = [shape for module, own in placed for shape in stage_shapes(module, own)]
+        measured_s = [
+            self.measured.optimizer_s.get(shape, seconds) for shape, seconds in zip(shapes, modelled_s, strict=True)
+        ]
+        return replace(modelled, optimizer_s=modelled.optimizer_s - modelled_s + np.array(measured_s))
+
+
+def _works_in(
+    program: Program, works: Sequence[Mapping[tuple[int, int], StageWork]], order: LaneOrder
+) -> list[StageWork]:
+    columns = [column[order.actions] for column in (program.module, program.chunk, program.stage)]
+    return [works[module][chunk, stage] for module, chunk, stage in np.stack(columns, axis=1).tolist()]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep to themselves what packages say that a user of this suite can do nothing about."""
+    loggers = [logging.getLogger(name) for name in TALKATIVE]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

@@ -1,0 +1,195 @@
+"""Claims: what their YAMLs must state, how settings change, and the generated document."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrain_bench.answers.documents import claims
+from entrain_bench.answers.documents.claim import Change, Setting, parse_claim
+from entrain_bench.answers.documents.claims import claim_row, claims_markdown, claims_table, load_claims, write_claims
+from entrain_bench.answers.documents.verdict import verdict
+from entrain_bench.base.errors import UserError
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.records import Results, new_record
+from entrain_bench.run.study import Output, Study, bring_up_to_date
+from support.claims import SHARE, TINY, VALUES, cases, claim_with
+
+
+def test_every_claim_is_complete_and_cites_its_paper() -> None:
+    found = load_claims()
+    assert len(found) >= 25
+    assert all(re.fullmatch(r"\d{4}\.\d{5}", claim.paper) for claim in found)
+    assert all(len(each.words) > 30 for claim in found for each in (claim.published, claim.fair))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"unit": "s"}, "unit=s: must be one of x, %, GB, stages"),
+        ({"fair": VALUES["fair"] | {"measure": {"metric": "time"}}}, "measure.metric=time: must be one of"),
+        ({"fair": VALUES["fair"] | {"measure": {"by": "x"}}}, "measure: key=by: must be one of"),
+        ({"unit": "GB"}, "published.to=.*: must be empty for GB"),
+        ({"judged_by": "eye"}, "judged_by=eye: must be one of gain, level, limit"),
+        ({"judged_by": "level", "value": None}, "judged_by=level: must be gain for an order and for a change"),
+        ({"judged_by": "level", "unit": "%"}, "judged_by=level: must be gain for an order and for a change"),
+        ({"value": 1.0}, "value=1.0: must be a gain"),
+        ({"value": None, "unit": "%"}, "unit=%: must be x for an order"),
+        ({"verdict": "reproduced"}, "key=verdict: must be one of"),
+        ({"measure": {"metric": "time"}}, "measure.metric=time: must be one of iteration_time_s"),
+        ({"measure": {"metric": "mfu", "over": "median"}}, "measure.over=median: must be one of mean"),
+        ({"measure": {"metric": "mfu", "by": "x"}}, "measure: key=by: must be one of metric"),
+        ({"measure": {}}, "measure: metric: missing"),
+        ({"fair": SHARE | {"at": ["seed=1"]}}, "fair.against=.*: must be given with fair.at"),
+        ({"fair": {"of": []}}, "fair: setting: missing"),
+        ({"fair": SHARE | {"choices": {}}}, "fair: key=choices: must be one of"),
+        ({"published": SHARE, "fair": SHARE}, "published.to=.*: must be given for a ratio"),
+        ({"fair": SHARE}, "fair.to=.*: must be given in both settings or none"),
+        ({"published": VALUES["published"] | {"choices": {"none": {}}}}, "none={}: must be overrides that make"),
+        ({"assumption": {"text": "a"}}, "assumption: otherwise: missing"),
+        (
+            {"assumption": {"text": "a", "otherwise": "b", "of": ["c=1"], "of_setting": "ours"}},
+            "assumption.of_setting=ours: unknown",
+        ),
+    ],
+)
+def test_a_claim_that_says_something_wrong_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse_claim("some", VALUES | change)
+    with pytest.raises(UserError, match="where: missing"):
+        parse_claim("some", {key: value for key, value in VALUES.items() if key != "where"})
+
+
+def test_stages_are_those_of_the_encoders(tmp_path: Path) -> None:
+    (cell,) = Study(Results(tmp_path)).cells("model=tiny_av", "cluster=tiny", "workload=synthetic_av")
+    names = [name for name, module in cell.config.model["modules"].items() if module["role"] == "encoder"]
+    layout = "; ".join(f"{name} tp1 cp1 pp3 dp1 layers 2/2/2" for name in names) + "; llm tp1 cp1 pp5 dp1"
+    assert claims._encoder_stages(cell, layout) == 3.0
+    assert claims._encoder_stages(cell, "nan") != claims._encoder_stages(cell, "nan"), "not a number"
+
+
+def test_a_change_takes_the_place_of_overrides_of_the_same_key() -> None:
+    setting = Setting("", ("a=1", "b=2"), ("strategy=x", "c=3"), ("strategy=y",), ("d=1",), ("d=2",))
+    assert setting.changed(Change(common=("a=5", "c=6", "e=7"))) == Setting(
+        "", ("b=2", "a=5", "c=6", "e=7"), ("strategy=x",), ("strategy=y",), ("d=1",), ("d=2",)
+    )
+    # What one side changes of all runs, the other keeps.
+    assert setting.changed(Change(to=("b=9", "strategy=z"))) == Setting(
+        "", ("a=1",), ("b=2", "strategy=x", "c=3"), ("b=9", "strategy=z"), ("d=1",), ("d=2",)
+    )
+    with pytest.raises(UserError, match="change=d: must be a key other than those of at and against"):
+        setting.changed(Change(common=("d=8",)))
+    alone = Setting("", ("a=1",), ("b=2",))
+    assert alone.changed(Change(of=("a=3",))) == Setting("", (), ("b=2", "a=3"))
+
+
+def record_times(study: Study, setting: Setting, seconds: Callable[[Cell], float]) -> None:
+    """Records with the time of each run; of those whose time is 0 a failure."""
+    for sweep in setting.sweeps:
+        for cell in study.cells(*sweep):
+            record = new_record(cell, "ok" if seconds(cell) else "failed", "told so")
+            object.__setattr__(record, "metrics", {"iteration_time_s": seconds(cell)})
+            study.results.write(record, None)
+
+
+def strategy_of(cell: Cell) -> str:
+    return str(cell.config.strategy["name"])
+
+
+def test_seeds_without_a_result_are_left_out_and_counted(tmp_path: Path) -> None:
+    common = {"common": [*TINY, "workload=chartqa", "seed=0,1,2"]}
+    claim, study = claim_with(common, common), Study(Results(tmp_path))
+    record_times(
+        study,
+        claim.fair,
+        lambda cell: 1.5 if strategy_of(cell) == "entrain" else 0.0 if cell.config.seed == 1 else 3.0,
+    )
+    row = claim_row(claim, study)
+    assert row["fair_value"] == "2.00x (2.00 to 2.00x); 1 of 6 runs have no result (seeds left out: 1)"
+    assert row["fair_verdict"] == "reproduced"
+    assert row["published_verdict"] == f"{claims.NOT_MEASURED}: 3 of 3 runs have no result: not run"
+
+
+@pytest.mark.wide
+def test_other_choices_and_the_assumption_are_measured_and_told(tmp_path: Path) -> None:
+    choices = {"small": {"common": ["global_batch=32"]}, "large": {"to": ["strategy=dip"]}}
+    claim = claim_with(
+        {"choices": choices},
+        assumption={"text": "rigid", "otherwise": "tuned", "of": ["strategy=megatron"], "to": ["strategy=dflop"]},
+    )
+    study = Study(Results(tmp_path))
+    seconds = {"megatron_rigid": 3.0, "megatron": 1.5, "entrain": 1.5, "dip": 2.4, "dflop": 1.5}
+
+    def time(cell: Cell) -> float:
+        return seconds[strategy_of(cell)] * (1.25 if cell.config.global_batch == 32 and "rigid" in str(cell) else 1)
+
+    for setting in claim.settings:
+        record_times(study, setting, time)
+    row = claim_row(claim, study)
+    assert row["published_value"] == "2.00x (2.00 to 2.00x); 1.25 to 2.50x under other choices"
+    assert row["published_verdict"] == "reproduced; under other choices not reproduced"
+    assert (row["fair_value"], row["fair_verdict"]) == ("1.00x (1.00 to 1.00x)", "not reproduced")
+    assert row["assumption"] == "rigid; otherwise, tuned"
+    assert (row["otherwise_value"], row["otherwise_verdict"]) == ("1.00x (1.00 to 1.00x)", "not reproduced")
+    assert row["other_choices"] == (
+        "small: 2.50x (2.50 to 2.50x) (reproduced); large: 1.25x (1.25 to 1.25x) (not reproduced)"
+    )
+    text = claims_markdown([row])
+    assert "| rigid; otherwise, tuned: 1.00x (1.00 to 1.00x) (not reproduced) |" in text
+    assert "*Other choices*: small: 2.50x" in text
+    # Nothing can be judged without the paper's number.
+    assert claim_row(replace(claim, no_source=True), study)["fair_verdict"] == "no source"
+
+
+@pytest.mark.wide
+def test_choices_without_a_result_are_counted(tmp_path: Path) -> None:
+    choices = {"small": {"common": ["global_batch=32"]}, "large": {"common": ["global_batch=128"]}}
+    claim, study = claim_with({"choices": choices}), Study(Results(tmp_path))
+
+    def record(failing: tuple[int, ...]) -> str:
+        for setting in claim.settings:
+            record_times(study, setting, lambda cell: 0.0 if cell.config.global_batch in failing else 1.5)
+        row = claim_row(claim, study)
+        assert row["other_choices"].count("nothing (not measured: ") == len(failing)
+        return row["published_value"].partition("; ")[2]
+
+    assert record(()) == "1.00 to 1.00x under other choices"
+    assert record((128,)) == "1.00x under other choices (1 of 2 without result)"
+    assert record((32, 128)) == "nothing under other choices (2 of 2 without result)"
+
+
+@pytest.mark.wide
+def test_a_claim_is_run_measured_judged_and_written(tmp_path: Path) -> None:
+    claim, study = claim_with(), Study(Results(tmp_path))
+    sweeps = [sweep for setting in claim.settings for sweep in setting.sweeps]
+    output = Output("claims", sweeps, lambda study: write_claims([claim], study))
+    assert [problem for _, problem in bring_up_to_date([output], study, 0, lambda *_: None)] == [""]
+    records = study.results.records()
+    assert len(records) == 6
+    times = {
+        name: [record.metrics["iteration_time_s"] for record in records if record.labels["strategy"] == name]
+        for name in ("megatron", "entrain")
+    }
+    ratios = [slow / fast for slow, fast in zip(times["megatron"], times["entrain"], strict=True)]
+    row = claim_row(claim, study)
+    assert row["fair_value"].startswith(f"{(ratios[0] * ratios[1]) ** 0.5:.2f}x (")
+    assert row["fair_verdict"] == verdict(claim, cases(ratios))
+    assert claims_table([row])["fair_verdict"].tolist() == [row["fair_verdict"]]
+    text = (tmp_path / "claims.md").read_text()
+    assert text == claims_markdown([row])
+    assert "| [One is faster than the other](#some) | arXiv:2605.27918, Table 3 | 2.00x |" in text
+    # Three strategies, of which both settings run one alike.
+    assert text.count("seed=0,1") == 3
+    assert (tmp_path / "claims.csv").read_text().startswith("name,claim,paper")
+
+
+def test_a_claim_whose_cells_have_no_result_is_not_measured_and_says_why(tmp_path: Path) -> None:
+    broken = claim_with(fair={"common": [*VALUES["fair"]["common"], "layout.pp=100"]})
+    problem = write_claims([broken], Study(Results(tmp_path)))
+    assert f"some (fair): {claims.NOT_MEASURED}: 2 of 2 runs have no result: not run" in problem.split("; ")
+    assert claims.NOT_MEASURED in (tmp_path / "claims.md").read_text()

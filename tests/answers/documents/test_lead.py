@@ -1,0 +1,119 @@
+"""Who leads whom: the fastest rival that has most results, ratios seed by seed, what has no result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrain_bench.answers.documents.definition import load_definition
+from entrain_bench.answers.documents.lead import Lead, lead_markdown, parse_lead
+from entrain_bench.answers.documents.tables import strategies_by_family
+from entrain_bench.base.errors import UserError
+from entrain_bench.config.compose import Composer
+from entrain_bench.config.tree import choices, config_tree
+from entrain_bench.records.records import Results, new_record
+from entrain_bench.run.study import Study, SweepOverrides
+
+FAMILIES = {"published": ["entrain", "dip"]}
+VALUES: dict[str, Any] = {
+    "title": "Who\nleads",
+    "common": ["model=tiny", "cluster=tiny", "seed=0,1"],
+    "corner": "job",
+    "rows": {"one": ["workload=chartqa"], "other": ["workload=coco"]},
+    "leader": ["strategy=megatron"],
+    "strategies": "published",
+}
+
+
+def lead_with(**changes: Any) -> Lead:
+    return parse_lead("some", VALUES | changes, FAMILIES)
+
+
+def write_runs(study: Study, sweep: SweepOverrides, times: Mapping[str, list[float | None]]) -> None:
+    """Records of a sweep's cells by strategy and seed; None for a run that failed."""
+    for cell in study.cells(*sweep):
+        time = times[str(cell.config.strategy["name"])][cell.config.seed]
+        record = new_record(cell, "ok" if time else "failed", "" if time else "told so")
+        if time:
+            object.__setattr__(record, "metrics", {"iteration_time_s": time, "cluster_bound_s": 0.5})
+        study.results.write(record, None)
+
+
+def rows_of(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+@pytest.mark.wide
+def test_the_fastest_rival_with_all_results_seed_by_seed(tmp_path: Path) -> None:
+    lead, study = lead_with(), Study(Results(tmp_path))
+    runs: dict[str, dict[str, list[float | None]]] = {
+        # At seed 0 twice as fast, at seed 1 8 times: 4 times in the geometric mean.
+        "one": {"megatron": [1.0, 0.5], "entrain": [2.0, 4.0], "dip": [3.0, 4.0]},
+        # DIP would be faster, had it both results.
+        "other": {"megatron": [1.0, 1.0], "entrain": [1.0, 1.0], "dip": [0.1, None]},
+    }
+    for row, times in runs.items():
+        write_runs(study, lead.of_leader(row), times)
+        write_runs(study, lead.of_rival(row, ""), times)
+    text = lead_markdown(lead, study)
+    assert text.startswith("Who leads ([some](../../experiments/lead/some.yaml): `model=tiny cluster=tiny seed=0,1`)")
+    first, second = rows_of(text)
+    assert first[:4] == ["one", "Entrain", "3.000", "0.750"]
+    assert first[4].startswith("4.00x (")
+    # Of 0.5 s: once twice as long, once as long.
+    assert first[5] == "50%"
+    assert second == ["other", "Entrain", "1.000", "1.000", "1.00x (1.00 to 1.00)", "100%"]
+    assert "- all rows: 2.00x in the geometric mean, 1.00x at least; gap 75% in the median, 100% at most" in text
+
+
+def test_runs_without_result_are_counted_and_told(tmp_path: Path) -> None:
+    lead, study = lead_with(rows={"one": ["workload=chartqa"]}), Study(Results(tmp_path))
+    write_runs(study, lead.of_leader("one"), {"megatron": [1.0, None]})
+    write_runs(study, lead.of_rival("one", ""), {"entrain": [None, 4.0], "dip": [None, None]})
+    text = lead_markdown(lead, study)
+    (row,) = rows_of(text)
+    # At no seed have both a result.
+    assert row[1:5] == ["Entrain", "4.000, 1 of 2 without result", "1.000, 1 of 2 without result", ""]
+    assert "- one: Megatron fails at seed 1" in text
+    assert "all rows" not in text
+
+
+def test_rivals_with_a_label_each_are_told_apart(tmp_path: Path) -> None:
+    rivals = {"": [], "more of them": ["strategy.planner.num_trials=3"]}
+    lead = lead_with(rows={"one": ["workload=chartqa"]}, rivals=rivals, strategies=["entrain"])
+    study = Study(Results(tmp_path))
+    write_runs(study, lead.of_leader("one"), {"megatron": [1.0, 1.0]})
+    write_runs(study, lead.of_rival("one", ""), {"entrain": [3.0, 3.0]})
+    write_runs(study, lead.of_rival("one", "more of them"), {"entrain": [2.0, 2.0]})
+    assert rows_of(lead_markdown(lead, study))[0][:3] == ["one", "Entrain, more of them", "2.000"]
+    assert len(lead.sweeps) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"column": {}}, "key=column: must be one of title"),
+        ({"strategies": "ours"}, "strategies=ours: must be a list, or one of published"),
+    ],
+)
+def test_what_is_wrong_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        lead_with(**change)
+
+
+@pytest.mark.parametrize("name", choices("lead"))
+def test_every_row_composes(name: str) -> None:
+    path = config_tree() / "lead" / f"{name}.yaml"
+    lead = load_definition(path, lambda stem, values: parse_lead(stem, values, strategies_by_family()))
+    composer = Composer()
+    for row in lead.rows:
+        composer.run([text for text in lead.of_leader(row) if not text.startswith("seed=")])
+    for label in lead.rivals:
+        (row, *_) = lead.rows
+        _, *others = lead.of_rival(row, label)
+        composer.run([f"strategy={lead.strategies[0]}", *(text for text in others if not text.startswith("seed="))])
+    composer.save()

@@ -1,0 +1,218 @@
+"""Measured tables: what their YAMLs must state, what a cell shows of its runs, and how pages take them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from entrain_bench.answers.documents.definition import load_definition
+from entrain_bench.answers.documents.table import Spread, Table, parse_table
+from entrain_bench.answers.documents.tables import (
+    load_tables,
+    microbatches,
+    pages_with_tables,
+    splice,
+    spread,
+    table_markdown,
+    write_tables,
+)
+from entrain_bench.base.errors import UserError
+from entrain_bench.config.compose import Composer
+from entrain_bench.config.tree import choices, config_tree
+from entrain_bench.records.records import Results, new_record
+from entrain_bench.run.study import Study
+
+PAGES = Path(__file__).parents[3] / "docs" / "strategies"
+VALUES: dict[str, Any] = {
+    "title": "Seconds\nand more",
+    "common": ["model=tiny", "cluster=tiny", "seed=0,1"],
+    "corner": "workload",
+    "rows": {"one": ["workload=chartqa"], "other": ["workload=coco"]},
+    "columns": {"first": ["strategy=megatron"], "second": ["strategy=entrain"]},
+    "show": "{iteration_time_s:.1f}",
+}
+
+
+def table_with(**changes: Any) -> Table:
+    return parse_table("some", VALUES | changes)
+
+
+def write_runs(study: Study, sweep: tuple[str, ...], *runs: dict[str, Any]) -> None:
+    """Records of a sweep's cells: a layout and metrics, or how a run failed."""
+    for cell, run in zip(study.cells(*sweep), runs, strict=True):
+        record = new_record(cell, run.pop("status", "ok"), "told so")
+        object.__setattr__(record, "layout", run.pop("layout", {}))
+        object.__setattr__(record, "metrics", run)
+        study.results.write(record, run.pop("timeline", None))
+
+
+def timeline(*places: tuple[str, str, int, int]) -> pd.DataFrame:
+    """Module, pass, replica and microbatch of every action."""
+    return pd.DataFrame(places, columns=["module", "pass", "replica", "microbatch"]).assign(
+        lane=0, rank=0, stage=0, part=0, start_s=0.0, end_s=1.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"metric": "mfu"}, "key=metric: must be one of title"),
+        ({"show": "{iteration_time:.1f}"}, "show=iteration_time: unknown .did you mean iteration_time_s"),
+        ({"show": {"a": "{mfu}", "b": "{planning_time_s:.1f}"}}, "show=planning_time_s: unknown"),
+        ({"show": "{mfu.mode:.1f}"}, "show={mfu.mode:.1f}: .*no attribute"),
+        ({"show": "{mfu:.1q}"}, "show={mfu:.1q}: "),
+        ({"show": "{mfu"}, "show={mfu: "),
+        ({"show": "{}"}, "show=: unknown"),
+        ({"show": "{degrees:.1f}"}, "show={degrees:.1f}: "),
+    ],
+)
+def test_a_table_that_says_something_wrong_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        table_with(**change)
+
+
+def test_what_is_missing_is_named_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("title: t\ncommon: []\ncorner: c\nrows: {}\n")
+    with pytest.raises(UserError, match=r"mine.yaml: show: missing"):
+        load_definition(tmp_path / "mine.yaml", parse_table)
+
+
+def test_a_cell_has_the_overrides_of_all_its_row_and_its_column() -> None:
+    table = table_with()
+    assert table.title == "Seconds and more"
+    assert table.sweep("other", "first") == (*VALUES["common"], "workload=coco", "strategy=megatron")
+    assert len(table.sweeps) == 4
+    single = parse_table("some", {key: value for key, value in VALUES.items() if key != "columns"})
+    assert single.sweeps == [(*VALUES["common"], "workload=chartqa"), (*VALUES["common"], "workload=coco")]
+
+
+def test_a_spread_is_its_mean_unless_asked_for_more() -> None:
+    numbers = spread(pd.Series([4.0, 1.0, 1.0]))
+    # 4.303 standard errors of sqrt(3 / 3).
+    assert numbers == Spread(2.0, 1.0, 1.0, 4.0, pytest.approx(4.302653))
+    assert f"{spread(pd.Series([4.0])).margin:.1f}" == "nan"
+    assert f"{numbers:.0f} {numbers.median:.0f} ({numbers.least:.0f} to {numbers.most:.0f})" == "2 1 (1 to 4)"
+
+
+def test_cells_show_means_over_seeds_and_count_what_has_no_result(tmp_path: Path) -> None:
+    study = Study(Results(tmp_path))
+    table = table_with(show={"s": "{iteration_time_s:.1f}", "GiB": "{peak_memory_gib:.2f}, {mfu.most:.0%}"})
+    gib = 2**30
+    write_runs(
+        study,
+        table.sweep("one", "first"),
+        {"iteration_time_s": 1.0, "peak_memory_bytes": 3.0 * gib, "mfu": 0.25},
+        {"iteration_time_s": 2.0, "peak_memory_bytes": 1.5 * gib, "mfu": 0.5},
+    )
+    done = {"iteration_time_s": 1.0, "peak_memory_bytes": 2.0 * gib, "mfu": 0.25}
+    write_runs(study, table.sweep("one", "second"), done, {"status": "failed"})
+    write_runs(study, table.sweep("other", "first"), {"status": "skipped"}, {"status": "skipped"})
+    caption, _, *lines = table_markdown(table, study).splitlines()
+    assert caption.startswith("Seconds and more ([some](../../experiments/table/some.yaml): `model=tiny cluster=tiny")
+    assert lines == [
+        "| workload | first s | first GiB | second s | second GiB |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| one | 1.5 | 2.25, 50% | 1.0, 1 of 2 failed | 2.00, 25%, 1 of 2 failed |",
+        "| other | skipped | skipped | missing | missing |",
+        "",
+        "- one, second: Entrain fails at seed 1 on Tiny ChartQA: told so",
+        "- other, first: Megatron is skipped at seeds 0, 1 on Tiny COCO: told so",
+        "- other, second: Entrain has not run at seeds 0, 1 on Tiny COCO: not run",
+    ]
+    problem = write_tables([table], study)
+    assert problem == "some: 1 of 2 runs have no result: told so; some: 2 of 2 runs have no result: not run"
+    assert (tmp_path / "tables" / "some.md").read_text() == table_markdown(table, study)
+
+
+def test_layouts_are_shown_without_layers_and_the_commonest_of_several(tmp_path: Path) -> None:
+    study = Study(Results(tmp_path))
+    three = [*VALUES["common"][:2], "seed=0,1,2"]
+    table = table_with(common=three, rows={"one": []}, columns={"": []}, show="{degrees}: {recomputed}")
+    first = {"llm": "tp2 cp1 pp2 dp4 layers 11/7", "vision": "tp1 cp1 pp1 dp8 layers 34 recompute offload"}
+    second = {"llm": "tp2 cp1 pp2 dp4 layers 9/9", "vision": "tp1 cp1 pp1 dp8 layers 34 recompute offload"}
+    write_runs(study, table.sweep("one", ""), *({"layout": each} for each in (first, second, first)))
+    text = "llm tp2 cp1 pp2 dp4; vision tp1 cp1 pp1 dp8 recompute offload: vision"
+    assert table_markdown(table, study).splitlines()[-1] == f"| one | {text} |"
+    plain = {"llm": "tp1 cp1 pp1 dp1"}
+    write_runs(study, table.sweep("one", ""), *({"layout": each} for each in (plain, first, plain)))
+    text = "llm tp1 cp1 pp1 dp1 at 2 of 3 seeds; 1 other: vision at 1 of 3 seeds"
+    assert table_markdown(table, study).splitlines()[-1] == f"| one | {text} |"
+    write_runs(study, table.sweep("one", ""), *({"layout": plain} for _ in range(3)))
+    assert table_markdown(table, study).splitlines()[-1] == "| one | llm tp1 cp1 pp1 dp1: none |"
+
+
+def test_microbatches_are_counted_in_every_replica_of_every_seed(tmp_path: Path) -> None:
+    study = Study(Results(tmp_path))
+    show = "{num_microbatches.median:.0f} ({num_microbatches.least:.0f} to {num_microbatches.most:.0f})"
+    table = table_with(rows={"one": []}, columns={"": []}, show=show)
+    # Two in replica 0 and one in replica 1; then four in replica 0. Backwards and encoders do not count.
+    llm = [("llm", "forward", 0, 0), ("llm", "forward", 0, 0), ("llm", "forward", 0, 1), ("llm", "forward", 1, 0)]
+    others = [("llm", "backward", 0, 2), ("vision", "forward", 1, 5)]
+    more = [("llm", "forward", 0, microbatch) for microbatch in range(4)]
+    write_runs(study, table.sweep("one", ""), {"timeline": timeline(*llm, *others)}, {"timeline": timeline(*more)})
+    assert table_markdown(table, study).splitlines()[-1] == "| one | 2 (1 to 4) |"
+    # 512 samples in three microbatches, then in four.
+    table = table_with(rows={"one": []}, columns={"": []}, show="{samples_per_microbatch.most:.2f}")
+    assert table_markdown(table, study).splitlines()[-1] == "| one | 170.67 |"
+    with pytest.raises(UserError, match="show=num_microbatches: must be left out"):
+        microbatches(pd.DataFrame(columns=["strategy"]))
+
+
+def test_tables_are_put_between_their_markers() -> None:
+    page = "a\n<!-- table: x -->\nold\n| 1 |\n<!-- end -->\nb\n<!-- table: y -->\n<!-- end -->\nc\n"
+    expected = "a\n<!-- table: x -->\n\n| 2 |\n\n<!-- end -->\nb\n<!-- table: y -->\n\n\\1 {y}\n\n<!-- end -->\nc\n"
+    tables = {"x": "| 2 |\n", "y": "\\1 {y}", "unused": "z"}
+    assert splice(page, tables) == expected
+    assert splice(expected, tables) == expected
+    assert splice("no table\n", tables) == "no table\n"
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        ("<!-- table: z -->\n<!-- end -->", "table=z: unknown; choices: x, y"),
+        ("<!-- table: x -->\n", "table=x: must be followed by <!-- end -->"),
+        ("<!-- table: x -->\n<!-- table: y -->\n<!-- end -->", "table=x: must be followed by <!-- end -->"),
+    ],
+)
+def test_a_marker_that_says_something_wrong_is_named(page: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        splice(page, {"x": "", "y": ""})
+
+
+def test_a_page_that_says_something_wrong_is_named(tmp_path: Path) -> None:
+    for path, text in {"tables/x.md": "| 2 |\n", "a.md": "<!-- table: x --><!-- end -->", "b.md": "no table\n"}.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    found = dict(pages_with_tables(tmp_path, tmp_path))
+    assert found == {
+        tmp_path / "a.md": "<!-- table: x -->\n\n| 2 |\n\n<!-- end -->",
+        tmp_path / "b.md": "no table\n",
+    }
+    (tmp_path / "b.md").write_text("<!-- table: y --><!-- end -->")
+    with pytest.raises(UserError, match=r"b.md: table=y: unknown"):
+        dict(pages_with_tables(tmp_path, tmp_path))
+
+
+def test_every_table_is_on_exactly_one_page_of_the_strategies() -> None:
+    pages = {page.name: page.read_text() for page in PAGES.glob("*.md")}
+    named = [name for text in pages.values() for name in re.findall(r"<!-- table: (.*?) -->", text)]
+    assert Counter(named) == Counter(table.name for table in load_tables())
+    assert len(named) > 8
+    spliced = [splice(text, dict.fromkeys(named, "| new |")) for text in pages.values()]
+    assert "".join(spliced).count("| new |") == len(named)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", choices("table"))
+def test_every_row_and_every_column_composes(name: str) -> None:
+    table, composer = load_definition(config_tree() / "table" / f"{name}.yaml", parse_table), Composer()
+    for index in range(max(len(table.rows), len(table.columns))):
+        row, column = ([*labels][index % len(labels)] for labels in (table.rows, table.columns))
+        composer.run([text for text in table.sweep(row, column) if not text.startswith("seed=")])
+    composer.save()

@@ -1,0 +1,216 @@
+"""How numbers come out of runs, and the rule that judges them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from entrain_bench.answers.documents.claim import parse_claim
+from entrain_bench.answers.documents.verdict import combined, measured, verdict
+from entrain_bench.base.errors import UserError
+from support.claims import SHARE, VALUES, cases, claim_with, runs
+
+
+def test_seeds_are_paired_configurations_picked_and_cases_combined() -> None:
+    of = runs(
+        *(("w", name, value) for name, value in [("a", 3.0), ("a", 8.0), ("b", 9.0), ("b", 4.0)]), ("v", "a", 6.0)
+    )
+    of = pd.concat([of, runs(("v", "a", 0.0), ("v", "a", 6.0))[1:]])
+    to = runs(
+        *(("w", name, value) for name, value in [("c", 1.0), ("c", 2.0), ("d", 5.0), ("d", 4.0)]),
+        *(("v", "c", value) for value in (6.0, 3.0)),
+        ("u", "c", 1.0),
+    )
+    # Workload w: 6 against 3 at both seeds; workload v: 6 against 6, then against 3.
+    measure = VALUES["measure"]
+    mean = claim_with()
+    found = measured(mean, [[of, to]])
+    assert found.loc[("w", "m")].tolist() == [2.0, 2.0]
+    assert found.loc[("v", "m")].tolist() == [1.0, 2.0]
+    # Means of the two are 1.5 and 2, their geometric mean is 1.732.
+    assert combined(mean, found).startswith("1.73x (")
+    # Of a and b the second is greater on average, of c and d the first is less, whatever is at a single seed.
+    extreme = claim_with(measure=measure | {"pick_of": "max", "pick_to": "min", "over": "max"})
+    assert measured(extreme, [[of, to]]).loc[("w", "m")].tolist() == [9.0, 2.0]
+    assert combined(extreme, measured(extreme, [[of, to]])).startswith("4.24x (")
+    change = claim_with(unit="%", measure=measure | {"over": "min"})
+    assert combined(change, measured(change, [[of, to]])).startswith("+41.4% (")
+    values = VALUES | {"unit": "%", "measure": measure | {"over": "max"}, "published": SHARE, "fair": SHARE}
+    share = parse_claim("some", values)
+    assert combined(share, measured(share, [[of[of["seed"] == 0]]])) == "600.0%"
+    with pytest.raises(UserError, match="no workload, model and seed in common"):
+        measured(mean, [[of, to[to["workload"] == "u"]]])
+    with pytest.raises(UserError, match=r"measure.metric=iteration_time_s: must be positive"):
+        measured(mean, [[of, to.assign(iteration_time_s=-1.0)]])
+
+
+def test_idle_time_is_the_idle_share_of_the_iteration() -> None:
+    idle = claim_with(value=-80, unit="%", measure={"metric": "idle_time_s"})
+    of, to = (runs(("w", "a", seconds)).assign(bubble_ratio=share) for seconds, share in ((10.0, 0.1), (20.0, 0.4)))
+    # 1 s against 8 s.
+    found = measured(idle, [[of, to]])
+    assert found.loc[("w", "m")].tolist() == [0.125]
+    assert verdict(idle, found) == "reproduced"
+
+
+def test_a_metric_is_compared_in_two_situations_without_a_second_side() -> None:
+    sides = [{key: side[key] for key in ("setting", "common", "of")} for side in (VALUES["published"], VALUES["fair"])]
+    situations = {"at": ["model=m"], "against": ["model=n"]}
+    two = parse_claim("some", VALUES | {"published": sides[0] | situations, "fair": sides[1] | situations})
+    assert [len(pair) for pair in two.published.pairs] == [1, 1]
+    found = measured(two, [[runs(("w", "a", 10.0))], [runs(("w", "a", 4.0)).assign(model="n")]])
+    assert combined(two, found) == "2.50x"
+    assert verdict(two, found) == "reproduced"
+
+
+def test_two_settings_are_compared_by_the_ratio_of_their_ratios() -> None:
+    two = claim_with(value=None, published={"at": ["seed=0"], "against": ["seed=1"]})
+    assert two.published.pairs == [
+        [(*two.published.common, situation, side) for side in ("strategy=megatron_rigid", "strategy=entrain")]
+        for situation in ("seed=0", "seed=1")
+    ]
+    # 3 against 2 under the one; 4 against 2 and 1 against 1, together 1.5, under the other.
+    at = [runs(("w", "a", 3.0)), runs(("w", "b", 2.0))]
+    against = [runs(("v", "a", 4.0), ("u", "a", 1.0)), runs(("v", "b", 2.0), ("u", "b", 1.0))]
+    found = measured(two, [at, against])
+    assert found.to_numpy().tolist() == [[pytest.approx(1.0)]]
+    assert (combined(two, found), verdict(two, found * 1.03)) == ("1.00x", "reproduced")
+    assert verdict(two, found) == "not reproduced"
+
+
+@pytest.mark.parametrize(
+    ("ratios", "text", "expected"),
+    [
+        ([1.2, 1.03], "1.03 to 1.20x (2 of 2)", "reproduced"),
+        ([0.5, 1.5, 0.9], "0.50 to 1.50x (1 of 3)", "partly"),
+        ([0.5, 1.01, 0.9, 1.2], "0.50 to 1.20x (1 of 4)", "not reproduced"),
+    ],
+)
+def test_an_order_is_judged_by_the_cases_in_which_it_holds(ratios: list[float], text: str, expected: str) -> None:
+    order = claim_with(value=None)
+    assert order.format(order.value) == "> 1"
+    found = cases(*([ratio] for ratio in ratios))
+    assert (combined(order, found), verdict(order, found)) == (text, expected)
+
+
+@pytest.mark.parametrize(
+    ("sure", "expected"),
+    [
+        # One case of three is unclear: all may hold, or two.
+        ([1.2, 1.2], "undecided"),
+        # A third holds either way.
+        ([1.2, 0.9], "partly"),
+        # None may hold, or one.
+        ([0.9, 0.9], "undecided"),
+        ([0.9, 0.9, 0.9], "not reproduced"),
+    ],
+)
+def test_an_order_is_undecided_if_it_depends_on_cases_that_are(sure: list[float], expected: str) -> None:
+    order = claim_with(value=None)
+    found = cases(*([ratio, ratio * 1.001] for ratio in sure), [0.9, 1.3])
+    assert verdict(order, found) == expected
+    assert ", 1 unclear)" in combined(order, found)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "measured_value", "expected"),
+    [
+        (1.40, "x", 1.40, "reproduced"),
+        (1.40, "x", 1.33, "reproduced"),
+        (1.40, "x", 3.0, "reproduced"),
+        (1.40, "x", 1.31, "partly"),
+        (1.40, "x", 1.14, "partly"),
+        (1.40, "x", 1.12, "not reproduced"),
+        (1.40, "x", 0.7, "not reproduced"),
+        (-82.0, "%", -70.0, "reproduced"),
+        (-82.0, "%", -40.0, "partly"),
+        (-82.0, "%", 82.0, "not reproduced"),
+        ([15.6, 76.2], "%", 13.0, "reproduced"),
+        ([15.6, 76.2], "%", 12.0, "partly"),
+        ([-8.0, -0.7], "%", -0.6, "reproduced"),
+    ],
+)
+def test_the_verdict_is_the_share_of_the_papers_gain(
+    value: float | list[float], unit: str, measured_value: float, expected: str
+) -> None:
+    ratio = measured_value if unit == "x" else 1 + measured_value / 100
+    assert verdict(claim_with(value=value, unit=unit), cases([ratio])) == expected
+
+
+@pytest.mark.parametrize(
+    ("judged_by", "value", "ratio", "expected"),
+    [
+        # A paper's 0.97 says that nothing was gained: a great loss does not confirm it, nor does a gain.
+        ("level", 0.97, 1.2, "reproduced"),
+        ("level", 0.97, 0.78, "reproduced"),
+        ("level", 0.97, 1.25, "partly"),
+        ("level", 0.97, 0.5, "partly"),
+        ("level", 0.97, 1.95, "not reproduced"),
+        ("level", 0.97, 0.4, "not reproduced"),
+        ("gain", 0.97, 0.4, "reproduced"),
+        ("level", 1.0, 1.0, "reproduced"),
+        ("level", [2.0, 4.0], 3.0, "reproduced"),
+        ("level", [2.0, 4.0], 4.9, "reproduced"),
+        ("level", [2.0, 4.0], 1.5, "partly"),
+        ("limit", 2.0, 0.1, "reproduced"),
+        ("limit", 2.0, 2.0, "reproduced"),
+        ("limit", 2.0, 2.4, "partly"),
+        ("limit", 2.0, 2.6, "not reproduced"),
+    ],
+)
+def test_a_level_is_judged_by_its_distance(
+    judged_by: str, value: float | list[float], ratio: float, expected: str
+) -> None:
+    assert verdict(claim_with(value=value, judged_by=judged_by), cases([ratio])) == expected
+
+
+def test_memory_is_in_gb() -> None:
+    settings = {"published": SHARE, "fair": SHARE}
+    changes: dict[str, Any] = {"unit": "GB", "judged_by": "limit", "measure": {"metric": "peak_memory_bytes"}}
+    claim = parse_claim("some", VALUES | settings | changes | {"value": 10.0})
+    found = cases([12e9])
+    assert claim.format(claim.value) == "10.0 GB"
+    assert (combined(claim, found), verdict(claim, found)) == ("12.0 GB", "partly")
+    assert verdict(claim, cases([9e9, 11e9])) == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("counts", "text", "expected"),
+    [
+        ([4.0, 4.0], "4.0 stages (4.0 to 4.0 stages)", "reproduced"),
+        ([5.0, 5.0], "5.0 stages (5.0 to 5.0 stages)", "partly"),
+        ([3.0], "3.0 stages", "partly"),
+        ([2.0], "2.0 stages", "not reproduced"),
+        ([3.0, 4.0] * 4, "3.5 stages (3.1 to 3.9 stages)", "undecided"),
+    ],
+)
+def test_stages_are_the_same_or_not(counts: list[float], text: str, expected: str) -> None:
+    changes = {"published": SHARE, "fair": SHARE, "unit": "stages", "judged_by": "level"}
+    claim = parse_claim("some", VALUES | changes | {"value": 4.0, "measure": {"metric": "encoder_stages"}})
+    assert (combined(claim, cases(counts)), verdict(claim, cases(counts))) == (text, expected)
+
+
+def test_a_setting_may_measure_otherwise() -> None:
+    claim = claim_with(fair={"measure": {"metric": "core_time_s", "pick_of": "min"}})
+    assert (claim.measure.metric, claim.measure.pick_of) == ("iteration_time_s", "mean")
+    fair = claim.under(claim.fair)
+    assert (fair.measure.metric, fair.measure.pick_of, fair.measure.over) == ("core_time_s", "min", "mean")
+    assert claim.under(claim.published) == claim
+
+
+@pytest.mark.parametrize(
+    ("ratios", "text", "expected"),
+    [
+        # 2.262 standard errors for ten seeds; 80% of the gain is 1.32, a third 1.133.
+        ([1.39, 1.41] * 5, "1.40x (1.39 to 1.41x)", "reproduced"),
+        ([1.25, 1.35] * 5, "1.30x (1.26 to 1.34x)", "undecided"),
+        ([1.24, 1.26] * 5, "1.25x (1.24 to 1.26x)", "partly"),
+        ([1.1, 1.2] * 5, "1.15x (1.11 to 1.19x)", "undecided"),
+        ([0.85, 1.15] * 5, "0.99x (0.88 to 1.11x)", "not reproduced"),
+    ],
+)
+def test_a_verdict_does_not_flip_within_the_interval(ratios: list[float], text: str, expected: str) -> None:
+    claim = claim_with(value=1.40)
+    assert (combined(claim, cases(ratios)), verdict(claim, cases(ratios))) == (text, expected)

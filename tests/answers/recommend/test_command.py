@@ -1,0 +1,158 @@
+"""``entrain-bench recommend`` on a tiny job: the answer, its plan, that it is kept and repeatable, and bad input."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from entrain_bench.answers.recommend import session as session_module
+from entrain_bench.cli import run_command
+from entrain_bench.commands import recommend
+from entrain_bench.config.compose import compose
+from entrain_bench.program.layout_json import layout_to_json
+from entrain_bench.program.plan_file import read_plan
+from entrain_bench.records.plans import Plans
+from entrain_bench.records.records import Results
+from entrain_bench.run.cells import Done, run_one
+
+JOB = ["model=tiny", "cluster=tiny", "workload=synthetic", "layout.tp=1", "global_batch=16", "microbatch_size=2"]
+TINY = [*JOB, "layout.dp=2", "iterations=1", "mlflow=false", "seed=4"]
+
+MINE = """
+defaults: [{planner: megatron}, {assigner: token_budget}, {scheduler: megatron}]
+name: mine
+within_megatron: [strategy.planner.placement=first_stage, strategy.planner.split=ends]
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs happen in this process, and write to a folder of their own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").write_text("")
+    monkeypatch.setattr(recommend, "num_processes", lambda: 0)
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> tuple[str, str]:
+    assert run_command(["recommend", *arguments]) == code
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+@pytest.mark.wide
+def test_an_answer_its_plan_and_that_it_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, err = said(capsys, *TINY, "strategy=megatron,entrain")
+    best = re.match(r"Run strategy=(\w+): [0-9.]+ s \(95% ", out)
+    assert best
+    assert "model tiny, workload synthetic, cluster tiny (4 GPUs), global batch 16, microbatches of 2 samples." in out
+    for part in (
+        "Layout\n  vision  TP 1, CP 1",
+        "Memory\n",
+        "ideal work  ",
+        "% of " + best.group(1) + "'s GPU time is ideal work; the largest part of the rest is ",
+        "No layout and no order",
+        "How firm that is",
+    ):
+        assert part in out
+    assert "fastest so far: " in err
+    assert "written: results/recommendation.yaml" in err
+    plan = read_plan(tmp_path / "results" / "recommendation.yaml")
+    assert (plan.strategy, plan.job.model, plan.job.seed) == (best.group(1), "tiny", 4)
+    assert plan.job.overrides == ("layout.tp=1", "layout.dp=2", "iterations=1")
+    assert f"{plan.expected.iteration_time_s:.3g}"[:4] in out
+    # The plan's layout is the one that its run had, and running the plan takes as long.
+    config = compose("plan=results/recommendation.yaml")
+    own = compose(f"strategy={plan.strategy}", *TINY)
+    records = Results(tmp_path / "results").records()
+    mine = [each for each in records if each.labels["strategy"] == plan.strategy and each.config["belief_error"] == 0]
+    usual = next(each for each in mine if each.labels["seed"] == 4 and each.config["belief_bias"] == 0
+                 and each.config["speed"]["network"] == 1)  # fmt: skip
+    from entrain_bench.records.cells import Cell
+    from entrain_bench.records.keys import plan_key
+
+    assert layout_to_json(plan.layout) == layout_to_json(Plans(tmp_path / "results").read(plan_key(own)).layout)  # type: ignore[union-attr]
+    again = run_one(Cell.of(["plan=results/recommendation.yaml"], config), Results(tmp_path / "again"))
+    assert again.metrics["iteration_time_s"] == usual.metrics["iteration_time_s"]
+
+    def none(*_: object) -> list[Done]:
+        raise AssertionError("nothing is left to run")
+
+    monkeypatch.setattr(session_module, "run_cells", lambda cells, *_: none() if [*cells] else iter(()))
+    assert said(capsys, *TINY, "strategy=megatron,entrain")[0] == out
+
+
+@pytest.mark.wide
+def test_within_a_framework_only_what_it_runs_is_considered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = f"--output={tmp_path / 'mine.yaml'}"
+    (tmp_path / "own" / "strategy").mkdir(parents=True)
+    (tmp_path / "own" / "strategy" / "mine.yaml").write_text(MINE)
+    mine = ["--config-dir=own", "strategy=megatron,entrain,mine", "layout.recompute=[]", where]
+    out, _ = said(capsys, *TINY, "--within", "megatron", *mine)
+    assert out.startswith("Run strategy=megatron strategy.planner.placement=first_stage")
+    assert "entrain" not in out
+    assert re.search(r"No result: mine: Megatron-LM does not run it: its\s+microbatches have", out)
+    assert "  --tensor-model-parallel-size 1 --pipeline-model-parallel-size 2 --context-parallel-size 1" in out
+    assert "Samples as they arrive." in out
+    plan = read_plan(tmp_path / "mine.yaml")
+    # What led to the layout is of no use beside it.
+    assert plan.options == ()
+    assert {"encoder_sp=false", "encoder_cp=false"} < {*plan.job.overrides}
+    assert "recomputing" not in out
+    assert [placed.pp for placed in plan.layout.modules] == [1, 2]
+
+
+@pytest.mark.wide
+def test_without_any_result_the_reasons_are_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out, err = said(capsys, *JOB, "layout.dp=8", "mlflow=false", "strategy=megatron,fsdp", code=2)
+    reasons = dict(reversed(line.split(": ", 1)) for line in out.splitlines())
+    assert {*reasons.values()} == {"megatron", "fsdp"}
+    assert err.splitlines()[-1] == f"entrain-bench: no strategy has a result, of 1 of 2: {next(iter(reasons))}"
+    # All for one reason: it is said once.
+    out, err = said(capsys, *JOB, "layout.dp=3", "mlflow=false", "strategy=megatron,disttrain", code=2)
+    assert out == ""
+    assert "entrain-bench: no strategy has a result: " in err
+    assert not (tmp_path / "results" / "recommendation.yaml").exists()
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["strategy=megatrn"], "strategy=megatrn: unknown (did you mean megatron?); choices: "),
+        (["strategy=glob(x*)"], "strategy=glob(x*): describes no run"),
+        (["model=tny"], "model=tny: unknown (did you mean tiny?)"),
+        (["modle=tiny"], "key=modle: unknown (did you mean model?)"),
+        (["model=tiny,qwen25vl_llama3_1b"], "model=tiny,qwen25vl_llama3_1b: must be one value"),
+        (["harness=train"], "harness=train: must be simulate"),
+        (["plan=a.yaml"], "plan=a.yaml: is what comes out"),
+        (["figure=quick"], "figure=quick: says nothing about a job"),
+        (["strategy.assigner.defer=false"], "strategy.assigner.defer=false: changes every strategy"),
+        (["strategy/planner=entrain"], "strategy/planner=entrain: changes every strategy"),
+        (["seed=0,1"], "seed=0,1: must be one value"),
+        (["seed=0", "seed=1"], "seed=1: seed must be given once"),
+        (["--within", "megatorn"], "--within=megatorn: unknown (did you mean megatron?); choices: megatron"),
+        (["--within", "megatron", "strategy=entrain"], "strategy=entrain: none of these runs within Megatron-LM"),
+        (["--seconds", "0"], "--seconds=0.0: must be above 0"),
+        (["workload=trace", "workload.path=none.parquet"], "workload.path=none.parquet: "),
+        (["--config-dir", "nowhere"], "--config-dir=nowhere: must be a folder"),
+        (["results_dir=taken/by", "strategy=megatron"], "results_dir=taken/by: must be a writable folder, but "),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = said(capsys, *arguments, code=2)
+    (line,) = err.splitlines()
+    assert out == ""
+    assert line.startswith(f"entrain-bench: {says}")
+
+
+@pytest.mark.wide
+def test_rounds_end_after_the_time_that_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = said(capsys, *TINY, "strategy=megatron,entrain", "--seconds", "1e-9")
+    assert "With one seed, chance is not ruled out." in out
+    assert "Ended early by --seconds" in out
+    assert yaml.safe_load(Path("results/recommendation.yaml").read_text())["expected"]["num_seeds"] == 1

@@ -1,0 +1,102 @@
+"""The race: who goes on, and in which place everybody ends; hand-worked."""
+
+from __future__ import annotations
+
+from math import exp
+
+import pytest
+
+from entrain_bench.answers.comparison import Times
+from entrain_bench.answers.recommend.race import AS_GOOD, FAR_BEHIND, FASTEST, NO_RESULT, SLOWER, going_on, places
+
+
+def times(*values: float | None) -> Times:
+    return dict(enumerate(values))
+
+
+def ratios(*logs: float) -> Times:
+    """Times over a fastest strategy that takes 1 s at every seed, by the logarithms of the ratios."""
+    return times(*map(exp, logs))
+
+
+def test_of_one_seed_those_go_on_that_are_not_far_behind() -> None:
+    one = {"a": times(2.0), "b": times(3.0), "c": times(3.01), "d": times(None), "e": times(9.0)}
+    assert going_on(one) == ["a", "b"]
+    assert going_on(one, ["e", "d"]) == ["a", "b", "e"]
+
+
+@pytest.mark.parametrize(
+    ("logs", "goes_on"),
+    [
+        # t = 0.2 / (0.1 / sqrt 3) = 3.46 with two degrees of freedom: p = 0.037, above half of 5%.
+        ((0.1, 0.2, 0.3), True),
+        # t = 0.2 / (0.05 / sqrt 3) = 6.93: p = 0.010.
+        ((0.15, 0.2, 0.25), False),
+        # The same time at every seed but for a constant factor needs no test.
+        ((0.01, 0.01, 0.01), False),
+        ((0.0, 0.0, 0.0), True),
+    ],
+)
+def test_of_several_seeds_those_go_on_that_are_not_significantly_slower(logs: tuple[float, ...], goes_on: bool) -> None:
+    both = {"a": times(1.0, 1.0, 1.0), "b": ratios(*logs)}
+    assert going_on(both) == (["a", "b"] if goes_on else ["a"])
+    assert going_on(both, ["b"]) == ["a", "b"]
+
+
+def test_many_comparisons_ask_for_more_evidence() -> None:
+    others = {f"b{index}": ratios(0.15, 0.2, 0.25) for index in range(3)}
+    # p = 0.010 is below 0.025 and 0.025 / 2, above 0.025 / 3 (Holm).
+    assert going_on({"a": times(1.0, 1.0, 1.0), **dict(list(others.items())[:2])}) == ["a"]
+    assert going_on({"a": times(1.0, 1.0, 1.0), **others}) == ["a", *others]
+
+
+def test_nobody_goes_on_without_results() -> None:
+    assert going_on({}) == []
+    assert going_on({"a": times(1.0, None), "b": times(None, None)}, ["a"]) == []
+
+
+def test_places_of_a_whole_race() -> None:
+    found = places(
+        {
+            "far": times(3.0),
+            "slower": times(1.3, 1.3, 1.3),
+            "lost": times(1.0, None, 1.0),
+            "good": times(1.1, 0.95, 1.05, 1.0, 1.05),
+            "best": times(1.0, 1.0, 1.0, 1.0, 1.0),
+        }
+    )
+    assert [(place.name, place.verdict) for place in found] == [
+        ("best", FASTEST),
+        ("good", AS_GOOD),
+        ("slower", SLOWER),
+        ("far", FAR_BEHIND),
+        ("lost", NO_RESULT),
+    ]
+    best, good, slower, far, lost = found
+    assert (best.behind, lost.behind, lost.time) == (None, None, None)
+    assert good.behind
+    assert (good.behind.num_values, good.behind.low < 1 < good.behind.high) == (5, True)
+    # Compared at the seeds that both ran.
+    assert slower.behind
+    assert (round(slower.behind.mean, 9), slower.behind.num_values) == (1.3, 3)
+    assert far.behind
+    assert (round(far.behind.mean, 9), far.behind.num_values) == (3.0, 1)
+
+
+def test_places_after_one_seed_tell_nobody_apart() -> None:
+    found = places({"b": times(1.2), "a": times(1.0)})
+    assert [(place.name, place.verdict) for place in found] == [("a", FASTEST), ("b", AS_GOOD)]
+    assert [place.verdict for place in places({"a": times(None)})] == [NO_RESULT]
+
+
+def test_who_drops_out_cannot_win_at_fewer_seeds() -> None:
+    # Faster at the seeds it ran than the winner's mean, but slower at the same seeds.
+    found = places({"gone": times(1.1, 1.1, 1.1), "best": times(1.0, 1.0, 1.0, 2.0, 2.0)})
+    assert [(place.name, place.verdict) for place in found] == [("best", FASTEST), ("gone", SLOWER)]
+
+
+def test_the_order_of_names_decides_nothing() -> None:
+    one = {"a": times(1.0, 1.2, 1.1), "b": times(1.1, 1.0, 1.2), "c": times(2.0, 2.0, 2.1)}
+    other = dict(reversed(one.items()))
+    assert [place.name for place in places(one)] == [place.name for place in places(other)]
+    assert sorted(going_on(one)) == sorted(going_on(other))

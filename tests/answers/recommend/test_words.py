@@ -1,0 +1,103 @@
+"""What is said of a race, a layout and changed assumptions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from entrain_bench.answers.recommend.evidence import firm, spent_s
+from entrain_bench.answers.recommend.layout_words import layout_lines, spans
+from entrain_bench.answers.recommend.race import places
+from entrain_bench.answers.recommend.spent_words import loss_words, spent_lines
+from entrain_bench.answers.recommend.words import ranking_lines, so_far
+from entrain_bench.answers.words import TIME_WORDS
+from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.records.records import Record
+from support.builders import as_ints
+
+TIMES = {"slow": {0: 1.5, 1: 1.6, 2: 1.7}, "fast": {0: 1.0, 1: 1.0, 2: 1.25}, "lost": {0: None}, "far": {0: 2.0}}
+
+
+def test_a_table_keeps_who_is_how_fast_in_a_narrow_terminal() -> None:
+    ranked = places(TIMES)
+    wide = ranking_lines(ranked, 80)
+    assert wide[0].split() == ["strategy", "s/iter", "behind", "95%", "seeds"]
+    assert wide[2].split() == ["fast", "1.083", "-", "-", "3"]
+    assert wide[3].split()[:3] == ["slow", "1.600", "+48.3%"]
+    assert wide[4].split()[:3] == ["far", "2.000", "+100.0%"]
+    assert wide[4].endswith("far behind")
+    narrow = ranking_lines(ranked, 10)
+    assert narrow[0].split() == ["strategy", "s/iter", "behind"]
+
+
+def spent(work: float, microbatches: float, step: float) -> dict[str, float]:
+    own = {"time_work_share": work, "time_microbatches_share": microbatches, "time_step_share": step}
+    return dict.fromkeys(TIME_WORDS, 0.0) | own
+
+
+def test_where_time_goes() -> None:
+    found = {"fast": spent(0.6, 0.3, 0.1), "slow": spent(0.6, 0.82, 0.08), "less": spent(0.6, 0.0, 0.2)}
+    wide = spent_lines(found, 80)
+    assert [line.rsplit(maxsplit=3) for line in wide[2:]] == [
+        ["ideal work", "0.600", "0.600", "0.600"],
+        ["unequal microbatches, order", "0.300", "0.820", "0.000"],
+        ["step: gradients, optimizer, weights", "0.100", "0.080", "0.200"],
+        ["iteration", "1.000", "1.500", "0.800"],
+    ]
+    assert spent_lines(found, 45)[0].split() == ["fast"]
+    assert [*loss_words(found)] == [
+        "60% of fast's GPU time is ideal work; the largest part of the rest is unequal microbatches and order (30%).",
+        # The step's -0.020 is less than a tenth of the difference.
+        "slow takes 0.500 s more: unequal microbatches and order +0.520.",
+        "less takes 0.200 s less: unequal microbatches and order -0.300, step +0.100.",
+    ]
+
+
+def test_seconds_are_those_of_iterations() -> None:
+    # One of 1 s, half of it work, and one of 3 s, all of it: 1.75 s of 2 s. Of the means it would be 0.75 x 2 s.
+    rows = [dict.fromkeys(TIME_WORDS, 0.0) | {"iteration_time_s": 1.0, "time_work_share": 0.5, "time_step_share": 0.5}]
+    rows.append(rows[0] | {"iteration_time_s": 3.0, "time_work_share": 1.0, "time_step_share": 0.0})
+    record = Record("", "ok", "", {}, {}, "", iterations=tuple(rows))
+    found = spent_s([record])
+    assert (found["time_work_share"], found["time_step_share"]) == (1.75, 0.25)
+    assert sum(found.values()) == 2.0
+
+
+def test_the_race_so_far_in_one_line() -> None:
+    assert so_far(TIMES) == (
+        "fast 1.083 s, then slow +48.3%, far +100.0% (3 strategies, 1 without a result; seeds 0 to 2)"
+    )
+    assert so_far({"lost": {0: None}}) == "no result yet (1 of the strategies, seed 0)"
+
+
+def test_a_layout_in_words() -> None:
+    ranks = np.arange(16).reshape(2, 4, 2)
+    vision = ModuleLayout("vision", 1, 2, (3, 2), ranks[:, :2], recompute=True)
+    llm = ModuleLayout("llm", 2, 1, (1, 1, 1, 2), np.concatenate([ranks[:, 2:]] * 2, axis=1), sharded=False)
+    assert layout_lines(Layout((vision, llm), 4)) == [
+        "vision  TP 1, CP 2, PP 2, DP 2; layers 3/2; ranks 0-3, each further replica 8 on; activations recomputed",
+        "llm     TP 2, CP 1, PP 2, DP 2; 2 virtual stages a rank, layers 1/1/1/2; ranks 4-7, each further replica 8 on",
+        "No module shares a rank with another.",
+    ]
+    whole = ModuleLayout("vision", 2, 1, (5,), ranks[:, :1])
+    chain = ModuleLayout("llm", 2, 1, (1, 1, 1, 2), ranks)
+    assert layout_lines(Layout((whole, chain), 4))[-1] == "vision and llm share 4 ranks."
+    assert layout_lines(Layout((replace(chain, module="vision"), chain), 4))[-1] == "All modules share all ranks."
+    assert len(layout_lines(Layout((chain,), 4))) == 1
+
+
+def test_spans_of_ranks() -> None:
+    assert spans(as_ints([3, 0, 1, 2, 8])) == "0-3, 8"
+    assert spans(as_ints(range(0, 40, 2))) == "0, 2, 4, 6, 8, ..., 38"
+
+
+def test_what_changed_assumptions_do() -> None:
+    found = firm("x", "a", {0: 1.0, 1: 2.0}, {"a": {0: 1.1, 1: 2.2}, "b": {0: 1.0, 1: 2.0}, "c": {0: None, 1: 3.0}})
+    assert found.change
+    assert round(found.change.mean, 9) == 1.1
+    assert found.overtaking == ["b"]
+    assert found.rivals["c"] is None
+    # Who has no result is overtaken by whoever has one.
+    lost = firm("x", "a", {0: 1.0}, {"a": {0: None}, "b": {0: 1.5}, "c": {0: None}})
+    assert (lost.change, lost.overtaking) == (None, ["b"])

@@ -1,0 +1,156 @@
+"""What is said of samples that were cut, left out, or used again; and that a run records it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from entrain_bench.answers.notices import notices
+from entrain_bench.answers.tracking.entries import NOTE_TAG, entries_of
+from entrain_bench.cli import run_command
+from entrain_bench.records.records import Record, Results
+from entrain_bench.specs.workload import Counts
+
+SMALL = (
+    "model=tiny",
+    "cluster=tiny",
+    "strategy=megatron",
+    "layout.tp=1",
+    "layout.dp=2",
+    "iterations=1",
+    "mlflow=false",
+)
+
+
+def made(samples: Counts, batch: int = 512, workload: str = "mine") -> Record:
+    labels = {"workload": workload, "model": "tiny"}
+    return Record("0", "ok", "", labels, {"global_batch": batch}, "", samples=samples)
+
+
+def remarked(*remarks: str) -> Record:
+    labels = {"workload": "mine", "model": "tiny", "harness": "train"}
+    return Record("0", "ok", "", labels, {"global_batch": 1}, "", samples=listed(1, 1), remarks=remarks)
+
+
+def test_remarks_of_runs_are_said_once_behind_samples() -> None:
+    lines = notices([remarked("no mfu"), remarked("no mfu", "another kernel"), remarked()])
+    assert lines == [
+        "workload mine: of 1 rows 1 truncated, longer than the context of model tiny",
+        "harness train: no mfu",
+        "harness train: another kernel",
+    ]
+
+
+def listed(number: int, truncated: int = 0, dropped: int = 0) -> dict[str, float | Counts]:
+    return {"listed": number, "truncated": truncated, "dropped": dropped}
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        (made({}), []),
+        (made(listed(512)), []),
+        (
+            made(listed(300)),
+            ["workload mine: 300 rows for a global batch of 512: every row is used 1.7 times an iteration on average"],
+        ),
+        (
+            made(listed(1), 4),
+            ["workload mine: 1 row for a global batch of 4: every row is used 4.0 times an iteration on average"],
+        ),
+        (
+            made(listed(600, 3, 2)),
+            ["workload mine: of 602 rows 3 truncated and 2 dropped, longer than the context of model tiny"],
+        ),
+        (
+            made(listed(600, dropped=2)),
+            ["workload mine: of 602 rows 2 dropped, longer than the context of model tiny"],
+        ),
+        (
+            # Half of 512 are 256 samples of 64 rows; a quarter of them, of a component's component, 64 of 40.
+            made({
+                "all": {"share": 0.5, **listed(64, truncated=1)},
+                "inner": {"share": 0.25, "some": {"share": 0.5, **listed(40)}, "others": {"share": 0.5, **listed(64)}},
+            }),
+            [
+                "workload mine, component all: of 64 rows 1 truncated, longer than the context of model tiny",
+                "workload mine, component all: 64 rows for 50% of a global batch of 512: every row is used "
+                "4.0 times an iteration on average",
+                "workload mine, component inner.some: 40 rows for 12.5% of a global batch of 512: every row is used "
+                "1.6 times an iteration on average",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_said(record: Record, says: list[str]) -> None:
+    assert notices([record, record]) == says
+
+
+@pytest.mark.wide
+def test_a_run_prints_and_records_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = pd.DataFrame({"sample_id": ["a", "b", "c"], "text_tokens": [50, 60, 70]})
+    rows.to_parquet(tmp_path / "mine.parquet")
+    mine = [*SMALL, "workload=trace", f"workload.path={tmp_path}/mine.parquet", f"results_dir={tmp_path}/results"]
+    mine += ["global_batch=8", "microbatch_size=1", "model.modules.llm.context_tokens=60"]
+    assert run_command(mine) == 2
+    assert "row 3 (sample c) has 70 LLM tokens, the model takes at most 60" in capsys.readouterr().err
+    assert run_command([*mine, "workload.on_overlong=drop"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[-2:] == [
+        "workload mine: of 3 rows 1 dropped, longer than the context of model tiny",
+        "workload mine: 2 rows for a global batch of 8: every row is used 4.0 times an iteration on average",
+    ]
+    (record,) = (tmp_path / "results" / "runs").rglob("*.json")
+    assert json.loads(record.read_text())["samples"] == {"listed": 2, "truncated": 0, "dropped": 1}
+
+
+MIXTURE = """
+defaults:
+  - /workload@components.few: trace
+  - /workload@components.made: synthetic
+  - /workload@components.many: trace
+  - _self_
+_target_: entrain_bench_workloads.mixture.MixtureWorkload
+name: both
+weights: {few: 1, made: 4, many: 3}
+components:
+  few: {path: few.parquet, on_overlong: drop}
+  many: {path: many.parquet, on_overlong: truncate}
+"""
+
+
+@pytest.mark.wide
+def test_a_mixture_is_told_by_component_wherever_runs_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pd.DataFrame({"text_tokens": [5000, 60]}).to_parquet("few.parquet")
+    pd.DataFrame({"text_tokens": [5000, *[50] * 6]}).to_parquet("many.parquet")
+    Path("own/workload").mkdir(parents=True)
+    Path("own/workload/both.yaml").write_text(MIXTURE)
+    mine = [*SMALL[:-1], "workload=both", "global_batch=16", "microbatch_size=1", "--config-dir", "own"]
+    mine += ["model.modules.llm.context_tokens=4000", "--multirun", "seed=0,1"]
+    assert run_command(mine) == 0
+    lines = [
+        "workload both, component few: of 2 rows 1 dropped, longer than the context of model tiny",
+        "workload both, component few: 1 row for 12.5% of a global batch of 16: every row is used "
+        "2.0 times an iteration on average",
+        "workload both, component many: of 7 rows 1 truncated, longer than the context of model tiny",
+    ]
+    printed = " ".join(capsys.readouterr().out.split())
+    assert all(line in printed for line in lines)
+    results = Results(Path("results"))
+    for record in results.records():
+        assert record.samples == {
+            "few": {"share": 0.125, **listed(1, dropped=1)},
+            "many": {"share": 0.375, **listed(7, truncated=1)},
+        }
+    parent, *runs = entries_of(results, results.records(), "mine")
+    assert "Samples:\n\n" + "\n".join(f"- {line}" for line in lines) in parent.tags[NOTE_TAG]
+    assert [run.tags["samples"] for run in runs] == ["; ".join(lines)] * 2
+    assert run_command(["report", "--config-dir", "own"]) == 0
+    environment = Path("results/report.md").read_text().split("## Environment")[1].split("##")[0]
+    assert all(f"- Samples, {line}." in environment for line in lines)

@@ -1,0 +1,156 @@
+"""Which candidates fit memory, and which is the fastest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from entrain_bench.balancing.candidates import MEMORY_BATCHES, Candidate, by_estimate, check_memory, fastest_in_trials
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.base.errors import OutOfMemoryError, UserError
+from entrain_bench.costs.memory import Memory
+from entrain_bench.program import Program
+from entrain_bench.program.assignment import same_microbatches
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import PLANNING_SHARE, Job
+from entrain_bench.specs.shapes import SampleShapes
+from support.builders import GIB, chain_layout, profile_of, samples, tiny_job, tiny_model
+
+MODEL = tiny_model(encoder=2, llm=4)
+
+
+def one_sample_a_microbatch(shapes: SampleShapes, layout: Layout) -> Program:
+    dp = layout.modules[-1].dp
+    microbatch = np.arange(len(shapes)) // dp
+    assignment = same_microbatches(MODEL, shapes, np.arange(len(shapes)) % dp, microbatch, microbatch)
+    return chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
+
+
+def job_with(budget_bytes: float) -> Job:
+    return tiny_job(MODEL, global_batch=8, microbatch_size=1, budget_bytes=budget_bytes)
+
+
+def test_check_memory_accepts_exactly_what_fits_the_margin() -> None:
+    shapes = samples((100, [400]))
+    layout = chain_layout(MODEL, 1, 2, 8)
+    batch = shapes.take(np.zeros(8, np.int64))
+    need = float(Memory(MODEL).peak_bytes(one_sample_a_microbatch(batch, layout)).max())
+    fits = profile_of(job_with(need / PLANNING_SHARE * 1.000001), shapes)
+    check_memory(fits, layout, one_sample_a_microbatch)
+    tight = profile_of(job_with(need / PLANNING_SHARE * 0.999), shapes)
+    with pytest.raises(OutOfMemoryError, match="GiB more than planners may use of the budget"):
+        check_memory(tight, layout, one_sample_a_microbatch)
+
+
+def test_a_program_is_made_only_where_its_draft_does_not_fit() -> None:
+    shapes = samples((100, [400]))
+    thrifty, greedy = chain_layout(MODEL, 2, 3, 8), chain_layout(MODEL, 1, 1, 8)
+    batch = shapes.take(np.zeros(8, np.int64))
+    needs = [float(Memory(MODEL).peak_bytes(one_sample_a_microbatch(batch, each)).max()) for each in (thrifty, greedy)]
+    assert needs[0] < needs[1]
+
+    class Drafting:
+        def __init__(self, program: Layout, draft: Layout) -> None:
+            self.program, self.drafted, self.made = program, draft, 0
+
+        def __call__(self, shapes: SampleShapes, _: Layout) -> Program:
+            self.made += 1
+            return one_sample_a_microbatch(shapes, self.program)
+
+        def draft(self, shapes: SampleShapes, _: Layout) -> Program:
+            return one_sample_a_microbatch(shapes, self.drafted)
+
+    profile = profile_of(job_with(sum(needs) / 2 / PLANNING_SHARE), shapes)
+    fits, rescued, hopeless = Drafting(greedy, thrifty), Drafting(thrifty, greedy), Drafting(greedy, greedy)
+    check_memory(profile, thrifty, fits)
+    check_memory(profile, thrifty, rescued)
+    assert (fits.made, rescued.made) == (0, MEMORY_BATCHES)
+    with pytest.raises(OutOfMemoryError):
+        check_memory(profile, thrifty, hopeless)
+
+
+def test_states_that_do_not_fit_need_no_program() -> None:
+    def never(_shapes: SampleShapes, _layout: Layout) -> Program:
+        raise AssertionError("states alone exceed the budget")
+
+    profile = profile_of(job_with(1000.0), samples((10, [40])))
+    with pytest.raises(OutOfMemoryError, match="weights, gradients and optimizer states alone"):
+        check_memory(profile, chain_layout(MODEL, 1, 1, 8), never)
+
+
+def test_out_of_memory_says_how_much_is_missing() -> None:
+    layout = chain_layout(MODEL, 1, 1, 8)
+    states = float(Memory(MODEL).lane_state_bytes(layout).max())
+    budget = states - 0.3 * GIB if states > 0.3 * GIB else states / 2
+    profile = profile_of(job_with(budget), samples((10, [40])))
+    with pytest.raises(OutOfMemoryError) as error:
+        check_memory(profile, layout, one_sample_a_microbatch)
+    missing = (states - PLANNING_SHARE * budget) / GIB
+    assert f"{missing:.1f} GiB more than" in str(error.value)
+    assert f"needs {states / GIB:.1f} GiB" in str(error.value)
+
+
+def test_the_fastest_candidate_that_fits_wins() -> None:
+    # So short that states decide: spread over more stages they are smaller.
+    shapes = samples((10, [40]))
+    deep, shallow = chain_layout(MODEL, 2, 3, 8), chain_layout(MODEL, 1, 1, 8)
+    batch = shapes.take(np.zeros(8, np.int64))
+    needs = [Memory(MODEL).peak_bytes(one_sample_a_microbatch(batch, layout)).max() for layout in (deep, shallow)]
+    assert needs[0] < needs[1]
+    roomy, tight = (profile_of(job_with(1.01 * float(need) / PLANNING_SHARE), shapes) for need in needs[::-1])
+    offered = [Candidate(3.0, deep), Candidate(2.0, shallow), Candidate(5.0, shallow)]
+    assert fastest_in_trials(roomy, lambda _: by_estimate(offered), one_sample_a_microbatch, 1) is shallow
+    assert fastest_in_trials(tight, lambda _: by_estimate(offered), one_sample_a_microbatch, 1) is deep
+    with pytest.raises(OutOfMemoryError, match=r"layout vision tp1 cp1 pp1 .* a rank needs"):
+        fastest_in_trials(tight, lambda _: by_estimate(offered[1:]), one_sample_a_microbatch, 1)
+
+
+def test_the_best_trial_wins_over_the_best_estimate() -> None:
+    profile = profile_of(job_with(16 * GIB), samples((10, [400])))
+    layouts = [chain_layout(MODEL, 1, stages, 8) for stages in (1, 2)]
+    batch = profile.draw(8)
+    slow, fast = sorted(layouts, key=lambda layout: -profile.trial_s(one_sample_a_microbatch(batch, layout)))
+    offered = [Candidate(1.0, slow), Candidate(2.0, fast)]
+    assert fastest_in_trials(profile, lambda _: offered, one_sample_a_microbatch, 1) is slow
+    for trials in (2, 3):
+        assert fastest_in_trials(profile, lambda _: offered, one_sample_a_microbatch, trials) is fast
+
+
+def test_trials_take_candidates_that_fit_and_report_the_last_reason() -> None:
+    deep, shallow = chain_layout(MODEL, 2, 3, 8), chain_layout(MODEL, 1, 1, 8)
+    shapes = samples((10, [40]))
+    batch = shapes.take(np.zeros(8, np.int64))
+    need = Memory(MODEL).peak_bytes(one_sample_a_microbatch(batch, deep)).max()
+    tight = profile_of(job_with(1.01 * float(need) / PLANNING_SHARE), shapes)
+    offered = [Candidate(1.0, shallow), Candidate(2.0, deep)]
+    assert fastest_in_trials(tight, lambda _: offered, one_sample_a_microbatch, 2) is deep
+    with pytest.raises(OutOfMemoryError, match="a rank needs"):
+        fastest_in_trials(tight, lambda _: offered[:1], one_sample_a_microbatch, 2)
+
+
+def test_every_free_microbatch_size_gets_as_many_trials() -> None:
+    # Estimates put all layouts for microbatches of one sample first; trials with two samples are taken all the same.
+    free = replace(job_with(16 * GIB), free_microbatch_size=True, global_batch=8)
+    profile = profile_of(free, samples((10, [400])))
+    asked = {size: [chain_layout(MODEL, 1, stages, 8 // size) for stages in (1, 2, 3)] for size in (1, 2, 4, 8)}
+    offered = {
+        size: [Candidate(10.0 * size + number, layout) for number, layout in enumerate(layouts)]
+        for size, layouts in asked.items()
+    }
+    made: list[Layout] = []
+
+    def make_program(shapes: SampleShapes, layout: Layout) -> Program:
+        made.append(layout)
+        return one_sample_a_microbatch(shapes, layout)
+
+    fastest_in_trials(profile, lambda each: offered[each.job.microbatch_size], make_program, 8)
+    assert {id(layout) for layout in made} == {id(layout) for layouts in asked.values() for layout in layouts[:2]}
+    made.clear()
+    assert fastest_in_trials(profile, lambda each: offered[each.job.microbatch_size], make_program, 1) is asked[1][0]
+
+
+def test_no_candidate_at_all_is_a_user_error() -> None:
+    with pytest.raises(UserError, match="layout"):
+        fastest_in_trials(profile_of(job_with(1e9), samples((10, []))), lambda _: [], one_sample_a_microbatch, 1)

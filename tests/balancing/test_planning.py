@@ -1,0 +1,275 @@
+"""Building blocks of planners against brute force; degrees that a job allows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import combinations, pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entrain_bench.balancing.planning import (
+    partition_layers,
+    partitions,
+    place_chain,
+    proportional_allocation,
+    recompute_choices,
+    recompute_factor,
+    slowest_stages_s,
+    stage_sums,
+    stages_of_gpus,
+)
+from entrain_bench.base.errors import UserError
+from entrain_bench.specs.job import Degrees, Job, LayoutRequest
+from support.builders import as_ints, tiny_cluster, tiny_job, tiny_model
+
+MODEL = tiny_model(encoder=2, llm=4)
+
+
+def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Every way to write a total as an ordered sum of positive parts."""
+    for cuts in combinations(range(1, total), parts - 1):
+        bounds = (0, *cuts, total)
+        yield tuple(high - low for low, high in pairwise(bounds))
+
+
+# Layers to stages
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=9), st.data())
+def test_partition_has_the_fastest_slowest_stage(costs: list[int], data: st.DataObject) -> None:
+    stages = data.draw(st.integers(1, len(costs)))
+    layer_s = np.array(costs, np.float64)
+    split = partition_layers(layer_s, stages)
+    assert partitions(layer_s)[stages - 1] == split
+    assert sum(split) == len(costs)
+    assert len(split) == stages
+    assert min(split) >= 1
+
+    def slowest(layers: tuple[int, ...]) -> float:
+        bounds = np.cumsum((0, *layers))
+        return max(sum(costs[lo:hi]) for lo, hi in pairwise(bounds))
+
+    assert slowest(split) == min(map(slowest, compositions(len(costs), stages)))
+    assert stage_sums(layer_s, split).max() == slowest(split)
+    assert stage_sums(layer_s, split).sum() == sum(costs)
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    with pytest.raises(UserError, match="3 layers cannot fill 4 stages"):
+        partition_layers(np.ones(3), 4)
+
+
+# Shares of ranks
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_allocation_is_the_nearest_in_least_squares(data: st.DataObject) -> None:
+    shares = data.draw(st.lists(st.integers(0, 100), min_size=1, max_size=4).filter(any))
+    most = data.draw(st.lists(st.integers(1, 8), min_size=len(shares), max_size=len(shares)))
+    total = data.draw(st.integers(len(shares), sum(most)))
+    given = proportional_allocation(total, np.array(shares, np.float64), most)
+    due = np.array(shares) / sum(shares) * total
+
+    def error(counts: tuple[int, ...]) -> float:
+        return float(((np.array(counts) - due) ** 2).sum())
+
+    feasible = [c for c in compositions(total, len(shares)) if all(n <= m for n, m in zip(c, most, strict=True))]
+    assert given in feasible
+    assert error(given) == pytest.approx(min(map(error, feasible)), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("total", "shares", "expected"),
+    [
+        (8, [1.0, 1.0], (4, 4)),
+        (8, [5.0, 3.0], (5, 3)),
+        (8, [1.0, 99.0], (1, 7)),
+        (8, [0.0, 3.0], (1, 7)),
+        (8, [3.0, 0.0], (7, 1)),
+        (2, [9.0, 1.0], (1, 1)),
+        (4, [1.0], (4,)),
+    ],
+)
+def test_allocations_by_hand(total: int, shares: list[float], expected: tuple[int, ...]) -> None:
+    assert proportional_allocation(total, np.array(shares)) == expected
+
+
+@pytest.mark.parametrize(
+    ("shares", "least", "expected"), [([1.0, 99.0], 2, (2, 14)), ([0.575, 0.425], 2, (9, 7)), ([0.9, 0.1], 4, (12, 4))]
+)
+def test_every_module_has_at_least_so_much(shares: list[float], least: int, expected: tuple[int, ...]) -> None:
+    assert proportional_allocation(16, np.array(shares), least=least) == expected
+
+
+def test_less_than_the_least_of_all_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^layout: 7 GPUs cannot be split among 2 modules that take 4 to \[7, 7\]$"):
+        proportional_allocation(7, np.ones(2), least=4, what="GPUs")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "width", "stages"),
+    [
+        # arXiv:2605.27918, appendix A.
+        ((9, 7), 2, (4, 4)),
+        ((7, 9), 2, (3, 5)),
+        ((10, 6), 2, (5, 3)),
+        ((2, 14), 2, (1, 7)),
+        ((13, 3), 2, (6, 2)),
+        ((7, 9), 1, (7, 9)),
+        ((7, 9), 4, (1, 3)),
+        ((16,), 2, (8,)),
+    ],
+)
+def test_gpus_become_stages_in_favour_of_the_llm(gpus: tuple[int, ...], width: int, stages: tuple[int, ...]) -> None:
+    assert stages_of_gpus(gpus, width) == stages
+
+
+def test_modules_without_any_work_share_evenly_and_quietly() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert proportional_allocation(4, np.zeros(2)) == (2, 2)
+
+
+@pytest.mark.parametrize(("total", "most"), [(1, None), (6, [3, 2])])
+def test_stages_that_cannot_be_shared_are_refused(total: int, most: list[int] | None) -> None:
+    with pytest.raises(UserError, match=rf"{total} stages cannot be split among 2 modules"):
+        proportional_allocation(total, np.ones(2), most)
+
+
+# Placement
+
+
+def test_place_chain_puts_tp_innermost_and_replicas_outermost() -> None:
+    job = tiny_job(MODEL, tiny_cluster(2, 8))
+    degrees = Degrees(tp=2, cp=1, pp=4, dp=2)
+    layout = place_chain(job, degrees, [(4,), (2, 2, 2)], (True, False), leading=True)
+    vision, llm = layout.modules
+    assert vision.ranks.tolist() == [[[0, 1]], [[8, 9]]]
+    assert llm.ranks.tolist() == [[[2, 3], [4, 5], [6, 7]], [[10, 11], [12, 13], [14, 15]]]
+    assert (vision.recompute, llm.recompute) == (True, False)
+    assert layout.num_microbatches == 32 // (2 * 2)
+    assert layout.num_lanes == 8
+    assert set(layout.lane_width) == {2}
+
+
+def test_place_chain_puts_encoders_on_the_first_llm_stage() -> None:
+    job = tiny_job(MODEL, tiny_cluster(1, 4))
+    layout = place_chain(job, Degrees(1, 1, 2, 2), [(4,), (3, 3)], (False, False), leading=False)
+    vision, llm = layout.modules
+    assert vision.ranks.tolist() == [[[0]], [[2]]]
+    assert llm.ranks.tolist() == [[[0], [1]], [[2], [3]]]
+
+
+def test_several_encoders_share_the_encoder_stages() -> None:
+    model = tiny_model(2, 2, audio=4)
+    job = tiny_job(model, tiny_cluster(1, 4))
+    layout = place_chain(job, Degrees(1, 1, 4, 1), [(2, 2), (3, 3), (2, 2)], (False,) * 3, leading=True)
+    assert [m.ranks.ravel().tolist() for m in layout.modules] == [[0, 1], [0, 1], [2, 3]]
+
+
+def test_recompute_costs_one_forward_of_three() -> None:
+    assert recompute_factor(False) == 1.0
+    assert recompute_factor(True) == pytest.approx((1 + 2 + 1) / (1 + 2))
+    assert sorted(recompute_choices(tiny_job(MODEL))) == sorted(product([False, True], repeat=2))
+
+
+# Degrees of a job
+
+
+def brute_force_degrees(job: Job) -> set[tuple[int, int, int, int]]:
+    ranks, asked = job.cluster.num_ranks, job.request
+    sizes = [
+        size
+        for m in job.model.modules
+        for size in (m.config.num_heads, m.config.num_kv_heads, m.config.ffn_hidden_size)
+    ]
+    most = max(len(m.layers) for m in job.model.encoders) + len(job.model.llm.layers)
+    found = set()
+    for tp, cp, pp, dp in product(range(1, ranks + 1), repeat=4):
+        ok = tp * cp * pp * dp == ranks and pp <= most
+        ok &= job.cluster.gpus_per_node % tp == 0 and all(size % tp == 0 for size in sizes)
+        ok &= (cp & (cp - 1)) == 0
+        ok &= job.global_batch % (dp * job.microbatch_size) == 0
+        ok &= all(
+            want is None or want == have
+            for want, have in zip((asked.tp, asked.cp, asked.pp, asked.dp), (tp, cp, pp, dp), strict=True)
+        )
+        if ok:
+            found.add((tp, cp, pp, dp))
+    return found
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), [(1, 1), (1, 4), (2, 4), (1, 6), (3, 4), (1, 8)])
+@pytest.mark.parametrize(
+    "asked", [{}, {"tp": 2}, {"cp": 2}, {"dp": 2}, {"pp": 2}, {"tp": 2, "dp": 2}, {"pp": 3, "cp": 1}]
+)
+def test_degrees_are_all_that_use_every_rank_and_meet_the_request(nodes: int, gpus: int, asked: dict[str, int]) -> None:
+    job = tiny_job(MODEL, tiny_cluster(nodes, gpus), global_batch=24, microbatch_size=2, request=LayoutRequest(**asked))
+    expected = brute_force_degrees(job)
+    if not expected:
+        with pytest.raises(UserError, match=r"layout|must be"):
+            list(job.degrees())
+        return
+    found = [(d.tp, d.cp, d.pp, d.dp) for d in job.degrees()]
+    assert len(found) == len(set(found))
+    assert set(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"dp": 3}, r"global_batch=32: must be a multiple of layout\.dp=3 x microbatch_size=2"),
+        ({"tp": 16}, r"layout\.tp=16: must be a divisor of the 8 ranks of a node"),
+        ({"pp": 11}, r"layout\.pp=11: must be at most 10, the layers of model=handmade"),
+        ({"dp": 16}, r"layout\.dp=16: no TP x CP x PP x DP equals the 8 ranks"),
+        ({"tp": 2, "dp": 8}, r"layout\.tp=2 layout\.dp=8: no TP x CP x PP x DP equals the 8 ranks of cluster=handmade"),
+        ({"pp": 3}, r"layout\.pp=3: no TP x CP x PP x DP"),
+    ],
+)
+def test_requests_that_cannot_be_met_say_why(asked: dict[str, int], message: str) -> None:
+    job = tiny_job(MODEL, request=LayoutRequest(**asked))
+    with pytest.raises(UserError, match=message):
+        list(job.degrees())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"global_batch": 0}, "global_batch=0: must be at least 1"),
+        ({"microbatch_size": 0}, "microbatch_size=0: must be at least 1"),
+        ({"request": LayoutRequest(cp=0)}, r"layout\.cp=0: must be null or at least 1"),
+        ({"request": LayoutRequest(pp=-1)}, r"layout\.pp=-1: must be null or at least 1"),
+    ],
+)
+def test_bad_jobs_are_named(change: dict[str, int], message: str) -> None:
+    make: Callable[..., Job] = tiny_job
+    with pytest.raises(UserError, match=message):
+        make(MODEL, **change)
+
+
+def test_microbatches_of_a_replica() -> None:
+    job = tiny_job(MODEL, global_batch=24, microbatch_size=3)
+    assert [job.num_microbatches(dp) for dp in as_ints([1, 2, 4, 8]).tolist()] == [8, 4, 2, 1]
+    with pytest.raises(UserError, match="global_batch=24"):
+        job.num_microbatches(5)
+
+
+def test_tensor_parallelism_that_would_straddle_nodes_is_refused() -> None:
+    # On nodes of 6, ranks 4..7 would be one TP group of 4 over two nodes.
+    job = tiny_job(MODEL, tiny_cluster(2, 6), global_batch=24, request=LayoutRequest(tp=4))
+    with pytest.raises(UserError, match=r"layout\.tp=4"):
+        list(job.degrees())
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=12))
+def test_slowest_stages_are_those_of_the_partitions(layers: list[float]) -> None:
+    layer_s = np.array(layers)
+    expected = [stage_sums(layer_s, partition_layers(layer_s, stages)).max() for stages in range(1, len(layers) + 1)]
+    np.testing.assert_allclose(slowest_stages_s(layer_s), expected)
+    assert slowest_stages_s(np.ones(4)).tolist() == [4.0, 2.0, 2.0, 1.0]

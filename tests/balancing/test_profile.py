@@ -1,0 +1,301 @@
+"""What strategies may know: draws, measurements, fits and estimates with a chosen error."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entrain_bench.balancing.profile import PROFILED_TOKENS, Profile
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.costs.edges import held_s
+from entrain_bench.costs.roofline import PassTimes
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.simulate import Simulator
+from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
+from support.builders import TOKENS as TOKEN_RULES
+from support.builders import (
+    chain_layout,
+    encoder_config,
+    llm_config,
+    placed,
+    profile_of,
+    random_samples,
+    samples,
+    tiny_cluster,
+    tiny_job,
+    tiny_model,
+    uniform_batch,
+)
+
+MODEL = tiny_model(encoder=2, llm=3, audio=2)
+JOB = tiny_job(MODEL)
+VISION, AUDIO, LLM = MODEL.modules
+SHAPES = shapes_from_lists(
+    ["image", "audio"],
+    [
+        (50, [("image", 400, 100), ("audio", 90, 45), ("image", 64, 16)]),
+        (500, []),
+        (10, [("audio", 3000, 1500)]),
+        (20, [("image", 12000, 3000)]),
+    ],
+)
+
+
+@pytest.fixture
+def quadratic(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[float, float, float]]:
+    """Make every layer's forward an exact quadratic of its kind: a x^2 + b x + c, part of it communication."""
+    coefficients = {"embed": (0.0, 3e-7, 1e-5), "block": (2e-11, 5e-7, 4e-5), "head": (0.0, 9e-7, 0.0)}
+
+    def measure(_profile: Profile, module: ModuleSpec, lengths: IntArray, _tp: int, _cp: int) -> list[PassTimes]:
+        x = float(np.sum(lengths))
+        times = []
+        for kind in module.kinds:
+            a, b, c = coefficients[kind.kind]
+            whole = np.array([a * x * x + b * x + c])
+            times.append(PassTimes(0.75 * whole, 0.25 * whole, 9 * whole, 9 * whole))
+        return times
+
+    monkeypatch.setattr(Profile, "measure", measure)
+    return coefficients
+
+
+def whole_module(coefficients: dict[str, tuple[float, float, float]], module: ModuleSpec, x: float) -> float:
+    total = 0.0
+    for layer in module.layers:
+        a, b, c = coefficients[layer.kind]
+        total += a * x * x + b * x + c
+    return total
+
+
+def test_fit_reproduces_a_quadratic_cost(quadratic: dict[str, tuple[float, float, float]]) -> None:
+    profile = profile_of(JOB, SHAPES)
+    for module in MODEL.modules:
+        fit = profile.forward_fit(module, 1, 1)
+        expected = [quadratic[kind.kind] for kind in module.kinds]
+        at = np.array([1.0, 100.0, 5000.0, 16384.0])
+        for row, (a, b, c) in zip(fit, expected, strict=True):
+            assert np.polyval(row, at) == pytest.approx(np.polyval([a, b, c], at), rel=1e-6)
+
+
+def test_estimates_of_a_quadratic_cost_are_exact(quadratic: dict[str, tuple[float, float, float]]) -> None:
+    profile = profile_of(JOB, SHAPES)
+    for module in MODEL.modules:
+        estimate = profile.estimate_units(module, SHAPES, 1, 1)
+        lengths = module.lengths(SHAPES, module.units(SHAPES))
+        expected = [whole_module(quadratic, module, float(x)) for x in lengths]
+        assert estimate == pytest.approx(expected, rel=1e-6)
+    encoder, llm = profile.estimate_samples(SHAPES, 1, 1)
+    by_hand = [
+        whole_module(quadratic, VISION, 400) + whole_module(quadratic, VISION, 64) + whole_module(quadratic, AUDIO, 90),
+        0.0,
+        whole_module(quadratic, AUDIO, 3000),
+        whole_module(quadratic, VISION, 12000),
+    ]
+    assert encoder == pytest.approx(by_hand, rel=1e-6)
+    assert llm == pytest.approx([whole_module(quadratic, LLM, x) for x in (211, 500, 1510, 3020)], rel=1e-6)
+
+
+def test_fit_is_the_least_squares_of_the_measured_points() -> None:
+    profile = profile_of(JOB, SHAPES)
+    fit = profile.forward_fit(LLM, 2, 1)
+    for kind in range(len(LLM.kinds)):
+        points = []
+        for tokens in PROFILED_TOKENS:
+            times = profile.measure(LLM, np.array([tokens]), 2, 1)[kind]
+            points.append(float((times.forward_s + times.forward_comm_s)[0]))
+        expected = np.polynomial.Polynomial.fit(PROFILED_TOKENS, points, 2)(PROFILED_TOKENS)
+        assert np.polyval(fit[kind], PROFILED_TOKENS) == pytest.approx(expected, rel=1e-6)
+
+
+def test_measurements_are_the_truth_of_one_packed_microbatch() -> None:
+    profile = profile_of(JOB, SHAPES)
+    lengths = np.array([100, 300, 17])
+    truth = CostTruth(MODEL, tiny_cluster())
+    times = profile.measure(LLM, lengths, 1, 1)
+    assert len(times) == len(LLM.kinds)
+    # Packed: products see 417 tokens, attention three sequences.
+    alone = [profile.measure(LLM, np.array([length]), 1, 1) for length in lengths]
+    for kind in range(len(LLM.kinds)):
+        assert times[kind].forward_s.shape == (1,)
+        assert times[kind].forward_s[0] <= sum(one[kind].forward_s[0] for one in alone)
+    assert truth.cluster is not None
+
+
+def test_estimates_are_never_negative() -> None:
+    profile = profile_of(JOB, SHAPES)
+    tiny = samples(*[(tokens, [tokens]) for tokens in range(1, 200)])
+    for module in (VISION, LLM):
+        assert np.all(profile.estimate_units(module, tiny, 1, 1) >= 0.0)
+
+
+# Errors of belief
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**31), st.integers(0, 1000), st.sampled_from([0.05, 0.2, 0.9]))
+def test_estimates_differ_by_at_most_the_error_and_the_same_way_each_time(seed: int, other: int, error: float) -> None:
+    shapes = random_samples(np.random.default_rng(other), 40)
+    model = tiny_model()
+    job = tiny_job(model)
+    exact = profile_of(job, shapes, seed=seed)
+    wrong = profile_of(job, shapes, seed=seed, belief_error=error)
+    for module in model.modules:
+        true, believed = exact.estimate_units(module, shapes, 1, 1), wrong.estimate_units(module, shapes, 1, 1)
+        known = true > 0
+        ratio = believed[known] / true[known]
+        assert np.all(np.abs(ratio - 1.0) <= error * (1 + 1e-9))
+        assert np.array_equal(believed, wrong.estimate_units(module, shapes, 1, 1))
+        again = profile_of(job, shapes, seed=seed, belief_error=error)
+        again.draw(7)
+        assert np.array_equal(believed, again.estimate_units(module, shapes, 1, 1))
+    # The same sample elsewhere in another batch.
+    shuffled = np.random.default_rng(other).permutation(40)
+    whole, part = wrong.estimate_samples(shapes, 1, 1), wrong.estimate_samples(shapes.take(shuffled[:11]), 1, 1)
+    for before, after in zip(whole, part, strict=True):
+        assert after == pytest.approx(before[shuffled[:11]], rel=1e-12)
+
+
+def errors(module: str, count: int = 2000, seed: int = 0, model: ModelSpec = MODEL) -> np.ndarray:
+    shapes = shapes_from_lists(["image", "audio"], [(1000, [("image", 4000, 1000), ("audio", 4000, 2000)])] * count)
+    job = tiny_job(model)
+    spec = model.module(module)
+    believed, true = (profile_of(job, shapes, seed, error).estimate_units(spec, shapes, 1, 1) for error in (0.2, 0.0))
+    return np.asarray(believed / true - 1.0)
+
+
+def test_errors_are_uniform_unbiased_and_independent() -> None:
+    vision, llm = errors("vision"), errors("llm")
+    for error in (vision, llm):
+        assert abs(error.mean()) < 0.01
+        assert error.std() == pytest.approx(0.2 / np.sqrt(3), rel=0.05)
+        assert len(np.unique(error)) == len(error)
+        assert abs(np.corrcoef(error[1:], error[:-1])[0, 1]) < 0.1
+    assert abs(np.corrcoef(vision, llm)[0, 1]) < 0.1
+    assert abs(np.corrcoef(vision, errors("vision", seed=1))[0, 1]) < 0.1
+
+
+def test_modules_with_a_common_prefix_have_errors_of_their_own() -> None:
+    config = {
+        "name": "long names",
+        "modules": {
+            "encoder_image": encoder_config(2),
+            "encoder_audio": encoder_config(2, "audio"),
+            "llm": llm_config(2),
+        },
+        "tokens": TOKEN_RULES,
+    }
+    model = ModelSpec.from_config(config)
+    image, audio = (errors(name, 300, model=model) for name in ("encoder_image", "encoder_audio"))
+    assert abs(np.corrcoef(image, audio)[0, 1]) < 0.3
+
+
+def test_items_of_a_sample_share_its_error() -> None:
+    shapes = samples((10, [4000, 2000, 8000]), (10, [4000]))
+    job = tiny_job(tiny_model())
+    module = job.model.modules[0]
+    wrong, exact = (profile_of(job, shapes, 0, error).estimate_units(module, shapes, 1, 1) for error in (0.2, 0.0))
+    ratio = wrong / exact
+    assert ratio[:3] == pytest.approx([ratio[0]] * 3, rel=1e-12)
+    assert ratio[3] != pytest.approx(ratio[0], rel=1e-3)
+
+
+# Draws
+
+
+def test_draws_are_new_each_time_and_repeat_with_the_seed() -> None:
+    shapes = random_samples(np.random.default_rng(1), 200)
+
+    def ids(profile: Profile) -> list[int]:
+        return [int(sample) for sample in profile.draw(50).sample_ids]
+
+    one, same, other = (profile_of(JOB, shapes, seed=seed) for seed in (3, 3, 4))
+    first = ids(one)
+    assert first == ids(same)
+    assert first != ids(one)
+    assert first != ids(other)
+
+
+def test_samples_without_encoder_work_cost_the_encoder_nothing() -> None:
+    text: SampleShapes = samples((10, []), (3000, []))
+    encoder, llm = profile_of(JOB, text, belief_error=0.2).estimate_samples(text, 1, 1)
+    assert encoder.tolist() == [0.0, 0.0]
+    assert llm[1] > llm[0] >= 0.0
+
+
+def test_the_bias_depends_on_length_alone_and_turns_around_over_two_octaves() -> None:
+    text = samples((64, []), (64, []), (256, []), (1024, []))
+    exact, wrong = (profile_of(JOB, text, belief_bias=bias).estimate_samples(text, 1, 1)[1] for bias in (0.0, 0.2))
+    ratio = wrong / exact - 1
+    assert ratio[0] == ratio[1] != 0
+    np.testing.assert_allclose(ratio[2], -ratio[0])
+    np.testing.assert_allclose(ratio[3], ratio[0])
+    assert abs(ratio[0]) <= 0.2
+    other = profile_of(JOB, text, seed=1, belief_bias=0.2).error_factor(JOB.model.llm, text)
+    assert not np.allclose(other, wrong / exact)
+
+
+def test_modules_that_share_ranks_step_one_after_the_other() -> None:
+    model = tiny_model(encoder=2, llm=4)
+    profile = profile_of(tiny_job(model, tiny_cluster(1, 8)), samples((10, [40])))
+    truth = CostTruth(model, profile.job.cluster)
+    vision, llm = model.modules
+
+    def steps(module: ModuleSpec, placed: ModuleLayout) -> list[float]:
+        exposed = truth.step_costs.exposed(module, placed)
+        assert np.all(exposed.gather_s > 0)
+        return (exposed.gather_s + exposed.sync_s + exposed.optimizer_s).tolist()
+
+    # The encoder on both ranks of each replica of a two-stage LLM; beside it; on the LLM's first stage.
+    stages = placed(llm, [[[0], [1]], [[2], [3]]])
+    shared, beside, first = (
+        placed(vision, ranks) for ranks in ([[[0]], [[1]], [[2]], [[3]]], [[[4]], [[5]]], [[[0]], [[2]]])
+    )
+    (head, tail), both = steps(llm, stages), steps(vision, shared)[0]
+    assert profile.step_s(Layout((shared, stages), 1)) == pytest.approx(both + max(head, tail), rel=1e-12)
+    assert profile.step_s(Layout((beside, stages), 1)) == pytest.approx(max(steps(vision, beside)[0], head, tail))
+    assert profile.step_s(Layout((first, stages), 1)) == pytest.approx(max(steps(vision, first)[0] + head, tail))
+
+
+def test_a_trial_is_the_simulation_of_a_program() -> None:
+    model = tiny_model(encoder=2, llm=4)
+    job = tiny_job(model, tiny_cluster(1, 8))
+    profile = profile_of(job, samples((10, [40])))
+    layout = chain_layout(model, 1, 2, 4)
+    shapes, assignment = uniform_batch(model, 4)
+    program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
+    truth = CostTruth(model, job.cluster)
+    expected = Simulator(truth, job.memory_budget_bytes).execute(program).iteration_time_s
+    assert profile.trial_s(program) == pytest.approx(expected, rel=1e-12)
+
+
+def test_parts_of_a_step_add_up_on_every_lane() -> None:
+    model = tiny_model(encoder=2, llm=4)
+    profile = profile_of(tiny_job(model, tiny_cluster(1, 8)), samples((10, [40])))
+    layout = chain_layout(model, 1, 2, 4, dp=2)
+    assert sum(profile.lane_steps_s(layout)).max() == pytest.approx(profile.step_s(layout), rel=1e-12)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("p2p", ["blocking", "overlapped"])
+def test_handovers_are_what_the_truth_charges_for_transfers(p2p: str) -> None:
+    model = tiny_model(encoder=2, llm=4)
+    profile = profile_of(tiny_job(model, tiny_cluster(1, 8), framework=Framework(p2p=p2p)), samples((10, [40])))
+    layout = chain_layout(model, 1, 2, 4, dp=2)
+    shapes, assignment = uniform_batch(model, 4, dp=2)
+    program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
+    prices, handed = profile._truth.price(program), profile.handovers(program)
+    assert held_s(program, handed.send_s, handed.receive_s) == pytest.approx(prices.hold_s)
+    assert handed.delay_s.max() > 0
+    if p2p == "blocking":
+        assert handed.delay_s == pytest.approx(prices.delay_s)
+        # Actions that take as long as they do then end when they do, but for the gather of weights and the steps.
+        passes = slice(int(program.first_action[-1]))
+        free = profile.simulate(program, prices.duration_s)[passes]
+        held = profile.simulate(program, prices.duration_s, transfers=True)[passes]
+        assert np.all(held >= free)
+        assert held.max() > free.max()

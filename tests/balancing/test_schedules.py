@@ -1,0 +1,224 @@
+"""1F1B against its closed form, PyTorch and Megatron-core; deferral and split backward worked by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entrain_bench.balancing.schedules import chain_program, one_f_one_b, stages_behind, three_phase_program
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.program import Pass, Program
+from entrain_bench.program.assignment import Assignment
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.shapes import shapes_from_lists
+from support.builders import (
+    AV_MODEL,
+    chain_layout,
+    labels,
+    makespan,
+    passes,
+    placed,
+    tiny_model,
+    uniform_batch,
+    uniform_times,
+)
+
+F, B = Pass.FORWARD, Pass.BACKWARD
+
+
+def uniform_program(
+    encoder_stages: int, llm_stages: int, num_microbatches: int, dp: int = 1, warmup: list[IntArray] | None = None
+) -> Program:
+    model = tiny_model(encoder=4 if encoder_stages else 0, llm=8)
+    layout = chain_layout(model, encoder_stages, llm_stages, num_microbatches, dp)
+    shapes, assignment = uniform_batch(model, num_microbatches, dp)
+    return chain_program(model, shapes, layout, assignment, warmup or stages_behind(layout))
+
+
+# Closed form of uniform microbatches
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+@pytest.mark.parametrize(("encoder_stages", "llm_stages"), [(0, 1), (1, 1), (1, 2), (2, 2), (3, 1), (2, 4), (0, 4)])
+@pytest.mark.parametrize("num_microbatches", [1, 2, 3, 4, 7, 12])
+@pytest.mark.parametrize(("forward", "backward"), [(1.0, 2.0), (3.0, 1.0)])
+def test_uniform_1f1b_takes_the_closed_form(
+    encoder_stages: int, llm_stages: int, num_microbatches: int, forward: float, backward: float, dp: int
+) -> None:
+    program = uniform_program(encoder_stages, llm_stages, num_microbatches, dp)
+    stages = encoder_stages + llm_stages
+    start, end = uniform_times(program, forward, backward)
+    total = (num_microbatches + stages - 1) * (forward + backward)
+    assert start.min() == 0.0
+    assert makespan(program, end) == total
+    # Bubble ratio of every lane: idle share of the iteration.
+    busy = np.zeros(program.layout.num_lanes)
+    for lane in range(program.layout.num_lanes):
+        busy[lane] = sum(end[view.index] - start[view.index] for view in program.lane(lane))
+    bubbles = 1.0 - busy / total
+    assert bubbles == pytest.approx(np.full(len(busy), (stages - 1) / (num_microbatches + stages - 1)), abs=1e-12)
+
+
+@pytest.mark.parametrize("more", [1, 2, 5, 40])
+@pytest.mark.parametrize("num_microbatches", [1, 4, 9])
+@pytest.mark.parametrize(("forward", "backward"), [(1.0, 2.0), (2.0, 1.0), (1.0, 1.0)])
+def test_warming_every_stage_more_never_costs_time_on_uniform_microbatches(
+    more: int, num_microbatches: int, forward: float, backward: float
+) -> None:
+    layout = chain_layout(tiny_model(4, 8), 2, 3, num_microbatches)
+    warmup = [stages + more for stages in stages_behind(layout)]
+    program = uniform_program(2, 3, num_microbatches, warmup=warmup)
+    _, end = uniform_times(program, forward, backward)
+    assert makespan(program, end) == (num_microbatches + 4) * (forward + backward)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=3, max_size=3), st.integers(1, 10), st.integers(1, 5), st.integers(1, 5))
+def test_warmups_that_fall_by_at_least_one_never_cost_time(
+    steps: list[int], num_microbatches: int, forward: int, backward: int
+) -> None:
+    warmup = np.cumsum([0, *steps])[::-1]
+    program = uniform_program(2, 2, num_microbatches, warmup=[warmup[:2], warmup[2:]])
+    _, end = uniform_times(program, forward, backward)
+    assert makespan(program, end) <= (num_microbatches + 3) * (forward + backward)
+
+
+def test_a_stage_that_warms_up_less_than_1f1b_costs_time() -> None:
+    # So that the two tests above can fail.
+    program = uniform_program(2, 2, 6, warmup=[np.array([1, 1]), np.array([1, 0])])
+    _, end = uniform_times(program, 1.0, 2.0)
+    assert makespan(program, end) > (6 + 3) * 3.0
+
+
+# Slots
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12), st.integers(0, 15))
+def test_slots_of_a_lane_are_a_permutation_in_1f1b_order(num_microbatches: int, warmup: int) -> None:
+    forward, backward = one_f_one_b(np.arange(num_microbatches), np.array(num_microbatches), np.array(warmup))
+    slots = dict.fromkeys(forward.tolist(), "F") | dict.fromkeys(backward.tolist(), "B")
+    assert sorted(slots) == list(range(2 * num_microbatches))
+    ahead = min(warmup, num_microbatches)
+    expected = "F" * ahead + "FB" * (num_microbatches - ahead) + "B" * ahead
+    assert "".join(slots[slot] for slot in range(2 * num_microbatches)) == expected
+    assert np.all(np.diff(forward) > 0)
+    assert np.all(np.diff(backward) > 0)
+
+
+# Independent oracles of the order
+
+
+class RecordingStage:
+    """What ``Schedule1F1B`` needs of a stage; remembers the order of passes."""
+
+    def __init__(self, stage_index: int, num_stages: int) -> None:
+        self.stage_index, self.num_stages = stage_index, num_stages
+        self.is_first, self.is_last = stage_index == 0, stage_index == num_stages - 1
+        self.passes: list[str] = []
+
+    def forward_one_chunk(self, index: int, *_args: Any, **_kwargs: Any) -> None:
+        self.passes.append(f"F{index}")
+
+    def backward_one_chunk(self, index: int, **_kwargs: Any) -> None:
+        self.passes.append(f"B{index}")
+
+    def perform_reduce_grad(self, _scale: int) -> None:
+        self.passes.append("reduce")
+
+    def _no_transfers(self, _index: int) -> list[Any]:
+        return []
+
+    get_fwd_recv_ops = get_fwd_send_ops = get_bwd_recv_ops = get_bwd_send_ops = _no_transfers
+
+
+def torch_order(stage: int, num_stages: int, num_microbatches: int) -> list[str]:
+    """Order in which PyTorch's ``Schedule1F1B`` really runs the passes of a stage."""
+    from torch.distributed.pipelining.schedules import Schedule1F1B
+
+    class Quiet(Schedule1F1B):
+        def _initialize_stage(self, *_args: Any, **_kwargs: Any) -> None:
+            pass
+
+    recorder: Any = RecordingStage(stage, num_stages)
+    nothing = [()] * num_microbatches
+    Quiet(recorder, num_microbatches)._step_microbatches(nothing, [{}] * num_microbatches)
+    order: list[str] = recorder.passes
+    assert order.pop() == "reduce"
+    return order
+
+
+# (stages, microbatches); torch insists on at least as many microbatches as stages, Megatron-core does not.
+SIZES = [(1, 1), (2, 2), (2, 5), (3, 3), (4, 4), (4, 8), (4, 13), (6, 6)]
+FEW_MICROBATCHES = [(2, 1), (4, 3), (5, 2)]
+
+
+@pytest.mark.parametrize(("num_stages", "num_microbatches"), SIZES)
+def test_order_is_that_of_torch_schedule_1f1b(num_stages: int, num_microbatches: int) -> None:
+    encoder_stages = num_stages // 2
+    program = uniform_program(encoder_stages, num_stages - encoder_stages, num_microbatches, dp=2)
+    for lane in range(2 * num_stages):
+        ours = [text.split()[1] for text in passes(program, lane)]
+        assert ours == torch_order(lane % num_stages, num_stages, num_microbatches)
+
+
+@pytest.mark.parametrize(("num_stages", "num_microbatches"), SIZES)
+def test_order_passes_torch_schedule_validation(num_stages: int, num_microbatches: int) -> None:
+    from torch.distributed.pipelining import schedules
+
+    generate: Any = schedules._get_1f1b_rank_ops
+    actions: dict[int, list[Any]] = {}
+    program = uniform_program(0, num_stages, num_microbatches)
+    for lane in range(num_stages):
+        ours = [text.split()[1] for text in passes(program, lane)]
+        kinds = {"F": schedules._ComputationType.FORWARD, "B": schedules._ComputationType.FULL_BACKWARD}
+        actions[lane] = [schedules._Action(lane, kinds[text[0]], int(text[1:])) for text in ours]
+        # The generator behind torch's interleaved 1F1B, with one stage a rank.
+        ahead = num_stages - 1 - lane
+        theirs = generate(
+            1, num_stages, ahead, num_microbatches - ahead, ahead, lane, lambda _, s=lane: s, lambda _, s=lane: s
+        )
+        assert actions[lane] == [action for action in theirs if action is not None]
+    schedules._validate_schedule(actions, num_stages, num_stages, num_microbatches)
+
+
+@pytest.mark.parametrize(("num_stages", "num_microbatches"), [*SIZES[1:], *FEW_MICROBATCHES])
+@pytest.mark.filterwarnings("ignore")
+def test_warmup_and_microbatch_order_are_those_of_megatron(num_stages: int, num_microbatches: int) -> None:
+    from megatron.core.pipeline_parallel.schedules import (  # type: ignore[import-untyped]
+        get_pp_rank_microbatches,
+        get_schedule_table,
+    )
+
+    program = uniform_program(num_stages - 1, 1, num_microbatches)
+    table = [microbatch for microbatch, _ in get_schedule_table(num_microbatches, 1, num_stages)]
+    for lane in range(num_stages):
+        group = SimpleNamespace(size=lambda: num_stages, rank=lambda rank=lane: rank)
+        communicator = SimpleNamespace(pp_group=group, virtual_pipeline_model_parallel_size=None)
+        total, _, warmup, remaining = get_pp_rank_microbatches(
+            num_microbatches, 1, num_stages, p2p_communicator=communicator
+        )
+        assert (total, warmup + remaining) == (num_microbatches, num_microbatches)
+        order = [f"F{m}" for m in table[:warmup]]
+        for ahead, behind in zip(table[warmup:], table, strict=False):
+            order += [f"F{ahead}", f"B{behind}"]
+        order += [f"B{m}" for m in table[remaining:]]
+        assert [text.split()[1] for text in passes(program, lane)] == order
+
+
+def test_three_phases_of_two_encoders_that_are_split_otherwise_than_the_llm() -> None:
+    # Both encoders on two ranks together, a replica of the LLM on each.
+    vision, audio, llm = AV_MODEL.modules
+    together = [placed(module, [[[0, 1]]], tp=2) for module in (vision, audio)]
+    layout = Layout((*together, placed(llm, [[[0]], [[1]]])), 1)
+    shapes = shapes_from_lists(["image", "audio"], [(10, [("image", 40, 10), ("audio", 30, 10)])] * 2)
+    encoders = [labels([0, 0], [0, 0])] * 2
+    program = three_phase_program(AV_MODEL, shapes, layout, Assignment((*encoders, labels([0, 1], [0, 0]))))
+    for lane in range(2):
+        assert passes(program, lane) == ["vision F0", "audio F0", "llm F0", "llm B0", "audio B0", "vision B0"]
+        assert [view.replica for view in program.lane(lane)][2:4] == [lane, lane]

@@ -1,0 +1,305 @@
+"""ZB-H1 and ZB-V against torch's orders, their closed forms, and 1F1B's memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entrain_bench.balancing.interleaved import Interleaved
+from entrain_bench.balancing.planning import rank_of_places
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.balancing.warmup import OneForwardOneBackward
+from entrain_bench.balancing.zero_bubble import ZeroBubbleH1, ZeroBubbleV, valley_of
+from entrain_bench.base.errors import IncompatibleError, UserError
+from entrain_bench.costs.memory import Memory
+from entrain_bench.program import Pass, Program
+from entrain_bench.program.assignment import same_microbatches
+from entrain_bench.program.layout import Layout
+from entrain_bench.program.validate import check_program
+from entrain_bench.simulate import place_actions
+from entrain_bench.specs.model import ModelSpec
+from support.builders import (
+    chain_layout,
+    durations,
+    makespan,
+    no_delay,
+    passes,
+    placed,
+    profile_of,
+    random_samples,
+    samples,
+    tiny_job,
+    tiny_model,
+    uniform_batch,
+)
+
+TORCH_NAMES = {Pass.FORWARD: "F", Pass.BACKWARD: "I", Pass.WEIGHT: "W"}
+
+
+def h1_program(num_stages: int, num_microbatches: int, encoder_stages: int = 0, dp: int = 1) -> Program:
+    """One rank a stage, as many layers on each."""
+    llm_stages = num_stages - encoder_stages
+    model = tiny_model(encoder=encoder_stages and 2 * encoder_stages - 1, llm=2 * llm_stages)
+    layout = chain_layout(model, encoder_stages, llm_stages, num_microbatches, dp)
+    shapes, assignment = uniform_batch(model, num_microbatches, dp)
+    return ZeroBubbleH1().schedule(shapes, layout, assignment, profile_of(tiny_job(model), shapes))
+
+
+def v_layout(model: ModelSpec, num_ranks: int, num_microbatches: int, dp: int = 1, encoder_stages: int = 0) -> Layout:
+    """One rank a block and a block or more a place; encoders on the first places, or on the first of the LLM's."""
+    ranks = np.arange(dp * num_ranks).reshape(dp, num_ranks, 1)[:, rank_of_places(num_ranks, 2, "v")]
+    modules = [
+        placed(module, ranks[:, : max(1, encoder_stages)] if module.is_encoder else ranks[:, encoder_stages:])
+        for module in model.modules
+    ]
+    return Layout(tuple(modules), num_microbatches)
+
+
+def v_program(num_ranks: int, num_microbatches: int, dp: int = 1) -> Program:
+    model = tiny_model(encoder=0, llm=2 * num_ranks)
+    shapes, assignment = uniform_batch(model, num_microbatches, dp)
+    layout = v_layout(model, num_ranks, num_microbatches, dp)
+    return ZeroBubbleV().schedule(shapes, layout, assignment, profile_of(tiny_job(model), shapes))
+
+
+def torch_order(program: Program, lane: int) -> list[str]:
+    """The passes of a lane as torch writes its own."""
+    views = (view for view in program.lane(lane) if view.kind in TORCH_NAMES)
+    return [f"{view.stage}{TORCH_NAMES[view.kind]}{view.microbatch}" for view in views]
+
+
+def uniform_makespan(program: Program, forward: float, backward: float, weight: float) -> float:
+    times = {Pass.FORWARD: forward, Pass.BACKWARD: backward, Pass.WEIGHT: weight}
+    _, end, _ = place_actions(program, durations(program, lambda view: times[view.kind]), no_delay(program))
+    return makespan(program, end)
+
+
+def ranks_of(schedule: Any, num_ranks: int, num_microbatches: int, stages_per_rank: int) -> Any:
+    """A schedule of torch that has no stages, only their numbers."""
+    found = object.__new__(schedule)
+    found.pp_group_size, found._n_microbatches = num_ranks, num_microbatches
+    found.n_local_stages, found.num_stages = stages_per_rank, stages_per_rank * num_ranks
+    # As its constructor has them.
+    found.number_of_rounds = max(1, num_microbatches // num_ranks)
+    found.microbatches_per_round = num_microbatches // found.number_of_rounds
+    return found
+
+
+SIZES = [(2, 2), (2, 4), (3, 6), (4, 4), (4, 8), (4, 12), (8, 16)]
+
+
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), SIZES)
+def test_the_order_of_zb_h1_is_torchs_with_one_stage_a_rank(num_ranks: int, num_microbatches: int) -> None:
+    from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
+
+    theirs = ranks_of(ScheduleInterleavedZeroBubble, num_ranks, num_microbatches, 1)
+    program = h1_program(num_ranks, num_microbatches)
+    for rank in range(num_ranks):
+        expected = [str(action) for action in theirs._calculate_single_rank_operations(rank) if action is not None]
+        assert torch_order(program, rank) == expected
+
+
+# Torch drops what a batch of fewer than 2p - 1 microbatches lacks, and so do we.
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), [*SIZES, (2, 5), (3, 7), (4, 1), (4, 3), (5, 9)])
+def test_the_order_of_zb_v_is_torchs(num_ranks: int, num_microbatches: int) -> None:
+    from torch.distributed.pipelining.schedules import ScheduleZBVZeroBubble
+
+    theirs = ranks_of(ScheduleZBVZeroBubble, num_ranks, num_microbatches, 2)
+    program = v_program(num_ranks, num_microbatches)
+    for rank in range(num_ranks):
+        expected = [str(action) for action in theirs._calculate_single_rank_operations(rank) if action is not None]
+        assert torch_order(program, rank) == expected
+
+
+times = st.integers(1, 5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 8), st.integers(1, 2), times, times, times)
+def test_zb_h1_takes_the_closed_form(stages: int, more: int, dp: int, forward: int, backward: int, weight: int) -> None:
+    program = h1_program(stages, stages + more, 0, dp)
+    check_program(program)
+    # arXiv:2401.10241, table 1; a W that is longer than F or B does not fit where it fills the bubble.
+    weight = min(forward, backward, weight)
+    busy, bubble = (stages + more) * (forward + backward + weight), (stages - 1) * (forward + backward - weight)
+    assert uniform_makespan(program, forward, backward, weight) == busy + bubble
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 6), st.integers(0, 8), st.integers(1, 2), times, times)
+def test_zb_v_has_no_bubble_but_where_ranks_start(ranks: int, more: int, dp: int, unit: int, longer: int) -> None:
+    microbatches = 2 * ranks - 1 + more
+    program = v_program(ranks, microbatches, dp)
+    check_program(program)
+    # With F = B = W every rank is busy from its first pass on, and rank i starts at i F.
+    assert uniform_makespan(program, unit, unit, unit) == 6 * unit * microbatches + (ranks - 1) * unit
+    # A longer B, up to twice as long, delays every rank behind by as much again.
+    longer = min(longer, unit)
+    uneven = uniform_makespan(program, unit, unit + longer, unit)
+    assert uneven == 2 * (3 * unit + longer) * microbatches + (ranks - 1) * (unit + longer)
+
+
+def test_weight_passes_wait_for_as_many_backwards_as_stages_are_before() -> None:
+    program = h1_program(3, 4, encoder_stages=1)
+    assert passes(program, 0) == [
+        *("vision F0", "vision F1", "vision F2", "vision B0", "vision W0", "vision F3", "vision B1", "vision W1"),
+        *("vision B2", "vision W2", "vision B3", "vision W3"),
+    ]
+    last = [text.removeprefix("llm ") for text in passes(program, 2)]
+    assert last == ["F0", "B0", "F1", "B1", "F2", "B2", "W0", "F3", "B3", "W1", "W2", "W3"]
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_a_bound_on_the_delay_is_kept(most: int) -> None:
+    model = tiny_model(encoder=0, llm=8)
+    shapes, assignment = uniform_batch(model, 9)
+    profile = profile_of(tiny_job(model), shapes)
+    for scheduler, layout in (
+        (ZeroBubbleH1(max_weight_delay=most), chain_layout(model, 0, 4, 9)),
+        (ZeroBubbleV(max_weight_delay=most), v_layout(model, 4, 9)),
+    ):
+        program = scheduler.schedule(shapes, layout, assignment, profile)
+        for lane in range(4):
+            stages = {text[0] for text in torch_order(program, lane)}
+            for order in ([text[1:] for text in torch_order(program, lane) if text[0] == stage] for stage in stages):
+                late = [order[: order.index(f"W{k}")].count(f"I{k + most + 1}") for k in range(9)]
+                assert not any(late)
+    with pytest.raises(UserError, match=r"strategy\.scheduler\.max_weight_delay=-1: must be null or at least 0"):
+        ZeroBubbleH1(max_weight_delay=-1)
+
+
+def test_weight_passes_wait_as_long_as_memory_allows() -> None:
+    scheduler = ZeroBubbleH1()
+    model = tiny_model(encoder=0, llm=8)
+    shapes = samples(*[(3000, [])] * 9)
+    assignment = same_microbatches(model, shapes, np.zeros(9, np.int64), np.arange(9), np.arange(9))
+    layout = chain_layout(model, 0, 4, 9)
+    memory, roomy = Memory(model), profile_of(tiny_job(model), shapes)
+    each = [replace(scheduler, max_weight_delay=most) for most in range(4)]
+    programs = [one.schedule(shapes, layout, assignment, roomy) for one in each]
+    need = [float(memory.peak_bytes(program).max()) for program in programs]
+    assert need == sorted(need)
+    assert need[0] < need[-1]
+    for budget in (need[0] / 2, *need, 2 * need[-1]):
+        tight = profile_of(tiny_job(model, budget_bytes=budget), shapes)
+        fitting = [most for most in range(4) if need[most] <= tight.job.planning_budget_bytes]
+        found = scheduler.schedule(shapes, layout, assignment, tight)
+        assert np.array_equal(found.lane_actions, programs[max(fitting, default=0)].lane_actions)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 12))
+def test_zb_h1_holds_no_more_microbatches_than_1f1bs_first_stage(stages: int, microbatches: int) -> None:
+    program = h1_program(stages, microbatches)
+    for lane in range(stages):
+        held = most = 0
+        for view in program.lane(lane):
+            held += {Pass.FORWARD: 1, Pass.WEIGHT: -1}.get(view.kind, 0)
+            most = max(most, held)
+        assert most <= min(stages, microbatches)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 5), st.integers(0, 6))
+def test_zb_h1_needs_no_more_memory_than_1f1b_where_stages_are_alike(stages: int, more: int) -> None:
+    # As many blocks on every stage, and no tensor parallelism that gathers what a weight pass needs. The last stage is
+    # another one: it has the logits.
+    model = tiny_model(encoder=0, llm=2 * stages)
+    (llm,) = chain_layout(model, 0, stages, stages + more).modules
+    layout = Layout((replace(llm, layers_per_stage=(3, *[2] * (stages - 2), 3)),), stages + more)
+    shapes, assignment = uniform_batch(model, stages + more)
+    behind = stages_behind(layout)
+    held = []
+    for delay in (None, [stages - 1 - own for own in behind]):
+        program = chain_program(model, shapes, layout, assignment, behind, weight_delay=delay)
+        change, _ = Memory(model).action_bytes(program)
+        lanes = np.split(change[program.lane_actions], program.lane_offsets[1:-1])
+        held.append([float(np.cumsum(own).max()) for own in lanes])
+    assert max(held[1][:-1]) <= held[0][0] * (1 + 1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**31), st.integers(2, 4), st.integers(1, 12), st.integers(1, 2), st.sampled_from([0, 1, 2]))
+def test_any_batch_runs_to_the_end(seed: int, ranks: int, microbatches: int, dp: int, encoder_stages: int) -> None:
+    rng = np.random.default_rng(seed)
+    model = tiny_model(encoder=2, llm=2 * ranks)
+    shapes = random_samples(rng, int(rng.integers(1, 16)))
+    replica, early = rng.integers(0, dp, len(shapes)), rng.integers(0, microbatches, len(shapes))
+    late = early + rng.integers(0, 3, len(shapes))
+    assignment = same_microbatches(model, shapes, replica, early, late)
+    profile = profile_of(tiny_job(model), shapes)
+    layouts = [v_layout(model, ranks, microbatches, dp, encoder_stages)]
+    layouts += [chain_layout(model, encoder_stages, ranks, microbatches, dp)] if encoder_stages else []
+    for layout in layouts:
+        assert (valley_of(model, layout) is not None) == (layout is layouts[0])
+        scheduler = ZeroBubbleV() if layout is layouts[0] else ZeroBubbleH1()
+        program = scheduler.schedule(shapes, layout, assignment, profile)
+        check_program(program)
+        _, end, _ = place_actions(program, rng.random(program.num_actions), no_delay(program))
+        assert not np.isnan(end).any()
+
+
+def test_modules_that_learn_nothing_have_no_weight_passes() -> None:
+    plain = tiny_model(encoder=2, llm=2)
+    shapes, assignment = uniform_batch(plain, 3)
+    layout = chain_layout(plain, 1, 2, 3)
+    for frozen, expected in (("vision", [True, True]), ("llm", [True, False])):
+        model = plain.with_frozen([frozen])
+        program = ZeroBubbleH1().schedule(shapes, layout, assignment, profile_of(tiny_job(model), shapes))
+        # The projector of a frozen encoder still learns.
+        assert [program.splits_backward(index) for index in range(2)] == expected
+
+
+def test_layouts_that_do_not_suit_are_refused() -> None:
+    model = tiny_model(encoder=2, llm=8)
+    shapes, assignment = uniform_batch(model, 4)
+    profile = profile_of(tiny_job(model), shapes)
+    chain, valley = chain_layout(model, 1, 3, 4), v_layout(model, 2, 4)
+    with pytest.raises(IncompatibleError, match="two stages a rank, down the ranks and back up"):
+        ZeroBubbleV().schedule(shapes, chain, assignment, profile)
+    with pytest.raises(IncompatibleError, match="holds 2 stages of llm; this order takes one"):
+        ZeroBubbleH1().schedule(shapes, valley, assignment, profile)
+    colocated = Layout(tuple(placed(module, [[[0], [1]]]) for module in model.modules), 4)
+    with pytest.raises(IncompatibleError, match="form no chain"):
+        ZeroBubbleH1().schedule(shapes, colocated, assignment, profile)
+    with pytest.raises(IncompatibleError, match=r"eager=all: must be none with a split backward"):
+        Interleaved(eager="all").schedule(shapes, valley, assignment, profile)
+
+
+def test_the_schedule_is_the_one_that_the_layout_asks_for() -> None:
+    model = tiny_model(encoder=2, llm=8)
+    shapes, assignment = uniform_batch(model, 4)
+    profile = profile_of(tiny_job(model), shapes)
+    chain, valley = chain_layout(model, 1, 3, 4), v_layout(model, 2, 4)
+    split = Layout(chain.modules, 4, split_backward=True)
+    expected = [
+        (chain, OneForwardOneBackward()),
+        (split, ZeroBubbleH1()),
+        (valley, ZeroBubbleV()),
+    ]
+    for layout, scheduler in expected:
+        ours, theirs = (each.schedule(shapes, layout, assignment, profile) for each in (Interleaved(), scheduler))
+        assert np.array_equal(ours.lane_actions, theirs.lane_actions)
+        assert ours.num_actions == theirs.num_actions
+
+
+def test_recomputation_by_chunk_leaves_a_split_backward_its_tensors() -> None:
+    model = tiny_model(encoder=0, llm=8)
+    shapes = samples(*[(3000, [])] * 6)
+    microbatch = np.arange(6)
+    assignment = same_microbatches(model, shapes, np.zeros(6, np.int64), microbatch, microbatch)
+    layout, roomy = chain_layout(model, 0, 2, 6), profile_of(tiny_job(model), shapes)
+    plain = ZeroBubbleH1().schedule(shapes, layout, assignment, roomy)
+    scheduler = ZeroBubbleH1(memory="greedy")
+    frugal = scheduler.schedule(shapes, layout, assignment, roomy)
+    assert not frugal.remade  # everything fits
+    need = Memory(model).peak_bytes(plain).max()
+    tight = profile_of(tiny_job(model, budget_bytes=0.9 * float(need)), shapes)
+    frugal = scheduler.schedule(shapes, layout, assignment, tight)
+    assert frugal.remade
+    assert Memory(model).peak_bytes(frugal).max() <= tight.job.planning_budget_bytes

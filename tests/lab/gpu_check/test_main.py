@@ -1,0 +1,188 @@
+"""The command: options, steps that fail or were done before, and a whole check on the CPU."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrain_bench.base.errors import UserError
+from entrain_bench.config.compose import Composer
+from entrain_bench.config.profile import compose_profile
+from entrain_bench.config.tree import choices
+from entrain_bench.lab.gpu_check import __main__ as command
+from entrain_bench.lab.gpu_check.__main__ import chosen_steps, main, run_steps
+from entrain_bench.lab.gpu_check.folder import TEXTS
+from entrain_bench.lab.gpu_check.result import FAILED, PASSED, SKIPPED, Finding
+from entrain_bench.lab.gpu_check.settings import CORRECTNESS, Setup
+from entrain_bench.lab.gpu_check.steps import STEPS, Check
+from support.gpu_check import machine
+
+
+def check_in(folder: Path) -> Check:
+    return Check(machine(), Setup("cpu", 2, False, folder, "here"), folder, lambda _: None)
+
+
+class Counted:
+    """A step that counts its calls, and may fail."""
+
+    def __init__(self, finding: Finding | Exception) -> None:
+        self.finding, self.calls = finding, 0
+
+    def __call__(self, _: Check) -> Finding:
+        self.calls += 1
+        if isinstance(self.finding, Exception):
+            raise self.finding
+        return self.finding
+
+
+def test_a_step_that_fails_stops_no_other_and_alone_is_repeated(tmp_path: Path) -> None:
+    counted = {
+        "environment": Counted(Finding(PASSED, "fine")),
+        "tests": Counted(KeyError("x")),
+        "correctness": Counted(UserError("a=1: must be 2")),
+        "profile": Counted(Finding(SKIPPED, "no GPU")),
+    }
+    steps: dict[str, Callable[[Check], Finding]] = {**counted}
+    check = check_in(tmp_path)
+    results = run_steps(check, [*steps], steps=steps)
+    assert [result.finding.verdict for result in results] == [PASSED, FAILED, FAILED, SKIPPED]
+    assert "KeyError: 'x'" in results[1].finding.result
+    assert results[2].finding.result == "a=1: must be 2"
+    report = (tmp_path / "report.md").read_text()
+    assert "| throughput | How fast does the 1B model train? | not run |" in report
+    assert len(json.loads((tmp_path / "numbers.json").read_text())) == len(steps)
+    counted["tests"].finding = Finding(PASSED, "mended")
+    results = run_steps(check, [*steps], steps=steps)
+    assert [result.finding.verdict for result in results] == [PASSED, PASSED, FAILED, SKIPPED]
+    assert [step.calls for step in counted.values()] == [1, 2, 2, 1]
+    assert "mended" in (tmp_path / "report.md").read_text()
+    for name in ("correctness_float32", "fidelity_coco"):
+        (check.setup.runs / name / "dip").mkdir(parents=True)
+    run_steps(check, ["environment", "correctness"], again=True, steps=steps)
+    assert counted["environment"].calls == 2
+    # Runs that had finished are none any more.
+    assert [path.name for path in check.setup.runs.iterdir()] == ["fidelity_coco"]
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("change", [{"num_devices": 4}, {"everything": True}, {"kind": "cuda"}, {"origin": "there"}])
+def test_steps_of_other_devices_or_options_are_done_anew(tmp_path: Path, change: dict[str, Any]) -> None:
+    check = check_in(tmp_path)
+    there = replace(machine(), gpus=[{"name": "A GPU"}])
+    other = replace(check, setup=replace(check.setup, **change), machine=there)
+    counted = Counted(Finding(PASSED, "fine"))
+    steps: dict[str, Callable[[Check], Finding]] = {"environment": counted, "tests": counted}
+    run_steps(check, [*steps], steps=steps)
+    assert counted.calls == 2
+    run_steps(other, ["environment"], steps=steps)
+    assert counted.calls == 3
+    # The other setup's results are not reported as this one's.
+    assert [result["name"] for result in json.loads((tmp_path / "numbers.json").read_text())] == ["environment"]
+    assert "| tests | Do the tests that need a GPU pass? | not run |" in (tmp_path / "report.md").read_text()
+    run_steps(other, ["environment"], steps=steps)
+    assert counted.calls == 3
+
+
+def test_an_interrupted_look_at_the_machine_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "look", interrupt)
+    assert main(["--output", str(tmp_path / "check")]) == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("interrupted; ")
+
+
+def test_interrupted_steps_are_not_done(tmp_path: Path) -> None:
+    steps: dict[str, Callable[[Check], Finding]] = {"environment": Counted(Finding(PASSED, "fine"))}
+
+    def interrupt(_: Check) -> Finding:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_steps(check_in(tmp_path), ["environment", "tests"], steps={**steps, "tests": interrupt})
+    assert [path.name for path in (tmp_path / "steps").iterdir()] == ["environment.json"]
+
+
+def test_steps_run_in_their_order() -> None:
+    assert chosen_steps(None) == [*STEPS]
+    assert chosen_steps("fidelity,profile") == ["profile", "fidelity"]
+    with pytest.raises(UserError, match=r"--steps=profil: unknown \(did you mean profile\?\)"):
+        chosen_steps("profil")
+
+
+@pytest.mark.parametrize(
+    ("kind", "found", "asked", "used"),
+    [("cuda", 1, None, 1), ("cuda", 3, None, 2), ("cuda", 8, None, 8), ("cuda", 16, 4, 4), ("cpu", 0, None, 2)],
+)
+def test_as_many_devices_as_layouts_are_made_for(kind: str, found: int, asked: int | None, used: int) -> None:
+    assert Setup.of(kind, found, asked, False, Path(), "here").num_devices == used
+
+
+@pytest.mark.parametrize(("found", "asked"), [(2, 4), (8, 3), (8, 0)])
+def test_other_numbers_of_devices_are_refused(found: int, asked: int) -> None:
+    with pytest.raises(UserError, match=rf"--devices={asked}: must be "):
+        Setup.of("cuda", found, asked, False, Path(), "here")
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("kind", "num_devices", "everything"), [("cpu", 2, False), ("cpu", 8, True), ("cuda", 1, False), ("cuda", 8, True)]
+)
+def test_jobs_are_ones_that_there_are(kind: str, num_devices: int, everything: bool) -> None:
+    setup = Setup(kind, num_devices, everything, Path("folder"), "here")
+    jobs = [[*CORRECTNESS, *setup.unprofiled(num_devices)]]
+    for plan in (setup.fidelity(), setup.throughput()):
+        jobs += [[*plan.job, *overrides, *setup.profiled()] for overrides in plan.workloads.values()]
+        assert {*plan.strategies} <= {*choices("strategy")}
+    for job in jobs:
+        given = [*job, *setup.training(num_devices), f"harness.dtype={setup.dtype}"]
+        assert Composer(None).run(given).global_batch % num_devices == 0
+    compose_profile(setup.profiling(), None)
+
+
+# Eleven starts of torch and megatron-core, most of them on two ranks.
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_check_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "check"
+    command = ["--output", str(folder), "--device", "cpu"]
+    assert main(command) == 0, capsys.readouterr().out
+    results = {result["name"]: result for result in json.loads((folder / "numbers.json").read_text())}
+    verdicts = {name: result["finding"]["verdict"] for name, result in results.items()}
+    assert verdicts == {
+        **dict.fromkeys(STEPS, PASSED), "tests": SKIPPED, "throughput": SKIPPED
+    }  # fmt: skip
+    losses = results["correctness"]["finding"]["tables"]["Losses in float32"]
+    assert [row["strategy"] for row in losses] == ["megatron", "entrain", "fsdp"]
+    assert all(0 <= row["largest_difference"] <= 1e-5 for row in losses)
+    programs = results["fidelity"]["finding"]["tables"]["Iterations"]
+    assert len(programs) == 3
+    assert all(row["predicted_s"] > 0 < row["measured_s"] for row in programs)
+    with zipfile.ZipFile(f"{folder}.zip") as archive:
+        assert "check/report.md" in archive.namelist()
+        texts = [archive.read(name).decode() for name in archive.namelist() if Path(name).suffix in TEXTS]
+    assert not any(str(Path.home()) in text.replace(str(Path.cwd()), "") for text in texts if str(Path.home()) != "/")
+    capsys.readouterr()
+    # Nothing is left to do.
+    assert main(command) == 0
+    assert capsys.readouterr().out.count(" earlier") == len(STEPS)
+
+
+def test_bad_options_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--steps", "x"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("gpu-check: --steps=x: unknown; choices: correctness, environment,")
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert main(["--output", str(blocked / "inside")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"gpu-check: --output={blocked / 'inside'}: cannot be written to (Not a directory)"

@@ -1,0 +1,137 @@
+"""Figures and documents brought up to date: cells run once, outputs written as soon as theirs have run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from entrain_bench.answers.tables import run_table
+from entrain_bench.base.errors import OutOfMemoryError, UserError
+from entrain_bench.cli import run_command
+from entrain_bench.figures._rows import sweeps_of
+from entrain_bench.figures._runner import Drawing, draw_figure, render
+from entrain_bench.figures._style import empty_figure
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.records import Record, Results, new_record
+from entrain_bench.run import study as study_module
+from entrain_bench.run.cells import Done, compose_cells, is_settled
+from entrain_bench.run.study import Output, Study, bring_up_to_date
+
+TINY = ("model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "layout.tp=1", "layout.dp=2")
+
+
+@pytest.fixture(scope="module")
+def two_cells() -> list[Cell]:
+    return compose_cells(["strategy=megatron,entrain", "iterations=1", *TINY], multirun=True)
+
+
+@pytest.fixture
+def study(two_cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+    """Every sweep is the same two cells; whose names do not matter."""
+    monkeypatch.setattr(Study, "cells", lambda *_: two_cells)
+    return Study(Results(tmp_path))
+
+
+def leave(study: Study, cells: list[Cell], statuses: list[str]) -> None:
+    for cell, status in zip(cells, statuses, strict=True):
+        if status != "missing":
+            study.results.write(new_record(cell, status, "" if status == "ok" else "told so"), None)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "problem"),
+    [
+        (["ok", "ok"], ""),
+        (["ok", "skipped"], ""),
+        (["ok", "failed"], "1 of 2 runs have no result: told so"),
+        (["missing", "missing"], "2 of 2 runs have no result: not run"),
+    ],
+)
+def test_what_is_wrong_with_a_sweep(study: Study, two_cells: list[Cell], statuses: list[str], problem: str) -> None:
+    leave(study, two_cells, statuses)
+    assert study.problem("figure=any") == problem
+    assert run_table(two_cells, study.results)["status"].tolist() == statuses
+
+
+def test_only_what_does_not_fit_simulated_memory_is_a_result(two_cells: list[Cell]) -> None:
+    (training,) = compose_cells(["harness=train", *TINY])
+    assert is_settled(two_cells[0], OutOfMemoryError("told so"))
+    assert not is_settled(two_cells[0], UserError("told so"))
+    assert not is_settled(training, OutOfMemoryError("told so"))
+
+
+def test_a_settled_failure_is_no_problem(study: Study, two_cells: list[Cell]) -> None:
+    leave(study, two_cells[:1], ["ok"])
+    study.results.write(new_record(two_cells[1], "failed", "told so", settled=True), None)
+    assert study.problem("figure=any") == ""
+    study.results.write(new_record(two_cells[1], "failed", "told so"), None)
+    assert study.problem("figure=any") == "1 of 2 runs have no result: told so"
+
+
+def test_cells_run_once_and_outputs_are_written_when_theirs_have_run(tmp_path: Path) -> None:
+    study, order = Study(Results(tmp_path)), list[str]()
+
+    def output(name: str, *sweeps: tuple[str, ...]) -> Output:
+        return Output(name, sweeps, lambda study: order.append(name) or study.problem(*sweeps[0]) if sweeps else "")
+
+    one, both = ((f"strategy={names}", "iterations=1", *TINY) for names in ("megatron", "megatron,entrain"))
+    outputs = [output("both", both), output("one", one), output("none")]
+    seen: list[tuple[Done, int]] = []
+    written = [(o.name, problem) for o, problem in bring_up_to_date(outputs, study, 0, lambda *c: seen.append(c))]
+    assert [(done.cell.overrides[0], total) for done, total in seen] == [
+        ("strategy=megatron", 2),
+        ("strategy=entrain", 2),
+    ]
+    assert written == [("none", ""), ("one", ""), ("both", "")]
+    # Nothing is left to run.
+    again = bring_up_to_date(outputs, Study(Results(tmp_path)), 1, lambda *c: seen.append(c))
+    assert [o.name for o, _ in again] == ["both", "one", "none"]
+    assert len(seen) == 2
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("error", [UserError("no data at all"), KeyError("no data at all")])
+def test_missing_data_replaces_an_old_figure_by_its_reason(study: Study, error: Exception) -> None:
+    folder = study.results.root / "figures"
+    folder.mkdir()
+    for suffix in ("pdf", "png", "csv"):
+        (folder / f"stub.{suffix}").write_text("old numbers")
+
+    def load(*_: object) -> None:
+        raise error
+
+    stub: Any = SimpleNamespace(EXPERIMENT="iteration_time", RUNS=False, load=load, draw=None)
+    problem = draw_figure(Drawing("stub", stub, sweeps_of("iteration_time"), []), study)
+    assert "no data at all" in problem
+    assert (folder / "stub.csv").read_text() == f"reason\n{problem}\n"
+    expected = render(lambda: empty_figure(problem))
+    assert (folder / "stub.png").read_bytes() == expected["png"]
+    assert (folder / "stub.pdf").read_bytes() == expected["pdf"]
+    assert not list(folder.glob(".*"))
+
+
+def test_the_command_reports_missing_data_with_exit_code_1(
+    study: Study, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(cells: Any, results: Results, _: int) -> Iterator[Done]:
+        for cell in cells:
+            record: Record = new_record(cell, "failed", "told so")
+            results.write(record, None)
+            yield Done(cell, record, "", 0.0)
+
+    monkeypatch.setattr(study_module, "run_cells", fail)
+    monkeypatch.setattr("entrain_bench.commands.outputs.log_to_mlflow", lambda *_: None)
+    root = study.results.root
+    assert run_command(["figures", "iteration_time", "schedule_gantt", "--results-dir", str(root)]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line[:5] for line in lines[:2]] == ["[1/2]", "[2/2]"]
+    assert "failed: told so" in lines[0]
+    assert lines[2].startswith("[1/2] iteration_time: incomplete: 2 of 2 runs have no result: told so")
+    assert lines[3].startswith("[2/2] schedule_gantt: incomplete: no run of the sweep has a timeline")
+    assert sorted(path.name for path in (root / "figures").iterdir()) == [
+        f"{name}.{suffix}" for name in ("iteration_time", "schedule_gantt") for suffix in ("csv", "json", "pdf", "png")
+    ]

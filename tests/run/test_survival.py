@@ -1,0 +1,218 @@
+"""What is left of a sweep whose workers die, whose disk is full, or that is interrupted: all that had finished."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from entrain_bench.base import files
+from entrain_bench.cli import run_command
+from entrain_bench.commands import publish
+from entrain_bench.commands import run as run_module
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.records import Results, new_record
+from entrain_bench.run.cells import Done, compose_cells, run_cells
+from entrain_bench.run.workers import Died
+
+SMALL = ["model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "layout.tp=1", "layout.dp=2"]
+SWEEP = [*SMALL, "iterations=1", "mlflow=false", "--multirun", "seed=0,1"]
+
+
+def statuses(folder: Path) -> list[str]:
+    return pd.read_csv(folder / "table.csv").sort_values("seed")["status"].tolist()
+
+
+@pytest.fixture
+def cell() -> Cell:
+    (cell,) = compose_cells([*SMALL, "iterations=1"])
+    return cell
+
+
+def die(_: object, cells: Iterable[Cell], __: int) -> Iterator[tuple[Cell, Died]]:
+    """Every process dies over its job."""
+    yield from ((cell, Died.with_code(-9)) for cell in cells)
+
+
+def test_a_cell_that_killed_two_processes_is_left_alone_unless_failed_ones_are_to_run(
+    cell: Cell, tmp_path: Path
+) -> None:
+    results = Results(tmp_path)
+    left_alone = []
+    for deaths in (1, 2, 3):
+        (done,) = run_cells([cell], results, 1, die)
+        assert done.record == results.read(cell.key)
+        assert done.record
+        assert done.record.deaths == deaths
+        assert (done.record.status, done.record.reason) == (
+            "failed",
+            "the process that ran it was killed by SIGKILL",
+        )
+        assert not done.record.finished
+        left_alone.append([results.is_left_alone(cell.key, retry_failed) for retry_failed in (False, True)])
+    assert left_alone == [[False, False], [True, False], [True, False]]
+    # Another failure in between, and they are counted anew.
+    results.write(new_record(cell, "failed", "told so"), None)
+    assert not results.is_left_alone(cell.key, False)
+
+
+def test_a_process_that_dies_after_its_record_was_written_costs_nothing(cell: Cell, tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    record = new_record(cell, "ok")
+    results.write(record, None)
+    assert [done.record for done in run_cells([cell], results, 1, die)] == [record]
+    assert results.read(cell.key) == record
+
+
+def test_records_of_older_folders_are_read_and_stay_where_they_are(cell: Cell, tmp_path: Path) -> None:
+    results, timeline = Results(tmp_path), pd.DataFrame({"action": [1]})
+    results.write(new_record(cell, "failed", "told so"), timeline)
+    sharded = [results.record_path(cell.key), results.timeline_path(cell.key)]
+    assert {path.parent.name for path in sharded} == {cell.key[:2]}
+    flat = [path.rename(path.parents[1] / path.name) for path in sharded]
+    assert results.read(cell.key)
+    results.write(new_record(cell, "ok"), timeline)
+    assert [results.record_path(cell.key), results.timeline_path(cell.key)] == flat
+    assert [record.status for record in results.records()] == ["ok"]
+
+
+def test_records_share_what_their_configurations_have_in_common(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    for cell in compose_cells([*SMALL, "seed=0,1", "iterations=1"], multirun=True):
+        results.write(new_record(cell, "ok"), None)
+    first, second = results.records()
+    assert first.config["model"] is second.config["model"]
+    assert first.config["seed"] != second.config["seed"]
+
+
+def test_tables_grow_during_a_sweep_for_a_small_share_of_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, written_s = 0.0, list[float]()
+
+    def write(_: Results) -> None:
+        nonlocal now_s
+        written_s.append(now_s)
+        now_s += 2.0
+
+    monkeypatch.setattr(publish, "perf_counter", lambda: now_s)
+    monkeypatch.setattr(publish, "write_tables", write)
+    tables = publish.GrowingTables(Results(tmp_path))
+    for _ in range(300):
+        tables()
+        now_s += 1.0
+    assert written_s == [30.0, 132.0, 234.0], "at most every 30 s, and 2 s are 2% of 100 s"
+
+
+def test_a_sweep_brings_tables_up_to_date_after_every_cell_that_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, write = list[int](), publish.write_tables
+
+    def count(results: Results) -> None:
+        write(results)
+        rows.append(len(pd.read_csv(results.root / "table.csv")))
+
+    monkeypatch.setattr(publish, "TABLES_EVERY_S", 0.0)
+    monkeypatch.setattr(publish, "TABLES_SHARE", 1e9)
+    monkeypatch.setattr(publish, "write_tables", count)
+    assert run_command([*SWEEP, f"results_dir={tmp_path}"]) == 0
+    assert rows == [1, 2, 2]
+
+
+def test_retry_is_no_part_of_a_run_and_takes_one_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len({cell.key for cell in compose_cells([*SMALL, "retry=failed,null"], multirun=True)}) == 1
+    assert run_command([*SMALL, f"results_dir={tmp_path}", "retry=all"]) == 2
+    assert capsys.readouterr().err == "entrain-bench: retry=all: must be null or failed\n"
+
+
+def test_failed_cells_that_are_results_are_run_again_on_request(tmp_path: Path) -> None:
+    sweep = [*SWEEP, f"results_dir={tmp_path}", "memory_fraction=0.00001"]
+    times = []
+    for retry in ([], [], ["retry=failed"]):
+        assert run_command([*sweep, *retry]) == 1
+        times.append([path.stat().st_mtime_ns for path in sorted((tmp_path / "runs").rglob("*.json"))])
+    assert times[0] == times[1]
+    assert all(before < after for before, after in zip(times[1], times[2], strict=True))
+
+
+def stop_after_first(
+    error: BaseException,
+) -> Callable[[Iterable[Cell], Results, int], Iterator[Done]]:
+    def cells_then_error(cells: Iterable[Cell], results: Results, num_processes: int = 0) -> Iterator[Done]:
+        yield next(iter(run_cells(cells, results, num_processes)))
+        raise error
+
+    return cells_then_error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted; what was finished is kept"),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "No space left on device"),
+    ],
+)
+def test_what_had_finished_when_a_sweep_was_stopped_is_published(
+    error: BaseException,
+    code: int,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(run_module, "run_cells", stop_after_first(error))
+    assert run_command([*SWEEP, f"results_dir={tmp_path}"]) == code
+    shown = capsys.readouterr()
+    assert statuses(tmp_path) == ["ok"]
+    assert "s/iter" in shown.out
+    progress, line = shown.err.splitlines()
+    assert progress.startswith("[1/2]")
+    assert says in line
+
+
+@pytest.mark.wide
+def test_figures_that_are_stopped_leave_their_runs_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cell: Cell
+) -> None:
+    logged: list[int] = []
+    monkeypatch.setattr("entrain_bench.run.study.run_cells", stop_after_first(KeyboardInterrupt()))
+    monkeypatch.setattr("entrain_bench.run.study.Study.cells", lambda *_: [cell, cell])
+    monkeypatch.setattr("entrain_bench.commands.outputs.num_processes", lambda: 0)
+    monkeypatch.setattr("entrain_bench.commands.outputs.log_to_mlflow", lambda _, found, *__: logged.append(len(found)))
+    assert run_command(["figures", "iteration_time", "--results-dir", str(tmp_path)]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted; what was finished is kept"
+    assert statuses(tmp_path) == ["ok"]
+    assert logged == [1]
+
+
+@pytest.mark.wide
+def test_a_full_disk_costs_what_it_has_no_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sync, full = os.fsync, set[str]()
+
+    def fsync(number: int) -> None:
+        name = Path(f"/proc/self/fd/{number}").readlink().name
+        if any(word in name for word in full):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(number)
+
+    monkeypatch.setattr(files.os, "fsync", fsync)
+    full |= {".table.csv."}
+    assert run_command([*SWEEP, f"results_dir={tmp_path}"]) == 0
+    shown = capsys.readouterr()
+    assert "s/iter" in shown.out
+    assert shown.err.splitlines()[-1].endswith(f"No space left on device: '{tmp_path / 'table.csv'}')")
+    # And no room for the third run, whose trace would come after it.
+    full |= {".json."}
+    assert run_command([*SWEEP, "seed=0,1,2", f"results_dir={tmp_path}"]) == 2
+    shown = capsys.readouterr()
+    assert "s/iter" in shown.out
+    assert "1 of 3 cells left no record" in shown.err.splitlines()[-1]
+    assert "internal error" not in shown.err
+    assert not [path for path in tmp_path.rglob(".*") if path.is_file()]

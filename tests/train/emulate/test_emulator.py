@@ -1,0 +1,287 @@
+"""Programs whose passes this machine measured, on the simulated clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from entrain_bench.balancing.recomputation import recompute_all
+from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError, UserError
+from entrain_bench.config.tree import choices
+from entrain_bench.program import Pass, Program
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import Setting, prepare, run_experiment
+from entrain_bench.simulate import Simulator
+from entrain_bench.train.emulate import Emulator, bench
+from entrain_bench.train.emulate.emulator import Measured
+from entrain_bench.train.emulate.work import PassSeconds, lane_orders, stage_shapes, works_of
+from support.wide import wide_unless
+
+# Samples of one length, and few layers: two passes a stage to measure.
+# In every run of the tests; the others are for make test-slow.
+USUAL = ("megatron", "dip", "hetero_noncolocated")
+UNIFORM = (
+    "harness=emulate",
+    "harness.dtype=float32",
+    "harness.device=cpu",
+    "harness.num_warm_ups=0",
+    "harness.num_repetitions=1",
+    "model=tiny",
+    "model.modules.vision.num_layers=2",
+    "model.modules.vision.full_attention_layers=[1]",
+    "model.modules.llm.num_layers=2",
+    "cluster=tiny",
+    "workload=uniform",
+    "workload.text=16",
+    "workload.modalities.image.llm_tokens=8",
+    "global_batch=8",
+    "microbatch_size=2",
+    "layout.tp=null",
+    "layout.dp=null",
+    "iterations=1",
+)
+
+
+def setting_of(*overrides: str) -> Setting:
+    return prepare(compose_cells([*UNIFORM, *overrides])[0].config)
+
+
+def emulated(*overrides: str) -> tuple[Emulator, Program]:
+    setting = setting_of(*overrides)
+    layout = setting.strategy.plan(setting.profile)
+    program = setting.strategy.program(setting.source.batch(0, 8, 0), layout, setting.profile)
+    assert isinstance(setting.executor, Emulator)
+    return setting.executor, program
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def known(program: Program, forward_s: float, optimizer_s: float) -> Measured:
+    """As if every pass had been measured: a backward takes twice its forward."""
+    measured = Measured()
+    for works in works_of(program):
+        measured.passes |= dict.fromkeys(works.values(), PassSeconds(forward_s, 2 * forward_s))
+    for module, placed in zip(program.model.modules, program.layout.modules, strict=True):
+        measured.optimizer_s |= dict.fromkeys(stage_shapes(module, placed), optimizer_s)
+    return measured
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(name, marks=wide_unless(name == USUAL[0]) if name in USUAL else [pytest.mark.slow])
+        for name in choices("strategy")
+    ],
+)
+def test_every_strategy_is_emulated(strategy: str) -> None:
+    (cell,) = compose_cells([*UNIFORM, f"strategy={strategy}"])
+    outcome = run_experiment(cell.config)
+    assert outcome.metrics["iteration_time_s"] > 0
+    assert outcome.metrics["peak_memory_bytes"] > 0
+    assert not dist.is_initialized()
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("frozen", ["vision", "llm"])
+def test_frozen_modules_are_emulated_without_what_they_lack(frozen: str) -> None:
+    emulator, program = emulated("strategy=megatron", f"freeze=[{frozen}]")
+    timeline = emulator.execute(program)
+    index = [module.name for module in program.model.modules].index(frozen)
+    took = timeline.end_s - timeline.start_s
+    forwards, backwards = took[program.forward_actions(index)], took[program.backward_actions(index)]
+    assert np.all(forwards > 0)
+    # Of an encoder only the projector runs backward, of an LLM all.
+    assert np.all(backwards > 0)
+    assert frozen == "llm" or backwards.sum() < forwards.sum()
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("overrides", [("layout.tp=2",), ("layout.tp=1", "layout.cp=2")])
+def test_a_rank_runs_its_share_of_a_block(overrides: tuple[str, ...]) -> None:
+    emulator, program = emulated("strategy=megatron", *overrides)
+    timeline = emulator.execute(program)
+    passes = program.kind <= Pass.BACKWARD
+    assert np.all(timeline.end_s[passes] > timeline.start_s[passes])
+    assert np.all(timeline.comm_s[program.kind == Pass.FORWARD] > 0)
+
+
+def test_measured_seconds_take_the_place_of_modelled_computation_alone() -> None:
+    emulator, program = emulated("strategy=megatron", "layout.tp=2", "layout.pp=2")
+    modelled = emulator.truth.price(program)
+    emulator.measured.passes |= known(program, 1.0, 7.0).passes
+    emulator.measured.optimizer_s |= known(program, 1.0, 7.0).optimizer_s
+    prices = emulator.price(program)
+    passes = program.kind <= Pass.BACKWARD
+    expected = np.where(program.kind == Pass.FORWARD, 1.0, 2.0) + modelled.comm_s
+    np.testing.assert_allclose(prices.duration_s[passes], expected[passes])
+    assert np.all(prices.duration_s[~passes] == 0)
+    np.testing.assert_allclose(prices.steps.optimizer_s, 7.0)
+    kept = [name.name for name in dataclasses.fields(prices) if name.name not in ("duration_s", "steps", "transfers")]
+    for name in kept:
+        np.testing.assert_array_equal(getattr(prices, name), getattr(modelled, name))
+    timeline, simulated = emulator.execute(program), Simulator(emulator.truth, 1e12).execute(program)
+    np.testing.assert_array_equal(timeline.peak_memory_bytes, simulated.peak_memory_bytes)
+    assert timeline.iteration_time_s > simulated.iteration_time_s
+
+
+@pytest.mark.wide
+def test_what_is_alike_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.dp=2", "layout.pp=2")
+    emulator.execute(program)
+    num_stages = sum(placed.pp for placed in program.layout.modules)
+    assert len(emulator.measured.passes) == len(emulator.measured.optimizer_s) == num_stages
+    assert sum(len(chunks) for chunks in program.chunks) > num_stages
+
+    def measure(*_: Any) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(bench.Bench, "measure", measure)
+    again = emulator.execute(program)
+    assert again.iteration_time_s == emulator.execute(program).iteration_time_s
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("schedule", ["zb_h1", pytest.param("zb_v", marks=pytest.mark.slow)])
+def test_weight_passes_are_measured_apart(schedule: str) -> None:
+    v = ["strategy/planner=megatron_schedules", "strategy.planner.schedules=[zb_v]"] if schedule == "zb_v" else []
+    given = (f"strategy/scheduler={schedule}", "layout.tp=1", "layout.dp=2", "layout.pp=2", *v)
+    emulator, program = emulated("strategy=megatron", "model.modules.llm.num_layers=6", *given)
+    timeline = emulator.execute(program)
+    passes = program.is_pass
+    assert (program.kind == Pass.WEIGHT).any()
+    assert np.all((timeline.end_s > timeline.start_s)[passes])
+    for work, took in emulator.measured.passes.items():
+        assert work.splits_backward
+        assert took.weight_s > 0
+    # What is known of whole backwards says nothing of split ones.
+    whole, unsplit = emulated("strategy=megatron", "model.modules.llm.num_layers=6", *given[1:])
+    assert not emulator.measured.passes.keys() & {work for works in works_of(unsplit) for work in works.values()}
+    prices = whole.truth.price(program)
+    whole.measured.passes |= {
+        work: PassSeconds(1.0, 2.0, 4.0) for works in works_of(program) for work in works.values()
+    }
+    whole.measured.optimizer_s |= emulator.measured.optimizer_s
+    seconds = {Pass.FORWARD: 1.0, Pass.BACKWARD: 2.0, Pass.WEIGHT: 4.0}
+    expected = [seconds[kind] for kind in program.kind[passes].tolist()] + prices.comm_s[passes]
+    np.testing.assert_allclose(whole.price(program).duration_s[passes], expected)
+
+
+def test_lanes_keep_the_order_and_the_waits_of_a_timeline() -> None:
+    emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.dp=2", "layout.pp=2")
+    timeline = Simulator(emulator.truth, 1e12).execute(program)
+    orders = lane_orders(program, timeline)
+    passes = np.flatnonzero(program.kind <= Pass.BACKWARD)
+    assert set(np.concatenate([order.actions for order in orders]).tolist()) == set(passes.tolist())
+    for order in orders:
+        starts = timeline.start_s[order.actions]
+        assert np.all(np.diff(starts) >= 0)
+        # Every start is what came before it: all passes, and all waits.
+        took_s = (timeline.end_s - timeline.start_s)[order.actions]
+        np.testing.assert_allclose(starts, np.cumsum(order.waits_s + took_s) - took_s)
+    assert max(order.waits_s.max() for order in orders) > 0
+    assert all(not order.waits_s.any() for order in lane_orders(program))
+
+
+@pytest.mark.wide
+def test_ranks_wait_before_passes_and_are_not_charged_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.dp=2", "layout.pp=2")
+    timeline = Simulator(emulator.truth, 1e12).execute(program)
+    slept: list[float] = []
+    monkeypatch.setattr(bench, "sleep", slept.append)
+    emulator.price(program)
+    assert not slept
+    dataclasses.replace(emulator, measured=Measured()).measure(program, lane_orders(program, timeline))
+    # One lane of each kind is run, once.
+    waits = [order.waits_s[order.waits_s > 0].tolist() for order in lane_orders(program, timeline)]
+    assert slept
+    assert set(slept) <= {wait for own in waits for wait in own}
+
+
+def test_middle_stages_with_the_same_layers_are_one() -> None:
+    model = setting_of("model.modules.llm.num_layers=6").job.model
+    _, program = emulated("strategy=megatron", "layout.tp=1", "layout.dp=1")
+    placed = dataclasses.replace(program.layout.modules[-1], layers_per_stage=(2, 2, 2, 2))
+    first, second, third, last = stage_shapes(model.llm, placed)
+    assert second == third
+    assert second.layers != third.layers
+    assert len({first, second, last}) == 3
+
+
+@pytest.mark.wide
+def test_the_device_holds_one_rank_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.pp=4")
+    held: list[Any] = []
+    build = bench.build_stage
+
+    def watched(*args: Any, **options: Any) -> Any:
+        assert not [stage for stage in held if stage() is not None]
+        stage = build(*args, **options)
+        held.append(weakref.ref(stage))
+        return stage
+
+    monkeypatch.setattr(bench, "build_stage", watched)
+    emulator.execute(program)
+    assert len(held) == sum(placed.pp for placed in program.layout.modules) > 2
+
+
+@pytest.mark.wide
+def test_what_does_not_fit_the_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.dp=4")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(bench.Bench, "_leaf", full)
+    with pytest.raises(OutOfMemoryError, match=r"too small for forward of \w+ microbatch 0 on stage 0"):
+        emulator.execute(program)
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind", "message"),
+    [
+        (["harness.device=tpu"], UserError, "harness.device=tpu: unknown"),
+        (["harness.dtype=float16"], UserError, "harness.dtype=float16: unknown"),
+        (["harness.num_repetitions=0"], UserError, "harness.num_repetitions=0: must be at least 1"),
+        (["harness.num_warm_ups=-1"], UserError, "harness.num_warm_ups=-1: must be at least 0"),
+        (["model=mllm_9b"], IncompatibleError, "model=mllm_9b: has a generator .* harness=emulate cannot"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(overrides: list[str], kind: type[UserError], message: str) -> None:
+    (cell,) = compose_cells(["harness=emulate", "model=tiny", "cluster=tiny", *overrides])
+    with pytest.raises(kind, match=message):
+        prepare(cell.config)
+
+
+def test_recomputation_by_chunk_is_refused() -> None:
+    emulator, program = emulated("strategy=megatron")
+    with pytest.raises(IncompatibleError, match="harness=emulate measures no recomputation by chunk"):
+        emulator.execute(recompute_all(program))
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_gpu_that_is_not_there_is_named() -> None:
+    with pytest.raises(UserError, match=r"harness.device=cuda: this machine has no CUDA device"):
+        bench.device_named("cuda")
+
+
+def test_a_gpu_that_megatron_would_take_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(UserError, match=r"harness.device=cpu: .*CUDA_VISIBLE_DEVICES"):
+        bench.device_named("cpu")
+
+
+def test_what_is_only_simulated_is_refused() -> None:
+    emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.cp=2", "encoder_cp=false")
+    with pytest.raises(IncompatibleError, match="encoder_cp=false: harness=emulate splits"):
+        emulator.execute(program)
