@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     if parsed.multirun:
         return _sweep(composer, arguments, parsed)
     config = composer.run(parsed.overrides)
-    record = _single(Cell.of(parsed.overrides, config))
+    record = _single(Cell.of(parsed.overrides, config, parsed.config_dir or ""))
     composer.save()
     results = Results(Path(config.results_dir))
     publish(results, [record.key], sweep_name(parsed.overrides), config.mlflow, config.mlflow_uri)
@@ -119,7 +119,7 @@ def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> i
 
     def unfinished() -> Iterator[Cell]:
         for overrides in sweep.cells:
-            cell = Cell.of(overrides, composer.run(overrides))
+            cell = Cell.composed(overrides, composer)
             if cell.key in keys or results.is_left_alone(cell.key, first.retries_failed):
                 watch.skip()
             else:

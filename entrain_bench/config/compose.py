@@ -79,6 +79,7 @@ class Composer:
 
     def __init__(self, config_dir: str | None = None) -> None:
         register_schema()
+        self.config_dir = config_dir
         self._search = add_config_dir(config_dir)
         self._folders = [config_tree(), *([Path(config_dir)] if config_dir else [])]
         self._store = Store("compositions", _tree_hash(config_dir))

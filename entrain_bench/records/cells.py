@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from entrain_bench.base.errors import UserError
+from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.keys import identify
 
@@ -15,25 +16,36 @@ class Cell:
     """One run of a sweep.
 
     Attributes:
-        overrides: what makes it.
+        overrides: what makes it, as given.
         config: its configuration.
         key: what it is known by: hash of configuration, data and code.
         code_version: hash of the code alone.
+        config_dir: the folder of the user's, as given, that overrides may choose from; empty for none.
     """
 
     overrides: tuple[str, ...]
     config: RunConfig
     key: str
     code_version: str
+    config_dir: str = ""
 
     @classmethod
-    def of(cls, overrides: Sequence[str], config: RunConfig) -> Cell:
+    def composed(cls, overrides: Sequence[str], composer: Composer) -> Cell:
+        """The cell that overrides describe.
+
+        Raises:
+            UserError: for bad overrides, and data that cannot be read.
+        """
+        return cls.of(overrides, composer.run(overrides), composer.config_dir or "")
+
+    @classmethod
+    def of(cls, overrides: Sequence[str], config: RunConfig, config_dir: str = "") -> Cell:
         """The cell of a configuration.
 
         Raises:
             UserError: for data that cannot be read.
         """
         try:
-            return cls(tuple(overrides), config, *identify(config))
+            return cls(tuple(overrides), config, *identify(config), config_dir)
         except UserError as error:
             raise UserError(f"{error} (in {' '.join(overrides) or 'defaults'})") from error

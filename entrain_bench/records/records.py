@@ -20,6 +20,7 @@ from entrain_bench.base.hosttime import host_name
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.table import chrome_trace
 from entrain_bench.records.cells import Cell
+from entrain_bench.records.environment import current_commit, now, versions
 from entrain_bench.records.keys import COSMETIC_KEYS, workload_of
 from entrain_bench.records.leaves import flatten
 from entrain_bench.records.outcome import Outcome
@@ -97,6 +98,11 @@ class Record:
         timeline: whether its timeline was kept; false for records older than this.
         execution: of a training run, what it ran with (``Outcome.execution``).
         remarks: what a reader of its metrics should know, a line each.
+        overrides: what made it, as given on the command line or by a sweep; with ``config_dir`` they make it again.
+        config_dir: the folder of the user's, as given, that they may choose from; empty for none.
+        versions: of Python and of the libraries that decide, by name.
+        commit: of the suite, with a mark if files differed from it; empty outside of its repository.
+        made_at: when, ISO 8601, UTC.
     """
 
     key: str
@@ -115,6 +121,11 @@ class Record:
     timeline: bool = False
     execution: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    config_dir: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    commit: str = ""
+    made_at: str = ""
 
     @property
     def finished(self) -> bool:
@@ -188,7 +199,8 @@ def new_record(
             "timeline": outcome.timeline is not None,
         }
     labels, content = labels_of(cell.config), cell.config.content()
-    result |= {"settled": settled, "deaths": deaths}
+    result |= {"settled": settled, "deaths": deaths, "overrides": cell.overrides, "config_dir": cell.config_dir}
+    result |= {"versions": versions(), "commit": str(current_commit()), "made_at": now()}
     return Record(cell.key, status, reason, labels, content, cell.code_version, host_name(), **result)
 
 
@@ -337,8 +349,8 @@ def _parse_record(path: Path) -> Record:
     try:
         values = json.loads(path.read_text())
         config = {name: _shared(json.dumps(part)) for name, part in values["config"].items()}
-        rows, remarks = tuple(values["iterations"]), tuple(values.get("remarks", ()))
-        record = Record(**{**values, "config": config, "iterations": rows, "remarks": remarks})
+        listed = {name: tuple(values.get(name, ())) for name in ("iterations", "remarks", "overrides")}
+        record = Record(**{**values, "config": config, **listed})
         record.row()
         return record
     except (AttributeError, ValueError, KeyError, TypeError) as error:

@@ -58,7 +58,7 @@ def compose_cells(overrides: Sequence[str], config_dir: str | None = None, multi
     """
     composer = Composer(config_dir)
     cells = composer.sweep(overrides).cells if multirun else (tuple(overrides),)
-    composed = [Cell.of(each, composer.run(each)) for each in cells]
+    composed = [Cell.composed(each, composer) for each in cells]
     composer.save()
     return composed
 

@@ -30,7 +30,7 @@ class Study:
         """The cells of a sweep."""
         if overrides not in self._cells:
             sweep = self.composer.sweep(overrides)
-            self._cells[overrides] = [Cell.of(each, self.composer.run(each)) for each in sweep.cells]
+            self._cells[overrides] = [Cell.composed(each, self.composer) for each in sweep.cells]
         return self._cells[overrides]
 
     def cells_by_key(self, sweeps: Iterable[SweepOverrides]) -> dict[str, Cell]:

@@ -144,7 +144,7 @@ class Session:
         """Cells with what they left; those that have run come first."""
         missing = []
         for overrides in wanted:
-            cell = Cell.of(overrides, self.composer.run(overrides))
+            cell = Cell.composed(overrides, self.composer)
             record = self.results.read(cell.key)
             if record and record.is_left_alone(retry_failed=False):
                 yield cell, record

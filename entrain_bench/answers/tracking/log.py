@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 from filelock import FileLock
@@ -23,13 +21,13 @@ from entrain_bench.answers.tracking.local import LocalStore
 from entrain_bench.answers.tracking.page import CURRENT_TAG, page_tags
 from entrain_bench.answers.tracking.remote import RemoteStore
 from entrain_bench.answers.tracking.store import Logged, Store
+from entrain_bench.records.environment import current_commit
 from entrain_bench.records.records import Record, Results
 
 # The experiment of runs that belong to no sweep.
 SINGLE_RUNS = "single runs"
 # Another process may be creating the store or logging a large sweep.
 LOCK_TIMEOUT_S = 600.0
-GIT_TIMEOUT_S = 10.0
 
 
 def log_records(
@@ -105,25 +103,10 @@ def _mark(store: Store, runs: Sequence[Logged], current: str) -> None:
 
 
 def _tags() -> dict[str, str]:
-    return {CURRENT_TAG: "yes", **code_tags()}
-
-
-@cache
-def code_tags() -> dict[str, str]:
-    """The commit that the suite is at and whether files differ from it; empty outside of its repository."""
-    here = Path(__file__)
-    if not _git(here.parent, "ls-files", "--error-unmatch", here.name):
-        return {}
-    commit = _git(here.parent, "rev-parse", "HEAD")
-    dirty = _git(here.parent, "status", "--porcelain", "--untracked-files=no")
-    return {"git_commit": commit, "git_dirty": "yes" if dirty else "no", "mlflow.source.git.commit": commit}
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    """What git says; empty where it fails, or is not there."""
-    command = ["git", "-C", str(folder), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    commit = current_commit()
+    tags = {
+        "git_commit": commit.hash,
+        "mlflow.source.git.commit": commit.hash,
+        "git_dirty": "yes" if commit.dirty else "no",
+    }
+    return {CURRENT_TAG: "yes", **(tags if commit.hash else {})}
