@@ -25,6 +25,7 @@ from entrain_bench.config.compose import Composer, Sweep
 from entrain_bench.config.schema import RunConfig, plain_values, register_schema
 from entrain_bench.config.tree import CONFIG_MODULE
 from entrain_bench.records.cells import Cell
+from entrain_bench.records.keys import Identifier
 from entrain_bench.records.records import Record, Results
 from entrain_bench.run import ray_workers
 from entrain_bench.run.cells import Done, attempt, run_cells, run_one
@@ -115,11 +116,11 @@ def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> i
     first = composer.run(sweep.cells[0])
     results, watch, keys = Results(Path(first.results_dir)), Watch(len(sweep.cells)), dict[str, None]()
     results.prepare()
-    tables = GrowingTables(results)
+    tables, identifier = GrowingTables(results), Identifier()
 
     def unfinished() -> Iterator[Cell]:
         for overrides in sweep.cells:
-            cell = Cell.composed(overrides, composer)
+            cell = Cell.composed(overrides, composer, identifier)
             if cell.key in keys or results.is_left_alone(cell.key, first.retries_failed):
                 watch.skip()
             else:

@@ -24,6 +24,7 @@ from entrain_bench.base.errors import (
 )
 from entrain_bench.config.compose import Composer
 from entrain_bench.records.cells import Cell
+from entrain_bench.records.keys import Identifier
 from entrain_bench.records.plans import Plans
 from entrain_bench.records.records import Record, Results, new_record
 from entrain_bench.run.experiment import run_experiment
@@ -56,9 +57,9 @@ def compose_cells(overrides: Sequence[str], config_dir: str | None = None, multi
     Raises:
         UserError: for bad overrides, and data that cannot be read.
     """
-    composer = Composer(config_dir)
+    composer, identifier = Composer(config_dir), Identifier()
     cells = composer.sweep(overrides).cells if multirun else (tuple(overrides),)
-    composed = [Cell.composed(each, composer) for each in cells]
+    composed = [Cell.composed(each, composer, identifier) for each in cells]
     composer.save()
     return composed
 

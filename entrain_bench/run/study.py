@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from entrain_bench.config.compose import Composer
 from entrain_bench.records.cells import Cell
+from entrain_bench.records.keys import Identifier
 from entrain_bench.records.records import Results
 from entrain_bench.run.cells import Done, run_cells
 
@@ -23,14 +24,14 @@ class Study:
 
     def __init__(self, results: Results, config_dir: str | None = None) -> None:
         self.results, self.config_dir = results, config_dir
-        self.composer = Composer(config_dir)
+        self.composer, self._identifier = Composer(config_dir), Identifier()
         self._cells: dict[SweepOverrides, list[Cell]] = {}
 
     def cells(self, *overrides: str) -> list[Cell]:
         """The cells of a sweep."""
         if overrides not in self._cells:
             sweep = self.composer.sweep(overrides)
-            self._cells[overrides] = [Cell.composed(each, self.composer) for each in sweep.cells]
+            self._cells[overrides] = [Cell.composed(each, self.composer, self._identifier) for each in sweep.cells]
         return self._cells[overrides]
 
     def cells_by_key(self, sweeps: Iterable[SweepOverrides]) -> dict[str, Cell]:
