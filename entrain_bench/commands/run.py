@@ -6,6 +6,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from entrain_bench.records.keys import Identifier
 from entrain_bench.records.records import Record, Results
 from entrain_bench.run import ray_workers
 from entrain_bench.run.cells import Done, attempt, run_cells, run_one
+from entrain_bench.run.study import is_beside
 
 EXIT_FAILED = 1
 # Hydra's launchers whose cells run on this machine: the basic one's here, joblib's in processes of ours, so that cells
@@ -124,7 +126,8 @@ def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> i
             if cell.key in keys or results.is_left_alone(cell.key, first.retries_failed):
                 watch.skip()
             else:
-                yield cell
+                # Of a sweep the timelines of one job are kept: MLflow shows its ranks.
+                yield replace(cell, timeline=is_beside(cell.config, first))
             keys[cell.key] = None
 
     try:
@@ -178,7 +181,8 @@ def _run_cell(hydra_config: DictConfig) -> None:
     overrides = HydraConfig.get().overrides.task
     config = RunConfig.from_values(plain_values(hydra_config))
     try:
-        cell, results = Cell.of(overrides, config), Results(Path(config.results_dir))
+        shown = HydraConfig.get().job.num == 0
+        cell, results = replace(Cell.of(overrides, config), timeline=shown), Results(Path(config.results_dir))
         if not results.is_left_alone(cell.key, config.retries_failed):
             Watch(1)(attempt(cell, results))
     except UserError as error:

@@ -21,6 +21,7 @@ class Cell:
         key: what it is known by: hash of configuration, data and code.
         code_version: hash of the code alone.
         config_dir: the folder of the user's, as given, that overrides may choose from; empty for none.
+        timeline: whether somebody wants its timeline.
     """
 
     overrides: tuple[str, ...]
@@ -28,6 +29,7 @@ class Cell:
     key: str
     code_version: str
     config_dir: str = ""
+    timeline: bool = True
 
     @classmethod
     def composed(cls, overrides: Sequence[str], composer: Composer, identifier: Identifier | None = None) -> Cell:

@@ -59,6 +59,8 @@ METRICS = (
     "cluster_bound_s",
     *TIME_SHARES,
 )
+# Wall times of the machine.
+MEASURED = ("planning_time_s", "assignment_time_s", "assignment_exposed_s")
 # What an iteration has of its own.
 PER_ITERATION = tuple(name for name in METRICS if name != "planning_time_s")
 SETTINGS = (
@@ -95,7 +97,7 @@ class Record:
         samples: how many samples the workload lists, and what the model's context made of them (``Outcome.samples``).
         settled: whether a failure follows from configuration, data and code, so that another attempt would end alike.
         deaths: how many times in a row the process that ran it died.
-        timeline: whether its timeline was kept; false for records older than this.
+        timeline: whether its timeline was kept; None if nobody asked for it, False if there was none to keep.
         execution: of a training run, what it ran with (``Outcome.execution``).
         remarks: what a reader of its metrics should know, a line each.
         overrides: what made it, as given on the command line or by a sweep; with ``config_dir`` they make it again.
@@ -118,7 +120,7 @@ class Record:
     samples: Counts = field(default_factory=dict)
     settled: bool = False
     deaths: int = 0
-    timeline: bool = False
+    timeline: bool | None = False
     execution: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
@@ -137,6 +139,13 @@ class Record:
         if self.status == "failed" and retry_failed:
             return False
         return self.finished or self.deaths >= MAX_DEATHS
+
+    @property
+    def computed(self) -> tuple[Any, ...]:
+        """What came out, without wall times: another simulation of the same gives the same."""
+        each = (self.metrics, *self.iterations)
+        metrics = [{name: value for name, value in one.items() if name not in MEASURED} for one in each]
+        return self.status, dict(self.layout), metrics
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -196,7 +205,7 @@ def new_record(
             "samples": outcome.samples,
             "execution": dict(outcome.execution),
             "remarks": outcome.remarks,
-            "timeline": outcome.timeline is not None,
+            "timeline": outcome.timeline is not None or (False if cell.timeline else None),
         }
     labels, content = labels_of(cell.config), cell.config.content()
     result |= {"settled": settled, "deaths": deaths, "overrides": cell.overrides, "config_dir": cell.config_dir}
@@ -264,8 +273,8 @@ class Results:
         return record is not None and record.is_left_alone(retry_failed)
 
     def has_timeline(self, record: Record) -> bool:
-        """Whether the timeline of a record is there, unless none was kept."""
-        return not record.timeline or self.timeline_path(record.key).exists()
+        """Whether the timeline of a record is there; also if there was none to keep."""
+        return record.timeline is False or self.timeline_path(record.key).exists()
 
     def write(self, record: Record, timeline: pd.DataFrame | None) -> None:
         """Store a run: its timeline first, so that a record always finds it.

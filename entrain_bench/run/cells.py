@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
@@ -72,10 +72,17 @@ def run_one(cell: Cell, results: Results, progress: Callable[[int], None] = lamb
         results: where its record goes.
         progress: called with the number of finished iterations.
     """
-    outcome = run_experiment(cell.config, progress, plans=Plans(results.root))
-    record = new_record(cell, "ok", outcome=outcome)
+    outcome = run_experiment(cell.config, progress, plans=Plans(results.root), keep_timeline=cell.timeline)
+    record = _merged(results.read(cell.key), new_record(cell, "ok", outcome=outcome))
     results.write(record, outcome.timeline)
     return record
+
+
+def _merged(known: Record | None, new: Record) -> Record:
+    """The record of a run that was made again for its timeline: the known one, if the same came out."""
+    if known is None or known.computed != new.computed:
+        return new
+    return replace(known, timeline=new.timeline)
 
 
 def run_cells(
@@ -117,7 +124,11 @@ def attempt(cell: Cell, results: Results) -> Done:
     """Run a cell and write down what came out: ok, skipped or failed. Never raises."""
     started = perf_counter()
     try:
+        known = results.read(cell.key)
         record, timeline = _run_or_explain(cell, Plans(results.root))
+        if known and known.status == "ok" != record.status:
+            return Done(cell, None, f"its timeline cannot be made: {record.reason}", perf_counter() - started)
+        record = _merged(known, record)
         results.write(record, timeline)
         return Done(cell, record, "", perf_counter() - started)
     except UserError as error:
@@ -129,7 +140,7 @@ def attempt(cell: Cell, results: Results) -> Done:
 def _run_or_explain(cell: Cell, plans: Plans) -> tuple[Record, pd.DataFrame | None]:
     make = partial(new_record, cell)
     try:
-        outcome = run_experiment(cell.config, plans=plans)
+        outcome = run_experiment(cell.config, plans=plans, keep_timeline=cell.timeline)
     except IncompatibleError as error:
         return make("skipped", str(error)), None
     except (UserError, ExecutionError) as error:

@@ -169,6 +169,7 @@ def run_experiment(
     progress: Callable[[int], None] = lambda _: None,
     source: ShapeSource | None = None,
     plans: Plans | None = None,
+    keep_timeline: bool = True,
 ) -> Outcome:
     """Plan once, then assign, schedule, execute and measure every iteration.
 
@@ -177,6 +178,7 @@ def run_experiment(
         progress: called with the number of finished iterations.
         source: samples instead of the configured workload's; only where the harness simulates.
         plans: where plans of earlier runs are; None plans anew.
+        keep_timeline: whether the first iteration's timeline is wanted; what a harness trains always has one.
 
     Raises:
         UserError: naming what is wrong in the configuration, the data, or what parts made of them.
@@ -204,7 +206,7 @@ def run_experiment(
         timeline = setting.executor.execute(program)
         feed.observe(timeline)
         measured.append(measure(timeline, setting.truth, host_time))
-        if iteration == 0 and program.num_actions <= MAX_KEPT_ACTIONS:
+        if keep_timeline and iteration == 0 and program.num_actions <= MAX_KEPT_ACTIONS:
             frame = timeline_frame(timeline)
         progress(iteration + 1)
     metrics = {name: float(np.mean([row[name] for row in measured])) for name in measured[0]}
