@@ -1,7 +1,6 @@
-"""The boundary between an encoder and an LLM: our messages beside megatron-core's bridge communicators.
+"""The boundary between an encoder and an LLM on disjoint ranks: our messages and megatron-core's bridge.
 
-``BridgeCommunicator`` carries it between disjoint ranks, ``ColocatedBridgeCommunicator`` between two layouts of the
-same ranks. Imported only on the ranks that measure: megatron-core takes seconds.
+Imported only on the ranks that measure: importing megatron-core takes seconds.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core.hyper_comm_grid import HyperCommGrid
-from megatron.core.models.mimo.comm.colocated_communicator import ColocatedBridgeCommunicator
 from megatron.core.pipeline_parallel.bridge_communicator import BridgeCommunicator
 from torch import Tensor
 
 from entrain_bench.balancing.schedules import chain_program, stages_behind, three_phase_program
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.lab.bench.ranks import WARM_UPS, Turns
+from entrain_bench.lab.bench.turns import WARM_UPS, Turns
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -33,10 +31,7 @@ from entrain_bench.train.messages.rows import cut_rows, gather_rows
 from entrain_bench.train.messages.transfers import Transfers
 from entrain_bench.train.platform import MODULES, prepare_platform
 
-BRIDGE_MODULES = (
-    "megatron.core.pipeline_parallel.bridge_communicator",
-    "megatron.core.models.mimo.comm.colocated_communicator",
-)
+BRIDGE_MODULE = "megatron.core.pipeline_parallel.bridge_communicator"
 CPU = torch.device("cpu")
 # What crosses the boundary in a microbatch: [tokens, hidden size].
 NUM_TOKENS, HIDDEN_SIZE = 2048, 1024
@@ -141,25 +136,6 @@ class Bridge:
         return {(other, microbatch): tensor for microbatch, tensor in zip(microbatches, got, strict=True)}
 
 
-class ColocatedBridge:
-    """The boundary between two layouts of the same ranks by ``ColocatedBridgeCommunicator``."""
-
-    def __init__(self, layout: Layout) -> None:
-        encoder, llm = layout.modules
-        self.bridge = ColocatedBridgeCommunicator(grid_of(encoder), grid_of(llm), dim_mapping={"b": 0, "h": 1})
-
-    def exchange(self, handed: Tensors) -> Tensors:
-        """What this rank gets when every rank hands over what it has to."""
-        got: Tensors = {}
-        for microbatch in sorted(microbatch for kind, microbatch in handed if kind is Pass.FORWARD):
-            output = handed[Pass.FORWARD, microbatch].detach().requires_grad_()
-            arrived = self.bridge.communicate(output)
-            arrived.backward(handed[Pass.BACKWARD, microbatch])
-            assert output.grad is not None
-            got[Pass.FORWARD, microbatch], got[Pass.BACKWARD, microbatch] = arrived.detach(), output.grad
-        return got
-
-
 def grid_of(module: ModuleLayout) -> HyperCommGrid:
     """The ranks of a module as megatron-core's grid, which holds consecutive ranks only.
 
@@ -184,7 +160,7 @@ def compare_boundary(encoder_dp: int, llm_dp: int, repeats: int, control: dist.P
     Returns:
         Median and shortest seconds of a microbatch, forward and backward, and the number of tensors that differed.
     """
-    prepare_platform((*MODULES, *BRIDGE_MODULES))
+    prepare_platform((*MODULES, BRIDGE_MODULE))
     model = prepare(compose_cells(["model=tiny", "cluster=tiny"])[0].config).job.model
     encoder, llm = model.modules
     layout = Layout((_one_rank_each(encoder, 0, encoder_dp), _one_rank_each(llm, encoder_dp, llm_dp)), NUM_MICROBATCHES)

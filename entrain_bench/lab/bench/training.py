@@ -20,7 +20,7 @@ from megatron.core.pipeline_parallel.schedules import forward_backward_pipelinin
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
-from entrain_bench.lab.bench.ranks import WARM_UPS, Turns
+from entrain_bench.lab.bench.turns import WARM_UPS, Turns
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
