@@ -139,3 +139,15 @@ def _planned(overrides: Sequence[str]) -> tuple[Setting, Layout]:
 
 def _batches(setting: Setting, count: int) -> list[SampleShapes]:
     return [setting.source.batch(index, setting.job.global_batch, 0) for index in range(count)]
+
+
+def against_megatron(overrides: Sequence[str], num_ranks: int = 2, repeats: int = 15) -> Iterator[Measure]:
+    """Seconds of an iteration of our training runtime and of megatron-core's 1F1B, in turn on ranks of this machine."""
+    # torch would count as memory of the other cases.
+    from entrain_bench.lab.bench.training import take_turns
+    from entrain_bench.train.launching.group import on_ranks
+
+    first, last = on_ranks(take_turns, num_ranks, overrides, repeats)
+    found = first | last
+    ratios = {"ratio": ("ours_s", "megatron_s"), "shortest_ratio": ("ours_shortest_s", "megatron_shortest_s")}
+    yield "1f1b", found | {name: found[ours] / found[theirs] for name, (ours, theirs) in ratios.items()}

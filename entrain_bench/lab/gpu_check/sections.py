@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import pandas as pd
 
@@ -92,43 +92,27 @@ def gpu_tests(check: Check) -> Finding:
     # Relative paths: the log names no folder of the user.
     files = [os.path.relpath(path) for path in check.gpu_tests]
     if not files:
-        return Finding(
-            SKIPPED, f"no tests marked gpu in {check.tests.name}/: they come with the source, not with a wheel"
-        )
-    log, report = check.setup.folder / "tests.log", check.setup.folder / "junit.xml"
-    report.unlink(missing_ok=True)
-    options = ["-m", "gpu", "-n", "0", "-q", "--no-header", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        return Finding(SKIPPED, "no tests marked gpu: they come with the source, not with a wheel")
+    log = check.setup.folder / "tests.log"
+    log.unlink(missing_ok=True)
+    options = ["-m", "gpu", "-n", "0", "-q", "-rfEs", "--no-header", "-p", "no:cacheprovider"]
     wrong = run_python(["-m", "pytest", *files, *options], log, TESTS_S, check.setup.environment)
-    if not report.exists():
-        return Finding(FAILED, f"{wrong} ({last_line(log)})")
-    found = judge_tests(report, wrong)
-    # It names the host; what it says is in the finding.
-    report.unlink()
-    return found
+    return judge_tests(log.read_text(errors="replace"), wrong)
 
 
-def judge_tests(report: Path, wrong: str) -> Finding:
-    """Return what a JUnit report says.
+def judge_tests(output: str, wrong: str) -> Finding:
+    """Return what pytest printed: its last line, and a row per test that failed or was skipped.
 
     Args:
-        report: the file.
-        wrong: what was wrong with the process that wrote it; empty for nothing.
+        output: with the short summary of failures and skips (``-rfEs``).
+        wrong: what was wrong with the process; empty for nothing.
     """
-    rows: Rows = []
-    for case in ET.parse(report).iter("testcase"):  # noqa: S314
-        bad = [child for child in case if child.tag in ("failure", "error")]
-        verdict = FAILED if bad else SKIPPED if case.find("skipped") is not None else PASSED
-        said = [child.get("message") or "" for child in bad or list(case)]
-        row = {"test": case.get("name"), "verdict": verdict, "seconds": float(case.get("time") or 0)}
-        rows.append(row | {"reason": " ".join("".join(said[:1]).split())[:LONGEST]})
-    count = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in (PASSED, FAILED, SKIPPED)}
-    line = ", ".join(f"{number} {verdict}" for verdict, number in count.items() if number) or "no tests"
-    if count[FAILED] or wrong:
-        return Finding(FAILED, f"{line}{f' ({wrong})' if wrong and not count[FAILED] else ''}", {"Tests": rows})
-    if not count[PASSED]:
-        reason = next((str(row["reason"]) for row in rows if row["reason"]), "none was run")
-        return Finding(SKIPPED, f"{line}: {reason}", {"Tests": rows})
-    return Finding(PASSED, line, {"Tests": rows})
+    lines = [line for line in output.splitlines() if line.strip()]
+    found = (re.match(r"(FAILED|ERROR|SKIPPED) (.*)", line) for line in lines)
+    rows = [{"verdict": each[1].lower(), "test": each[2][:LONGEST]} for each in found if each]
+    if wrong:
+        return Finding(FAILED, f"{wrong} ({lines[-1]})", {"Tests": rows})
+    return Finding(PASSED if " passed" in lines[-1] else SKIPPED, lines[-1], {"Tests": rows})
 
 
 def correctness(check: Check) -> Finding:

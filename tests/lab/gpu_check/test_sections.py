@@ -1,4 +1,4 @@
-"""Verdicts of sections: JUnit reports, losses, and programs that failed, were left out, or are predicted badly."""
+"""Verdicts of sections: tests, losses, and programs that failed, were left out, or are predicted badly."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ from entrain_bench.lab.gpu_check.settings import Setup
 from entrain_bench.records.records import Record
 from support.gpu_check import machine
 
-GOOD = '<testcase name="a" time="0.25"/>'
-SKIP = '<testcase name="b" time="0"><skipped message="needs a CUDA device">x</skipped></testcase>'
-BAD = '<testcase name="c" time="1"><failure message="assert 1 == 2\n more">x</failure></testcase>'
+SKIP = "SKIPPED [2] tests/train/test_gpu.py:20: needs a CUDA device"
+BAD = "FAILED tests/train/test_gpu.py::test_x - assert 1 == 2"
 
 
 def check_in(folder: Path, kind: str = "cpu", num_devices: int = 2) -> Check:
@@ -36,25 +35,20 @@ def check_in(folder: Path, kind: str = "cpu", num_devices: int = 2) -> Check:
 
 
 @pytest.mark.parametrize(
-    ("cases", "wrong", "verdict", "result"),
+    ("lines", "wrong", "verdict", "result"),
     [
-        (GOOD + SKIP, "", PASSED, "1 passed, 1 skipped"),
-        (SKIP + SKIP, "", SKIPPED, "2 skipped: needs a CUDA device"),
-        (GOOD + BAD, "exit code 1", FAILED, "1 passed, 1 failed"),
+        (["..", SKIP, "2 passed, 2 skipped in 3.1s"], "", PASSED, "2 passed, 2 skipped in 3.1s"),
+        ([SKIP, "2 skipped in 0.1s"], "", SKIPPED, "2 skipped in 0.1s"),
+        (["F.", BAD, "1 failed, 1 passed in 9s"], "exit code 1", FAILED, "exit code 1 (1 failed, 1 passed in 9s)"),
         # Ended before it was through.
-        (GOOD, "took longer than 900 s", FAILED, "1 passed (took longer than 900 s)"),
-        ("", "", SKIPPED, "no tests: none was run"),
+        (["$ python -m pytest"], "took longer than 900 s", FAILED, "took longer than 900 s ($ python -m pytest)"),
     ],
 )
-def test_junit_reports_are_read(tmp_path: Path, cases: str, wrong: str, verdict: str, result: str) -> None:
-    report = tmp_path / "junit.xml"
-    report.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
-    found = judge_tests(report, wrong)
+def test_the_output_of_pytest_is_read(lines: list[str], wrong: str, verdict: str, result: str) -> None:
+    found = judge_tests("\n".join([*lines, ""]), wrong)
     assert (found.verdict, found.result) == (verdict, result)
-    if BAD in cases:
-        assert found.tables["Tests"][1] == {
-            "test": "c", "verdict": FAILED, "seconds": 1.0, "reason": "assert 1 == 2 more"
-        }  # fmt: skip
+    if BAD in lines:
+        assert found.tables["Tests"] == [{"verdict": "failed", "test": BAD.removeprefix("FAILED ")}]
 
 
 def test_a_wrong_loss_fails_the_check() -> None:

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import numpy as np
 import pytest
 import torch
 
-from entrain_bench.lab.bench.bridge import (
-    BRIDGE_MODULE,
+from entrain_bench.program import Pass, Program
+from entrain_bench.program.layout import Layout
+from entrain_bench.train.messages.rank_plan import plan_rank
+from entrain_bench.train.platform import MODULES, prepare_platform
+from support.builders import placed, samples, tiny_model
+from support.train.bridge import (
+    BRIDGE_MODULES,
     Bridge,
+    ColocatedBridge,
     Messages,
     Tensors,
     even_program,
     grid_of,
     handed_rows,
 )
-from entrain_bench.program import Pass, Program
-from entrain_bench.program.layout import Layout
-from entrain_bench.train.messages.rank_plan import plan_rank
-from entrain_bench.train.platform import MODULES, prepare_platform
-from support.builders import placed, samples, tiny_model
 from support.train.faults import reverse_rows
 from support.train.ranks import run_ranks
 
-COLOCATED_MODULE = "megatron.core.models.mimo.comm.colocated_communicator"
-BRIDGE_MODULES = (BRIDGE_MODULE, COLOCATED_MODULE)
 MODEL = tiny_model(encoder=2, llm=2)
 VISION, LLM = MODEL.modules
 RANKS, NUM_MICROBATCHES, HIDDEN_SIZE = 4, 3, 8
@@ -78,27 +75,6 @@ def handed(program: Program, rank: int, with_sizes: bool = True) -> Tensors:
             tensor._mimo_bridge_split_sizes = rows.tolist()
         tensors[kind, microbatch] = tensor
     return tensors
-
-
-class ColocatedBridge:
-    """The boundary between two layouts of the same ranks by ``ColocatedBridgeCommunicator``."""
-
-    def __init__(self, layout: Layout) -> None:
-        encoder, llm = layout.modules
-        self.bridge = import_module(COLOCATED_MODULE).ColocatedBridgeCommunicator(
-            grid_of(encoder), grid_of(llm), dim_mapping={"b": 0, "h": 1}
-        )
-
-    def exchange(self, handed: Tensors) -> Tensors:
-        """What this rank gets when every rank hands over what it has to."""
-        got: Tensors = {}
-        for microbatch in sorted(microbatch for kind, microbatch in handed if kind is Pass.FORWARD):
-            output = handed[Pass.FORWARD, microbatch].detach().requires_grad_()
-            arrived = self.bridge.communicate(output)
-            arrived.backward(handed[Pass.BACKWARD, microbatch])
-            assert output.grad is not None
-            got[Pass.FORWARD, microbatch], got[Pass.BACKWARD, microbatch] = arrived.detach(), output.grad
-        return got
 
 
 def compare(rank: int, cases: list[tuple[str, bool, bool]]) -> list[tuple[int, int]]:
