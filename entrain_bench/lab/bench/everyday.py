@@ -23,7 +23,7 @@ FIRST_CELL = "[1/"
 def figures(names: Sequence[str] = ()) -> dict[str, float]:
     """Seconds that the command takes from nothing (no run, nothing composed yet), and with nothing left to do."""
     with TemporaryDirectory(prefix="entrain-bench-") as folder:
-        arguments = ["figures", *names, "--results-dir", folder]
+        arguments = ["figures", *names, f"results_dir={folder}"]
         from_nothing_s, _ = _command(arguments, Path(folder))
         return {"from_nothing_s": from_nothing_s, "nothing_to_do_s": _command(arguments, Path(folder))[0]}
 
