@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from entrain_bench.base.errors import unknown_choice
+from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.grammar import Request, Verb, own
@@ -42,6 +42,8 @@ def main(request: Request[Keys]) -> int:
     Raises:
         UserError: for anchors that are wrong.
     """
+    if request.keys.anchors:
+        require(Path(request.keys.anchors).is_file(), "anchors", request.keys.anchors, "a file")
     anchors, composer = load_anchors(Path(request.keys.anchors) if request.keys.anchors else None), Composer()
     for name in request.words:
         if name not in anchors.devices:

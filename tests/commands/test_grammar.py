@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -32,9 +33,7 @@ def test_words_keys_and_options_may_be_mixed() -> None:
     line = ("--config-dir", "mine", "make", "model=tiny", "a", "seconds=2", "results_dir=/a b/c", "+layout.tp=2", "b")
     assert asked(*line) == (
         "make",
-        Request(
-            Keys(results_dir="/a b/c", seconds=2.0), ("a", "b"), ("model=tiny", "+layout.tp=2"), {CONFIG_DIR: "mine"}
-        ),
+        Request(Keys("/a b/c", seconds=2.0), ("a", "b"), ("model=tiny", "+layout.tp=2"), {CONFIG_DIR: "mine"}),
     )
     assert asked(*line)[1].config_dir == "mine"
     assert not asked(*line)[1].multirun
@@ -47,10 +46,8 @@ def test_without_a_verb_it_is_a_run() -> None:
 
 def test_values_are_typed_as_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLACE", "here")
-    keys = asked("make", "mlflow=no", "mlflow_uri=http://host:1", "seconds=null", "again=true", "results_dir=2024")[
-        1
-    ].keys
-    assert keys == Keys("2024", mlflow=False, mlflow_uri="http://host:1", again=True)
+    typed = ("mlflow=no", "mlflow_uri=http://host:1", "seconds=null", "again=true", "results_dir=2024")
+    assert asked("make", *typed)[1].keys == Keys("2024", mlflow=False, mlflow_uri="http://host:1", again=True)
     assert asked("make", "results_dir=${oc.env:PLACE}/x")[1].keys.results_dir == "here/x"
 
 
@@ -107,7 +104,7 @@ def test_a_mistake_is_answered_with_what_mends_it(line: str, says: str) -> None:
         ("trace paht=x", "paht=x: unknown key"),
         ("profile modle=tiny", "modle=tiny: unknown key (did you mean model=tiny?)"),
         ("calibrate a41", "device=a41: unknown (did you mean a40?)"),
-        ("calibrate anchors=none.yaml", "none.yaml"),
+        ("calibrate anchors=none.yaml", "anchors=none.yaml: must be a file"),
         ("ui port=99999", "port=99999: must be in 1..65535"),
         ("verify results_dir=x", "results_dir=x: unknown key"),
         ("verify --config-dir x", "--config-dir: verify does not take it"),
@@ -118,19 +115,17 @@ def test_a_mistake_is_answered_with_what_mends_it(line: str, says: str) -> None:
 def test_every_verb_says_it_alike(
     line: str,
     says: str,
-    tmp_path: pytest.TempPathFactory,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     assert run_command(line.split()) == 2
     (shown,) = capsys.readouterr().err.splitlines()
-    assert shown.startswith(f"entrain-bench: {says}" if line != "calibrate anchors=none.yaml" else "entrain-bench: ")
-    assert says in shown
+    assert shown.startswith(f"entrain-bench: {says}")
 
 
 def test_the_version_is_the_suites(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["--version"]) == 0
-    assert re.fullmatch(
-        r"entrain-bench \d+\.\d+\.\d+( \(commit [0-9a-f]{40}(\+changes)?\))?\n", capsys.readouterr().out
-    )
+    shown = capsys.readouterr().out
+    assert re.fullmatch(r"entrain-bench \d+\.\d+\.\d+( \(commit [0-9a-f]{40}(\+changes)?\))?\n", shown)
