@@ -1,4 +1,4 @@
-"""The names for scripts and notebooks, and the examples of the README as they are written."""
+"""The names for scripts and notebooks, and the commands and examples of README and docs as they are written."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from entrain_bench.config.grammar import RUN, Request, read, split, verb_of
 from entrain_bench.records.records import METRICS
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-EXAMPLES = [text for text in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "entrain_bench" in text]
+README, PYTHON = ((ROOT / name).read_text() for name in ("README.md", "docs/python.md"))
+EXAMPLES = re.findall(r"```python\n(.*?)```", PYTHON, re.DOTALL)
+MAX_README_WORDS = 900
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # In a block of code or within a sentence; with an ellipsis it is none.
 COMMAND = re.compile(r"(?:^    |`)entrain-bench ((?!.*\.\.\.)[^`\n]+?)(?=  +#|`|$)", re.MULTILINE)
@@ -48,6 +49,10 @@ def test_every_public_name_is_there_and_documented(name: str) -> None:
 def test_other_names_are_not() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = entrain_bench.nothing
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.split()) <= MAX_README_WORDS
 
 
 @pytest.mark.wide

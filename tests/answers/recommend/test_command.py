@@ -126,7 +126,7 @@ def test_without_any_result_the_reasons_are_shown(capsys: pytest.CaptureFixture[
         (["strategy=megatrn"], "strategy=megatrn: unknown (did you mean megatron?); choices: "),
         (["strategy=glob(x*)"], "strategy=glob(x*): describes no run"),
         (["model=tny"], "model=tny: unknown (did you mean tiny?)"),
-        (["modle=tiny"], "did you mean model="),
+        (["modle=tiny"], "modle=tiny: unknown key (did you mean model=tiny?)"),
         (["model=tiny,qwen25vl_llama3_1b"], "model=tiny,qwen25vl_llama3_1b: must be one value"),
         (["harness=train"], "harness=train: must be simulate"),
         (["plan=a.yaml"], "plan=a.yaml: is what comes out"),
