@@ -146,7 +146,7 @@ def _seeds_word(answer: Answer) -> str:
         if any(place.verdict == FAR_BEHIND for place in answer.places)
         else ""
     )
-    ended = " Ended early by --seconds: with more seeds more would be told apart." if answer.raced.out_of_time else ""
+    ended = " Ended early by seconds=: with more seeds more would be told apart." if answer.raced.out_of_time else ""
     return (
         "Behind: geometric mean of the times over the fastest's, seed by seed, with its 95% interval. Slower: "
         f"significantly, by paired tests; it then ran at no further seeds.{far}{ended}"

@@ -54,7 +54,7 @@ def test_every_run_is_composed_again_by_a_command_of_the_page(
     records = Results(tmp_path).records()
     assert len(records) == 10
     assert {cell.key for cell in cells} == {record.key for record in records}
-    assert run_command(["report", "--results-dir", str(tmp_path)]) == 0
+    assert run_command(["report", f"results_dir={tmp_path}"]) == 0
 
 
 @pytest.mark.wide
@@ -88,7 +88,7 @@ def test_a_table_without_records_is_enough(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ([], "must hold a run with a result"),
-        (["seed=0"], "key=seed=0: unknown; choices: results_dir=FOLDER"),
+        (["seed=0"], "seed=0: unknown key; choices: results_dir"),
         (["--config-dir", "nowhere"], "--config-dir=nowhere: must be a folder"),
     ],
 )
