@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     record = _single(Cell.of(parsed.overrides, config, parsed.config_dir or ""))
     composer.save()
     results = Results(Path(config.results_dir))
-    publish(results, [record.key], sweep_name(parsed.overrides), config.mlflow, config.mlflow_uri)
+    publish(results, {record.key: ""}, sweep_name(parsed.overrides), config.mlflow, config.mlflow_uri)
     return 0
 
 
@@ -113,7 +113,7 @@ def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> i
     if len(folders) > 1:
         raise UserError(f"results_dir={','.join(sorted(folders))}: must be one folder for the whole sweep")
     first = composer.run(sweep.cells[0])
-    results, watch, keys = Results(Path(first.results_dir)), Watch(len(sweep.cells)), dict[str, None]()
+    results, watch, keys = Results(Path(first.results_dir)), Watch(len(sweep.cells)), dict[str, str]()
     results.prepare()
     tables = GrowingTables(results)
 
@@ -124,7 +124,7 @@ def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> i
                 watch.skip()
             else:
                 yield cell
-            keys[cell.key] = None
+            keys[cell.key] = " ".join(cell.overrides)
 
     try:
         if sweep.launcher in (BASIC, JOBLIB, RAY):
@@ -136,7 +136,7 @@ def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> i
     except BaseException:
         if watch.any_run:
             # As they are now, for a thread may still add to them.
-            _publish_sweep(results, [*keys], parsed, first)
+            _publish_sweep(results, {**keys}, parsed, first)
         raise
     composer.save()
     records = _publish_sweep(results, keys, parsed, first)
@@ -145,7 +145,7 @@ def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> i
     return EXIT_FAILED if any(record.status == "failed" for record in records) else 0
 
 
-def _publish_sweep(results: Results, keys: Iterable[str], parsed: Namespace, config: RunConfig) -> list[Record]:
+def _publish_sweep(results: Results, keys: Mapping[str, str], parsed: Namespace, config: RunConfig) -> list[Record]:
     """Publish what cells have left; returns it."""
     return publish(results, keys, sweep_name(parsed.overrides), config.mlflow, config.mlflow_uri)
 
