@@ -57,7 +57,8 @@ def _runs(result: StrategyResult) -> Sequence[dict[str, Any]]:
     ]
 
 
-def _interval(interval: Interval | None) -> dict[str, float] | None:
+def _interval(interval: Interval | None) -> dict[str, Any] | None:
     if interval is None:
         return None
-    return {"mean": interval.mean, "low": interval.low, "high": interval.high, "num_seeds": interval.num_values}
+    ends = {"mean": interval.mean, "low": interval.low, "high": interval.high}
+    return {**ends, "num_seeds": interval.num_values, "doubt": interval.doubt and str(interval.doubt)}

@@ -149,7 +149,9 @@ def cases_of(records: Sequence[Record]) -> list[Case]:
 
 def _case(groups: Sequence[SeedGroup], baseline: str) -> Case:
     named = {tuple(group.own.values()): group for group in groups}
-    comparison = compare({own: group.times for own, group in named.items()}, _references(named, baseline))
+    times = {own: group.times for own, group in named.items()}
+    num_batches = min(max(1, len(record.iterations)) for group in groups for record in group.runs.values())
+    comparison = compare(times, _references(named, baseline), num_batches=num_batches)
     return Case(groups[0].job, {own: named[own] for own in comparison.ranked}, comparison, baseline)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from entrain_bench.answers.statistics import LEVEL, Interval, mean_interval, not_worse, ratio_interval
 from entrain_bench.base.arithmetic import decisive, exp, log
@@ -59,10 +59,12 @@ class Comparison[Name: Hashable]:
     Attributes:
         standings: how each does, in the given order.
         ranked: their names, the fastest first, those without a result last.
+        num_batches: batches that a run's time is the mean of.
     """
 
     standings: Mapping[Name, Standing]
     ranked: Sequence[Name]
+    num_batches: int = 1
 
     def with_verdict(self, *verdicts: str) -> list[Name]:
         """The names with one of some verdicts, the fastest first."""
@@ -131,7 +133,7 @@ def place_of(name: str, display_order: float | None) -> tuple[float, str]:
 
 
 def compare[Name: Hashable](
-    times: Mapping[Name, Times], references: Mapping[Name, Name], level: float = LEVEL
+    times: Mapping[Name, Times], references: Mapping[Name, Name], level: float = LEVEL, num_batches: int = 1
 ) -> Comparison[Name]:
     """Compare the groups of a case.
 
@@ -139,6 +141,7 @@ def compare[Name: Hashable](
         times: seconds an iteration by group and seed; None for a run that failed or was skipped.
         references: the group that another's speed-up is over; who is left out has none.
         level: how often a group as good as the fastest may be called slower, in any of the comparisons.
+        num_batches: batches that a run's time is the mean of.
     """
     done = {name: with_result(own) for name, own in times.items()}
     whole = [name for name, own in done.items() if own and len(own) == len(times[name])]
@@ -150,9 +153,9 @@ def compare[Name: Hashable](
         standings[name] = Standing(
             times[name],
             {seed: other[seed] / own[seed] for seed in own if seed in other},
-            mean_interval([*own.values()]) if own else None,
-            _ratio(other, own),
-            _ratio(own, done[best]) if best is not None and name != best else None,
+            mean_interval([*own.values()], num_batches) if own else None,
+            _ratio(other, own, num_batches),
+            _ratio(own, done[best], num_batches) if best is not None and name != best else None,
             verdicts.get(name, FAILED),
         )
 
@@ -161,7 +164,7 @@ def compare[Name: Hashable](
         ratio = _mean_ratio(done[name], done[best]) if best is not None and time else math.inf
         return failed, name != best, ratio, decisive(time.mean) if time else 0.0, str(name)
 
-    return Comparison(standings, sorted(standings, key=place))
+    return Comparison(standings, sorted(standings, key=place), num_batches)
 
 
 def with_result(times: Times) -> dict[int, float]:
@@ -180,7 +183,8 @@ def overall[Name: Hashable](comparisons: Sequence[Comparison[Name]]) -> dict[Nam
     for name in comparisons[0].standings if seeds else ():
         if all(each.gains_everywhere(name) for each in comparisons):
             logs = [[log(each.standings[name].gains[seed]) for seed in seeds] for each in comparisons]
-            found[name] = _overall(logs, sum(name in each.best for each in comparisons))
+            num_batches = min(each.num_batches for each in comparisons)
+            found[name] = _overall(logs, sum(name in each.best for each in comparisons), num_batches)
     return dict(sorted(found.items(), key=lambda item: -decisive(item[1].speedup.mean)))
 
 
@@ -203,7 +207,7 @@ def _verdicts[Name: Hashable](
     """Verdicts on those without a failure."""
     own = done[best]
     alike = {name: [*done[name].values()] for name in whole if done[name].keys() == own.keys()}
-    good = not_worse(alike, level) if len(own) > 1 else set()
+    good = not_worse(alike, level).best
     found = {best: FASTEST}
     for name in whole:
         shared = [seed for seed in own if seed in done[name]]
@@ -213,7 +217,7 @@ def _verdicts[Name: Hashable](
             verdict = SLOWER if not unsure else AS_GOOD if len(own) > 1 and ratio <= MARGIN else BEHIND
         else:
             pair = {each: [done[each][seed] for seed in shared] for each in (best, name)}
-            unsure = len(shared) < 2 or name in not_worse(pair, level)
+            unsure = len(shared) < 2 or name in not_worse(pair, level).best
             verdict = SLOWER if not unsure else OPEN if ratio <= MARGIN else BEHIND
         found.setdefault(name, verdict)
     return found
@@ -225,15 +229,16 @@ def _mean_ratio(one: Mapping[int, float], other: Mapping[int, float]) -> float:
     return decisive(math.fsum(one[s] for s in shared) / math.fsum(other[s] for s in shared)) if shared else 1.0
 
 
-def _ratio(one: Mapping[int, float], other: Mapping[int, float]) -> Interval | None:
+def _ratio(one: Mapping[int, float], other: Mapping[int, float], num_batches: int) -> Interval | None:
     """The ratios of one over another at the seeds that both have; None without such a seed."""
     shared = [seed for seed in one if seed in other]
-    return ratio_interval([one[seed] for seed in shared], [other[seed] for seed in shared]) if shared else None
+    pairs = [one[seed] for seed in shared], [other[seed] for seed in shared]
+    return ratio_interval(*pairs, num_batches) if shared else None
 
 
-def _overall(logs: Sequence[Sequence[float]], num_best: int) -> Overall:
+def _overall(logs: Sequence[Sequence[float]], num_best: int, num_batches: int) -> Overall:
     """From logarithms of speed-ups by case and seed."""
     means = [exp(math.fsum(each) / len(each)) for each in logs]
-    over_seeds = mean_interval([math.fsum(each) / len(each) for each in zip(*logs, strict=True)])
-    speedup = Interval(exp(over_seeds.mean), exp(over_seeds.low), exp(over_seeds.high), over_seeds.num_values)
+    over_seeds = mean_interval([math.fsum(each) / len(each) for each in zip(*logs, strict=True)], num_batches)
+    speedup = replace(over_seeds, mean=exp(over_seeds.mean), low=exp(over_seeds.low), high=exp(over_seeds.high))
     return Overall(speedup, min(means), max(means), num_best)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.case import Case, SeedGroup, StrategyResult
 from entrain_bench.answers.comparison import AS_GOOD, BEHIND, FAILED, FASTEST, OPEN, with_result
+from entrain_bench.answers.statistics import Doubt
 from entrain_bench.answers.text import MAX_NAMES, count, listing, name_of, speedup, spell_seeds, times
 
 PAST = {"failed": ("failed", "failed"), "skipped": ("was skipped", "were skipped")}
@@ -151,6 +152,13 @@ def _trust(answer: Answer, cases: Sequence[Case]) -> Iterator[str]:
         yield f"Compared at one seed only, where chance is not ruled out: {listing(single)}."
     if unsure:
         yield f"Slower, though not significantly: {listing(unsure)}."
+    doubts: dict[Doubt, dict[str, None]] = {}
+    for case in cases:
+        for own, standing in case.comparison.standings.items():
+            if standing.speedup and standing.speedup.doubt and case.groups[own].strategy != case.baseline:
+                doubts.setdefault(standing.speedup.doubt, {})[answer.variant(case.groups[own])] = None
+    for doubt, names in doubts.items():
+        yield f"{doubt} ({listing([*names])})."
 
 
 def _unequal_seeds(answer: Answer, cases: Sequence[Case]) -> Iterator[str]:

@@ -56,7 +56,7 @@ def check_sweep(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     make_folder(folder)
     sweep = draw(seed)
     every = records_of(sweep.overrides, sweep.config_dir)
-    random = Random(seed)  # noqa: S311
+    random = Random(seed)
     # Also of a part of the sweep, which is no product.
     for records in (every, random.sample(every, max(1, len(every) // 2))) if every else ():
         lines = commands_of(records)

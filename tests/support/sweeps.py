@@ -56,7 +56,7 @@ def draw(seed: int, plan: str = "") -> DrawnSweep:
         seed: of the draw.
         plan: a plan's file, which some sweeps run; empty for none.
     """
-    random = Random(seed)  # noqa: S311
+    random = Random(seed)
     if plan and random.random() < 0.2:
         return DrawnSweep((f"plan={plan}", *_some(random, {"seed": CHOICES["seed"]}, 1)), None)
     strategies = random.sample(STRATEGIES, random.randint(1, 3))

@@ -49,8 +49,8 @@ def test_names_carry_what_was_swept_and_nothing_else() -> None:
 def test_a_part_is_named_by_its_class() -> None:
     parts = [record("first", 1.0, own={"planner": {"_target_": f"some.module.{name}"}}) for name in ("Old", "New")]
     assert [point.name for point in Answer.of(parts).points()] == [
-        "first planner=Old seed 0",
         "first planner=New seed 0",
+        "first planner=Old seed 0",
     ]
 
 
