@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -64,7 +64,7 @@ def main(request: Request[NoKeys]) -> int:
     record = _single(Cell.of(request.overrides, config, request.config_dir or ""))
     composer.save()
     results = Results(Path(config.results_dir))
-    publish(results, [record.key], sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
+    publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
     return 0
 
 
@@ -120,7 +120,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     if len(folders) > 1:
         raise UserError(f"results_dir={','.join(sorted(folders))}: must be one folder for the whole sweep")
     first = composer.run(sweep.cells[0])
-    results, watch, keys = Results(Path(first.results_dir)), Watch(len(sweep.cells)), dict[str, None]()
+    results, watch, keys = Results(Path(first.results_dir)), Watch(len(sweep.cells)), dict[str, str]()
     results.prepare()
     tables, identifier = GrowingTables(results), Identifier()
 
@@ -132,7 +132,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
             else:
                 # Of a sweep the timelines of one job are kept: MLflow shows its ranks.
                 yield replace(cell, timeline=is_beside(cell.config, first))
-            keys[cell.key] = None
+            keys[cell.key] = " ".join(cell.overrides)
 
     try:
         if sweep.launcher in (BASIC, JOBLIB, RAY):
@@ -144,7 +144,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     except BaseException:
         if watch.any_run:
             # As they are now, for a thread may still add to them.
-            _publish_sweep(results, [*keys], request, first)
+            _publish_sweep(results, {**keys}, request, first)
         raise
     composer.save()
     records = _publish_sweep(results, keys, request, first)
@@ -153,7 +153,9 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     return EXIT_FAILED if any(record.status == "failed" for record in records) else 0
 
 
-def _publish_sweep(results: Results, keys: Iterable[str], request: Request[NoKeys], config: RunConfig) -> list[Record]:
+def _publish_sweep(
+    results: Results, keys: Mapping[str, str], request: Request[NoKeys], config: RunConfig
+) -> list[Record]:
     """Publish what cells have left; returns it."""
     return publish(results, keys, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
 
