@@ -15,7 +15,7 @@ from itertools import permutations
 
 from scipy import special
 
-from entrain_bench.base.arithmetic import decisive, exp, log
+from entrain_bench.base.arithmetic import LN_2, decisive, exp, log, log2
 
 CONFIDENCE = 0.95
 # A row's error: how often at least one of the strategies that are equally the best is excluded.
@@ -163,7 +163,7 @@ def not_worse[Name: Hashable](times: Mapping[Name, Sequence[float]], level: floa
     least = frozenset(name for name, total in sums.items() if total == shortest)
     if num_seeds == 1:
         return Best(least, frozenset(times), known=False)
-    logs = {name: [log(time) for time in own] for name, own in times.items()}
+    logs = dict(zip(times, (LN_2 * log2([*times.values()])).tolist(), strict=True))
     pairs = {
         (one, other): _mean_and_error([a - b for a, b in zip(logs[one], logs[other], strict=True)])
         for one, other in permutations(times, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -110,36 +109,42 @@ def test_ratios_cover_at_their_level() -> None:
     assert 0.03 < misses / 1000 < 0.07
 
 
-def documented() -> Iterator[str]:
-    """The rows of the tables of docs/metrics.md, simulated."""
-    for names in (2, 5, 12, 22):
-        for spread, word in ((1, "equal"), (16, "16x apart")):
-            rng = np.random.default_rng([names, spread])
-            rates = [found(logs_of(rng, (4000, names, seeds), spread), np.zeros(names))[0] for seeds in (3, 4, 5, 8)]
-            assert max(rates) < LEVEL + 0.01, (names, spread, rates)
-            yield f"| {names} | {word} | {' | '.join(f'{rate:.1%}' for rate in rates)} |"
-    for names in (2, 5, 22):
-        for seeds in (3, 4, 8):
-            rng = np.random.default_rng([names, seeds])
-            shape = (400, names, seeds)
-            others = [np.array([0.0, *[each] * (names - 1)]) for each in (0.02, 0.05, 0.2)]
-            powers = [found(logs_of(rng, shape), slower)[1] for slower in others]
-            yield f"| {names} | {seeds} | {' | '.join(f'{power:.0%}' for power in powers)} |"
-    for seeds, batches in ((3, 4), (4, 4), (6, 4), (8, 1), (8, 4), (40, 1)):
-        shares = covered(np.random.default_rng([seeds, batches]), 4000, seeds, batches)
-        assert shares[1] > 0.9
-        yield f"| {seeds} | {batches} | {' | '.join(f'{share:.0%}' for share in shares)} |"
+@pytest.mark.slow
+@pytest.mark.parametrize(("spread", "word"), [(1, "equal"), (16, "16x apart")])
+@pytest.mark.parametrize("names", [2, 5, 12, 22])
+def test_documented_error_rates(names: int, spread: float, word: str) -> None:
+    rng = np.random.default_rng([names, int(spread)])
+    rates = [found(logs_of(rng, (4000, names, seeds), spread), np.zeros(names))[0] for seeds in (3, 4, 5, 8)]
+    # Three standard errors of 4,000 rows.
+    assert max(rates) < LEVEL + 0.01
+    assert_documented(f"| {names} | {word} | {' | '.join(f'{rate:.1%}' for rate in rates)} |")
 
 
 @pytest.mark.slow
-def test_the_documented_rates_are_those_simulated() -> None:
-    lines = [*documented()]
-    text = (ROOT / "docs/metrics.md").read_text()
-    assert [line for line in lines if line not in text] == [], "\n".join(lines)
+@pytest.mark.parametrize("seeds", [3, 4, 8])
+@pytest.mark.parametrize("names", [2, 5, 22])
+def test_documented_powers(names: int, seeds: int) -> None:
+    rng = np.random.default_rng([names, seeds])
+    others = [np.array([0.0, *[each] * (names - 1)]) for each in (0.02, 0.05, 0.2)]
+    powers = [found(logs_of(rng, (400, names, seeds)), slower)[1] for slower in others]
+    assert_documented(f"| {names} | {seeds} | {' | '.join(f'{power:.0%}' for power in powers)} |")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seeds", "batches"), [(3, 4), (4, 4), (6, 4), (8, 1), (8, 4), (40, 1)])
+def test_documented_coverages(seeds: int, batches: int) -> None:
+    shares = covered(np.random.default_rng([seeds, batches]), 4000, seeds, batches)
+    assert shares[1] > 0.9
+    assert_documented(f"| {seeds} | {batches} | {' | '.join(f'{share:.0%}' for share in shares)} |")
+
+
+def assert_documented(row: str) -> None:
+    """docs/metrics.md has a row of a table."""
+    assert row in (ROOT / "docs/metrics.md").read_text().splitlines(), row
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [2, 5, 12, 22])
 @pytest.mark.parametrize("deviation", [0.02, 0.1])
 def test_a_race_loses_an_equal_strategy_in_5_percent_at_most(names: int, deviation: float) -> None:
-    assert lost(np.random.default_rng(names), 2000, names, deviation) < LEVEL + 0.012
+    assert lost(np.random.default_rng(names), 1000, names, deviation) < LEVEL + 0.02
