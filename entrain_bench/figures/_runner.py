@@ -17,11 +17,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 import entrain_bench.figures as package
+from entrain_bench.answers.commands import command_line
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.base.files import write_atomically
 from entrain_bench.figures._accuracy import MEASURED, state_model_error
 from entrain_bench.figures._rows import Sweeps, cells_of, sweeps_of
-from entrain_bench.figures._sidecar import command_of, sidecar
+from entrain_bench.figures._sidecar import sidecar
 from entrain_bench.figures._style import empty_figure, styled
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
@@ -127,7 +128,7 @@ def draw_figure(drawing: Drawing, study: Study) -> str:
         reason = problem
         files = render(lambda: empty_figure(reason))
     title = (module.__doc__ or "").partition("\n")[0]
-    files["json"] = sidecar(title, command_of(drawing.command, study.config_dir), cells)
+    files["json"] = sidecar(title, command_line(drawing.command, study.config_dir), cells)
     for suffix, content in files.items():
         write_atomically(study.results.root / "figures" / f"{drawing.name}.{suffix}", content)
     return problem
