@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -104,15 +104,25 @@ class Answer:
         orders = {self.variant(result.group): result.group.display_order for result in self.results}
         return sorted(orders, key=lambda variant: place_of(variant, orders[variant]))
 
-    def side_by_side(self) -> dict[str, Record]:
-        """A run of every variant that has a result in the first case, all at the same seed if there is such a seed."""
-        done = {
-            self.variant(result.group): {seed: result.group.runs[seed] for seed in with_result(result.standing.times)}
-            for result in self.cases[0].results
-            if result.standing.num_ok
-        }
-        shared = set.intersection(*map(set, done.values())) if done else set()
-        return {variant: runs[min(shared or runs)] for variant, runs in done.items()}
+    def side_by_side(self, is_shown: Callable[[Record], bool]) -> dict[str, Record]:
+        """A run of every variant that can be shown in the first case with such runs, at the same seed if possible.
+
+        Args:
+            is_shown: whether there is more of a run than its record.
+        """
+        for case in self.cases:
+            runs = {
+                self.variant(result.group): {
+                    seed: result.group.runs[seed]
+                    for seed in with_result(result.standing.times)
+                    if is_shown(result.group.runs[seed])
+                }
+                for result in case.results
+            }
+            if done := {variant: found for variant, found in runs.items() if found}:
+                shared = set.intersection(*map(set, done.values()))
+                return {variant: found[min(shared or found)] for variant, found in done.items()}
+        return {}
 
     @cached_property
     def wins(self) -> Mapping[str, int]:

@@ -1,8 +1,7 @@
-"""``entrain-bench recommend [key=value ...]``: the strategy to run for a job, its plan, why, and how firm that is."""
+"""``entrain-bench recommend [KEY=VALUE ...]``: recommend a strategy for a job: plan, time, reasons, robustness."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
 from entrain_bench.config.comments import documented_keys
 from entrain_bench.config.compose import Composer, swept_keys
+from entrain_bench.config.grammar import RUN_KEYS, Request, Verb, own
 from entrain_bench.config.schema import ASIDE, RunConfig
 from entrain_bench.program.plan_file import plan_text
 from entrain_bench.records.keys import workload_of
@@ -62,8 +62,28 @@ class Asked:
     given: frozenset[str]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Recommendation, and write the plan.
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Own keys."""
+
+    within: str | None = own(None, f"only strategies that this framework runs unmodified: {', '.join(FRAMEWORKS)}")
+    seconds: float | None = own(None, "start no new round of seeds after this many seconds, above 0; null: no limit")
+    output: str | None = own(None, f"file of the plan; null: results_dir/{FILE}")
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        require(self.seconds is None or self.seconds > 0, "seconds", self.seconds, "above 0")
+        if self.within is not None and self.within not in FRAMEWORKS:
+            raise unknown_choice("within", self.within, FRAMEWORKS)
+
+
+VERB = Verb(
+    Keys, RUN_KEYS, examples=["workload=trace workload.path=mine.parquet model=qwen25vl_llama3_3b cluster=h100x64"]
+)
+
+
+def main(request: Request[Keys]) -> int:
+    """Recommend, and write the plan.
 
     Returns:
         0, or 2 if no strategy has a result.
@@ -71,19 +91,18 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UserError: for bad input, data that cannot be read, and a folder that cannot be written.
     """
-    options = _parse(arguments)
-    composer = Composer(options.config_dir)
-    framework = _framework(options.within)
-    asked = _asked(composer, options.overrides, framework)
+    keys, composer = request.keys, Composer(request.config_dir)
+    framework = FRAMEWORKS[keys.within] if keys.within else None
+    asked = _asked(composer, request.overrides, framework)
     results, baseline = Results(Path(asked.config.results_dir)), baseline_of(asked.orders)
     results.prepare()
     refusals, width = Refusals(framework), make_console().width
-    path = Path(options.output or results.root / FILE)
+    path = Path(keys.output or results.root / FILE)
     with (
         Ticker(len(asked.variants)) as ticker,
         StrategyRace(asked.job, asked.variants, results, composer, num_processes(), ticker) as runner,
     ):
-        raced = race(runner, [baseline], refusals.check(runner), options.seconds, ticker.end_of_round)
+        raced = race(runner, [baseline], refusals.check(runner), keys.seconds, ticker.end_of_round)
         ticker.say("changed assumptions")
         answer = answer_of(runner, raced, baseline, refusals.reasons, asked.given)
     composer.save()
@@ -92,47 +111,19 @@ def main(arguments: Sequence[str]) -> int:
         shown = answer_lines(answer, width, str(results.root))
         _print([*shown, *refusals.lines(runner, answer, plan, path, width)])
         _write(path, plan_text(plan))
-        command = command_line([f"plan={quoted(str(path))}"], options.config_dir)
+        command = command_line([f"plan={quoted(str(path))}"], request.config_dir)
         say(f"written: {path} ({command} runs it; with harness=train on real ranks)")
     else:
         heading, *lines = no_result_lines(refusals.reasons_of(runner, raced))
         _print(lines)
         say(f"entrain-bench: {heading}")
-    _publish(results, runner.keys, options.overrides, asked.config)
+    _publish(results, runner.keys, request.overrides, asked.config)
     return 0 if answer else EXIT_NO_RESULT
 
 
 def usual_choices() -> dict[str, str]:
     """What is chosen of every group where nobody asks for anything else."""
     return {key.name: key.default for key in documented_keys()}
-
-
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="entrain-bench recommend",
-        usage="%(prog)s [-h] [--within FRAMEWORK] [--seconds S] [--output FILE] [--config-dir DIR] [key=value ...]",
-        description="Race all strategies on a job in simulation, over as many seeds as it takes to tell them apart; "
-        "say which to run, with which layout, why, and how firm that is; and write its plan.",
-        epilog="example: entrain-bench recommend workload=trace workload.path=mine.parquet model=qwen25vl_llama3_3b "
-        "cluster=h100x64",
-    )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as of a run; strategy: several as a,b")
-    parser.add_argument("--within", metavar="FRAMEWORK", help=f"only what it runs as it is ({', '.join(FRAMEWORKS)})")
-    parser.add_argument("--seconds", type=float, help="begin no round of seeds after so many (default: no limit)")
-    parser.add_argument("--output", metavar="FILE", help=f"where the plan goes (default: results_dir/{FILE})")
-    parser.add_argument(
-        "--config-dir", metavar="DIR", help="a folder of yours with further strategies, workloads, models"
-    )
-    options = parser.parse_intermixed_args(arguments)
-    require(options.seconds is None or options.seconds > 0, "--seconds", options.seconds, "above 0")
-    return options
-
-
-def _framework(name: str | None) -> Framework | None:
-    if name is not None and name not in FRAMEWORKS:
-        raise unknown_choice("--within", name, FRAMEWORKS)
-    return FRAMEWORKS[name] if name else None
 
 
 def _asked(composer: Composer, overrides: Sequence[str], framework: Framework | None) -> Asked:
@@ -197,4 +188,4 @@ def _write(path: Path, text: str) -> None:
     try:
         write_atomically(path, text.encode())
     except OSError as error:
-        raise UserError(f"--output={path}: cannot be written to ({error.strerror})") from error
+        raise UserError(f"output={path}: cannot be written to ({error.strerror})") from error

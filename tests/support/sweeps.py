@@ -12,8 +12,9 @@ import pandas as pd
 
 from entrain_bench.answers.commands import COMMAND, commands_of
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.command_line import parse_arguments
+from entrain_bench.commands.help import takes, verbs
 from entrain_bench.config.compose import Composer, compose
+from entrain_bench.config.grammar import read, split, verb_of
 from entrain_bench.program.plan_file import Expected, PlannedJob, TrainingPlan, plan_text
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Record, new_record
@@ -115,8 +116,9 @@ def pasted(line: str) -> list[Cell]:
     """The cells of a command line, as the shell and the command take it."""
     command, *arguments = shlex.split(line)
     assert command == COMMAND
-    parsed = parse_arguments(arguments)
-    return compose_cells(parsed.overrides, parsed.config_dir, parsed.multirun)
+    name, rest = verb_of(split(arguments), verbs())
+    request = read(rest, name, takes(name))
+    return compose_cells(request.overrides, request.config_dir, request.multirun)
 
 
 def _some(random: Random, choices: dict[str, list[str]], number: int) -> Iterator[str]:

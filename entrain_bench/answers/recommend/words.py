@@ -154,7 +154,7 @@ def so_far(found: Mapping[str, Times]) -> str:
 
 
 def _seeds_word(answer: Recommendation) -> str:
-    ended = " Ended early by --seconds: more seeds may decide more." if answer.raced.out_of_time else ""
+    ended = " Ended early by seconds=: more seeds may decide more." if answer.raced.out_of_time else ""
     return (
         "Behind: geometric mean of the times over the fastest's, seed by seed, with its 95% confidence interval. As "
         f"good: not significantly slower, and at most {100 * (MARGIN - 1):.0f}%. A strategy that is significantly "
