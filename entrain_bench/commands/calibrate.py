@@ -1,15 +1,17 @@
-"""``entrain-bench calibrate``: fit the constants of devices to published times anew, and print what is left."""
+"""``entrain-bench calibrate [DEVICE ...]``: fit cost constants of devices to published times, print the residuals."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
+from entrain_bench.config.grammar import Request, Verb, own
 from entrain_bench.lab.calibration.anchors import Anchors, load_anchors
 from entrain_bench.lab.calibration.fit import ATTENTION, FORWARDS, ITERATIONS, PRODUCTS, fit_device, interval
 from entrain_bench.lab.calibration.kernels import KernelPoint, Product
@@ -21,7 +23,17 @@ EXIT_DIFFERS = 1
 TRIED = np.arange(0.05, 1.0, 0.005)
 
 
-def main(arguments: Sequence[str]) -> int:
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Own keys."""
+
+    anchors: str | None = own(None, "file of published times; null: experiments/anchors.yaml")
+
+
+VERB = Verb(Keys, words="devices to fit; without any, every device with published times", options=(), examples=["a40"])
+
+
+def main(request: Request[Keys]) -> int:
     """Fit every device to its kernels and to the fit half of its published times, and print constants and residuals.
 
     Returns:
@@ -30,16 +42,13 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UserError: for anchors that are wrong.
     """
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="entrain-bench calibrate",
-        description="Fit the constants of devices to the fit half of published times; print constants and residuals.",
-    )
-    parser.add_argument("devices", nargs="*", help="which; default: all that anchors are of")
-    parser.add_argument("--anchors", type=Path, help="a file of anchors (default: experiments/anchors.yaml)")
-    options = parser.parse_args(arguments)
-    anchors, composer = load_anchors(options.anchors), Composer()
-    same = [_calibrate(device, anchors, composer) for device in options.devices or anchors.devices]
+    if request.keys.anchors:
+        require(Path(request.keys.anchors).is_file(), "anchors", request.keys.anchors, "a file")
+    anchors, composer = load_anchors(Path(request.keys.anchors) if request.keys.anchors else None), Composer()
+    for name in request.words:
+        if name not in anchors.devices:
+            raise unknown_choice("device", name, anchors.devices)
+    same = [_calibrate(device, anchors, composer) for device in request.words or anchors.devices]
     composer.save()
     return 0 if all(same) else EXIT_DIFFERS
 

@@ -34,7 +34,6 @@ def test_what_breaks_inside_is_noticed(
     ("said", "problem"),
     [
         ("entrain-bench: seed=-1: must be in 0..2^32-1", ""),
-        ("usage: entrain-bench figure NAME\nentrain-bench figure: error: unrecognized arguments: -x", ""),
         ("", "exit code 2 and no line of ours: "),
         ("seed is wrong", "exit code 2 and no line of ours: seed is wrong"),
         ("x.py:1: RuntimeWarning: overflow\nentrain-bench: seed=-1: wrong", "exit code 2 and 2 lines"),

@@ -55,7 +55,7 @@ def commands(overrides: Sequence[str]) -> Iterator[Measure]:
         folder = Path(name)
         yield "help", _command(["--help"], folder)
         yield "one_run", _command([*overrides, f"results_dir={folder}/runs", "mlflow=false"], folder)
-        quick = ["figures", "quick", "--results-dir", f"{folder}/quick"]
+        quick = ["figures", "quick", f"results_dir={folder}/quick"]
         for label in ("quick_from_nothing", "quick_nothing_to_do"):
             yield label, _command(quick, folder)
 

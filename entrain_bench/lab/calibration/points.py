@@ -10,8 +10,8 @@ import numpy as np
 from entrain_bench.config.compose import Composer
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.lab.calibration.anchors import Anchor, ForwardAnchor
+from entrain_bench.lab.programs import first_program
 from entrain_bench.program import Program
-from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.cluster import DeviceSpec
 
@@ -27,11 +27,8 @@ class ReferencePoint[Published: (Anchor, ForwardAnchor)]:
     @classmethod
     def of(cls, anchor: Published, composer: Composer) -> Self:
         """Plan the layout of an anchor and build its program."""
-        config = composer.run(anchor.overrides)
-        setting = prepare(config)
-        layout = setting.strategy.plan(setting.profile)
-        shapes = setting.source.batch(0, setting.job.global_batch, config.seed)
-        return cls(anchor, setting.truth, setting.strategy.program(shapes, layout, setting.profile))
+        setting, program = first_program(composer.run(anchor.overrides))
+        return cls(anchor, setting.truth, program)
 
     @property
     def device(self) -> DeviceSpec:
