@@ -91,7 +91,7 @@ def bring_up_to_date(
         mine = study.cells_by_key(output.sweeps)
         lacking = {
             key: cell
-            for key, cell in mine.items()
+            for key, cell in sorted(mine.items(), key=lambda one: _job_of(one[1]))
             if key in missing or not study.results.is_left_alone(key, retry_failed)
         }
         missing |= lacking
@@ -104,3 +104,8 @@ def bring_up_to_date(
             if keys == {done.cell.key}:
                 yield output, output.write(study)
             keys.discard(done.cell.key)
+
+
+def _job_of(cell: Cell) -> tuple[str, ...]:
+    """What a cell has in common with others of its job: a worker that has run one of them knows half of the next."""
+    return tuple(sorted(text for text in cell.overrides if not text.startswith("strategy")))
