@@ -191,7 +191,7 @@ def run_experiment(
         progress: called with the number of finished iterations.
         source: samples instead of the configured workload's; only where the harness simulates.
         plans: where plans of earlier runs are; None plans anew.
-        keep_timeline: whether the outcome holds the first iteration's timeline, if it is not too long.
+        keep_timeline: whether the first iteration's timeline is wanted; what a harness trains always has one.
 
     Raises:
         UserError: naming what is wrong in the configuration, the data, or what parts made of them.

@@ -18,12 +18,11 @@ from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import device_name, dtype_name, dtype_on
 from entrain_bench.train.profiling.collectives import measure_collectives
 from entrain_bench.train.profiling.constants import constants_of, subject_of
-from entrain_bench.train.profiling.layers import TargetStages
+from entrain_bench.train.profiling.layers import TargetStages, measure_step
 from entrain_bench.train.profiling.packs import Target, packs_of, targets_of
 from entrain_bench.train.profiling.sampling import Patience
 from entrain_bench.train.profiling.settings import ProfileSettings
 from entrain_bench.train.profiling.stages import Bench, one_of_many
-from entrain_bench.train.profiling.steps import measure_step
 
 # Between two writes of the file.
 WRITE_S = 2.0
@@ -150,9 +149,7 @@ class Session:
         for num_ranks in ranks_of(self.settings, self.device):
             advance(f"communication of {num_ranks} ranks")
             if num_ranks not in known:
-                points = measure_collectives(
-                    self.device.type, num_ranks, self.settings.message_bytes, self.patience, lambda _: None
-                )
+                points = measure_collectives(self.device.type, num_ranks, self.settings.message_bytes, self.patience)
                 self._save(replace(self.profile, collectives=(*self.profile.collectives, *points)))
 
     def _save(self, profile: DeviceProfile) -> None:

@@ -90,7 +90,7 @@ def test_the_pages_of_a_results_folder_are_served_wherever_it_is(tmp_path: Path)
     before, folder, port = tmp_path / "before", tmp_path / "after", free_port()
     assert run_command([*SMALL, f"results_dir={before}", "--multirun", *SWEPT]) == 0
     before.rename(folder)
-    command = [sys.executable, "-m", "entrain_bench.cli", "ui", "--results-dir", str(folder), "--port", str(port)]
+    command = [sys.executable, "-m", "entrain_bench.cli", "ui", f"results_dir={folder}", f"port={port}"]
     with serving(command, port) as server:
         assert server.stdout is not None
         name, summary, runs = (server.stdout.readline().strip() for _ in range(3))

@@ -1,0 +1,275 @@
+"""Cases: which runs do the same job, which of them differ by their seed only, and how they do there."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from entrain_bench.answers.comparison import TIME, Comparison, Standing, baseline_of, compare
+from entrain_bench.records.keys import COSMETIC_KEYS
+from entrain_bench.records.leaves import flatten
+from entrain_bench.records.records import LABELS, Record
+
+# The texts of all labels that tell a group from the others of its case.
+type Own = tuple[str, ...]
+
+NAMES = tuple(name for name in LABELS if name != "seed")
+# Last words of paths that say what was chosen: the class of a part, the name of a device.
+IDENTITIES = ("_target_", "name")
+# What a strategy owns: runs that differ here alone do the same job.
+OWNED = ("strategy",)
+# What the user asks of all strategies alike; of a single one, what it is compared with itself by.
+ASKED = ("layout", "microbatch_size")
+# What stands for a key that a configuration does not have.
+ABSENT = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SeedGroup:
+    """All runs of one configuration, one per seed.
+
+    Attributes:
+        labels: text of every label, by its heading; no two groups share all of them.
+        job: those labels that say what is to be done, rather than how.
+        runs: the records by seed.
+    """
+
+    labels: Mapping[str, str]
+    job: Mapping[str, str]
+    runs: Mapping[int, Record]
+
+    @property
+    def own(self) -> dict[str, str]:
+        """The labels that say how the job is done."""
+        return {heading: text for heading, text in self.labels.items() if heading not in self.job}
+
+    @property
+    def strategy(self) -> str:
+        """The strategy's name."""
+        return self.labels["strategy"]
+
+    @property
+    def display_order(self) -> float | None:
+        """The strategy's place in figures; None if it states none."""
+        order = next(iter(self.runs.values())).config["strategy"].get("display_order")
+        return None if order is None else float(order)
+
+    @property
+    def plainness(self) -> tuple[int, int, Own]:
+        """What the variants of a strategy are sorted by: many seeds first, then few overrides, then by labels."""
+        num_overrides = min(len(record.overrides) for record in self.runs.values())
+        return -len(self.runs), num_overrides, tuple(self.own.values())
+
+    @property
+    def times(self) -> dict[int, float | None]:
+        """Seconds an iteration by seed; None for a run without a result."""
+        done = self.values(TIME)
+        return {seed: done.get(seed) for seed in sorted(self.runs)}
+
+    def values(self, metric: str) -> dict[int, float]:
+        """A metric of the runs that succeeded and measured it, by seed."""
+        done = {seed: self.runs[seed].metrics for seed in sorted(self.runs) if self.runs[seed].status == "ok"}
+        return {seed: metrics[metric] for seed, metrics in done.items() if metrics.get(metric) is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class _Label:
+    """One label: its heading, the key that it is of or below, and its text of every record."""
+
+    heading: str
+    key: str
+    texts: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyResult:
+    """How a group does; ``best`` is whether it is the fastest or as good, of at least two."""
+
+    group: SeedGroup
+    standing: Standing
+    best: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Runs that do the same job.
+
+    Attributes:
+        job: labels of what is to be done, by heading.
+        groups: the fastest first; those without a result come last.
+        comparison: how they do, by the same names.
+        baseline: the strategy that speed-ups are over, of all cases of the same records; empty where there is one only.
+    """
+
+    job: Mapping[str, str]
+    groups: Mapping[Own, SeedGroup]
+    comparison: Comparison[Own]
+    baseline: str
+
+    @property
+    def contested(self) -> bool:
+        """Whether there is anything to compare."""
+        return len(self.groups) > 1
+
+    @property
+    def best(self) -> Sequence[Own]:
+        """The fastest and all that are as good, the fastest first; nobody where there is nothing to compare."""
+        return self.comparison.best if self.contested else ()
+
+    @property
+    def results(self) -> list[StrategyResult]:
+        """One for each group."""
+        standings = self.comparison.standings
+        return [StrategyResult(group, standings[own], own in self.best) for own, group in self.groups.items()]
+
+    @property
+    def records(self) -> list[Record]:
+        """All runs, group by group."""
+        return [record for group in self.groups.values() for _, record in sorted(group.runs.items())]
+
+
+def cases_of(records: Sequence[Record]) -> list[Case]:
+    """The cases of some records, by workload and model, then in order of appearance.
+
+    The baseline is the first strategy of all records (``baseline_of``). Speed-ups are over its group with the same
+    parameters, or else over its plainest one.
+    """
+    groups = groups_of(records) if records else []
+    orders = {group.strategy: group.display_order for group in groups}
+    baseline = baseline_of(orders) if len(orders) > 1 else ""
+    jobs: dict[Own, list[SeedGroup]] = {}
+    for group in groups:
+        jobs.setdefault(tuple(group.job.values()), []).append(group)
+    ordered = sorted(jobs.values(), key=lambda job: (job[0].job["workload"], job[0].job["model"]))
+    return [_case(job, baseline) for job in ordered]
+
+
+def _case(groups: Sequence[SeedGroup], baseline: str) -> Case:
+    named = {tuple(group.own.values()): group for group in groups}
+    times = {own: group.times for own, group in named.items()}
+    num_batches = min(max(1, len(record.iterations)) for group in groups for record in group.runs.values())
+    comparison = compare(times, _references(named, baseline), num_batches=num_batches)
+    return Case(groups[0].job, {own: named[own] for own in comparison.ranked}, comparison, baseline)
+
+
+def _references(named: Mapping[Own, SeedGroup], baseline: str) -> dict[Own, Own]:
+    """The group of the baseline that each speed-up is over."""
+    bases = sorted(
+        (own for own, group in named.items() if group.strategy == baseline), key=lambda own: named[own].plainness
+    )
+    same = {own: tuple({**group.own, "strategy": baseline}.values()) for own, group in named.items()}
+    return {own: same[own] if same[own] in bases else bases[0] for own in named if bases}
+
+
+def groups_of(records: Sequence[Record]) -> list[SeedGroup]:
+    """The runs by all that tells them apart but their seed, in order of appearance."""
+    alike: dict[str, list[Record]] = {}
+    for record in records:
+        alike.setdefault(_without_seed(record), []).append(record)
+    firsts = [first for first, *_ in alike.values()]
+    labels = _labels(firsts)
+    owned = OWNED if len({first.labels["strategy"] for first in firsts}) > 1 else (*OWNED, *ASKED)
+    runs: dict[tuple[str, ...], dict[int, Record]] = {}
+    for index, same in enumerate(alike.values()):
+        seeds = {record.labels["seed"]: record for record in same}
+        runs.setdefault(tuple(label.texts[index] for label in labels), {}).update(seeds)
+    groups = []
+    for texts, found in runs.items():
+        named = dict(zip([label.heading for label in labels], texts, strict=True))
+        job = {label.heading: named[label.heading] for label in labels if label.key not in owned}
+        groups.append(SeedGroup(named, job, found))
+    return groups
+
+
+def swept_paths(records: Sequence[Record]) -> list[str]:
+    """Configuration paths that tell runs of the same names apart, the seed left out, in the order of configurations.
+
+    What was chosen counts first (a part's class, a device's name); whatever follows from paths that are already there,
+    as the parameters that come with a part do, is left out.
+    """
+    leaves = [_leaves(record) for record in records]
+    seen = [_names(record) for record in records]
+    kept = set[str]()
+    for path in sorted(_differing(seen, leaves), key=_rank):
+        values = [{path: each.get(path, ABSENT)} for each in leaves]
+        if _differing(seen, values):
+            kept.add(path)
+            seen = [(*each, repr(value)) for each, value in zip(seen, values, strict=True)]
+    return [path for path in dict.fromkeys(path for each in leaves for path in each) if path in kept]
+
+
+def _labels(records: Sequence[Record]) -> list[_Label]:
+    """The names of all records, then whatever else tells them apart."""
+    leaves, headings = [_leaves(record) for record in records], _headings(swept_paths(records))
+    named = [_Label(name, name, _texts([record.labels[name] for record in records], _spell)) for name in NAMES]
+    return [*named, *(_path_label(path, heading, leaves) for path, heading in headings.items())]
+
+
+def _path_label(path: str, heading: str, leaves: Sequence[Mapping[str, Any]]) -> _Label:
+    spell = _class_name if path.endswith("_target_") else _spell
+    return _Label(heading, path.split(".")[0], _texts([each.get(path, ABSENT) for each in leaves], spell))
+
+
+def _without_seed(record: Record) -> str:
+    """A text that runs of different seeds share: what is compared once need not be compared for every seed."""
+    config = {key: value for key, value in record.config.items() if key != "seed"}
+    return json.dumps([_names(record), config], default=repr)
+
+
+def _leaves(record: Record) -> dict[str, Any]:
+    return {path: value for path, value in flatten(record.config).items() if path != "seed"}
+
+
+def _names(record: Record) -> tuple[str, ...]:
+    return tuple(str(record.labels[name]) for name in NAMES)
+
+
+def _differing(groups: Sequence[tuple[str, ...]], mappings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Paths at which mappings of one group have different values."""
+    first: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    found: dict[str, None] = {}
+    for group, values in zip(groups, mappings, strict=True):
+        other = first.setdefault(group, values)
+        for path in {**other, **values}:
+            if path not in found and repr(values.get(path, ABSENT)) != repr(other.get(path, ABSENT)):
+                found[path] = None
+    return [*found]
+
+
+def _rank(path: str) -> tuple[int, int]:
+    """What was chosen goes first, the outermost before what is inside; words that decide nothing go last."""
+    words = path.split(".")
+    if words[-1] in IDENTITIES:
+        return 0, len(words)
+    return (2 if COSMETIC_KEYS & {*words} else 1), 0
+
+
+def _headings(paths: Sequence[str]) -> dict[str, str]:
+    """A short heading for every path; the path itself where a name or another path would share it."""
+    stems = {path: path.removesuffix("._target_").removesuffix(".name") for path in paths}
+    short = {path: stem.split(".", 1)[-1] for path, stem in stems.items()}
+    taken = Counter([*NAMES, *short.values(), *(path for path in paths if path != short[path])])
+    return {path: short[path] if taken[short[path]] == 1 else path for path in paths}
+
+
+def _texts(values: Sequence[object], spell: Callable[[object], str]) -> list[str]:
+    """Values as texts of one line each, alike only where the values are."""
+    shown = {repr(value): value for value in values}
+    for spelling in (spell, _spell, repr):
+        texts = {key: spelling(value) for key, value in shown.items()}
+        if len({*texts.values()}) == len(texts):
+            break
+    return [texts[repr(value)] for value in values]
+
+
+def _spell(value: object) -> str:
+    if value == ABSENT:
+        return "-"
+    return (" ".join(value.split()) or repr(value)) if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _class_name(value: object) -> str:
+    return _spell(value).rpartition(".")[2]

@@ -1,0 +1,206 @@
+"""The runs behind a recommendation: strategies at seeds, each run once and kept as any other run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from types import TracebackType
+from typing import Self
+
+from entrain_bench.answers.comparison import TIME, Times
+from entrain_bench.answers.recommend.race import ROUNDS, going_on
+from entrain_bench.base.errors import UserError
+from entrain_bench.config.compose import Composer
+from entrain_bench.config.schema import RunConfig
+from entrain_bench.program.layout import Layout
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.plans import Plans
+from entrain_bench.records.records import Record, Results
+from entrain_bench.run.cells import run_cells
+from entrain_bench.run.experiment import plan_of, prepare
+from entrain_bench.run.workers import Crew
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyVariant:
+    """A strategy that is considered.
+
+    Attributes:
+        name: what it is called: the choice, and what tells it from others of the same.
+        overrides: what makes it, its choice first.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+
+    @property
+    def strategy(self) -> str:
+        """The choice."""
+        return self.overrides[0].partition("=")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class JobOverrides:
+    """What strategies are compared on.
+
+    Attributes:
+        overrides: of all of them; no strategy and no seed.
+        first_seed: seeds count from it.
+    """
+
+    overrides: tuple[str, ...]
+    first_seed: int
+
+    def seeds(self, number: int) -> list[int]:
+        """The first so many seeds."""
+        return [self.first_seed + index for index in range(number)]
+
+
+# Told of every run that is there: whose, at which seed, and what came out.
+type Watch = Callable[[StrategyVariant, int, Record], None]
+
+
+@dataclass(slots=True)
+class StrategyRace:
+    """Runs strategies on a job; what has run before is read.
+
+    Attributes:
+        job: the job.
+        variants: all that are considered, by name.
+        results: where runs are kept.
+        composer: of their configurations.
+        num_processes: runs at a time; 0: in this process.
+        watch: told of every run.
+        keys: of all runs that were asked for.
+    """
+
+    job: JobOverrides
+    variants: Mapping[str, StrategyVariant]
+    results: Results
+    composer: Composer
+    num_processes: int
+    watch: Watch
+    keys: dict[str, None] = field(default_factory=dict)
+    _records: dict[tuple[str, ...], Record] = field(default_factory=dict)
+    _crew: Crew = field(default_factory=Crew)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._crew.__exit__(kind, error, trace)
+
+    def config(self, name: str, seed: int, changed: Sequence[str] = ()) -> RunConfig:
+        """The configuration of a run; ``changed`` are further overrides."""
+        return self.composer.run(self._overrides(name, seed, changed))
+
+    def records(self, names: Sequence[str], seeds: Sequence[int], changed: Sequence[str] = ()) -> list[Record]:
+        """The records of some strategies at some seeds, seed by seed; runs what is missing.
+
+        Raises:
+            UserError: for what cannot be composed, and a record that cannot be written.
+        """
+        wanted = [(name, seed, tuple(changed)) for seed in seeds for name in names]
+        self.fetch(wanted)
+        return [self._records[self._overrides(*each)] for each in wanted]
+
+    def fetch(self, wanted: Iterable[tuple[str, int, tuple[str, ...]]]) -> None:
+        """Run what is missing of some runs, all side by side: strategies, seeds and further overrides.
+
+        Raises:
+            UserError: as ``records`` does.
+        """
+        named = {self._overrides(*each): each for each in wanted}
+        new = {overrides: each for overrides, each in named.items() if overrides not in self._records}
+        for cell, record in self._run(new):
+            self._records[cell.overrides] = record
+            self.keys[cell.key] = None
+            name, seed, changed = new[cell.overrides]
+            if not changed:
+                self.watch(self.variants[name], seed, record)
+
+    def times(self, names: Sequence[str], seeds: Sequence[int], changed: Sequence[str] = ()) -> dict[str, Times]:
+        """Seconds an iteration by strategy and seed; None for a run without a result."""
+        records = iter(self.records(names, seeds, changed))
+        found: dict[str, dict[int, float | None]] = {name: {} for name in names}
+        for seed in seeds:
+            for name in names:
+                record = next(records)
+                found[name][seed] = record.metrics[TIME] if record.status == "ok" else None
+        return {**found}
+
+    def layout(self, name: str, seed: int) -> Layout:
+        """The layout that a strategy planned at a seed: as its run kept it, or planned again."""
+        config = self.config(name, seed)
+        return plan_of(prepare(config), config, Plans(self.results.root)).layout
+
+    def _overrides(self, name: str, seed: int, changed: Sequence[str]) -> tuple[str, ...]:
+        return (*self.variants[name].overrides, *self.job.overrides, f"seed={seed}", *changed)
+
+    def _run(self, wanted: Mapping[tuple[str, ...], object]) -> Iterator[tuple[Cell, Record]]:
+        """Cells with what they left; those that have run come first."""
+        missing = []
+        for overrides in wanted:
+            cell = Cell.composed(overrides, self.composer)
+            record = self.results.read(cell.key)
+            if record and record.is_left_alone(retry_failed=False):
+                yield cell, record
+            else:
+                missing.append(cell)
+        for done in run_cells(missing, self.results, self.num_processes, self._crew.work_off):
+            if done.record is None:
+                raise UserError(done.problem)
+            yield done.cell, done.record
+
+
+@dataclass(frozen=True, slots=True)
+class Raced:
+    """What a race found.
+
+    Attributes:
+        times: seconds an iteration by strategy and seed, for as many seeds as it raced.
+        num_rounds: rounds that were run.
+        out_of_time: whether there would have been more.
+    """
+
+    times: Mapping[str, Times]
+    num_rounds: int
+    out_of_time: bool
+
+
+def race(
+    runner: StrategyRace,
+    kept: Sequence[str],
+    refuse: Callable[[str, int], bool] = lambda *_: False,
+    seconds: float | None = None,
+    tell: Callable[[Mapping[str, Times]], None] = lambda _: None,
+) -> Raced:
+    """Race all variants of a runner.
+
+    Args:
+        runner: runs them.
+        kept: strategies that run at all seeds, if they have results.
+        refuse: whether what a strategy has planned at a seed is not to be taken.
+        seconds: no round begins after so many; None: rounds follow from results alone.
+        tell: told of the times after every round.
+    """
+    started, times = perf_counter(), dict[str, Times]()
+    racing, done = [*runner.variants], 0
+    for number, num_seeds in enumerate(ROUNDS, start=1):
+        seeds = runner.job.seeds(num_seeds)
+        found = runner.times(racing, seeds[done:])
+        for name in racing:
+            refused = {seed: None for seed, time in found[name].items() if time is not None and refuse(name, seed)}
+            times[name] = {**times.get(name, {}), **found[name], **refused}
+        done = num_seeds
+        tell(times)
+        running = {name: times[name] for name in racing}
+        left, racing = going_on(running), going_on(running, kept)
+        if not left or (number > 1 and len(left) == 1) or number == len(ROUNDS):
+            return Raced(times, number, out_of_time=False)
+        if seconds is not None and perf_counter() - started >= seconds:
+            return Raced(times, number, out_of_time=True)
+    raise AssertionError("the last round ends the race")

@@ -1,0 +1,102 @@
+"""The programs that are trained and predicted: strategies, workloads, seeds, numbers of ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from entrain_bench.config.schema import RunConfig
+from entrain_bench.lab.programs import first_program
+from entrain_bench.program import Program
+from entrain_bench.program.layout_json import layout_to_json
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.train.messages.wire import program_to_bytes
+
+STRATEGIES = ("megatron", "entrain", "disttrain", "dflop", "dip")
+NUM_RANKS = (2, 4)
+SEEDS = (0, 1)
+# Actions of some 5 to 50 ms, so that neither calls from Python nor turns of the scheduler decide; no transfer holds a
+# rank, no synchronisation hides behind a pass: what training does.
+COMMON = (
+    "cluster=hostx2",
+    "model=tiny",
+    "model.modules.vision.num_layers=4",
+    "model.modules.vision.full_attention_layers=[1,3]",
+    "model.modules.llm.num_layers=4",
+    "workload=synthetic",
+    "global_batch=16",
+    "microbatch_size=2",
+    "layout.tp=1",
+    "overlap_grad_reduce=false",
+    "overlap_param_gather=false",
+    "p2p=overlapped",
+    "harness=train",
+    "harness.device=cpu",
+    "iterations=1",
+)
+# Two ranks are a pipeline, or the two modules; of four, planners choose.
+DEGREES = {2: "layout.dp=1", 4: "layout.dp=null"}
+IMAGE = "workload.modalities.image"
+WORKLOADS = {
+    "even": ("workload.text.median=60", f"{IMAGE}.llm_tokens.median=60", f"{IMAGE}.llm_tokens.sigma=0.3"),
+    "uneven": ("workload.text.median=40", f"{IMAGE}.llm_tokens.median=60", f"{IMAGE}.llm_tokens.sigma=1.0"),
+    "text": ("workload.text.median=150", f"{IMAGE}.llm_tokens.median=60", f"{IMAGE}.probability=0.5"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FidelityProgram:
+    """A program of one strategy that is trained and predicted.
+
+    Attributes:
+        num_ranks: ranks.
+        workload: a name in ``WORKLOADS``.
+        seed: of samples, weights and content.
+        strategy: its name.
+        config: of the run.
+        program: of its first batch.
+    """
+
+    num_ranks: int
+    workload: str
+    seed: int
+    strategy: str
+    config: RunConfig
+    program: Program
+
+    @property
+    def group(self) -> tuple[int, str, int]:
+        """Ranks, workload and seed: strategies are compared within them."""
+        return self.num_ranks, self.workload, self.seed
+
+    @property
+    def key(self) -> str:
+        """Name of its files; changes with what is run."""
+        content = layout_to_json(self.program.layout).encode() + program_to_bytes(self.program)
+        digest = hashlib.sha256(content).hexdigest()[:8]
+        return f"{self.num_ranks}_{self.workload}_{self.seed}_{self.strategy}_{digest}"
+
+
+def overrides_of(num_ranks: int, workload: str, seed: int, strategy: str) -> list[str]:
+    """The overrides of the run of a program."""
+    return [
+        *COMMON,
+        *WORKLOADS[workload],
+        DEGREES[num_ranks],
+        f"cluster.gpus_per_node={num_ranks}",
+        f"harness.num_ranks={num_ranks}",
+        f"strategy={strategy}",
+        f"seed={seed}",
+    ]
+
+
+def all_programs() -> Iterator[FidelityProgram]:
+    """Yield every program, those of a group one after the other."""
+    for num_ranks, workload, seed, strategy in product(NUM_RANKS, WORKLOADS, SEEDS, STRATEGIES):
+        (cell,) = compose_cells(overrides_of(num_ranks, workload, seed, strategy))
+        _, program = first_program(cell.config)
+        # Training sends from block to block, whatever relay the layout asks for.
+        program = replace(program, layout=replace(program.layout, single_rank_boundary=False))
+        yield FidelityProgram(num_ranks, workload, seed, strategy, cell.config, program)

@@ -1,0 +1,140 @@
+"""A figure over a job of the user's: what takes the place of what, what is refused, and what is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from entrain_bench.cli import run_command
+from entrain_bench.commands import outputs
+from entrain_bench.figures._own import own_sweeps
+from entrain_bench.figures._rows import rows_of
+
+TINY = ("model=tiny", "cluster=tiny", "layout.tp=1", "layout.dp=1", "global_batch=8", "microbatch_size=2")
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Overrides that name a trace of the working directory."""
+    monkeypatch.chdir(tmp_path)
+    sides = [[56 * (row % 4)] * (row % 4 > 0) for row in range(12)]
+    trace = {"text_tokens": range(10, 22), "image_widths": sides, "image_heights": sides}
+    pd.DataFrame(trace).to_parquet("mine.parquet")
+    return ["workload=trace", "workload.path=mine.parquet"]
+
+
+# What a figure of the default job compares.
+SYSTEMS = "glob(*)"
+# The strategies that every figure shows.
+SHOWN = "+figure.strategies=[all]"
+
+
+def test_what_is_given_takes_the_place_of_the_figures_own() -> None:
+    given = ["workload=trace", "workload.path=a.parquet,b.parquet", "cluster=h100x64", "layout.dp=2"]
+    assert dict(own_sweeps("bubble_ratio", "bubble_ratio", given)) == {
+        "": (
+            *(SHOWN, f"strategy={SYSTEMS}", "workload=trace", "model=qwen25vl_llama3_1b", "layout.pp=4", "layout.dp=2"),
+            *("seed=range(8)", "workload.path=a.parquet,b.parquet", "cluster=h100x64"),
+        )
+    }
+    assert dict(own_sweeps("quick", "quick", ["seed=3"]))[""][-1] == "seed=3"
+
+
+def test_what_is_inside_of_a_replaced_choice_goes_with_it() -> None:
+    (sweep,) = own_sweeps("context_length", "context_length", ["cluster=h200x64", "model=vit1b_llm7b"]).values()
+    assert "cluster=h200x64" in sweep
+    assert not any(text.startswith("cluster.") for text in sweep)
+    assert "workload.sequence_tokens=8192,16384,32768,65536,131072" in sweep
+
+
+def test_every_row_of_a_figure_has_the_users_job() -> None:
+    sweeps = own_sweeps("robustness", "robustness", ["workload=coco"])
+    common = (SHOWN, f"strategy={SYSTEMS}", "workload=coco", "model=qwen25vl_llama3_3b", "seed=range(8)")
+    assert dict(sweeps) == {label: (*common, *row) for label, row in rows_of("robustness").items()}
+    # What a row chooses is not swept as well.
+    usual, alone = own_sweeps("memory_over_time", "memory_over_time", ["workload=coco"]).values()
+    assert [text for text in usual if text.startswith("strategy")] == ["strategy=megatron,disttrain,optimus,entrain"]
+    assert [text for text in alone if text.startswith("strategy")] == [
+        "strategy=entrain",
+        "strategy.scheduler.eager=none",
+    ]
+    assert "workload=coco" in alone
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            "iteration_tme",
+            "figure=iteration_tme: unknown (did you mean iteration_time?); choices: ablation, allocations, bubble",
+        ),
+        ("claims workload=coco", "figure=claims: unknown; choices: "),
+        ("workload=coco", "workload=coco: needs the name of a figure; choices: ablation, allocations, "),
+        (
+            "iteration_time seed=0",
+            "seed: figure iteration_time compares values of seed itself (range(8)); must be left",
+        ),
+        ("throughput strategy=entrain", f"strategy: figure throughput compares values of strategy itself ({SYSTEMS})"),
+        ("context_length workload=coco", "workload: figure context_length compares values of workload.sequence_tokens"),
+        ("sensitivity strategy=dip", "compares values of strategy.planner.encoder_stages itself (null,2,3,4,5,6,7)"),
+        ("robustness speed.gemm=0.5", "figure robustness compares values of speed.gemm itself (in its rows); must be"),
+        (
+            "quick global_batch=8,16",
+            "global_batch: must be one value; a figure takes several of workload and model only",
+        ),
+        ("quick figure=warmup", "figure: says nothing about a run; must be left out"),
+        ("quick hydra/launcher=joblib", "hydra/launcher: says nothing about a run"),
+        ("quick workload=coco workload=sroie", "workload=sroie: workload must be given once"),
+        ("quick workload=coco workload.max_image_tokens=99,100", "workload: several are called coco; must have names"),
+        ("quick coco", "figure=coco: unknown; choices: ablation"),
+        ("quick workload=cocoa", "workload=cocoa: unknown (did you mean coco?)"),
+        ("quick workload=trace", "workload.path: must be given"),
+        ("quick workload=trace workload.path=no.parquet", "workload.path=no.parquet: does not exist"),
+        ("quick workload=coco model.modules.llm.context_tokens=500", "LLM tokens, the model takes at most 500, and "),
+        ("quick layout.tq=1", "layout.tq=1: unknown key (did you mean layout.tp=1?)"),
+        ("quick results_dir=/dev/null/x workload=coco", "must be a writable folder"),
+    ],
+)
+def test_what_is_refused_is_one_line_and_nothing_is_written(
+    arguments: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command(["figures", *arguments.split()]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert says in line
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.wide
+def test_the_users_job_is_run_once_and_drawn(
+    mine: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(outputs, "num_processes", lambda: 1)
+    job = ["figures", "quick", *mine, *TINY, "iterations=1", "mlflow=false", "results_dir=out"]
+    assert run_command(job) == 0
+    assert "5 runs)" in capsys.readouterr().err
+    table = pd.read_csv(next(Path("out/figures").glob("quick_mine_*.csv")))
+    assert table[["workload", "model"]].drop_duplicates().values.tolist() == [["mine", "tiny"]]
+    assert len(table) == 5
+    stated = json.loads(next(Path("out/figures").glob("*.json")).read_text())
+    assert stated["command"] == f"entrain-bench figures quick {' '.join([*mine, *TINY])} iterations=1"
+    assert run_command(job) == 0
+    assert ", 0 runs)" in capsys.readouterr().err
+    assert len([*Path("out/figures").iterdir()]) == 4
+
+
+@pytest.mark.wide
+def test_analyses_need_no_run_and_other_jobs_have_other_files(
+    mine: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for tokens in (100, 200):
+        job = ["figures", "token_distributions", *mine, "mlflow=false", f"workload.max_image_tokens={tokens}"]
+        assert run_command([*job, "global_batch=16"]) == 0
+    assert len({path.stem for path in Path("results/figures").iterdir()}) == 2
+    assert not Path("results/runs").exists()
+    shown = capsys.readouterr().err
+    assert "written: results/figures/token_distributions_mine_" in shown
