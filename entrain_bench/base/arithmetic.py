@@ -151,4 +151,4 @@ def decisive(values: float | FloatArray) -> float | FloatArray:
         fraction, power = math.frexp(values)
         return math.ldexp(round(fraction * 2.0**DECISIVE_BITS), power - DECISIVE_BITS)
     mantissa, exponent = np.frexp(values)
-    return np.ldexp(np.rint(mantissa * 2.0**DECISIVE_BITS), exponent - DECISIVE_BITS)
+    return np.asarray(np.ldexp(np.rint(mantissa * 2.0**DECISIVE_BITS), exponent - DECISIVE_BITS))
