@@ -33,7 +33,7 @@ class Recommendation:
         raced: the race.
         comparison: of all, at the seeds that each ran.
         reasons: why strategies have no result, by name; of those that have none under any overrides.
-        baseline: the strategy that the speed-up is over; empty if it has no result, or is the fastest.
+        baseline: the strategy that the speedup is over; empty if it has no result, or is the fastest.
         speedup: of the fastest over it, seed by seed.
         layout: the fastest's at the first seed.
         num_replicas: of the LLM in it.
@@ -93,7 +93,7 @@ def answer_of(
     Args:
         runner: that of the race.
         raced: what it found.
-        baseline: what the speed-up is over.
+        baseline: what the speedup is over.
         refusals: why results of strategies are not taken, by name.
         given: keys of the user's overrides; assumptions about these stay as they are.
     """
@@ -147,7 +147,7 @@ def firmness(runner: StrategyRace, raced: Raced, names: Sequence[str], given: Co
 
 
 def speedup_over(raced: Raced, best: str, baseline: str) -> Interval | None:
-    """The fastest's speed-up over the baseline at the seeds that both have a result at; None for itself, or without."""
+    """The fastest's speedup over the baseline at the seeds that both have a result at; None for itself, or without."""
     one, other = with_result(raced.times[best]), with_result(raced.times.get(baseline, {}))
     shared = [seed for seed in one if seed in other]
     if best == baseline or not shared or len(shared) < len(raced.times[baseline]):

@@ -86,7 +86,7 @@ def no_result_lines(reasons: Mapping[str, str]) -> Iterator[str]:
 
 
 def headline(answer: Recommendation) -> str:
-    """What to run, how long it takes, its speed-up, and who else is as good."""
+    """What to run, how long it takes, its speedup, and who else is as good."""
     over = f", {speedup(answer.speedup)} over {answer.baseline}" if answer.baseline and answer.speedup else ""
     run = " ".join(answer.variant.overrides)
     return f"Run {run}: {_seconds(answer.standing.time)} an iteration{over}. {_as_good(answer.comparison)}"
@@ -191,7 +191,7 @@ def _room(answer: Recommendation) -> str:
     assert time
     digits = decimals([answer.bound_s])
     return (
-        f"No layout and no order on this cluster is below {seconds(answer.bound_s, digits)} s: a speed-up of at "
+        f"No layout and no order on this cluster is below {seconds(answer.bound_s, digits)} s: a speedup of at "
         f"most {times(time.mean / answer.bound_s)}. Under this layout the bound is "
         f"{seconds(answer.layout_bound_s, digits)} s ({times(time.mean / answer.layout_bound_s)})."
     )
