@@ -6,14 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from entrain_bench.answers.commands import command_line, quoted
 from entrain_bench.answers.comparison import baseline_of
 from entrain_bench.answers.console_table import make_console
 from entrain_bench.answers.notices import notices
-from entrain_bench.answers.recommend.answer import answer_of
-from entrain_bench.answers.recommend.frameworks import FRAMEWORKS, Framework, Refusals, contenders_within
+from entrain_bench.answers.recommend.frameworks import FRAMEWORKS, Framework, Refusals, variants_within
 from entrain_bench.answers.recommend.live import Ticker
 from entrain_bench.answers.recommend.planned import plan_of_answer
-from entrain_bench.answers.recommend.session import Contender, Job, Session, race
+from entrain_bench.answers.recommend.recommendation import answer_of
+from entrain_bench.answers.recommend.strategy_race import JobOverrides, StrategyRace, StrategyVariant, race
 from entrain_bench.answers.recommend.words import answer_lines, no_result_lines
 from entrain_bench.answers.tracking.sweep import sweep_name
 from entrain_bench.base.errors import UserError, require, unknown_choice
@@ -48,14 +49,14 @@ class Asked:
 
     Attributes:
         job: the job.
-        contenders: who is considered, by name.
-        config: the first contender's run at the first seed.
+        variants: who is considered, by name.
+        config: the first variant's run at the first seed.
         orders: display order of each.
         given: keys of the overrides.
     """
 
-    job: Job
-    contenders: Mapping[str, Contender]
+    job: JobOverrides
+    variants: Mapping[str, StrategyVariant]
     config: RunConfig
     orders: Mapping[str, float | None]
     given: frozenset[str]
@@ -82,7 +83,7 @@ VERB = Verb(
 
 
 def main(request: Request[Keys]) -> int:
-    """Answer, and write the plan.
+    """Recommend, and write the plan.
 
     Returns:
         0, or 2 if no strategy has a result.
@@ -98,23 +99,25 @@ def main(request: Request[Keys]) -> int:
     refusals, width = Refusals(framework), make_console().width
     path = Path(keys.output or results.root / FILE)
     with (
-        Ticker(len(asked.contenders)) as ticker,
-        Session(asked.job, asked.contenders, results, composer, num_processes(), ticker) as session,
+        Ticker(len(asked.variants)) as ticker,
+        StrategyRace(asked.job, asked.variants, results, composer, num_processes(), ticker) as runner,
     ):
-        raced = race(session, [baseline], refusals.check(session), keys.seconds, ticker.end_of_round)
+        raced = race(runner, [baseline], refusals.check(runner), keys.seconds, ticker.end_of_round)
         ticker.say("changed assumptions")
-        answer = answer_of(session, raced, baseline, refusals.reasons, asked.given)
+        answer = answer_of(runner, raced, baseline, refusals.reasons, asked.given)
     composer.save()
     if answer:
         plan = plan_of_answer(answer, asked.job, usual_choices())
-        _print([*answer_lines(answer, width), *refusals.lines(session, answer, plan, path, width)])
+        shown = answer_lines(answer, width, str(results.root))
+        _print([*shown, *refusals.lines(runner, answer, plan, path, width)])
         _write(path, plan_text(plan))
-        say(f"written: {path} (entrain-bench plan={path} runs it; with harness=train on real ranks)")
+        command = command_line([f"plan={quoted(str(path))}"], request.config_dir)
+        say(f"written: {path} ({command} runs it; with harness=train on real ranks)")
     else:
-        heading, *lines = no_result_lines(refusals.reasons_of(session, raced))
+        heading, *lines = no_result_lines(refusals.reasons_of(runner, raced))
         _print(lines)
         say(f"entrain-bench: {heading}")
-    _publish(results, session.keys, request.overrides, asked.config)
+    _publish(results, runner.keys, request.overrides, asked.config)
     return 0 if answer else EXIT_NO_RESULT
 
 
@@ -143,11 +146,13 @@ def _asked(composer: Composer, overrides: Sequence[str], framework: Framework | 
             listed = isinstance(node[framework.key], list)
             require(listed, f"strategy={name}: {framework.key}", node[framework.key], "a list of overrides")
         model = None if "layout.recompute" in keys else ModelSpec.from_config(first.model)
-        found = contenders_within(framework, {name: nodes[name][framework.key] for name in nodes}, model)
+        found = variants_within(framework, {name: nodes[name][framework.key] for name in nodes}, model)
     else:
-        found = [Contender(name, (f"strategy={name}",)) for name in nodes]
+        found = [StrategyVariant(name, (f"strategy={name}",)) for name in nodes]
     orders = {each.name: nodes[each.strategy].get("display_order") for each in found}
-    return Asked(Job(tuple(texts), first.seed), {each.name: each for each in found}, first, orders, frozenset(keys))
+    return Asked(
+        JobOverrides(tuple(texts), first.seed), {each.name: each for each in found}, first, orders, frozenset(keys)
+    )
 
 
 def _check(key: str, text: str, several: bool) -> None:

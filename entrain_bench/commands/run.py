@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,9 +26,11 @@ from entrain_bench.config.grammar import CONFIG_DIR, HYDRA_OPTIONS, MULTIRUN, RU
 from entrain_bench.config.schema import RunConfig, plain_values, register_schema
 from entrain_bench.config.tree import CONFIG_MODULE
 from entrain_bench.records.cells import Cell
+from entrain_bench.records.keys import Identifier
 from entrain_bench.records.records import Record, Results
 from entrain_bench.run import ray_workers
 from entrain_bench.run.cells import Done, attempt, run_cells, run_one
+from entrain_bench.run.study import is_beside
 
 EXIT_FAILED = 1
 # Hydra's launchers whose cells run on this machine: the basic one's here, joblib's in processes of ours, so that cells
@@ -61,7 +64,7 @@ def main(request: Request[NoKeys]) -> int:
     record = _single(Cell.of(request.overrides, config, request.config_dir or ""))
     composer.save()
     results = Results(Path(config.results_dir))
-    publish(results, [record.key], sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
+    publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
     return 0
 
 
@@ -117,18 +120,19 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     if len(folders) > 1:
         raise UserError(f"results_dir={','.join(sorted(folders))}: must be one folder for the whole sweep")
     first = composer.run(sweep.cells[0])
-    results, watch, keys = Results(Path(first.results_dir)), Watch(len(sweep.cells)), dict[str, None]()
+    results, watch, keys = Results(Path(first.results_dir)), Watch(len(sweep.cells)), dict[str, str]()
     results.prepare()
-    tables = GrowingTables(results)
+    tables, identifier = GrowingTables(results), Identifier()
 
     def unfinished() -> Iterator[Cell]:
         for overrides in sweep.cells:
-            cell = Cell.composed(overrides, composer)
+            cell = Cell.composed(overrides, composer, identifier)
             if cell.key in keys or results.is_left_alone(cell.key, first.retries_failed):
                 watch.skip()
             else:
-                yield cell
-            keys[cell.key] = None
+                # Of a sweep the timelines of one job are kept: MLflow shows its ranks.
+                yield replace(cell, timeline=is_beside(cell.config, first))
+            keys[cell.key] = " ".join(cell.overrides)
 
     try:
         if sweep.launcher in (BASIC, JOBLIB, RAY):
@@ -140,7 +144,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     except BaseException:
         if watch.any_run:
             # As they are now, for a thread may still add to them.
-            _publish_sweep(results, [*keys], request, first)
+            _publish_sweep(results, {**keys}, request, first)
         raise
     composer.save()
     records = _publish_sweep(results, keys, request, first)
@@ -149,7 +153,9 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     return EXIT_FAILED if any(record.status == "failed" for record in records) else 0
 
 
-def _publish_sweep(results: Results, keys: Iterable[str], request: Request[NoKeys], config: RunConfig) -> list[Record]:
+def _publish_sweep(
+    results: Results, keys: Mapping[str, str], request: Request[NoKeys], config: RunConfig
+) -> list[Record]:
     """Publish what cells have left; returns it."""
     return publish(results, keys, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
 
@@ -183,7 +189,8 @@ def _run_cell(hydra_config: DictConfig) -> None:
     overrides = HydraConfig.get().overrides.task
     config = RunConfig.from_values(plain_values(hydra_config))
     try:
-        cell, results = Cell.of(overrides, config), Results(Path(config.results_dir))
+        shown = HydraConfig.get().job.num == 0
+        cell, results = replace(Cell.of(overrides, config), timeline=shown), Results(Path(config.results_dir))
         if not results.is_left_alone(cell.key, config.retries_failed):
             Watch(1)(attempt(cell, results))
     except UserError as error:

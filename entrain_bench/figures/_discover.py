@@ -27,6 +27,7 @@ class FigureModule(Protocol):
 
     EXPERIMENT: str
     RUNS: bool
+    TIMELINES: bool
 
     def load(self, cells: Any, results: Results) -> Any:
         """The tidy data of the cells; raises ``UserError`` if there is none."""

@@ -11,15 +11,16 @@ from io import BytesIO
 import pandas as pd
 from matplotlib.figure import Figure
 
+from entrain_bench.answers.commands import command_line
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.base.files import write_atomically
 from entrain_bench.figures._accuracy import MEASURED, state_model_error
 from entrain_bench.figures._discover import FigureModule, module_of
 from entrain_bench.figures._rows import Sweeps, cells_of, sweeps_of
-from entrain_bench.figures._sidecar import command_of, sidecar
+from entrain_bench.figures._sidecar import sidecar
 from entrain_bench.figures._style import empty_figure, styled
 from entrain_bench.records.cells import Cell
-from entrain_bench.run.study import Output, Study
+from entrain_bench.run.study import Output, Study, by_strategy
 
 # The last is the sidecar.
 SUFFIXES = ("pdf", "png", "csv", "json")
@@ -46,7 +47,13 @@ class Drawing:
         """What makes it."""
         runs = [*self.sweeps.values()] if self.module.RUNS else []
         files = [f"figures/{self.name}.{suffix}" for suffix in SUFFIXES]
-        return Output(self.name, runs, lambda study: draw_figure(self, study), files)
+        return Output(self.name, runs, lambda study: draw_figure(self, study), files, self._timelines)
+
+    def _timelines(self, study: Study) -> list[list[Cell]]:
+        """The cells whose timelines it reads, as ``run_actions`` takes them."""
+        if not getattr(self.module, "TIMELINES", False):
+            return []
+        return [group for sweep in self.sweeps.values() for group in by_strategy(study.cells(*sweep))]
 
 
 def figure_output(name: str, config_dir: str | None = None) -> Output:
@@ -74,7 +81,7 @@ def draw_figure(drawing: Drawing, study: Study) -> str:
         reason = problem
         files = render(lambda: empty_figure(reason))
     title = (module.__doc__ or "").partition("\n")[0]
-    files["json"] = sidecar(title, command_of(drawing.command, study.config_dir), cells)
+    files["json"] = sidecar(title, command_line(drawing.command, study.config_dir), cells)
     for suffix, content in files.items():
         write_atomically(study.results.root / "figures" / f"{drawing.name}.{suffix}", content)
     return problem

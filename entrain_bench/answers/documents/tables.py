@@ -92,7 +92,18 @@ def tables_output(table: Table | Lead | None = None) -> Output:
     """A table, or all of ours; each is read once."""
     tables = [table] if table else load_tables()
     sweeps = [sweep for each in tables for sweep in each.sweeps]
-    return Output(table.name if table else "tables", sweeps, lambda study: write_tables(tables, study))
+    counted = [sweep for each in tables if _counts_microbatches(each) for sweep in each.sweeps]
+
+    def timelines(study: Study) -> list[list[Cell]]:
+        return [[cell] for sweep in counted for cell in study.cells(*sweep)]
+
+    name = table.name if table else "tables"
+    return Output(name, sweeps, lambda study: write_tables(tables, study), timelines=timelines)
+
+
+def _counts_microbatches(table: Table | Lead) -> bool:
+    """Whether a table shows what only timelines tell."""
+    return isinstance(table, Table) and not {MICROBATCHES, SAMPLES}.isdisjoint(table.fields)
 
 
 def write_tables(tables: Sequence[Table | Lead], study: Study) -> str:

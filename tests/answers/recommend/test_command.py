@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from entrain_bench.answers.recommend import session as session_module
+from entrain_bench.answers.recommend import strategy_race as session_module
 from entrain_bench.cli import run_command
 from entrain_bench.commands import recommend
 from entrain_bench.config.compose import compose
@@ -154,5 +154,6 @@ def test_bad_input_is_one_line(arguments: list[str], says: str, capsys: pytest.C
 def test_rounds_end_after_the_time_that_is_given(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = said(capsys, *TINY, "strategy=megatron,entrain", "seconds=1e-9")
     assert "With one seed, chance is not ruled out." in out
+    assert "as good" not in re.sub(r"As\s+good: not", "", out)
     assert "Ended early by seconds=" in out
     assert yaml.safe_load(Path("results/recommendation.yaml").read_text())["expected"]["num_seeds"] == 1
