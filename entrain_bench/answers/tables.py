@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -51,7 +52,7 @@ def run_table(cells: Sequence[Cell], results: Results, settings: Mapping[str, st
     for cell in cells:
         record = results.read(cell.key)
         if record is None:
-            row = {**labels_of(cell.config), "status": MISSING, "reason": "not run", "key": cell.key}
+            row: Mapping[str, Any] = {**labels_of(cell.config), "status": MISSING, "reason": "not run", "key": cell.key}
         else:
             row = record.row()
         leaves = flatten(cell.config.content()) if settings else {}

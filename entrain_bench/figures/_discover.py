@@ -25,6 +25,7 @@ MODULES, SWEEPS = "figures", "figure"
 class FigureModule(Protocol):
     """A module that draws a figure; the package's docstring says what its members mean."""
 
+    __name__: str
     EXPERIMENT: str
     RUNS: bool
     TIMELINES: bool

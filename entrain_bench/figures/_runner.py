@@ -47,7 +47,16 @@ class Drawing:
         """What makes it."""
         runs = [*self.sweeps.values()] if self.module.RUNS else []
         files = [f"figures/{self.name}.{suffix}" for suffix in SUFFIXES]
-        return Output(self.name, runs, lambda study: draw_figure(self, study), files, self._timelines)
+        return Output(
+            self.name,
+            runs,
+            lambda study: draw_figure(self, study),
+            files,
+            self._timelines,
+            reads=[*self.sweeps.values()],
+            module=self.module.__name__,
+            details=self.command,
+        )
 
     def _timelines(self, study: Study) -> list[list[Cell]]:
         """The cells whose timelines it reads, as ``run_actions`` takes them."""

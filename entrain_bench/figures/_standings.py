@@ -69,9 +69,10 @@ def draw(answer: Answer) -> Figure:
     _name_cases(panel, [answer.case_name(case) for case in cases], width_in)
     patches = [Patch(facecolor=colour, label=name) for name, colour in zip(names, colours.values(), strict=True)]
     figure.legend(handles=patches, loc="outside upper center", ncols=_columns(names, width_in))
-    # All but the panel is as high as its texts are.
-    figure.draw_without_rendering()
-    figure.set_figheight(ROOMY_IN + PANEL_IN - panel.get_window_extent().height / figure.dpi)
+    # All but the panel is as high as its texts are; a label at the panel's end depends on its height a little.
+    for _ in range(2):
+        figure.draw_without_rendering()
+        figure.set_figheight(figure.get_figheight() + PANEL_IN - panel.get_window_extent().height / figure.dpi)
     return figure
 
 

@@ -81,7 +81,13 @@ def claims_output(config_dir: str | None = None) -> Output:
     """The document; its claims are read once."""
     claims = load_claims(config_dir)
     sweeps = [sweep for claim in claims for setting in claim.settings for sweep in setting.sweeps]
-    return Output("claims", [*dict.fromkeys(sweeps)], lambda study: write_claims(claims, study), ["claims.md"])
+    return Output(
+        "claims",
+        [*dict.fromkeys(sweeps)],
+        lambda study: write_claims(claims, study),
+        ["claims.md"],
+        files=["claims.csv"],
+    )
 
 
 def write_claims(claims: Sequence[Claim], study: Study) -> str:

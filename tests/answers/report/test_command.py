@@ -18,9 +18,8 @@ from entrain_bench.answers.sentences import sentences
 from entrain_bench.answers.tracking.entries import NOTE_TAG, entries_of
 from entrain_bench.cli import run_command
 from entrain_bench.records.records import Record, Results
-from entrain_bench.run.cells import compose_cells
-from support.cli import asked
 from support.records import at_seeds, runs
+from support.sweeps import pasted
 
 SMALL = ["model=tiny", "cluster=a40x16", "global_batch=32", "microbatch_size=2", "layout.dp=2", "iterations=1"]
 MINE = """
@@ -48,11 +47,7 @@ def written(suffix: str = "md") -> str:
 
 def pasted_keys() -> set[str]:
     """Keys of the cells of all commands on the page."""
-    found = set()
-    for line in re.findall(r"^    (entrain-bench .*)$", written(), re.M):
-        _, request = asked(line)
-        found |= {cell.key for cell in compose_cells(request.overrides, request.config_dir, request.multirun)}
-    return found
+    return {cell.key for line in re.findall(r"^    (entrain-bench .*)$", written(), re.M) for cell in pasted(line)}
 
 
 @pytest.mark.wide
