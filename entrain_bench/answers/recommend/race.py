@@ -46,9 +46,10 @@ def going_on(times: Mapping[str, Times], kept: Collection[str] = ()) -> list[str
     return [name for name in whole if name in ahead or name in kept]
 
 
-def standings(times: Mapping[str, Times]) -> Comparison[str]:
+def standings(times: Mapping[str, Times], baseline: str = "", num_batches: int = 1) -> Comparison[str]:
     """How all do, at the level of a round: those that dropped out are compared at the seeds that they ran."""
-    return compare(times, {}, ROUND_LEVEL)
+    references = dict.fromkeys(times, baseline) if baseline in times else {}
+    return compare(times, references, ROUND_LEVEL, num_batches)
 
 
 def _whole(times: Mapping[str, Times]) -> dict[str, dict[int, float]]:
