@@ -4,7 +4,7 @@ The first round has one seed, of which nothing is known but the times: who is ``
 strategies drop out that are significantly slower than the fastest (``statistics.not_worse``). Rounds decide from times
 alone, so the same job has the same race on every machine. As two rounds test, each does so at half of ``LEVEL``.
 
-In the reference's ten cases of the default job (``results/reference/table.csv``: five traces, two LLMs, 19
+In the reference's ten cases of the default job (``results/reference/table.parquet``: five traces, two LLMs, 19
 strategies), begun at each of eight seeds, this race finds the strategy with the least mean over all eight seeds in
 80 of 80 (2026-11-23).
 """
