@@ -13,9 +13,9 @@ from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.grammar import Request, Verb, own
 from entrain_bench.lab.calibration.anchors import Anchors, load_anchors
-from entrain_bench.lab.calibration.cases import ForwardCase, IterationCase, forward_case, iteration_case, kernel_case
 from entrain_bench.lab.calibration.fit import ATTENTION, FORWARDS, ITERATIONS, PRODUCTS, fit_device, interval
-from entrain_bench.lab.calibration.kernels import KernelCase, Product
+from entrain_bench.lab.calibration.kernels import KernelPoint, Product
+from entrain_bench.lab.calibration.points import ForwardPoint, IterationPoint
 from entrain_bench.specs.cluster import DeviceSpec
 
 EXIT_DIFFERS = 1
@@ -56,9 +56,9 @@ def main(request: Request[Keys]) -> int:
 def _calibrate(name: str, anchors: Anchors, composer: Composer) -> bool:
     """Fit a device, print what comes out; returns whether its YAML says the same."""
     say(f"{name}: making programs")
-    kernels = [kernel_case(each, composer) for each in anchors.kernels if each.device == name]
-    forwards = [forward_case(each, composer) for each in anchors.forwards if each.group.device == name]
-    iterations = [iteration_case(each, composer) for each in anchors.iterations if each.group.device == name]
+    kernels = [KernelPoint.of(each, composer) for each in anchors.kernels if each.device == name]
+    forwards = [ForwardPoint.of(each, composer) for each in anchors.forwards if each.group.device == name]
+    iterations = [IterationPoint.of(each, composer) for each in anchors.iterations if each.group.device == name]
     configured = (forwards[0] if forwards else iterations[0]).device
     products = [case for case in kernels if isinstance(case.kernel, Product)]
     attention = [case for case in kernels if not isinstance(case.kernel, Product)]
@@ -80,14 +80,14 @@ def _calibrate(name: str, anchors: Anchors, composer: Composer) -> bool:
     return all(getattr(configured, constant) == getattr(found, constant) for constant in fitted)
 
 
-def _kernels(products: Sequence[KernelCase], attention: Sequence[KernelCase], found: DeviceSpec) -> Iterator[str]:
+def _kernels(products: Sequence[KernelPoint], attention: Sequence[KernelPoint], found: DeviceSpec) -> Iterator[str]:
     for what, cases in (("products", products), ("attention kernels", attention)):
         if cases:
             errors = 100 * np.abs([case.ratio(found) - 1.0 for case in cases])
             yield f"{len(cases)} {what}: median error {np.median(errors):.0f}%, largest {errors.max():.0f}%"
 
 
-def _iterations(cases: Sequence[IterationCase], found: DeviceSpec) -> Iterator[str]:
+def _iterations(cases: Sequence[IterationPoint], found: DeviceSpec) -> Iterator[str]:
     for case in cases:
         anchor, error = case.anchor, case.ratio(found) - 1.0
         yield (
@@ -96,7 +96,7 @@ def _iterations(cases: Sequence[IterationCase], found: DeviceSpec) -> Iterator[s
         )
 
 
-def _forwards(cases: Sequence[ForwardCase], found: DeviceSpec) -> Iterator[str]:
+def _forwards(cases: Sequence[ForwardPoint], found: DeviceSpec) -> Iterator[str]:
     for case in cases:
         anchor, (low, high) = case.anchor, case.anchor.published_ms
         yield (

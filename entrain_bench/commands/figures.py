@@ -11,8 +11,9 @@ from entrain_bench.commands.help import columns
 from entrain_bench.commands.outputs import make, outputs, summaries
 from entrain_bench.commands.watch import say
 from entrain_bench.config.grammar import RUN_KEYS, Request, Storage, Verb
+from entrain_bench.figures._discover import discover, module_of
 from entrain_bench.figures._own import check_names, file_name, own_sweeps
-from entrain_bench.figures._runner import SUFFIXES, Drawing, discover, module_of
+from entrain_bench.figures._runner import SUFFIXES, Drawing
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import workload_of
 from entrain_bench.records.records import Results
@@ -25,10 +26,10 @@ VERB = Verb(
     RUN_KEYS,
     words="figures and documents; without any, all that need no training",
     examples=["quick", "iteration_time workload=trace workload.path=mine.parquet global_batch=256"],
-    more=lambda: (
+    more=lambda config_dir: (
         "Keys of a run take the place of a figure's own: its files are then called\n"
         "<results_dir>/figures/<NAME>_<workload>_<hash of the overrides>.{pdf,png,csv,json}.\n\nNames:\n"
-        + columns(summaries())
+        + columns(summaries(config_dir))
     ),
 )
 
@@ -58,7 +59,7 @@ def main(request: Request[Storage]) -> int:
 
 def _figures(request: Request[Storage]) -> list[str]:
     """The figures that overrides are for."""
-    known = discover()
+    known = discover(request.config_dir)
     if not request.words:
         raise UserError(f"{request.overrides[0]}: needs the name of a figure; choices: {', '.join(known)}")
     for name in request.words:
@@ -69,8 +70,8 @@ def _figures(request: Request[Storage]) -> list[str]:
 
 def _drawing(name: str, overrides: Sequence[str], study: Study) -> tuple[Drawing, list[Cell]]:
     """The figure and its cells, once all that can be wrong with them is known to be right."""
-    module = module_of(name)
-    sweeps = own_sweeps(name, module.EXPERIMENT, overrides)
+    module, experiment = module_of(name, study.config_dir)
+    sweeps = own_sweeps(name, experiment, overrides, study.config_dir)
     cells = [cell for sweep in sweeps.values() for cell in study.cells(*sweep)]
     check_names(cells)
     _check_data(cells)

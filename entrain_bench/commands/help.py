@@ -53,7 +53,7 @@ def help_text(topic: str = "", config_dir: str | None = None) -> str:
     if not name:
         return "\n".join(_screen())
     if name in verbs():
-        return "\n".join(_verb_lines(name))
+        return "\n".join(_verb_lines(name, config_dir))
     if name == KEYS:
         return "\n".join(_columns({f"{key.name}={key.default}": key.meaning for key in documented_keys()}))
     if name in known:
@@ -101,7 +101,7 @@ def _screen() -> Iterator[str]:
     yield from _columns(OPTIONS)
 
 
-def _verb_lines(name: str) -> Iterator[str]:
+def _verb_lines(name: str, config_dir: str | None) -> Iterator[str]:
     """Usage, keys and examples of a verb."""
     verb, usage = takes(name), dict(_usages())[name]
     documented = {key.name: key.meaning for key in documented_keys()}
@@ -117,9 +117,9 @@ def _verb_lines(name: str) -> Iterator[str]:
         yield f"And keys of a run, such as model=, cluster=, layout.tp=: entrain-bench --help={KEYS}"
         yield ""
     yield from (f"Example: entrain-bench {name} {example}".rstrip() for example in verb.examples)
-    if text := verb.more():
+    if verb.more:
         yield ""
-        yield text
+        yield verb.more(config_dir)
 
 
 def columns(rows: Mapping[str, str]) -> str:

@@ -27,7 +27,7 @@ VERB = Verb(
     NoKeys,
     (*ProfileSchema.__dataclass_fields__,),
     examples=["model=tiny"],
-    more=lambda: "Keys and their defaults:\n\n" + (config_tree() / f"{CONFIG_NAME}.yaml").read_text(),
+    more=lambda _: "Keys and their defaults:\n\n" + (config_tree() / f"{CONFIG_NAME}.yaml").read_text(),
 )
 
 

@@ -20,7 +20,7 @@ VERB = Verb(
     NoKeys,
     (*TraceSchema.__dataclass_fields__, *RUN_KEYS),
     examples=["source=webdataset source.path='shards/*.tar' output=mine.parquet"],
-    more=lambda: "\n".join(
+    more=lambda _: "\n".join(
         [
             "Sources:",
             columns(first_sentences("source")),

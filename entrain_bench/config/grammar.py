@@ -77,7 +77,7 @@ class Verb[K]:
         words: what words without ``=`` name, for its help; empty if it takes none.
         options: those it takes, besides ``--help``.
         examples: command lines without ``entrain-bench``.
-        more: further text of its help.
+        more: further text of its help, with what a folder of the user's adds; nothing: none.
     """
 
     keys: type[K]
@@ -85,7 +85,7 @@ class Verb[K]:
     words: str = ""
     options: Collection[str] = (CONFIG_DIR,)
     examples: Sequence[str] = ()
-    more: Callable[[], str] = str
+    more: Callable[[str | None], str] | None = None
 
     @property
     def fields(self) -> tuple[Field[Any], ...]:

@@ -1,4 +1,4 @@
-"""A sweep at a glance: iteration times of every strategy in every case, and the speed-ups of the fastest."""
+"""A sweep at a glance: iteration times of every strategy in every case, and the speedups of the fastest."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def standings_png(answer: Answer) -> bytes:
 
 
 def draw(answer: Answer) -> Figure:
-    """Bars are means over seeds with 95 % intervals; above the best stands the speed-up over the baseline.
+    """Bars are means over seeds with 95 % intervals; above the best stands the speedup over the baseline.
 
     The panel has the same height whatever stands around it.
     """
@@ -69,9 +69,10 @@ def draw(answer: Answer) -> Figure:
     _name_cases(panel, [answer.case_name(case) for case in cases], width_in)
     patches = [Patch(facecolor=colour, label=name) for name, colour in zip(names, colours.values(), strict=True)]
     figure.legend(handles=patches, loc="outside upper center", ncols=_columns(names, width_in))
-    # All but the panel is as high as its texts are.
-    figure.draw_without_rendering()
-    figure.set_figheight(ROOMY_IN + PANEL_IN - panel.get_window_extent().height / figure.dpi)
+    # All but the panel is as high as its texts are; a label at the panel's end depends on its height a little.
+    for _ in range(2):
+        figure.draw_without_rendering()
+        figure.set_figheight(figure.get_figheight() + PANEL_IN - panel.get_window_extent().height / figure.dpi)
     return figure
 
 

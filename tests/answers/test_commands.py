@@ -2,66 +2,31 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from entrain_bench.answers.commands import COMMAND, commands_of, decisive_overrides, num_unknown, quoted
-from entrain_bench.base.errors import UserError
-from entrain_bench.config.command_line import parse_arguments
-from entrain_bench.config.compose import Composer
+from entrain_bench.answers.commands import commands_of, decisive_overrides, num_unknown, quoted
 from entrain_bench.config.overrides import parse
-from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Record, new_record
-from entrain_bench.run.cells import compose_cells
 from support.records import record, runs
-from support.sweeps import draw, make_folder
+from support.sweeps import make_folder, sweep_problem
 
 NUM_SWEEPS = 20
 
 
-def pasted(line: str) -> list[Cell]:
-    """The cells of a command line, as the shell and the command take it."""
-    command, *arguments = shlex.split(line)
-    assert command == COMMAND
-    parsed = parse_arguments(arguments)
-    return compose_cells(parsed.overrides, parsed.config_dir, parsed.multirun)
-
-
-def records_of(overrides: Sequence[str], config_dir: str | None = None) -> list[Record]:
-    """A record for every cell of a sweep, nothing run; cells that cannot be are left out, as they leave none."""
-    composer, found = Composer(config_dir), list[Record]()
-    for each in composer.sweep(overrides).cells:
-        try:
-            found.append(new_record(Cell.composed(each, composer), "failed"))
-        except UserError:
-            continue
-    return found
-
-
 @pytest.mark.wide
 @pytest.mark.parametrize("seed", range(NUM_SWEEPS))
-def test_commands_of_random_sweeps_give_the_same_keys(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check_sweep(seed, tmp_path, monkeypatch)
-
-
-def check_sweep(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_random_sweeps_give_the_same_keys(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    make_folder(folder)
-    sweep = draw(seed)
-    every = records_of(sweep.overrides, sweep.config_dir)
-    random = Random(seed)
-    # Also of a part of the sweep, which is no product.
-    for records in (every, random.sample(every, max(1, len(every) // 2))) if every else ():
-        lines = commands_of(records)
-        assert {cell.key for line in lines for cell in pasted(line)} == {each.key for each in records}, lines
-        assert len(lines) <= len(records)
+    assert sweep_problem(seed) == ""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("drawn")
+    make_folder(made)
+    return made
 
 
 def test_a_product_is_one_line_and_the_rest_few() -> None:

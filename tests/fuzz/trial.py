@@ -7,13 +7,15 @@ import re
 import resource
 import signal
 from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from entrain_bench.base.errors import TRACEBACK_VARIABLE
 from entrain_bench.cli import run_command
+from support.sweeps import make_folder, sweep_problem
 
 from .draw import SMALL
 
@@ -25,11 +27,12 @@ MEMORY_BYTES = 12 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is tried in a folder: the words of a command line, or the bytes of a trace."""
+    """What is tried in a folder: the words of a command line, the bytes of a trace, or the commands of a sweep."""
 
     folder: str
     words: tuple[str, ...] = ()
     trace: bytes | None = None
+    sweep: int | None = None
 
 
 def in_limits(case: Case) -> tuple[str, float]:
@@ -46,6 +49,10 @@ def in_limits(case: Case) -> tuple[str, float]:
 def try_case(case: Case) -> str:
     """What is wrong with how the command ended; empty if nothing is."""
     folder, words = Path(case.folder), case.words
+    if case.sweep is not None:
+        with TemporaryDirectory(dir=folder) as here, chdir(here):
+            make_folder(Path(here))
+            return sweep_problem(case.sweep)
     if case.trace is not None:
         path = folder / "fuzz.parquet"
         path.write_bytes(case.trace)

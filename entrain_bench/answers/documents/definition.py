@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from entrain_bench.base.errors import UserError
+from entrain_bench.config.tree import config_tree
 
 
 def load_definition[T](path: Path, parse: Callable[[str, Mapping[str, Any]], T]) -> T:
@@ -22,3 +23,9 @@ def load_definition[T](path: Path, parse: Callable[[str, Mapping[str, Any]], T])
         return parse(path.stem, values)
     except UserError as error:
         raise UserError(f"{path.name}: {error}") from error
+
+
+def source_of(kind: str, name: str) -> str:
+    """A link from a page of ``docs/strategies`` to the YAML of a table of ours; the name of another's."""
+    ours = (config_tree() / kind / f"{name}.yaml").is_file()
+    return f"[{name}](../../experiments/{kind}/{name}.yaml)" if ours else name

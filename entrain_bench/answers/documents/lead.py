@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from entrain_bench.answers.comparison import TIME, Standing, compare
+from entrain_bench.answers.documents.definition import source_of
 from entrain_bench.answers.documents.markdown import markdown_table
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.tables import run_table, times_by_seed, without_result
@@ -109,7 +110,7 @@ def lead_markdown(lead: Lead, study: Study) -> str:
         notes += [f"{row}: {sentence}" for sentence in without_result(runs)]
     heading = [lead.corner, "fastest of the others", "its s", f"{leader}, s", "times as fast (95%)", "gap"]
     rows = [[label, *_texts(row)] for label, row in found.items()]
-    source = f"[{lead.name}](../../experiments/lead/{lead.name}.yaml)"
+    source = source_of("lead", lead.name)
     caption = f"{lead.title} ({source}: `{' '.join(lead.common)}`).\n\n"
     told = "".join(f"\n- {note}" for note in [*_together([*found.values()]), *notes])
     return caption + markdown_table(heading, rows, heading[2:]) + (f"{told}\n" if told else "")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from entrain_bench.answers.documents.definition import load_definition
+from entrain_bench.answers.documents.definition import load_definition, source_of
 from entrain_bench.answers.documents.lead import Lead, lead_markdown, parse_lead
 from entrain_bench.answers.documents.markdown import markdown_table
 from entrain_bench.answers.documents.table import (
@@ -46,37 +46,59 @@ RECOMPUTING = r"(\S+) tp[^;]* recompute"
 
 
 def load_tables() -> list[Table | Lead]:
-    """Every table, by kind and name."""
-    families = strategies_by_family()
+    """Every table of ours, by kind and name."""
+    return _tables_in(config_tree(), strategies_by_family())
+
+
+def tables_of(config_dir: str | None) -> list[Table | Lead]:
+    """The tables of a folder of the user's; their leads know the families of its strategies, too.
+
+    Raises:
+        UserError: for one that is called as one of ours.
+    """
+    if config_dir is None:
+        return []
+    ours = {table.name for table in load_tables()}
+    theirs = _tables_in(Path(config_dir), strategies_by_family(config_dir))
+    for table in theirs:
+        if table.name in ours:
+            raise UserError(f"{config_dir}: there is a table {table.name}; must have another name")
+    return theirs
+
+
+def _tables_in(folder: Path, families: Mapping[str, Sequence[str]]) -> list[Table | Lead]:
+    parse = partial(parse_lead, families=families)
     return [
-        *(load_definition(path, parse_table) for path in _definitions("table")),
-        *(load_definition(path, partial(parse_lead, families=families)) for path in _definitions("lead")),
+        *(load_definition(path, parse_table) for path in _definitions(folder, "table")),
+        *(load_definition(path, parse) for path in _definitions(folder, "lead")),
     ]
 
 
-def _definitions(kind: str) -> list[Path]:
-    return sorted((config_tree() / kind).glob("*.yaml"))
+def _definitions(folder: Path, kind: str) -> list[Path]:
+    return sorted((folder / kind).glob("*.yaml"))
 
 
-def strategies_by_family() -> dict[str, list[str]]:
+def strategies_by_family(config_dir: str | None = None) -> dict[str, list[str]]:
     """Names of the strategies of every family that a strategy's YAML states."""
     found: dict[str, list[str]] = {}
-    for path in _definitions("strategy"):
-        if family := yaml.safe_load(path.read_text()).get("family"):
-            found.setdefault(str(family), []).append(path.stem)
+    for folder in (config_tree(), *([Path(config_dir)] if config_dir else [])):
+        for path in _definitions(folder, "strategy"):
+            if family := yaml.safe_load(path.read_text()).get("family"):
+                found.setdefault(str(family), []).append(path.stem)
     return found
 
 
-def tables_output() -> Output:
-    """The tables; each is read once."""
-    tables = load_tables()
-    sweeps = [sweep for table in tables for sweep in table.sweeps]
-    counted = [sweep for table in tables if _counts_microbatches(table) for sweep in table.sweeps]
+def tables_output(table: Table | Lead | None = None) -> Output:
+    """A table, or all of ours; each is read once."""
+    tables = [table] if table else load_tables()
+    sweeps = [sweep for each in tables for sweep in each.sweeps]
+    counted = [sweep for each in tables if _counts_microbatches(each) for sweep in each.sweeps]
 
     def timelines(study: Study) -> list[list[Cell]]:
         return [[cell] for sweep in counted for cell in study.cells(*sweep)]
 
-    return Output("tables", sweeps, lambda study: write_tables(tables, study), timelines=timelines)
+    name = table.name if table else "tables"
+    return Output(name, sweeps, lambda study: write_tables(tables, study), timelines=timelines)
 
 
 def _counts_microbatches(table: Table | Lead) -> bool:
@@ -103,7 +125,7 @@ def table_markdown(table: Table, study: Study) -> str:
     rows = [
         [row, *(text for column in table.columns for text in _texts(table, row, column, study))] for row in table.rows
     ]
-    source = f"[{table.name}](../../experiments/table/{table.name}.yaml)"
+    source = source_of("table", table.name)
     caption = f"{table.title} ({source}: `{' '.join(table.common)}`).\n\n"
     notes = "".join(f"\n- {note}" for note in _notes(table, study))
     return caption + markdown_table([table.corner, *shows], rows, right) + (f"{notes}\n" if notes else "")

@@ -60,7 +60,7 @@ def test_the_fastest_rival_with_all_results_seed_by_seed(tmp_path: Path) -> None
         write_runs(study, lead.of_leader(row), times)
         write_runs(study, lead.of_rival(row, ""), times)
     text = lead_markdown(lead, study)
-    assert text.startswith("Who leads ([some](../../experiments/lead/some.yaml): `model=tiny cluster=tiny seed=0,1`)")
+    assert text.startswith("Who leads (some: `model=tiny cluster=tiny seed=0,1`)")
     first, second = rows_of(text)
     assert first[:4] == ["one", "Entrain", "3.000", "0.750"]
     assert first[4].startswith("4.00x (")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,9 @@ from entrain_bench.answers.report.render import html, markdown
 from entrain_bench.answers.sentences import sentences
 from entrain_bench.answers.tracking.entries import NOTE_TAG, entries_of
 from entrain_bench.cli import run_command
-from entrain_bench.config.command_line import parse_arguments
 from entrain_bench.records.records import Record, Results
-from entrain_bench.run.cells import compose_cells
 from support.records import at_seeds, runs
+from support.sweeps import pasted
 
 SMALL = ["model=tiny", "cluster=a40x16", "global_batch=32", "microbatch_size=2", "layout.dp=2", "iterations=1"]
 MINE = """
@@ -49,11 +47,7 @@ def written(suffix: str = "md") -> str:
 
 def pasted_keys() -> set[str]:
     """Keys of the cells of all commands on the page."""
-    found = set()
-    for line in re.findall(r"^    (entrain-bench .*)$", written(), re.M):
-        parsed = parse_arguments(shlex.split(line)[1:])
-        found |= {cell.key for cell in compose_cells(parsed.overrides, parsed.config_dir, parsed.multirun)}
-    return found
+    return {cell.key for line in re.findall(r"^    (entrain-bench .*)$", written(), re.M) for cell in pasted(line)}
 
 
 @pytest.mark.wide
