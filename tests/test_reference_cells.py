@@ -9,14 +9,14 @@ import pandas as pd
 import pytest
 import yaml
 
-from entrain_bench.answers.compare import drifts, read_text
+from entrain_bench.answers.compare import as_written, drifts, read_file
 from entrain_bench.config.tree import choices, config_tree
-from entrain_bench.records.records import new_record, table_csv
+from entrain_bench.records.records import new_record, table_of
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import run_experiment
 from support.wide import FEW, wide_unless
 
-REFERENCE = Path(__file__).parents[1] / "results" / "reference" / "table.csv"
+REFERENCE = Path(__file__).parents[1] / "results" / "reference" / "table.parquet"
 
 
 def in_figures(*words: str) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ TOO_LONG = [("strategy=dip", "workload=opencqa_ocr", *FREE)]
 
 @cache
 def reference() -> pd.DataFrame:
-    return read_text(REFERENCE.read_text())
+    return read_file(REFERENCE.read_bytes())
 
 
 @pytest.mark.wide
@@ -81,5 +81,5 @@ def reference() -> pd.DataFrame:
 def test_a_cell_comes_out_as_in_the_reference_to_the_last_bit(overrides: tuple[str, ...]) -> None:
     (cell,) = compose_cells(overrides)
     record = new_record(cell, "ok", outcome=run_experiment(cell.config))
-    again = drifts(reference(), read_text(table_csv([record])))
+    again = drifts(reference(), as_written(table_of([record])))
     assert [str(drift) for drift in again if drift.after] == []

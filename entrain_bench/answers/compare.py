@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
+from io import BytesIO, StringIO
 
 import pandas as pd
 
@@ -46,6 +46,16 @@ def read_text(csv: str) -> pd.DataFrame:
     return pd.read_csv(StringIO(csv), dtype=str, keep_default_na=False)
 
 
+def read_file(content: bytes) -> pd.DataFrame:
+    """The same of the bytes of a committed table, a Parquet file."""
+    return as_written(pd.read_parquet(BytesIO(content)))
+
+
+def as_written(table: pd.DataFrame) -> pd.DataFrame:
+    """The same of ``table_of`` records."""
+    return read_text(table.to_csv(index=False))
+
+
 def drifts(before: pd.DataFrame, after: pd.DataFrame) -> list[Drift]:
     """Everything that differs between two tables of runs.
 
@@ -73,7 +83,7 @@ def drifts(before: pd.DataFrame, after: pd.DataFrame) -> list[Drift]:
     identity = [name for name in before.columns if name not in _BESIDE]
     for table in (before, after):
         if twice := table[table.duplicated(identity)][[*NAMING]].to_numpy().tolist():
-            raise UserError(f"table.csv: has a run twice ({' '.join(twice[0])})")
+            raise UserError(f"table: has a run twice ({' '.join(twice[0])})")
     old, new = (_by_identity(table, identity) for table in (before, after))
     naming = _telling_apart(pd.concat([before, after])[identity].drop_duplicates())
     for run in dict.fromkeys((*old, *new)):

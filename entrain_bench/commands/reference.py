@@ -6,18 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrain_bench.answers.compare import drifts, read_text
+from entrain_bench.answers.compare import drifts, read_file
 from entrain_bench.answers.documents.tables import pages_with_tables
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.outputs import make, outputs, reference_outputs
 from entrain_bench.commands.watch import say
 from entrain_bench.config.grammar import Request, Verb, own
-from entrain_bench.records.records import Results, iterations_parquet, sorted_records, table_csv
+from entrain_bench.records.parquet import parquet_of
+from entrain_bench.records.records import Results, iterations_parquet, sorted_records, table_of
 from entrain_bench.run.study import Output, Study
 
 EXIT_FAILED = 1
-TABLE, ITERATIONS = "table.csv", "iterations.parquet"
+TABLE, ITERATIONS = "table.parquet", "iterations.parquet"
 # In ``docs``: text by hand, tables by the suite.
 PAGES = "strategies"
 # Wall times, which are others every time: a figure is committed, no row of the table.
@@ -106,7 +107,7 @@ def generated(reference: Reference, wanted: Sequence[Output], study: Study) -> I
     cells = study.cells_by_key(sweep for output in wanted if output.name not in apart for sweep in output.sweeps)
     records = sorted_records(record for key in cells if (record := study.results.read(key)))
     if records:
-        yield reference.results / TABLE, table_csv(records).encode()
+        yield reference.results / TABLE, parquet_of(table_of(records))
         yield reference.results / ITERATIONS, iterations_parquet(records)
     for output in wanted:
         for file in map(Path, output.committed):
@@ -121,8 +122,8 @@ def changes(reference: Reference, wanted: Sequence[Output], study: Study) -> lis
     for path, content in generated(reference, wanted, study):
         before = path.read_bytes() if path.exists() else b""
         if path.name == TABLE:
-            after = read_text(content.decode())
-            found += map(str, drifts(read_text(before.decode()) if before else after[:0], after))
+            after = read_file(content)
+            found += map(str, drifts(read_file(before) if before else after[:0], after))
         elif path.suffix in (COMPARED, ".md") and before != content:
             found.append(f"{path}: {'differs' if before else 'new'}")
     return found

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from entrain_bench.program.table import chrome_trace
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.environment import current_commit, now, versions
 from entrain_bench.records.index import Index, Row, record_files
-from entrain_bench.records.keys import COSMETIC_KEYS, workload_of
-from entrain_bench.records.leaves import flatten
+from entrain_bench.records.keys import workload_of
+from entrain_bench.records.leaves import parameters_text, setting_text
 from entrain_bench.records.outcome import Outcome
+from entrain_bench.records.parquet import parquet_of
 from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.records.variants import VARIANT, variant_text
 from entrain_bench.specs.framework import Framework
@@ -39,8 +40,6 @@ MAX_DEATHS = 2
 SHARD = 2
 # What reading a file raises that is no record.
 BAD = (AttributeError, ValueError, KeyError, TypeError)
-# Texts of a group's parameters that are held: a sweep's runs share most.
-MAX_TEXTS = 4096
 LABELS = ("strategy", "workload", "model", "cluster", "harness", "seed")
 METRICS = (
     "iteration_time_s",
@@ -153,7 +152,7 @@ class Record:
     @property
     def settings(self) -> dict[str, Any]:
         """Settings as a table shows them; None where the run is older than a setting."""
-        return {name: _setting(self.config.get(name)) for name in SETTINGS}
+        return {name: setting_text(self.config.get(name)) for name in SETTINGS}
 
     def row(self) -> Mapping[str, Any]:
         """The run's row of ``table.csv``; empty where the run is older than a setting."""
@@ -179,25 +178,6 @@ class Record:
             "code_version": self.code_version,
             "key": self.key,
         }
-
-
-def _setting(value: Any) -> Any:
-    """Lists as ``a+b``, factors as ``a=2.0`` where they are not 1, anything else as it is."""
-    if isinstance(value, Mapping):
-        return " ".join(f"{name}={factor}" for name, factor in value.items() if factor != 1)
-    return "+".join(value) if isinstance(value, list) else value
-
-
-def parameters_text(node: Mapping[str, Any]) -> str:
-    """The parameters of a group as one text, by their paths."""
-    return _parameters_text(json.dumps(node))
-
-
-@lru_cache(maxsize=MAX_TEXTS)
-def _parameters_text(text: str) -> str:
-    node = json.loads(text)
-    leaves = {path: value for path, value in flatten(node).items() if path != "name" and path not in COSMETIC_KEYS}
-    return " ".join(f"{path}={json.dumps(value)}" for path, value in sorted(leaves.items()) if "_target_" not in path)
 
 
 def new_record(
@@ -294,7 +274,6 @@ class Results:
     def read(self, key: str) -> Record | None:
         """The record of a key; None if there is none."""
         try:
-            # As ``record_path``, in a tenth of the time.
             row = self._index.row(key, f"{self._runs}/{key}.json", f"{self._runs}/{key[:SHARD]}/{key}.json")
         except BAD as error:
             raise _no_record(self.record_path(key), error) from error
@@ -351,13 +330,13 @@ class Results:
     def records(self) -> list[Record]:
         """All readable records, in the order of tables; a warning names the others."""
         self.load()
-        found, files = [], record_files(self.root / "runs")
-        for key in files:
+        found = []
+        for key in record_files(self.root / "runs"):
             try:
                 found.append(self.read(key))
             except UserError as error:
                 logger.warning("left out of the table: %s", error)
-        self._index.save(files)
+        self.keep()
         return sorted_records(record for record in found if record)
 
     def write_tables(self) -> None:
@@ -369,15 +348,20 @@ class Results:
             write_atomically(self.root / "iterations.parquet", iterations_parquet(records))
 
 
-def table_csv(records: Sequence[Record]) -> str:
-    """Records as the text of ``table.csv``; every number is the shortest text that stands for it alone."""
+def table_of(records: Sequence[Record]) -> pd.DataFrame:
+    """Records as a table: ``Record.row`` and ``variant``."""
     table = pd.DataFrame([record.row() for record in records])
     if len(table):
         place = table.columns.tolist().index("workload_parameters") + 1
         table.insert(place, VARIANT, [variant_text(record.config) for record in records])
     # Whole numbers, also beside those that are left to the planner.
     whole = (*DEGREES, "microbatch_size")
-    return table.astype({name: "Int64" for name in whole if name in table}).to_csv(index=False, lineterminator="\n")
+    return table.astype({name: "Int64" for name in whole if name in table})
+
+
+def table_csv(records: Sequence[Record]) -> str:
+    """Records as the text of ``table.csv``; every number is the shortest text that stands for it alone."""
+    return table_of(records).to_csv(index=False, lineterminator="\n")
 
 
 def iterations_parquet(records: Iterable[Record]) -> bytes:
@@ -389,7 +373,7 @@ def iterations_parquet(records: Iterable[Record]) -> bytes:
     ]
     table = pd.DataFrame(rows, columns=["key", "seed", "iteration", *PER_ITERATION])
     kinds = dict.fromkeys(("seed", "iteration"), "int64") | dict.fromkeys(PER_ITERATION, "float64")
-    return table.astype(kinds).to_parquet(index=False)
+    return parquet_of(table.astype(kinds))
 
 
 def sorted_records(records: Iterable[Record]) -> list[Record]:

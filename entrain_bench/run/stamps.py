@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -53,21 +53,28 @@ def write_stamp(results: Results, name: str, stamp: Stamp) -> None:
 
 
 def hash_of_inputs(
-    module: str, details: Sequence[str], sweeps: Iterable[Sequence[Cell]], shown: Iterable[Cell], results: Results
+    modules: Collection[str],
+    details: Sequence[str],
+    sweeps: Iterable[Sequence[Cell]],
+    shown: Iterable[Cell],
+    results: Results,
 ) -> str:
     """Hash of what an output depends on; empty if its code cannot be found.
 
     Args:
-        module: whose code writes it.
+        modules: whose code writes it.
         details: texts that it depends on.
         sweeps: the cells that it reads, sweep by sweep.
         shown: those of them whose timelines it reads.
         results: their records.
     """
     try:
-        code = hash_of(sources_of({module}))
+        sources = sources_of(modules)
     except UserError:
         return ""
+    if not sources.keys() >= {*modules}:
+        return ""
+    code = hash_of(sources)
     libraries = {**versions(), **{name: version(name) for name in DRAWING}}
     digest = hashlib.sha256(json.dumps([code, libraries, *details], sort_keys=True).encode())
     for cells in sweeps:

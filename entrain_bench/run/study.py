@@ -64,7 +64,7 @@ class Output:
         timelines: the cells whose timelines it reads, in groups: of each group the first cell that has one.
         files: of its files the others, by their paths; an output without any file is always written.
         reads: further sweeps, of which it reads configurations alone.
-        module: whose code writes it; that of ``write`` if empty.
+        module: whose code writes it, besides that of ``write``; where it cannot be found it is always written.
         details: whatever else its files depend on.
     """
 
@@ -85,16 +85,17 @@ class Output:
         if files and inputs and stamp == Stamp.of(inputs, files, study.results.root):
             return ""
         problem = self.write(study)
-        if files and not problem:
-            write_stamp(study.results, self.name, Stamp.of(inputs, files, study.results.root))
+        if files:
+            # What is incomplete is written again next time.
+            write_stamp(study.results, self.name, Stamp.of("" if problem else inputs, files, study.results.root))
         return problem
 
     def _inputs(self, study: Study) -> str:
-        module = self.module or getattr(self.write, "func", self.write).__module__
+        modules = {getattr(self.write, "func", self.write).__module__, *filter(None, [self.module])}
         details = [self.name, study.composer.version, study.config_dir or "", *self.details]
         sweeps = (study.cells(*sweep) for sweep in (*self.sweeps, *self.reads))
         shown = (cell for group in self.timelines(study) for cell in group)
-        return hash_of_inputs(module, details, sweeps, shown, study.results)
+        return hash_of_inputs(modules, details, sweeps, shown, study.results)
 
 
 def by_strategy(cells: Iterable[Cell]) -> list[list[Cell]]:

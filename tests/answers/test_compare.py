@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.compare import drifts, read_text
+from entrain_bench.answers.compare import drifts, read_file, read_text
 from entrain_bench.base.errors import UserError
 from entrain_bench.records.records import Record, sorted_records, table_csv
 
@@ -72,8 +72,7 @@ def test_a_metric_that_a_run_is_older_than_has_not_moved() -> None:
 
 @pytest.mark.wide
 def test_the_reference_is_in_the_order_and_form_that_tables_are_written_in() -> None:
-    text = (Path(__file__).parents[2] / "results" / "reference" / "table.csv").read_text()
-    read = read_text(text)
+    read = read_file((Path(__file__).parents[2] / "results" / "reference" / "table.parquet").read_bytes())
     assert not drifts(read, read)
     # A program that does not fit memory is a result, too, and that parts do not go together.
     assert set(read["status"]) == {"ok", "failed", "skipped"}

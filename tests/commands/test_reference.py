@@ -11,6 +11,7 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.cli import run_command
 from entrain_bench.commands import reference, verify
+from entrain_bench.records.parquet import parquet_of
 from entrain_bench.run.study import Output, Study
 
 # Iterations of a second, which no assignment outlasts.
@@ -70,7 +71,7 @@ def test_what_was_just_made_has_no_drift(checkout: Checkout, capsys: pytest.Capt
     assert not (checkout.root / "docs" / "shown.md").exists()
     assert (checkout.root / "reference" / "figures" / "some.pdf").exists()
     iterations = pd.read_parquet(checkout.root / "reference" / "iterations.parquet")
-    assert iterations["key"].tolist() == pd.read_csv(checkout.root / "reference" / "table.csv")["key"].tolist()
+    assert iterations["key"].tolist() == pd.read_parquet(checkout.root / "reference" / "table.parquet")["key"].tolist()
     assert checkout.command("verify") == 0
     assert capsys.readouterr().out.startswith("0 drifts from")
     before = {
@@ -85,12 +86,12 @@ def test_what_was_just_made_has_no_drift(checkout: Checkout, capsys: pytest.Capt
 
 @pytest.mark.wide
 def test_every_drift_is_named(checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
-    table = checkout.root / "reference" / "table.csv"
-    old = table.read_text()
-    (row,) = (line for line in old.splitlines() if line.startswith("megatron"))
-    columns = old.splitlines()[0].split(",")
-    value = row.split(",")[columns.index("iteration_time_s")]
-    table.write_text(old.replace(value, "9.5"))
+    table = checkout.root / "reference" / "table.parquet"
+    old, runs = table.read_bytes(), pd.read_parquet(table)
+    megatron = runs["strategy"] == "megatron"
+    (value,) = runs[megatron]["iteration_time_s"]
+    runs.loc[megatron, "iteration_time_s"] = 9.5
+    table.write_bytes(parquet_of(runs))
     (checkout.root / "docs" / "some.md").write_text("by hand")
     (checkout.root / "reference" / "figures" / "some.csv").write_text("by hand")
     page = checkout.root / "docs" / "strategies" / "page.md"
@@ -108,7 +109,7 @@ def test_every_drift_is_named(checkout: Checkout, capsys: pytest.CaptureFixture[
     assert (checkout.root / "docs" / "some.md").read_text() == "by hand"
     assert checkout.command("reference") == 0
     assert "4 changes" in capsys.readouterr().out
-    assert table.read_text() == old
+    assert table.read_bytes() == old
     assert page.read_text() == text
 
 
@@ -120,12 +121,12 @@ def test_a_failure_leaves_the_reference_as_it_was(
         raise UserError("told so")
 
     monkeypatch.setattr("entrain_bench.run.cells.run_experiment", fail)
-    before = (checkout.root / "reference" / "table.csv").read_text()
+    before = (checkout.root / "reference" / "table.parquet").read_bytes()
     for path in (checkout.root / "results" / "runs").rglob("*.json"):
         path.unlink()
     assert checkout.command("reference") == 1
     assert "left as they were" in capsys.readouterr().err
-    assert (checkout.root / "reference" / "table.csv").read_text() == before
+    assert (checkout.root / "reference" / "table.parquet").read_bytes() == before
     assert checkout.command("verify") == 1
     assert "some cells have no result" in capsys.readouterr().out
 

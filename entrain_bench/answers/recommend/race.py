@@ -6,7 +6,7 @@ fastest drop out. In later rounds strategies drop out that are significantly slo
 test, each at half of ``LEVEL``. In simulated races of 2, 5, 12 and 22 equal strategies at least one drops out in 2% to
 5% of races, with seeds that deviate by 2% or 10% (standard deviation; ``tests/answers/test_error_rates.py``).
 
-In the reference's ten cases of the default job (``results/reference/table.csv``: five traces, two LLMs, 19
+In the reference's ten cases of the default job (``results/reference/table.parquet``: five traces, two LLMs, 19
 strategies), started at each of eight seeds, this race finds the strategy with the least mean over all eight seeds in
 80 of 80 (2026-11-23).
 """

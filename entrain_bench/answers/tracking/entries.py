@@ -19,7 +19,8 @@ from entrain_bench.answers.notices import run_notices, sample_notices
 from entrain_bench.answers.sentences import sentences
 from entrain_bench.answers.tracking.sweep import describe_sweep, shortened
 from entrain_bench.answers.tracking.words import summary_markdown
-from entrain_bench.records.records import LABELS, METRICS, Record, Results, parameters_text, table_csv
+from entrain_bench.records.leaves import parameters_text
+from entrain_bench.records.records import LABELS, METRICS, Record, Results, table_csv
 from entrain_bench.specs.framework import Framework
 
 KEY_TAG, DIGEST_TAG, CONFIGURATION_TAG = (f"entrain_bench.{name}" for name in ("key", "digest", "configuration"))

@@ -1,4 +1,4 @@
-"""What is said to the SQLite file of an MLflow store: the five tables of a run, and how they are read."""
+"""What is said to the SQLite file of an MLflow store: the tables of runs and experiments, and how they are read."""
 
 # Rows of a run, its own before those that refer to it. MLflow keeps every number twice: all, and the last of each name.
 INSERT = {
@@ -23,7 +23,12 @@ DELETE = (
 )
 SET_TAG = "INSERT OR REPLACE INTO tags (run_uuid, key, value) VALUES (?, ?, ?)"
 SET_EXPERIMENT_TAG = "INSERT OR REPLACE INTO experiment_tags (experiment_id, key, value) VALUES (?, ?, ?)"
-EXPERIMENT = "SELECT experiment_id FROM experiments WHERE name = ? AND lifecycle_stage = 'active'"
+EXPERIMENT = "SELECT experiment_id FROM experiments WHERE name = ?"
+RESTORE_EXPERIMENT = "UPDATE experiments SET lifecycle_stage = 'active' WHERE name = ? AND lifecycle_stage = 'deleted'"
+INSERT_EXPERIMENT = (
+    "INSERT INTO experiments (name, artifact_location, lifecycle_stage, creation_time, last_update_time)"
+    " VALUES (?, ?, 'active', ?, ?)"
+)
 # Experiments with runs, the last logged first, each with the run whose tag has a value.
 EXPERIMENTS = """
     SELECT e.experiment_id, e.name, MAX(CASE WHEN t.value = ? THEN r.run_uuid ELSE '' END)
