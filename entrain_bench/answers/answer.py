@@ -24,7 +24,7 @@ class Point:
     Attributes:
         record: the run.
         name: what tells it from the others.
-        gain: its speed-up over the baseline's run of the same job and seed; None without such a run.
+        gain: its speedup over the baseline's run of the same job and seed; None without such a run.
     """
 
     record: Record
@@ -42,6 +42,7 @@ class Answer:
         known: strategies that could have run, by name.
         lost: planned runs without a record, by their overrides.
         num_planned: runs that were to leave a record, of a sweep; 0 where that is not known.
+        headings: of the labels that cases and groups are named by; empty for those that they do not have in common.
     """
 
     records: Sequence[Record]
@@ -49,19 +50,21 @@ class Answer:
     known: frozenset[str] = frozenset()
     lost: Sequence[str] = ()
     num_planned: int = 0
+    headings: Sequence[str] = ()
 
     @classmethod
     def of(cls, records: Sequence[Record], lost: Sequence[str] = ()) -> Answer:
         """The answer of some records; ``lost`` are planned runs without one."""
         return cls(records, cases_of(records), known_strategies(records), lost, len(records) + len(lost))
 
-    def about(self, cases: Sequence[Case]) -> Answer:
+    def about(self, cases: Sequence[Case], headings: Sequence[str] = ()) -> Answer:
         """The answer of some of the cases."""
-        return replace(self, records=[record for case in cases for record in case.records], cases=cases)
+        records = [record for case in cases for record in case.records]
+        return replace(self, records=records, cases=cases, headings=headings)
 
     @property
     def baseline(self) -> str:
-        """The strategy that speed-ups are over; empty if there is one only."""
+        """The strategy that speedups are over; empty if there is one only."""
         return self.cases[0].baseline if self.cases else ""
 
     @cached_property
@@ -71,8 +74,8 @@ class Answer:
 
     @cached_property
     def varying(self) -> list[str]:
-        """Headings of the labels that not all groups have in common."""
-        return _varying([result.group for result in self.results])
+        """Headings of the labels that not all groups have in common, or those that are given."""
+        return [*self.headings] or _varying([result.group for result in self.results])
 
     @cached_property
     def _own(self) -> dict[str, list[str]]:
@@ -137,7 +140,7 @@ class Answer:
 
     @cached_property
     def overall(self) -> Mapping[str, Overall]:
-        """Speed-ups over the cases in which the baseline has all results, by variant, the fastest first."""
+        """Speedups over the cases in which the baseline has all results, by variant, the fastest first."""
         comparisons = [case.comparison for case in self.cases if case.comparison.comparable]
         variants = {own: self.variant(found) for case in self.cases for own, found in case.groups.items()}
         return {variants[own]: found for own, found in overall(comparisons).items()} if comparisons else {}

@@ -101,7 +101,7 @@ class Case:
         job: labels of what is to be done, by heading.
         groups: the fastest first; those without a result come last.
         comparison: how they do, by the same names.
-        baseline: the strategy that speed-ups are over, of all cases of the same records; empty where there is one only.
+        baseline: the strategy that speedups are over, of all cases of the same records; empty where there is one only.
     """
 
     job: Mapping[str, str]
@@ -134,7 +134,7 @@ class Case:
 def cases_of(records: Sequence[Record]) -> list[Case]:
     """The cases of some records, by workload and model, then in order of appearance.
 
-    The baseline is the first strategy of all records (``baseline_of``). Speed-ups are over its group with the same
+    The baseline is the first strategy of all records (``baseline_of``). Speedups are over its group with the same
     parameters, or else over its plainest one.
     """
     groups = groups_of(records) if records else []
@@ -156,7 +156,7 @@ def _case(groups: Sequence[SeedGroup], baseline: str) -> Case:
 
 
 def _references(named: Mapping[Own, SeedGroup], baseline: str) -> dict[Own, Own]:
-    """The group of the baseline that each speed-up is over."""
+    """The group of the baseline that each speedup is over."""
     bases = sorted(
         (own for own, group in named.items() if group.strategy == baseline), key=lambda own: named[own].plainness
     )

@@ -32,7 +32,7 @@ class Standing:
 
     Attributes:
         times: seconds an iteration by seed; None for a run that failed or was skipped.
-        gains: speed-ups over its reference, by every seed at which both have a result.
+        gains: speedups over its reference, by every seed at which both have a result.
         time: mean seconds an iteration over the seeds with a result; None without any.
         speedup: geometric mean of the gains; None without any.
         behind: its times over the fastest's, at the seeds that both have; None for the fastest and without such seeds.
@@ -92,13 +92,13 @@ class Comparison[Name: Hashable]:
         return standing is not None and standing.num_ok == len(self.seeds)
 
     def gains_everywhere(self, name: Name) -> bool:
-        """Whether a group has a speed-up at all seeds of the case."""
+        """Whether a group has a speedup at all seeds of the case."""
         standing = self.standings.get(name)
         return standing is not None and len(standing.gains) == len(self.seeds)
 
     @property
     def comparable(self) -> bool:
-        """Whether anybody has a speed-up at all seeds, as the baseline itself has where it lacks no result."""
+        """Whether anybody has a speedup at all seeds, as the baseline itself has where it lacks no result."""
         return any(map(self.gains_everywhere, self.standings))
 
 
@@ -108,7 +108,7 @@ class Overall:
 
     Attributes:
         speedup: over its references, geometric mean over cases at every seed, then over seeds.
-        least, greatest: speed-ups of single cases.
+        least, greatest: speedups of single cases.
         num_best: cases in which it is the fastest or as good.
     """
 
@@ -139,7 +139,7 @@ def compare[Name: Hashable](
 
     Args:
         times: seconds an iteration by group and seed; None for a run that failed or was skipped.
-        references: the group that another's speed-up is over; who is left out has none.
+        references: the group that another's speedup is over; who is left out has none.
         level: how often a group as good as the fastest may be called slower, in any of the comparisons.
         num_batches: batches that a run's time is the mean of.
     """
@@ -162,7 +162,7 @@ def compare[Name: Hashable](
     def place(name: Name) -> tuple[bool, bool, float, float, str]:
         failed, time = standings[name].verdict == FAILED, standings[name].time
         ratio = _mean_ratio(done[name], done[best]) if best is not None and time else math.inf
-        return failed, name != best, ratio, decisive(time.mean) if time else 0.0, str(name)
+        return failed, name != best, ratio, decisive(time.mean) if time else math.inf, str(name)
 
     return Comparison(standings, sorted(standings, key=place), num_batches)
 
@@ -173,7 +173,7 @@ def with_result(times: Times) -> dict[int, float]:
 
 
 def overall[Name: Hashable](comparisons: Sequence[Comparison[Name]]) -> dict[Name, Overall]:
-    """Those that have a speed-up at all seeds of all cases, the fastest first; at the seeds that the cases share.
+    """Those that have a speedup at all seeds of all cases, the fastest first; at the seeds that the cases share.
 
     Args:
         comparisons: at least one, each with the same names for the same groups.
@@ -237,7 +237,7 @@ def _ratio(one: Mapping[int, float], other: Mapping[int, float], num_batches: in
 
 
 def _overall(logs: Sequence[Sequence[float]], num_best: int, num_batches: int) -> Overall:
-    """From logarithms of speed-ups by case and seed."""
+    """From logarithms of speedups by case and seed."""
     means = [exp(math.fsum(each) / len(each)) for each in logs]
     over_seeds = mean_interval([math.fsum(each) / len(each) for each in zip(*logs, strict=True)], num_batches)
     speedup = replace(over_seeds, mean=exp(over_seeds.mean), low=exp(over_seeds.low), high=exp(over_seeds.high))

@@ -34,7 +34,7 @@ METRICS = {
 }
 # Columns that are never left out, and the one that goes before others that stand before it.
 ALWAYS = ("s/iter", "runs")
-SPEEDUP = "speed-up"
+SPEEDUP = "speedup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ def _status(row: StrategyResult) -> str:
 
 
 def _range(row: StrategyResult, baseline: str) -> str:
-    """The speed-up's interval; that of the baseline over itself says nothing."""
+    """The speedup's interval; that of the baseline over itself says nothing."""
     alone = row.group.strategy == baseline
     return NOTHING if alone else ends(row.standing.speedup, "{:.2f}".format)
 

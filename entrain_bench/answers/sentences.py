@@ -39,7 +39,7 @@ def outcome_of(answer: Answer, case: Case) -> Outcome:
 
 
 def over_baseline(case: Case, group: SeedGroup) -> str:
-    """A group's speed-up over the baseline; empty without one, and for the baseline itself."""
+    """A group's speedup over the baseline; empty without one, and for the baseline itself."""
     gain = case.comparison.standings[tuple(group.own.values())].speedup
     if gain is None or not case.baseline or group.strategy == case.baseline:
         return ""
@@ -115,7 +115,7 @@ def _places(answer: Answer, cases: Sequence[Case], num_cases: int) -> str:
 
 
 def _gain(cases: Sequence[Case]) -> str:
-    """The speed-up of the fastest over the baseline, from the least to the greatest of several cases."""
+    """The speedup of the fastest over the baseline, from the least to the greatest of several cases."""
     firsts = [(case, case.groups[case.best[0]]) for case in cases]
     texts = [text for case, group in firsts if (text := over_baseline(case, group))]
     if len(texts) < 2:
@@ -126,12 +126,12 @@ def _gain(cases: Sequence[Case]) -> str:
 
 
 def _over_cases(answer: Answer) -> Iterator[str]:
-    """Speed-ups over all cases, and who has none there."""
+    """Speedups over all cases, and who has none there."""
     if len(answer.cases) < 2 or not answer.baseline:
         return
     found = answer.overall
     if listed := [f"{name} {speedup(each.speedup)}" for name, each in found.items() if name != answer.baseline]:
-        yield f"Speed-up over {answer.baseline}, geometric mean over cases and seeds: {', '.join(listed)}."
+        yield f"Speedup over {answer.baseline}, geometric mean over cases and seeds: {', '.join(listed)}."
     if without := [name for name in answer.variants if name not in found]:
         yield f"Without a mean, for lack of results: {listing(without)}."
 
@@ -184,7 +184,7 @@ def _failed(answer: Answer, cases: Sequence[Case]) -> Iterator[str]:
                 where = f" on {answer.case_name(case)}" if len(answer.cases) > 1 else ""
                 yield (
                     f"{answer.variant(group)} cannot win{where}, for it has no result at {spell_seeds(without)}; its "
-                    f"speed-up over the fastest is {times(1 / standing.behind.mean)} at "
+                    f"speedup over the fastest is {times(1 / standing.behind.mean)} at "
                     f"{count(standing.behind.num_values, 'other seed')}."
                 )
 

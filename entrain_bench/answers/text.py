@@ -1,4 +1,4 @@
-"""How numbers and names are written, wherever they are: intervals, seconds, speed-ups, percents, lists, seeds."""
+"""How numbers and names are written, wherever they are: intervals, seconds, speedups, percents, lists, seeds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TIME_WORDS = dict(
 
 
 def times(ratio: float) -> str:
-    """A speed-up: ``1.52x``."""
+    """A speedup: ``1.52x``."""
     return f"{ratio:.2f}x"
 
 
@@ -51,7 +51,7 @@ def ends(interval: Interval | None, spell: Callable[[float], str]) -> str:
 
 
 def speedup(interval: Interval | None) -> str:
-    """A speed-up and, of several seeds, its interval: ``1.52x (1.48 to 1.56)``."""
+    """A speedup and, of several seeds, its interval: ``1.52x (1.48 to 1.56)``."""
     if interval is None:
         return NOTHING
     text = ends(interval, "{:.2f}".format)

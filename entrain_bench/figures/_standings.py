@@ -1,4 +1,4 @@
-"""A sweep at a glance: iteration times of every strategy in every case, and the speed-ups of the fastest."""
+"""A sweep at a glance: iteration times of every strategy in every case, and the speedups of the fastest."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def standings_png(answer: Answer) -> bytes:
 
 
 def draw(answer: Answer) -> Figure:
-    """Bars are means over seeds with 95 % intervals; above the best stands the speed-up over the baseline.
+    """Bars are means over seeds with 95 % intervals; above the best stands the speedup over the baseline.
 
     The panel has the same height whatever stands around it.
     """

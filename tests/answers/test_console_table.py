@@ -142,7 +142,7 @@ def test_without_megatron_the_first_in_figures_is_the_baseline() -> None:
         made(name, time=1.0 + place, config={"strategy": {"display_order": place}})
         for place, name in enumerate(("dip", "dflop"))
     ]
-    assert "speed-up: over dip, seed by seed" in lines(ordered)[1]
+    assert "speedup: over dip, seed by seed" in lines(ordered)[1]
     assert lines(ordered[:1])[1].split()[0] == "strategy", "a single strategy has nothing to be compared with"
 
 
@@ -150,8 +150,8 @@ def test_what_all_have_in_common_stands_above_the_table() -> None:
     records = [*seeds("megatron", [2.0, 2.2]), *seeds("entrain", [1.0, 1.1])]
     first, legend, heading, *_ = lines(records)
     assert first == "workload coco, model qwen25vl_llama3_1b, cluster a40x64, harness simulate, seeds 0, 1"
-    assert "speed-up: over megatron, seed by seed" in legend
-    assert heading.split() == ["strategy", "s/iter", "±", "speed-up", "95%", "MFU", "%", "peak", "GiB"]
+    assert "speedup: over megatron, seed by seed" in legend
+    assert heading.split() == ["strategy", "s/iter", "±", "speedup", "95%", "MFU", "%", "peak", "GiB"]
 
 
 def test_speedups_are_over_the_baseline_of_the_same_job_at_the_same_seeds() -> None:
@@ -203,8 +203,8 @@ def test_metrics_come_by_priority_as_the_width_allows() -> None:
         shown[width] = re.split(r"  +", heading)
         assert max(len(row) for row in rows) <= width
     assert shown[60] == ["strategy", "workload", "model", "s/iter"]
-    assert shown[70] == [*shown[60], "speed-up"]
-    assert shown[80] == [*shown[60], "±", "speed-up"]
+    assert shown[70] == [*shown[60], "speedup"]
+    assert shown[80] == [*shown[60], "±", "speedup"]
     assert shown[200] == [*shown[80], "95%", "MFU %", "peak GiB"]
     assert {*shown[80]} < {*shown[100]} < {*shown[200]} == {*shown[140]}
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from entrain_bench.answers.comparison import FAILED, FASTEST, Comparison, Standing, with_result
+from entrain_bench.answers.comparison import FAILED, FASTEST, Comparison, Standing
 from entrain_bench.answers.recommend.evidence import ASSUMPTIONS, Firm, firm, mean_of, spent_s
 from entrain_bench.answers.recommend.race import standings
 from entrain_bench.answers.recommend.strategy_race import Raced, StrategyRace, StrategyVariant
-from entrain_bench.answers.statistics import Interval, ratio_interval
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.layout_json import layout_to_json
@@ -33,8 +32,7 @@ class Recommendation:
         raced: the race.
         comparison: of all, at the seeds that each ran.
         reasons: why strategies have no result, by name; of those that have none under any overrides.
-        baseline: the strategy that the speed-up is over; empty if it has no result, or is the fastest.
-        speedup: of the fastest over it, seed by seed.
+        baseline: the strategy that the speedup is over; empty if it is the fastest.
         layout: the fastest's at the first seed.
         num_replicas: of the LLM in it.
         num_alike: seeds of the fastest at which it plans the same layout.
@@ -45,7 +43,8 @@ class Recommendation:
         spent: where time goes (``spent_s``), for the fastest and its rivals at the seeds that they share.
         firm: what changed assumptions do, at ``changed_seeds``.
         changed_seeds: the first ones of the race.
-        records: of the fastest and its rivals, by name.
+        spent_seeds: those that the fastest and its rivals share.
+        records: of the fastest, by seed.
     """
 
     variant: StrategyVariant
@@ -55,7 +54,6 @@ class Recommendation:
     comparison: Comparison[str]
     reasons: Mapping[str, str]
     baseline: str
-    speedup: Interval | None
     layout: Layout
     num_replicas: int
     num_alike: int
@@ -67,7 +65,8 @@ class Recommendation:
     spent: Mapping[str, Mapping[str, float]]
     firm: Sequence[Firm]
     changed_seeds: Sequence[int]
-    records: Mapping[str, Sequence[Record]]
+    spent_seeds: Sequence[int]
+    records: Sequence[Record]
 
     @property
     def best(self) -> str:
@@ -93,11 +92,13 @@ def answer_of(
     Args:
         runner: that of the race.
         raced: what it found.
-        baseline: what the speed-up is over.
+        baseline: what the speedup is over.
         refusals: why results of strategies are not taken, by name.
         given: keys of the user's overrides; assumptions about these stay as they are.
     """
-    comparison = standings(raced.times)
+    anyone, times = next(iter(raced.times.items()))
+    iterations = runner.config(anyone, min(times)).iterations
+    comparison = standings(raced.times, baseline, iterations)
     if not comparison.with_verdict(FASTEST):
         return None
     (best,) = comparison.with_verdict(FASTEST)
@@ -120,8 +121,7 @@ def answer_of(
         raced=raced,
         comparison=comparison,
         reasons={name: refusals.get(name, reason) for name, reason in reasons.items() if name not in variants},
-        baseline=baseline if speedup_over(raced, best, baseline) else "",
-        speedup=speedup_over(raced, best, baseline),
+        baseline="" if best == baseline else baseline,
         layout=layouts[0],
         num_replicas=layouts[0].modules[job.model.llm_index].dp,
         num_alike=sum(layout_to_json(layout) == layout_to_json(layouts[0]) for layout in layouts),
@@ -133,7 +133,8 @@ def answer_of(
         spent={name: spent_s(runner.records([name], shared)) for name in (best, *rivals)},
         firm=firmness(runner, raced, [best, *rivals], given),
         changed_seeds=seeds[:NUM_CHANGED],
-        records={name: runner.records([name], shared) for name in (best, *rivals)},
+        spent_seeds=shared,
+        records=own,
     )
 
 
@@ -144,15 +145,6 @@ def firmness(runner: StrategyRace, raced: Raced, names: Sequence[str], given: Co
     changes = {label: change for label, change in ASSUMPTIONS.items() if change.partition("=")[0] not in given}
     runner.fetch((name, seed, (change,)) for seed in seeds for change in changes.values() for name in names)
     return [firm(label, names[0], usual, runner.times(names, seeds, [change])) for label, change in changes.items()]
-
-
-def speedup_over(raced: Raced, best: str, baseline: str) -> Interval | None:
-    """The fastest's speed-up over the baseline at the seeds that both have a result at; None for itself, or without."""
-    one, other = with_result(raced.times[best]), with_result(raced.times.get(baseline, {}))
-    shared = [seed for seed in one if seed in other]
-    if best == baseline or not shared or len(shared) < len(raced.times[baseline]):
-        return None
-    return ratio_interval([other[seed] for seed in shared], [one[seed] for seed in shared])
 
 
 def reason_of(runner: StrategyRace, raced: Raced, name: str) -> str:

@@ -55,11 +55,11 @@ def answer_lines(answer: Recommendation, width: int, results_dir: str) -> Iterat
         yield from _wrapped(f"No result: {name}: {reason}", width, hang=INDENT)
     yield ""
     yield "Command"
-    yield from (INDENT + line for line in commands_of(answer.records[answer.best], results_dir))
+    yield from (INDENT + line for line in commands_of(answer.records, results_dir))
     yield ""
     yield from _section("Layout", _layout(answer), width)
     yield from _section("Memory", [_memory(answer)], width)
-    seeds = spell_seeds([int(record.labels["seed"]) for record in answer.records[answer.best]])
+    seeds = spell_seeds(answer.spent_seeds)
     yield from _wrapped(f"Where the time goes, seconds of an iteration (a GPU's average, {seeds})", width)
     yield from (INDENT + line for line in spent_lines(answer.spent, width - len(INDENT)))
     yield from _hung(loss_words(answer.spent), width)
@@ -86,8 +86,9 @@ def no_result_lines(reasons: Mapping[str, str]) -> Iterator[str]:
 
 
 def headline(answer: Recommendation) -> str:
-    """What to run, how long it takes, its speed-up, and who else is as good."""
-    over = f", {speedup(answer.speedup)} over {answer.baseline}" if answer.baseline and answer.speedup else ""
+    """What to run, how long it takes, its speedup, and who else is as good."""
+    gain = answer.standing.speedup
+    over = f", {speedup(gain)} over {answer.baseline}" if answer.baseline and gain else ""
     run = " ".join(answer.variant.overrides)
     return f"Run {run}: {_seconds(answer.standing.time)} an iteration{over}. {_as_good(answer.comparison)}"
 
@@ -155,10 +156,12 @@ def so_far(found: Mapping[str, Times]) -> str:
 
 def _seeds_word(answer: Recommendation) -> str:
     ended = " Ended early by seconds=: more seeds may decide more." if answer.raced.out_of_time else ""
+    gain = answer.standing.speedup
+    doubt = f" {gain.doubt}." if answer.baseline and gain and gain.doubt else ""
     return (
         "Behind: geometric mean of the times over the fastest's, seed by seed, with its 95% confidence interval. As "
         f"good: not significantly slower, and at most {100 * (MARGIN - 1):.0f}%. A strategy that is significantly "
-        f"slower after a round, or far behind at the first seed, runs at no further seeds.{ended}"
+        f"slower after a round, or far behind at the first seed, runs at no further seeds.{ended}{doubt}"
     )
 
 
@@ -191,7 +194,7 @@ def _room(answer: Recommendation) -> str:
     assert time
     digits = decimals([answer.bound_s])
     return (
-        f"No layout and no order on this cluster is below {seconds(answer.bound_s, digits)} s: a speed-up of at "
+        f"No layout and no order on this cluster is below {seconds(answer.bound_s, digits)} s: a speedup of at "
         f"most {times(time.mean / answer.bound_s)}. Under this layout the bound is "
         f"{seconds(answer.layout_bound_s, digits)} s ({times(time.mean / answer.layout_bound_s)})."
     )

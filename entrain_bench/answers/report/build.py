@@ -22,12 +22,12 @@ from entrain_bench.answers.text import NOTHING, consecutive, count, seconds, spe
 
 TITLE = "Which balancing strategy to use"
 SURE = (
-    "A speed-up is the baseline's time over the strategy's, seed by seed; in brackets stands the 95% confidence "
+    "A speedup is the baseline's time over the strategy's, seed by seed; in brackets stands the 95% confidence "
     "interval over seeds. As good are strategies that are not significantly slower than the fastest, and at most 5% "
     "slower. A strategy that failed at any seed cannot win."
 )
 HOW = (
-    "Speed-up over {base}: geometric mean over models and workloads at every seed, then over seeds with its 95% "
+    "Speedup over {base}: geometric mean over models and workloads at every seed, then over seeds with its 95% "
     "confidence interval. Strategies that lack a result have no mean, and cases in which {base} lacks one are left out."
 )
 PARTS = (
@@ -61,7 +61,7 @@ def page_of(material: Material, pictures: Pictures | None = None) -> Page:
         return places[id(case)]
 
     sections = [
-        _answer(main, anchor, pictures),
+        _answer(main, material.notes, anchor, pictures),
         _ranking(main),
         _time_spent(main, anchor),
         firmness(main, others, anchor),
@@ -88,13 +88,13 @@ def report_json(material: Material) -> str:
     return json.dumps(found, indent=1) + "\n"
 
 
-def _answer(main: Answer, anchor: Anchor, pictures: Pictures | None) -> Section:
+def _answer(main: Answer, notes: Sequence[str], anchor: Anchor, pictures: Pictures | None) -> Section:
     """The cases of the main setting."""
     seeds = sorted({seed for case in main.cases for seed in case.comparison.seeds})
     setting = ", ".join(f"{heading} {text}" for heading, text in setting_of(main.cases[0]).items())
     shared = " ".join(shared_overrides(main.records, [*main.cases[0].job, "strategy", "seed"]))
     blocks: list[Block] = [
-        Bullets([(Text(sentence),) for sentence in sentences(main)]),
+        Bullets([(Text(sentence),) for sentence in [*sentences(main), *notes]]),
         _table(main, anchor, ["workload", "model"]),
         plain(f"Setting: {setting}; {f'{shared}; ' if shared else ''}seeds {consecutive(seeds)}."),
         plain(SURE),
@@ -107,7 +107,7 @@ def _answer(main: Answer, anchor: Anchor, pictures: Pictures | None) -> Section:
 
 def _others(others: Answer, anchor: Anchor) -> Section | None:
     """The same for every other setting in which several strategies ran; None if there is none."""
-    answer = others.about([case for case in others.cases if case.contested])
+    answer = others.about([case for case in others.cases if case.contested], others.varying)
     if not answer.cases:
         return None
     said: list[Block] = [Bullets([(Text(sentence),) for sentence in sentences(answer)])]
@@ -118,7 +118,7 @@ def _table(answer: Answer, anchor: Anchor, naming: Sequence[str]) -> Table:
     """A row a case."""
     names = [name for name in naming if name in answer.cases[0].job]
     return Table(
-        [*names, "use", "speed-up", "as good", "why", "without result", "seeds", "runs"],
+        [*names, "use", "speedup", "as good", "why", "without result", "seeds", "runs"],
         [
             row(
                 *(case.job[name] for name in names),
@@ -134,7 +134,7 @@ def _table(answer: Answer, anchor: Anchor, naming: Sequence[str]) -> Table:
 
 
 def _verdict(answer: Answer, case: Case) -> Iterator[str | Text]:
-    """What to use, its speed-up, what is as good, and why."""
+    """What to use, its speedup, what is as good, and why."""
     outcome, first, good = outcome_of(answer, case)
     words = {NOBODY: "none", NOT_DECIDED: f"not decided: {' or '.join(first)}"}
     yield Text(words.get(outcome) or first[0], strong=True)
@@ -179,7 +179,7 @@ def _ranking(main: Answer) -> Section | None:
         )
         for name, each in found.items()
     ]
-    heading = ["strategy", "speed-up", "least to greatest", "fastest or as good"]
+    heading = ["strategy", "speedup", "least to greatest", "fastest or as good"]
     return Section(
         "ranking", "Ranking over workloads", [Table(heading, rows, heading[1:]), plain(HOW.format(base=main.baseline))]
     )

@@ -64,7 +64,7 @@ def fidelity_section(rows: pd.DataFrame) -> Section:
         "predicted by",
         "programs",
         "iteration error",
-        "speed-up error",
+        "speedup error",
         "memory error",
         "orders missed",
         "rank correlation",
@@ -91,7 +91,6 @@ def environment(material: Material) -> Section:
         f"code versions (one for every set of parts): {_values(records, lambda record: record.code_version)}.",
         f"Libraries: {_values(records, _versions)}.",
         *(f"Samples, {line}." for line in notices(records)),
-        *material.notes,
     ]
     return Section("environment", "Environment", [Bullets([(Text(item),) for item in items])])
 

@@ -64,7 +64,8 @@ class Material:
     def others(self) -> Answer:
         """The answer in all other settings."""
         main = {id(case) for case in self.main.cases}
-        return self.answer.about([case for case in self.answer.cases if id(case) not in main])
+        others = [case for case in self.answer.cases if id(case) not in main]
+        return self.answer.about(others, self.answer.varying)
 
 
 def setting_of(case: Case) -> Mapping[str, str]:

@@ -220,7 +220,7 @@ def _parent(
 
 
 def speedup_name(baseline: str) -> str:
-    """The metric that holds the speed-up over a strategy."""
+    """The metric that holds the speedup over a strategy."""
     return clean(f"{ANSWER}/speedup_over_{baseline}")
 
 

@@ -46,11 +46,11 @@ def test_the_answer_names_the_winner_its_gain_and_who_is_as_good() -> None:
     page = worded(runs({"base": SLOW, "best": FAST, "near": NEAR, "poor": [3.0, 3.1, 3.2]}))
     (row,) = cells(section(page, "answer"))
     assert (row["use"], row["as good"], row["without result"]) == ("best", "near", "none")
-    assert re.fullmatch(r"2\.03x \(\d\.\d\d to \d\.\d\d\) over base", row["speed-up"])
+    assert re.fullmatch(r"2\.03x \(\d\.\d\d to \d\.\d\d\) over base", row["speedup"])
     # A quarter of 2.1 s and of 1.033 s, and the rest.
     assert row["why"] == "idle 0.525 to 0.258 s, busy 1.575 to 0.775 s"
     for text in (html(page), markdown(page)):
-        assert f"best is the fastest of 4 of 24 strategies ({row['speed-up']}). As good: near." in text
+        assert f"best is the fastest of 4 of 24 strategies ({row['speedup']}). As good: near." in text
         assert text.index("Which balancing strategy") < text.index("Where the time goes") < text.index("Environment")
 
 
@@ -71,15 +71,15 @@ def test_seeds_that_few_strategies_have_are_compared_and_named() -> None:
 def test_without_the_baselines_results_nothing_is_made_up() -> None:
     page = worded(runs({"base": [None, None], "other": [1.0, 1.1]}))
     (row,) = cells(section(page, "answer"))
-    assert (row["use"], row["speed-up"], row["why"]) == ("other", "-", "-")
+    assert (row["use"], row["speedup"], row["why"]) == ("other", "-", "-")
 
 
 def test_one_seed_has_no_interval_and_one_strategy_nothing_to_compare_with() -> None:
     page = worded(runs({"base": [2.0], "best": [1.0]}))
-    assert cells(section(page, "answer"))[0]["speed-up"] == "2.00x over base"
+    assert cells(section(page, "answer"))[0]["speedup"] == "2.00x over base"
     assert "With one seed, chance is not ruled out." in markdown(page)
     alone = worded(runs({"base": SLOW}))
-    assert cells(section(alone, "answer"))[0]["speed-up"] == "nothing to compare with"
+    assert cells(section(alone, "answer"))[0]["speedup"] == "nothing to compare with"
 
 
 def test_strategies_are_ranked_over_workloads_by_the_geometric_mean() -> None:
@@ -88,7 +88,7 @@ def test_strategies_are_ranked_over_workloads_by_the_geometric_mean() -> None:
     page = worded([*first, *second])
     best, base = cells(section(page, "ranking"))
     # The geometric mean of 2 and 8, the same at both seeds.
-    assert best["speed-up"] == "4.00x (4.00 to 4.00)"
+    assert best["speedup"] == "4.00x (4.00 to 4.00)"
     assert best["least to greatest"] == "2.00x to 8.00x"
     assert (best["strategy"], best["fastest or as good"], base["strategy"]) == ("best", "2 of 2", "base")
     assert "Without a mean, for lack of results: lacks." in markdown(page)
@@ -99,7 +99,7 @@ def test_other_settings_are_compared_apart_and_with_the_main_one() -> None:
     changed = runs({"base": FAST, "best": SLOW}, belief_error=0.5)
     page = worded([*(each for some in usual for each in some), *changed])
     (other,) = cells(section(page, "settings"))
-    assert (other["use"], other["speed-up"]) == ("base", "base itself")
+    assert (other["use"], other["speedup"]) == ("base", "base itself")
     (firm,) = cells(section(page, "robustness"))
     assert (firm["changed"], firm["held"]) == ("belief_error=0.5", "0 of 1")
     assert firm["rank correlation"] == "-1.00 (-1.00 to -1.00)"
@@ -185,7 +185,7 @@ def test_claims_and_fidelity_are_told_with_their_commands() -> None:
     assert claim["what decides"] == "the baseline is rigid; otherwise, tuned: 1.20x (not reproduced)"
     assert "as published: 1 reproduced; fair: 1 partly." in markdown(page)
     (row,) = cells(section(page, "fidelity"))
-    assert (row["programs"], row["iteration error"], row["speed-up error"]) == ("2", "5.0%", "10.0%")
+    assert (row["programs"], row["iteration error"], row["speedup error"]) == ("2", "5.0%", "10.0%")
     assert "    make fidelity\n" in markdown(page)
     assert "    entrain-bench figures claims\n" in markdown(page)
 

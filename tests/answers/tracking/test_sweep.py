@@ -101,7 +101,7 @@ def test_the_summary_answers() -> None:
     ) in text
     assert "8 runs ok" in text
     assert text.startswith("second is the fastest of 3 of 23 strategies (2.00x (2.00 to 2.00) over first).")
-    assert "third cannot win, for it has no result at seed 1; its speed-up over the fastest is 2.00x at 2 other" in text
+    assert "third cannot win, for it has no result at seed 1; its speedup over the fastest is 2.00x at 2 other" in text
     assert "| all | 4.000 | **2.000** | 1.000 (2 of 3 seeds) |" in text
     assert "- failed: third, 1 of 3 runs (seed 1): out of luck" in text
     assert "- `entrain-bench --multirun strategy=first,second,third workload=text seed=0,1,2`" in text
