@@ -84,7 +84,7 @@ def _winners(answer: Answer, cases: Sequence[Case]) -> Iterator[str]:
         if word == NOBODY:
             yield f"No strategy has all its results{where}."
         elif word == NOT_DECIDED:
-            yield f"Not decided{where}: {listing(first, 'or')}, of which not all ran at the same seeds."
+            yield f"Not decided{where}: {listing(first, 'or')}. They did not run at the same seeds."
         else:
             also = f" As good: {listing(good)}." if good else ""
             yield f"{first[0]} is the fastest{_of(answer, mine)}{where}{_gain(mine)}.{also}"
@@ -108,7 +108,7 @@ def _range(numbers: Sequence[int]) -> str:
 def _places(answer: Answer, cases: Sequence[Case], num_cases: int) -> str:
     """Where some cases are: by name, or how many of them."""
     if len(cases) == num_cases:
-        return f" in all {num_cases} cases" if num_cases > 1 else ""
+        return f" in {'both' if num_cases == 2 else f'all {num_cases}'} cases" if num_cases > 1 else ""
     if len(cases) > MAX_NAMES:
         return f" in {len(cases)} of {num_cases} cases"
     return f" on {', '.join(map(answer.case_name, cases))}"
