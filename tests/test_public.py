@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import entrain_bench
 from entrain_bench.base.errors import UserError
-from entrain_bench.commands.help import TASKS, takes, verbs
+from entrain_bench.commands.help import TASKS
 from entrain_bench.config.compose import Composer
-from entrain_bench.config.grammar import RUN, Request, read, split, verb_of
+from entrain_bench.config.grammar import RUN
 from entrain_bench.records.records import METRICS
+from support.cli import asked
 
 ROOT = Path(__file__).parents[1]
 README, PYTHON = ((ROOT / name).read_text() for name in ("README.md", "docs/python.md"))
@@ -65,12 +64,6 @@ def test_an_example_of_the_readme_runs_as_written(example: str, capsys: pytest.C
 
 def test_there_are_two_examples_of_ten_lines() -> None:
     assert [len(example.strip().splitlines()) <= 14 for example in EXAMPLES] == [True, True]
-
-
-def asked(command: str) -> tuple[str, Request[Any]]:
-    """The verb of a command and what it asks of it."""
-    name, line = verb_of(split(shlex.split(command)), verbs())
-    return name, read(line, name, takes(name))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -148,7 +148,7 @@ def bring_up_to_date(
         study.results.keep()
         missing = dict[str, Cell]()
         for cells in lacking:
-            for key, cell in cells.items():
+            for key, cell in sorted(cells.items(), key=lambda one: _job_of(one[1])):
                 missing[key] = replace(cell, timeline=cell.timeline or (key in missing and missing[key].timeline))
         tried |= {key: cell.timeline for key, cell in missing.items()}
         study.composer.save()
@@ -200,3 +200,8 @@ def _lacking(output: Output, study: Study, retry_failed: bool, tried: Mapping[st
                 asked[cell.key] = cell
             break
     return lacking | asked
+
+
+def _job_of(cell: Cell) -> tuple[str, ...]:
+    """What a cell has in common with others of its job: a worker that has run one of them knows half of the next."""
+    return tuple(sorted(text for text in cell.overrides if not text.startswith("strategy")))

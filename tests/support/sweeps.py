@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +9,16 @@ from random import Random
 
 import pandas as pd
 
-from entrain_bench.answers.commands import COMMAND, commands_of
+from entrain_bench.answers.commands import commands_of
 from entrain_bench.base.errors import UserError
-from entrain_bench.commands.help import takes, verbs
 from entrain_bench.config.compose import Composer, compose
-from entrain_bench.config.grammar import read, split, verb_of
+from entrain_bench.config.grammar import RUN
 from entrain_bench.program.plan_file import Expected, PlannedJob, TrainingPlan, plan_text
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Record, new_record
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import plan_of, prepare
+from support.cli import asked
 
 OWN = """
 defaults: [{{planner: megatron}}, {{assigner: token_budget}}, {{scheduler: megatron}}]
@@ -114,10 +113,8 @@ def records_of(sweep: DrawnSweep) -> list[Record]:
 
 def pasted(line: str) -> list[Cell]:
     """The cells of a command line, as the shell and the command take it."""
-    command, *arguments = shlex.split(line)
-    assert command == COMMAND
-    name, rest = verb_of(split(arguments), verbs())
-    request = read(rest, name, takes(name))
+    name, request = asked(line)
+    assert name == RUN
     return compose_cells(request.overrides, request.config_dir, request.multirun)
 
 

@@ -15,7 +15,7 @@ from entrain_bench.records.records import Results
 from entrain_bench.run.cells import attempt, compose_cells, run_cells
 from entrain_bench.run.experiment import run_experiment
 
-COMMAND_S = 110.0
+COMMAND_S = 280.0
 
 
 def cells(job: Sequence[str] = ("workload=chartqa",), strategies: Sequence[str] = ()) -> Iterator[Measure]:
