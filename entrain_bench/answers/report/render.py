@@ -1,4 +1,4 @@
-"""A page as HTML that needs nothing beside it, and as Markdown."""
+"""A page as self-contained HTML, and as Markdown."""
 
 from __future__ import annotations
 
