@@ -83,17 +83,21 @@ hydra:
       strategy: glob(*)
       workload: growing
 """,
-    "claim/theirs.yaml": """
-claim: Theirs is faster
-paper: "2605.27918"
-where: nowhere
-value: 1.1
-unit: x
-paper_setting: none
-measure: {metric: iteration_time_s}
-published: {setting: none, common: [workload=growing], of: [strategy=megatron_rigid], to: [strategy=theirs]}
-fair: {setting: none, common: [workload=growing], of: [strategy=megatron], to: [strategy=theirs]}
-why: because
+    "claim/paper.yaml": """
+claims:
+  theirs:
+    claim: Theirs is faster
+    paper: "2605.27918"
+    where: nowhere
+    value: 1.1
+    unit: x
+    paper_setting: none
+    measure: iteration_time_s
+    common: [workload=growing]
+    to: [strategy=theirs]
+    published: {setting: none, of: [strategy=megatron_rigid]}
+    fair: {setting: none, of: [strategy=megatron]}
+    why: because
 """,
 }
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from entrain_bench.answers.documents.claim import ENCODER_STAGES, FAIR, Claim, Setting, parse_claim
-from entrain_bench.answers.documents.definition import load_definition
+from entrain_bench.answers.documents.claim import ENCODER_STAGES, FAIR, KEYS, Claim, ClaimSide, parse_claim
+from entrain_bench.answers.documents.definition import load_definitions
 from entrain_bench.answers.documents.markdown import markdown_table
 from entrain_bench.answers.documents.verdict import central, combined, measured, verdict
 from entrain_bench.answers.tables import MISSING, encoder_stages, run_table
@@ -70,11 +70,11 @@ so agreement is not expected to the digit.
 
 
 def load_claims(config_dir: str | None = None) -> list[Claim]:
-    """Every claim by name, ours before those in a folder of the user's."""
+    """Return every claim: by file, then by name, ours before those in a folder of the user's."""
     folders = [config_tree(), *([Path(config_dir)] if config_dir else [])]
-    return [
-        load_definition(path, parse_claim) for folder in folders for path in sorted((folder / "claim").glob("*.yaml"))
-    ]
+    files = [path for folder in folders for path in sorted((folder / "claim").glob("*.yaml"))]
+    by_file = [load_definitions(path, "claims", KEYS, parse_claim) for path in files]
+    return [claim for claims in by_file for claim in sorted(claims, key=lambda each: each.name)]
 
 
 def claims_output(config_dir: str | None = None) -> Output:
@@ -95,7 +95,7 @@ def write_claims(claims: Sequence[Claim], study: Study) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ClaimResult:
     """What came out of a setting: the number in words and bare, and the verdict; without results why there is none."""
 
     text: str
@@ -105,11 +105,11 @@ class Outcome:
 
 def claim_row(claim: Claim, study: Study) -> dict[str, str]:
     """Measure and judge a claim; without results the verdict is the reason."""
-    published, fair = (_outcome(claim, setting, study) for setting in (claim.published, claim.fair))
-    choices = {label: _outcome(claim, setting, study) for label, setting in claim.choices.items()}
+    published, fair = (_result(claim, setting, study) for setting in (claim.published, claim.fair))
+    choices = {label: _result(claim, setting, study) for label, setting in claim.choices.items()}
     others = [f"{label}: {one.text or 'nothing'} ({one.verdict})" for label, one in choices.items()]
     toggled = claim.toggled
-    otherwise = _outcome(claim, toggled, study) if toggled else Outcome("", "")
+    otherwise = _result(claim, toggled, study) if toggled else ClaimResult("", "")
     sweeps = dict.fromkeys(sweep for setting in claim.settings for sweep in setting.sweeps)
     return {
         **{name: str(getattr(claim, name)) for name in COLUMNS if hasattr(claim, name)},
@@ -128,18 +128,18 @@ def claim_row(claim: Claim, study: Study) -> dict[str, str]:
     }
 
 
-def _outcome(claim: Claim, setting: Setting, study: Study) -> Outcome:
+def _result(claim: Claim, setting: ClaimSide, study: Study) -> ClaimResult:
     claim = claim.under(setting)
     try:
         tables = [[_side_table(side, study) for side in pair] for pair in setting.pairs]
         complete, lacking = _complete(tables)
         cases = measured(claim, complete)
     except UserError as error:
-        return Outcome("", f"{NOT_MEASURED}: {error}")
-    return Outcome(combined(claim, cases) + lacking, verdict(claim, cases), central(claim, cases))
+        return ClaimResult("", f"{NOT_MEASURED}: {error}")
+    return ClaimResult(combined(claim, cases) + lacking, verdict(claim, cases), central(claim, cases))
 
 
-def _range(claim: Claim, choices: Sequence[Outcome]) -> str:
+def _range(claim: Claim, choices: Sequence[ClaimResult]) -> str:
     """The range of the numbers under other choices, and how many of these have none."""
     if not choices:
         return ""
@@ -151,7 +151,7 @@ def _range(claim: Claim, choices: Sequence[Outcome]) -> str:
     return f"; {ends} under other choices" + (f" ({lacking} of {len(choices)} without result)" if lacking else "")
 
 
-def _dissent(published: Outcome, choices: Iterable[Outcome]) -> str:
+def _dissent(published: ClaimResult, choices: Iterable[ClaimResult]) -> str:
     """The verdicts under other choices, if they are not the same."""
     others = dict.fromkeys(choice.verdict for choice in choices if choice.number is not None)
     others.pop(published.verdict, None)

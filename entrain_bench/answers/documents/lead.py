@@ -1,4 +1,4 @@
-"""How far one contender leads the fastest of its rivals, job by job: a YAML of ``experiments/lead`` as Markdown."""
+"""How far one contender leads the fastest of its rivals, job by job: a table with a ``leader`` as Markdown."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pandas as pd
 
 from entrain_bench.answers.comparison import TIME, Comparison, Standing, compare
 from entrain_bench.answers.documents.markdown import markdown_table
+from entrain_bench.answers.documents.table import labelled
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.statistics import Interval
 from entrain_bench.answers.tables import run_table, times_by_seed, without_result
@@ -28,7 +29,7 @@ class Lead:
     """A table of how many times as fast one contender is as the fastest of others.
 
     Attributes:
-        name: the YAML's name.
+        name: its name in the YAML.
         title: what is shown, in words.
         common: overrides of all runs.
         corner: heading of the first column: what the rows are.
@@ -36,6 +37,7 @@ class Lead:
         leader: overrides of the contender.
         strategies: names of the strategies that it is compared with.
         rivals: overrides that each of them gets, by a label; several labels are rivals of their own.
+        file: name of the YAML, without its suffix.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Lead:
     leader: SweepOverrides
     strategies: Sequence[str]
     rivals: Mapping[str, SweepOverrides]
+    file: str = ""
 
     def of_leader(self, row: str) -> SweepOverrides:
         """The overrides of the contender's runs in a job."""
@@ -81,7 +84,7 @@ def parse_lead(name: str, values: Mapping[str, Any], families: Mapping[str, Sequ
     if isinstance(chosen, str):
         require(chosen in families, "strategies", chosen, f"a list, or one of {', '.join(families)}")
         chosen = families[chosen]
-    rows, rivals = ({str(label): tuple(each) for label, each in filled[key].items()} for key in ("rows", "rivals"))
+    rows, rivals = labelled(filled["rows"]), labelled(filled["rivals"])
     title = " ".join(filled["title"].split())
     return Lead(
         name, title, tuple(filled["common"]), filled["corner"], rows, tuple(filled["leader"]), tuple(chosen), rivals
@@ -109,7 +112,7 @@ def lead_markdown(lead: Lead, study: Study) -> str:
         notes += [f"{row}: {sentence}" for sentence in without_result(runs)]
     heading = [lead.corner, "fastest of the others", "its s", f"{leader}, s", "times as fast (95%)", "gap"]
     rows = [[label, *_texts(row)] for label, row in found.items()]
-    source = f"[{lead.name}](../../experiments/lead/{lead.name}.yaml)"
+    source = f"[{lead.name}](../../experiments/table/{lead.file}.yaml)"
     caption = f"{lead.title} ({source}: `{' '.join(lead.common)}`).\n\n"
     told = "".join(f"\n- {note}" for note in [*_together([*found.values()]), *notes])
     return caption + markdown_table(heading, rows, heading[2:]) + (f"{told}\n" if told else "")

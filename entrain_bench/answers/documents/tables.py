@@ -1,23 +1,26 @@
-"""Measured tables: ``experiments/table`` and ``experiments/lead`` as Markdown, and how pages of ``docs`` take them."""
+"""Measured tables: ``experiments/table`` as Markdown, and how pages of ``docs`` take them."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import yaml
 
-from entrain_bench.answers.documents.definition import load_definition
+from entrain_bench.answers.documents.definition import load_definitions
+from entrain_bench.answers.documents.lead import KEYS as LEAD_KEYS
 from entrain_bench.answers.documents.lead import Lead, lead_markdown, parse_lead
 from entrain_bench.answers.documents.markdown import markdown_table
 from entrain_bench.answers.documents.table import (
     DEGREES,
     GIB,
+    KEYS,
     MICROBATCHES,
     RECOMPUTED,
     SAMPLES,
@@ -46,11 +49,16 @@ RECOMPUTING = r"(\S+) tp[^;]* recompute"
 
 
 def load_tables() -> list[Table | Lead]:
-    """Every table, by kind and name."""
+    """Every table of ``experiments/table``, file by file."""
     families = strategies_by_family()
+
+    def parse(name: str, values: Mapping[str, Any]) -> Table | Lead:
+        return parse_lead(name, values, families) if "leader" in values else parse_table(name, values)
+
     return [
-        *(load_definition(path, parse_table) for path in _definitions("table")),
-        *(load_definition(path, partial(parse_lead, families=families)) for path in _definitions("lead")),
+        replace(table, file=path.stem)
+        for path in _definitions("table")
+        for table in load_definitions(path, "tables", {*KEYS, *LEAD_KEYS}, parse, verbatim="show")
     ]
 
 
@@ -93,7 +101,7 @@ def table_markdown(table: Table, study: Study) -> str:
     rows = [
         [row, *(text for column in table.columns for text in _texts(table, row, column, study))] for row in table.rows
     ]
-    source = f"[{table.name}](../../experiments/table/{table.name}.yaml)"
+    source = f"[{table.name}](../../experiments/table/{table.file}.yaml)"
     caption = f"{table.title} ({source}: `{' '.join(table.common)}`).\n\n"
     notes = "".join(f"\n- {note}" for note in _notes(table, study))
     return caption + markdown_table([table.corner, *shows], rows, right) + (f"{notes}\n" if notes else "")
