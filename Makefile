@@ -47,13 +47,13 @@ report: setup ## Write results/report.html and report.md: which strategy to use,
 measured: setup ## Train on 4 ranks of this machine; draws results/figures/measured_gantt.{pdf,png,csv}
 	$(BENCH) figures measured_gantt
 
-preprocessing: setup ## Train with inputs made in three ways; draws results/figures/preprocessing.{pdf,png,csv}
+preprocessing: setup ## Train with three kinds of input preprocessing; draws results/figures/preprocessing.{pdf,png,csv}
 	$(PYTHON) -m entrain_bench.lab.preprocessing
 
-fidelity: setup ## Train and predict 60 programs on this machine; draws results/figures/fidelity.{pdf,png,csv}
+fidelity: setup ## Train and predict 60 programs on this machine (20 minutes); draws results/figures/fidelity.{pdf,png,csv}
 	$(PYTHON) -m entrain_bench.lab.fidelity$(if $(PROFILE), --truth cluster/device=profiled "cluster.device.path=$(PROFILE)")
 
-gpu-check: setup ## Check training on the GPUs here, measure, predict: results/gpu-check-<date>/ (OPTIONS=--help)
+gpu-check: setup ## Check training on this machine's GPUs; writes results/gpu-check-<date>/ (OPTIONS=--help)
 	$(PYTHON) -m entrain_bench.lab.gpu_check $(OPTIONS)
 
 claims: setup ## Run what is missing; write results/claims.csv, results/claims.md and results/results.md
@@ -90,7 +90,7 @@ fuzz: setup ## Try 2000 random command lines and 500 broken traces: SEED=0 COUNT
 screenshots: setup ## Draw docs/images/mlflow_*.png anew; needs chromium and chromedriver
 	PYTHONPATH=tests $(PYTHON) -m screenshots
 
-bench: setup ## Measure the suite itself; writes results/bench.json
+bench: setup ## Measure the suite itself, up to five minutes; writes results/bench.json
 	$(PYTHON) -m entrain_bench.lab.bench
 
 ui: setup ## Browse the runs in MLflow on 127.0.0.1:5000; prints links to answers

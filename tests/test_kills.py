@@ -67,7 +67,7 @@ def test_kills_at_random_lose_and_double_nothing_and_leave_no_orphan(
     if launcher is RAY:
         pytest.importorskip("ray", reason="needs the extra ray")
     sweep = [*SWEEP, f"seed=range(0,{NUM_CELLS // 2})", *launcher, f"results_dir={tmp_path}"]
-    chance, mark = random.Random(0), f"SURVIVAL_MARK={tmp_path.name}{os.getpid()}"  # noqa: S311
+    chance, mark = random.Random(0), f"SURVIVAL_MARK={tmp_path.name}{os.getpid()}"
     name, _, value = mark.partition("=")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), name: value}
 

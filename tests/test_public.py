@@ -1,4 +1,4 @@
-"""The names for scripts and notebooks, and the examples of the README as they are written."""
+"""The names for scripts and notebooks, and the commands and examples of README and docs as they are written."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from entrain_bench.config.command_line import parse_arguments
 from entrain_bench.config.compose import Composer
 from entrain_bench.records.records import METRICS
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
-EXAMPLES = [text for text in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "entrain_bench" in text]
-LINES = README.replace("\\\n", " ")
+ROOT = Path(__file__).parents[1]
+README, *PAGES = (
+    (ROOT / name).read_text() for name in ("README.md", "docs/python.md", "docs/running.md", "docs/costs.md")
+)
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGES[0], re.DOTALL)
+LINES = "\n".join([README, *PAGES]).replace("\\\n", " ")
+MAX_README_WORDS = 900
 RUNS = re.findall(
     r"^    entrain-bench "
     r"((?!check|figure|plan=|profile|recommend|reference|report|trace|verify|--help).*?)(?:  +#.*)?$",
@@ -47,6 +51,10 @@ def test_every_public_name_is_there_and_documented(name: str) -> None:
 def test_other_names_are_not() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = entrain_bench.nothing
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.split()) <= MAX_README_WORDS
 
 
 @pytest.mark.wide

@@ -9,11 +9,9 @@ from io import StringIO
 import pandas as pd
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.records.records import METRICS
+from entrain_bench.records.records import MEASURED, METRICS
 from entrain_bench.records.variants import VARIANT
 
-# Wall times of the machine.
-MEASURED = ("planning_time_s", "assignment_time_s", "assignment_exposed_s")
 # What a run came to; the other columns say which run it is.
 OUTCOME = ("status", "reason", "layout", *(name for name in METRICS if name not in MEASURED))
 MADE_BY = ("host", "code_version", "key")

@@ -118,8 +118,8 @@ def compare[Name: Hashable](times: Mapping[Name, Times], references: Mapping[Nam
     }
     every = Comparison(standings, ())
     whole = {name: [*with_result(own).values()] for name, own in times.items() if every.complete(name)}
-    best = not_worse(whole) if whole else set()
-    chosen = [name for name in whole if name in best]
+    found = not_worse(whole) if whole else None
+    chosen = [name for name in whole if found and name in (found.best if found.known else found.least)]
     return Comparison(standings, sorted(chosen, key=lambda name: decisive(math.fsum(whole[name]))))
 
 

@@ -13,19 +13,49 @@ from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.errors import OutOfMemoryError, UserError
+from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import Job
 from entrain_bench.specs.shapes import SampleShapes
 
 # Batches profiled to check memory; fewer if they are so large that samples abound.
 MEMORY_BATCHES = 16
 MEMORY_SAMPLES = 65_536
+# Share of the memory up to which the batches that decide are the only ones that are checked.
+ENOUGH = 0.9
 
 
-def profiled_batches(profile: Profile) -> Iterator[SampleShapes]:
-    """As many fresh global batches as a layout's memory is checked on."""
-    global_batch = profile.job.global_batch
-    for _ in range(max(1, min(MEMORY_BATCHES, MEMORY_SAMPLES // global_batch))):
-        yield profile.draw(global_batch)
+def memory_batches(profile: Profile) -> tuple[list[SampleShapes], list[SampleShapes]]:
+    """The batches on which memory is checked, the same for all layouts of a plan: those that decide, and the others.
+
+    Of ``MEMORY_BATCHES`` profiled ones ``heaviest`` decide.
+    """
+    known = profile.memory_batches
+    if not known:
+        global_batch = profile.job.global_batch
+        count = max(1, min(MEMORY_BATCHES, MEMORY_SAMPLES // global_batch))
+        drawn = [profile.draw(global_batch) for _ in range(count)]
+        deciding = heaviest(drawn, profile.job)
+        known.extend(([drawn[i] for i in deciding], [drawn[i] for i in range(count) if i not in deciding]))
+    return known[0], known[1]
+
+
+def heaviest(batches: Sequence[SampleShapes], job: Job) -> list[int]:
+    """Which of the batches have, for any module, the longest unit, most tokens, or most in one of its microbatches.
+
+    Microbatches count as samples arrive. Of equal batches the first; in order.
+    """
+    chosen: set[int] = set()
+    for module in job.model.modules:
+        weights = []
+        for batch in batches:
+            units = module.units(batch)
+            lengths = module.lengths(batch, units)
+            of_sample = np.bincount(module.owners(batch, units), lengths, minlength=len(batch))
+            together = np.add.reduceat(of_sample, np.arange(0, len(batch), job.microbatch_size))
+            weights.append((lengths.max(initial=0), lengths.sum(), together.max()))
+        chosen |= {*np.argmax(np.array(weights, np.float64), axis=0).tolist()}
+    return sorted(chosen)
 
 
 def check_memory(
@@ -33,14 +63,15 @@ def check_memory(
 ) -> None:
     """Check a layout by the memory of the programs it leads to.
 
-    The executors charge the true need of every batch; ``Job.planning_budget_bytes`` leaves a margin for batches heavier
+    On the batches that decide alone if they leave enough, for a program takes as long to make as most of a plan. The
+    executors charge the true need of every batch; ``Job.planning_budget_bytes`` leaves a margin for batches heavier
     than the profiled ones.
 
     Args:
         profile: samples and measurements.
         layout: what is checked.
         make_program: see ``Planner.plan``.
-        batches: global batches; ``profiled_batches`` if None.
+        batches: global batches; ``memory_batches`` if None.
 
     Raises:
         OutOfMemoryError: saying where how much is missing.
@@ -51,7 +82,17 @@ def check_memory(
     limit = job.planning_budget_bytes
     states = memory.lane_state_bytes(layout)
     need, what = float(states.max()), "weights, gradients and optimizer states alone"
-    for batch in () if need > limit else profiled_batches(profile) if batches is None else batches:
+
+    def checked() -> Iterator[SampleShapes]:
+        if batches is not None:
+            yield from batches
+            return
+        deciding, others = memory_batches(profile)
+        yield from deciding
+        if need > ENOUGH * limit:
+            yield from others
+
+    for batch in () if need > limit else checked():
         peak = memory.peak_bytes(draft(batch, layout))
         if draft is not make_program and peak.max() > limit:
             peak = memory.peak_bytes(make_program(batch, layout))
@@ -147,6 +188,31 @@ def fastest_in_trials(
     raise refused[-1]
 
 
+@dataclass(slots=True)
+class Remembered:
+    """A ``MakeProgram`` that knows the last program that it made: what is tried is the program that was checked.
+
+    Attributes:
+        make: what makes them.
+        last: batch, layout and program.
+    """
+
+    make: MakeProgram
+    last: tuple[SampleShapes, Layout, Program] | None = None
+
+    def __call__(self, shapes: SampleShapes, layout: Layout) -> Program:
+        """The program of a batch."""
+        if self.last is None or self.last[0] is not shapes or self.last[1] is not layout:
+            self.last = shapes, layout, self.make(shapes, layout)
+        return self.last[2]
+
+    @property
+    def draft(self) -> MakeProgram:
+        """As the maker's own; itself if that has none that is quicker."""
+        own: MakeProgram = getattr(self.make, "draft", self.make)
+        return self if own is self.make else own
+
+
 def _by_trial(
     profile: Profile,
     each_size: list[Iterator[Candidate]],
@@ -159,11 +225,15 @@ def _by_trial(
     What is tried fits on the batch it is tried on; only the fastest is checked on more.
     """
     batch = profile.draw(profile.job.global_batch)
+    make_program = Remembered(make_program)
     share = -(-num_trials // len(each_size))
     runnable = [_fitting(profile, some, make_program, refused, [batch]) for some in each_size]
-    while tried := [candidate for some in runnable for candidate in islice(some, share)]:
-        seconds = [decisive(profile.trial_s(make_program(batch, candidate.layout))) for candidate in tried]
-        by_time = (tried[index] for index in np.argsort(seconds, kind="stable"))
+    while tried := [
+        (decisive(profile.trial_s(make_program(batch, candidate.layout))), candidate)
+        for some in runnable
+        for candidate in islice(some, share)
+    ]:
+        by_time = (tried[index][1] for index in np.argsort([seconds for seconds, _ in tried], kind="stable"))
         yield from _fitting(profile, by_time, make_program, refused)
 
 

@@ -51,8 +51,8 @@ class Profile:
     _rng: np.random.Generator = field(init=False)
     _fits: dict[tuple[str, int, int], FloatArray] = field(init=False, default_factory=dict)
     _packs: dict[tuple[str, int, int], PackTimes] = field(init=False, default_factory=dict)
-    # The layout that was last asked for, with its steps: schedulers compare many programs of one layout.
-    _steps: list[tuple[Layout, list[ExposedStep]]] = field(init=False, default_factory=list)
+    # ``candidates.memory_batches``; empty before the first check.
+    memory_batches: list[list[SampleShapes]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_rng", np.random.default_rng([self._seed, 0x70726F66]))
@@ -135,10 +135,8 @@ class Profile:
 
     def exposed_steps(self, layout: Layout) -> list[ExposedStep]:
         """What no overlap hides of each module's step, on each of its stages."""
-        if not self._steps or self._steps[0][0] is not layout:
-            costs, modules = self._truth.step_costs, zip(self.job.model.modules, layout.modules, strict=True)
-            self._steps[:] = [(layout, [costs.exposed(module, own) for module, own in modules])]
-        return self._steps[0][1]
+        costs, modules = self._truth.step_costs, zip(self.job.model.modules, layout.modules, strict=True)
+        return [costs.exposed(module, own) for module, own in modules]
 
     def handovers(self, program: Program) -> Handovers:
         """Measured times of what a program's actions hand each other, as a test of the links shows; none is contended.

@@ -89,6 +89,8 @@ def make(
     def count(done: Done, total: int) -> None:
         nonlocal ran, watch
         watch = watch or Watch(total)
+        # Cells that are asked for their timelines, once others turned out to have none, come on top.
+        watch.total = total
         watch(done)
         ran += 1
 

@@ -6,6 +6,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,9 +26,11 @@ from entrain_bench.config.compose import Composer, Sweep
 from entrain_bench.config.schema import RunConfig, plain_values, register_schema
 from entrain_bench.config.tree import CONFIG_MODULE
 from entrain_bench.records.cells import Cell
+from entrain_bench.records.keys import Identifier
 from entrain_bench.records.records import Record, Results
 from entrain_bench.run import ray_workers
 from entrain_bench.run.cells import Done, attempt, run_cells, run_one
+from entrain_bench.run.study import is_beside
 
 EXIT_FAILED = 1
 # Hydra's launchers whose cells run on this machine: the basic one's here, joblib's in processes of ours, so that cells
@@ -115,15 +118,16 @@ def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> i
     first = composer.run(sweep.cells[0])
     results, watch, keys = Results(Path(first.results_dir)), Watch(len(sweep.cells)), dict[str, None]()
     results.prepare()
-    tables = GrowingTables(results)
+    tables, identifier = GrowingTables(results), Identifier()
 
     def unfinished() -> Iterator[Cell]:
         for overrides in sweep.cells:
-            cell = Cell.composed(overrides, composer)
+            cell = Cell.composed(overrides, composer, identifier)
             if cell.key in keys or results.is_left_alone(cell.key, first.retries_failed):
                 watch.skip()
             else:
-                yield cell
+                # Of a sweep the timelines of one job are kept: MLflow shows its ranks.
+                yield replace(cell, timeline=is_beside(cell.config, first))
             keys[cell.key] = None
 
     try:
@@ -177,7 +181,8 @@ def _run_cell(hydra_config: DictConfig) -> None:
     overrides = HydraConfig.get().overrides.task
     config = RunConfig.from_values(plain_values(hydra_config))
     try:
-        cell, results = Cell.of(overrides, config), Results(Path(config.results_dir))
+        shown = HydraConfig.get().job.num == 0
+        cell, results = replace(Cell.of(overrides, config), timeline=shown), Results(Path(config.results_dir))
         if not results.is_left_alone(cell.key, config.retries_failed):
             Watch(1)(attempt(cell, results))
     except UserError as error:

@@ -20,7 +20,7 @@ class Watch:
     """
 
     def __init__(self, total: int, finished: int = 0) -> None:
-        self._total, self._finished, self._run = total, finished, 0
+        self.total, self._finished, self._run = total, finished, 0
         self._started = perf_counter()
 
     @property
@@ -35,11 +35,11 @@ class Watch:
     def __call__(self, done: Done) -> None:
         """Print the line of a cell that was run."""
         self._run += 1
-        place = f"[{self._run + self._finished}/{self._total}]"
+        place = f"[{self._run + self._finished}/{self.total}]"
         if done.record is None:
             say(f"{place} not recorded: {done.problem}")
             return
-        left = self._total - self._run - self._finished
+        left = self.total - self._run - self._finished
         rest = f", {spell_s(left * (perf_counter() - self._started) / self._run)} left" if left else ""
         say(f"{describe_cell(place, done.record)} ({done.seconds:.1f} s{rest})")
 

@@ -26,6 +26,7 @@ from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.base.store import Store
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, first_line, in_tree, one_line_errors
 from entrain_bench.config.given_plan import with_plan
+from entrain_bench.config.known import KnownRuns
 from entrain_bench.config.overrides import NESTED, group_of, is_choice, is_inside, is_plain, parse
 from entrain_bench.config.schema import (
     GROUP_KEYS,
@@ -82,8 +83,11 @@ class Composer:
         self.config_dir = config_dir
         self._search = add_config_dir(config_dir)
         self._folders = [config_tree(), *([Path(config_dir)] if config_dir else [])]
-        self._store = Store("compositions", _tree_hash(config_dir))
+        version = _tree_hash(config_dir)
+        self._store = Store("compositions", version)
+        self._known = KnownRuns(version)
         self._by_group = False
+        self._sweeps = False
 
     def run(self, overrides: Sequence[str]) -> RunConfig:
         """The run that the overrides describe.
@@ -93,13 +97,19 @@ class Composer:
         """
         with one_line_errors([*self._search, *overrides]):
             overrides = with_plan(overrides)
+            if self._sweeps and (known := self._known.get(overrides)):
+                return known
             _check_overrides(overrides)
             plain = dict(_plain(text) for text in overrides if is_plain(parse(text)))
             values = self._choices(tuple(text for text in overrides if not is_plain(parse(text))))
             for group in NESTED:
                 given = values[group].items()
                 values = values | {group: {name: plain.pop(f"{group}.{name}", value) for name, value in given}}
-            return RunConfig.from_values(_resolved(values | plain))
+            resolved, by_itself = _resolved(values | plain)
+            config = RunConfig.from_values(resolved)
+        if self._sweeps and by_itself:
+            self._known.put(overrides, resolved)
+        return config
 
     def sweep(self, overrides: Sequence[str]) -> Sweep:
         """The cells of a sweep, those of a figure's ``hydra.sweeper.params`` included, and how it is to be run.
@@ -107,7 +117,7 @@ class Composer:
         Raises:
             UserError: for unknown choices, and for overrides that cannot be understood.
         """
-        key = ["sweep", *overrides]
+        self._sweeps, key = True, ["sweep", *overrides]
         stored = self._store.get(key)
         if stored is None:
             with one_line_errors([*self._search, *overrides]), in_tree():
@@ -123,6 +133,7 @@ class Composer:
     def save(self) -> None:
         """Write down what was composed, for the next process."""
         self._store.save()
+        self._known.save()
 
     def _choices(self, overrides: tuple[str, ...]) -> dict[str, Any]:
         """What Hydra composes of overrides that choose, interpolations left as they are.
@@ -325,18 +336,27 @@ def _typed() -> DictConfig:
     return typed
 
 
-def _resolved(values: dict[str, Any]) -> dict[str, Any]:
-    """The values with what their interpolations name; cells of the same groups share that work."""
-    groups = json.dumps({group: values[group] for group in GROUP_KEYS})
-    if {*INTERPOLATED.findall(groups)} <= {*GROUP_KEYS}:
-        values = values | _resolved_text(groups)
-    return plain_values(OmegaConf.create(values)) if INTERPOLATION in json.dumps(values) else values
+def _resolved(values: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The values with what their interpolations name, and whether they follow from the configuration tree alone.
+
+    Cells share the mappings of groups that are equal, and what of them is resolved.
+    """
+    texts = {group: json.dumps(values[group]) for group in GROUP_KEYS}
+    interpolated = {group: text for group, text in texts.items() if INTERPOLATION in text}
+    named = {*INTERPOLATED.findall("".join(interpolated.values()))}
+    values = values | {group: _parsed(text) for group, text in texts.items()}
+    rest = json.dumps({key: value for key, value in values.items() if key not in GROUP_KEYS})
+    if named <= GROUP_KEYS.keys() and INTERPOLATION not in rest:
+        return values | _resolved_text(json.dumps({group: values[group] for group in {*interpolated} | named})), True
+    return plain_values(OmegaConf.create(values)), False
+
+
+_parsed = cache(json.loads)
 
 
 @cache
 def _resolved_text(text: str) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads(text)
-    return plain_values(OmegaConf.create(values)) if INTERPOLATION in text else values
+    return plain_values(OmegaConf.create(json.loads(text)))
 
 
 def _with_value(node: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
@@ -369,7 +389,7 @@ def _keys_of(file: Path) -> frozenset[str]:
 def _tree_hash(config_dir: str | None) -> str:
     """Hash of all that compositions depend on, besides their overrides."""
     digest = hashlib.sha256(f"hydra {version('hydra-core')}, omegaconf {version('omegaconf')}".encode())
-    for module in ("compose.py", "overrides.py", "schema.py"):
+    for module in ("compose.py", "known.py", "overrides.py", "schema.py"):
         digest.update(Path(__file__).with_name(module).read_bytes())
     for folder in (config_tree(), *([Path(config_dir).resolve()] if config_dir else [])):
         digest.update(str(folder).encode() + b"\0")

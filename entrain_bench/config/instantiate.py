@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -45,6 +47,11 @@ def instantiate(node: Any, where: str, method: str | tuple[str, ...], **argument
         raise UserError(f"{where}._target_={target}: must be a class with a method {' or '.join(methods)}")
     if is_dataclass(cls):
         plain = check_values(cls, plain, where)
+    if not _is_nested(plain):
+        # As Hydra would build it, but for the configuration that it copies the arguments into: 5 ms each (2026-11).
+        with suppress(TypeError):
+            built: Any = cls(**deepcopy(plain), **arguments)
+            return built
     try:
         # Hydra builds nested targets; it would copy the arguments into a configuration, but a partial takes them as is.
         return hydra.utils.instantiate({"_target_": target, **plain}, _convert_="all", _partial_=True)(**arguments)
@@ -58,6 +65,17 @@ def instantiate(node: Any, where: str, method: str | tuple[str, ...], **argument
                 raise cause from None
             innermost, cause = cause, cause.__cause__
         raise UserError(f"{where}: cannot build {target}: {_one_line(innermost)}") from error
+
+
+def _is_nested(value: Any) -> bool:
+    """Whether values hold anything that Hydra would build or resolve."""
+    if isinstance(value, Mapping):
+        return any(str(key).startswith("_") or _is_nested(each) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return any(map(_is_nested, value))
+    return not (value is None or isinstance(value, bool | int | float | str)) or (
+        isinstance(value, str) and "${" in value
+    )
 
 
 def _one_line(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from math import inf
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, offsets_from_counts, rows_of
+from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.costs.steps import ExposedStep
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -29,6 +30,27 @@ class _Paths:
     drain_s: FloatArray
 
 
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What samples need under any layout.
+
+    Attributes:
+        gpu_s: GPU time (``least_gpu_s``).
+        bound_s: iteration time (``cluster_bound_s``).
+        flops: model FLOPs of an iteration.
+    """
+
+    gpu_s: float
+    bound_s: float
+    flops: float
+
+
+def need_of(truth: CostTruth, shapes: SampleShapes) -> Need:
+    """What samples need under any layout."""
+    gpu_s = least_gpu_s(truth, shapes)
+    return Need(gpu_s, cluster_bound_s(truth, shapes, gpu_s), truth.model.training_flops(shapes))
+
+
 def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes, split: bool = False) -> float:
     """The larger of two bounds, transfers taken as free.
 
@@ -43,15 +65,18 @@ def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes, split:
     steps = [_ends(truth, module, placed) for module, placed in zip(truth.model.modules, layout.modules, strict=True)]
     first_gather = min(float(own.gather_s[0]) for own in steps)
     first_step = min(float(own.sync_s[0] + own.optimizer_s[0]) for own in steps)
-    forward, backward = _sample_paths(truth, layout, shapes, split)
-    turn = np.zeros(len(shapes))
-    for module, own in zip(truth.model.generators, layout.modules[truth.model.llm_index + 1 :], strict=True):
-        units = module.units(shapes)
-        times = truth.unit_times(module, own, module.lengths(shapes, units), split)
+    alone = [
+        truth.unit_times(module, placed, module.lengths(shapes, module.units(shapes)), split)
+        for module, placed in zip(truth.model.modules, layout.modules, strict=True)
+    ]
+    ways = _sample_paths(truth, shapes, alone)
+    turn, first_generator = np.zeros(len(shapes)), truth.model.llm_index + 1
+    for module, times in zip(truth.model.generators, alone[first_generator:], strict=True):
         there_and_back_s = times.total_s if times.weight_s is None else times.total_s - times.weight_s
-        np.maximum.at(turn, module.owners(shapes, units), there_and_back_s.sum(axis=1))
-    critical = first_gather + float((forward[-1] + turn + backward[-1]).max()) + first_step
-    return max(critical, _work_bound(truth, layout, shapes, steps, first_step, split))
+        np.maximum.at(turn, module.owners(shapes, module.units(shapes)), there_and_back_s.sum(axis=1))
+    critical = first_gather + float((ways[0][-1] + turn + ways[1][-1]).max()) + first_step
+    paths = _paths(truth, layout, shapes, alone, *ways)
+    return max(critical, _work_bound(truth, layout, shapes, steps, first_step, split, paths))
 
 
 def _ends(truth: CostTruth, module: ModuleSpec, placed: ModuleLayout) -> ExposedStep:
@@ -62,31 +87,39 @@ def _ends(truth: CostTruth, module: ModuleSpec, placed: ModuleLayout) -> Exposed
     return ExposedStep(np.zeros(placed.pp), exposed.sync_s, exposed.optimizer_s + exposed.gather_s)
 
 
-def _sample_paths(truth: CostTruth, layout: Layout, shapes: SampleShapes, split: bool) -> tuple[FloatArray, FloatArray]:
+def _sample_paths(truth: CostTruth, shapes: SampleShapes, alone: Sequence[PassTimes]) -> tuple[FloatArray, FloatArray]:
     """Seconds from a sample's first action until it leaves each LLM stage, and back ``[llm stages + 1, samples]``.
 
     Row 0 is the slowest of its items through their encoders, 0 for text alone; items may run side by side.
+
+    Args:
+        truth: the cost truth.
+        shapes: the samples.
+        alone: times of every module's units as chunks of their own, each ``[units, stages]``.
     """
-    llm = truth.model.llm
-    placed = layout.modules[truth.model.llm_index]
-    forward, backward = np.zeros((placed.pp + 1, len(shapes))), np.zeros((placed.pp + 1, len(shapes)))
-    for module, own in zip(truth.model.encoders, layout.modules, strict=False):
-        units = module.units(shapes)
-        times = truth.unit_times(module, own, module.lengths(shapes, units), split)
-        owner = shapes.item_sample[units]
-        np.maximum.at(forward[0], owner, (times.forward_s + times.forward_comm_s).sum(axis=1))
-        np.maximum.at(backward[0], owner, (times.backward_s + times.backward_comm_s).sum(axis=1))
-    times = truth.unit_times(llm, placed, shapes.llm_tokens, split)
+    times = alone[truth.model.llm_index]
+    num_stages = times.forward_s.shape[1]
+    forward, backward = np.zeros((num_stages + 1, len(shapes))), np.zeros((num_stages + 1, len(shapes)))
+    for module, own in zip(truth.model.encoders, alone, strict=False):
+        owner = shapes.item_sample[module.units(shapes)]
+        np.maximum.at(forward[0], owner, (own.forward_s + own.forward_comm_s).sum(axis=1))
+        np.maximum.at(backward[0], owner, (own.backward_s + own.backward_comm_s).sum(axis=1))
     forward[1:] = (times.forward_s + times.forward_comm_s).T
     backward[1:] = (times.backward_s + times.backward_comm_s).T
     return forward.cumsum(axis=0), backward.cumsum(axis=0)
 
 
-def _paths(truth: CostTruth, layout: Layout, shapes: SampleShapes, split: bool) -> list[_Paths]:
+def _paths(
+    truth: CostTruth,
+    layout: Layout,
+    shapes: SampleShapes,
+    alone: Sequence[PassTimes],
+    forward: FloatArray,
+    backward: FloatArray,
+) -> list[_Paths]:
     """Fill and drain of every stage of every module; infinite where a module has no work."""
     paths = []
-    forward, backward = _sample_paths(truth, layout, shapes, split)
-    for module, own in zip(truth.model.modules, layout.modules, strict=True):
+    for module, own, times in zip(truth.model.modules, layout.modules, alone, strict=True):
         units = module.units(shapes)
         if not module.per_item:
             paths.append(_Paths(forward[:-1].min(axis=1), backward[:-1].min(axis=1)))
@@ -94,7 +127,6 @@ def _paths(truth: CostTruth, layout: Layout, shapes: SampleShapes, split: bool) 
         if not len(units):
             paths.append(_Paths(np.full(own.pp, np.inf), np.full(own.pp, np.inf)))
             continue
-        times = truth.unit_times(module, own, module.lengths(shapes, units), split)
         ahead = (times.forward_s + times.forward_comm_s).cumsum(axis=1)
         back = (times.backward_s + times.backward_comm_s).cumsum(axis=1)
         # An item reaches an encoder at once, a generator through all of the LLM, and goes back the same way.
@@ -112,6 +144,7 @@ def _work_bound(
     steps: Sequence[ExposedStep],
     first_step: float,
     split: bool,
+    paths: Sequence[_Paths],
 ) -> float:
     """The work bound over all classes of lanes; a class is the lanes that hold the same stages."""
     first_stage = np.cumsum([0, *(m.pp for m in layout.modules)])
@@ -122,7 +155,7 @@ def _work_bound(
         work.append(share)
         heavy.append(np.zeros((len(heaviest), first_stage[-1])))
         heavy[-1][:, first : first + placed.pp] = heaviest
-    paths, held = _paths(truth, layout, shapes, split), stages_held(layout)
+    held = stages_held(layout)
     work_s, heavy_s = np.concatenate(work), np.concatenate(heavy)
     fill_s, drain_s = (np.concatenate([getattr(path, name) for path in paths]) for name in ("fill_s", "drain_s"))
     gather_s, sync_s, optimizer_s = (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray, take_rows
+from entrain_bench.base.arrays import FloatArray, IntArray, freeze, take_rows
 from entrain_bench.costs.buckets import bucket_parameters, gather_lead_s, gather_stall_s, sync_lag_s
 from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
@@ -101,6 +103,19 @@ class Ends:
     backward_s: list[FloatArray]
 
 
+# What decides a module's traffic: its name and layout, ranks by their hash.
+type _Placed = tuple[str, int, int, tuple[int, ...], tuple[int, ...], bytes, bool]
+# Layouts of a module whose traffic is remembered.
+MAX_KNOWN = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    module: ModuleSpec
+    traffic: list[Traffic]
+    exposed: ExposedStep
+
+
 @dataclass(frozen=True, slots=True)
 class StepCosts:
     """What steps cost on the cluster under the framework's settings."""
@@ -108,6 +123,7 @@ class StepCosts:
     memory: Memory
     layer_times: LayerTimes
     cluster: ClusterSpec
+    _known: OrderedDict[_Placed, _Known] = field(default_factory=OrderedDict, repr=False, compare=False)
 
     def optimizer_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Optimizer step of each stage ``[stages]``; a distributed optimizer steps a shard on every rank."""
@@ -132,18 +148,38 @@ class StepCosts:
 
     def exposed(self, module: ModuleSpec, placed: ModuleLayout) -> ExposedStep:
         """What no overlap can hide: of the buckets only the one with a stage's first layers."""
+        return self._of(module, placed).exposed
+
+    def traffic(self, module: ModuleSpec, placed: ModuleLayout) -> list[Traffic]:
+        """What travels of the weights of each stage; of sharded weights nothing is left for the step."""
+        return self._of(module, placed).traffic
+
+    def _of(self, module: ModuleSpec, placed: ModuleLayout) -> _Known:
+        """Traffic and exposed step of a module; planners and metrics ask for those of few layouts again and again."""
+        ranks = blake2b(np.ascontiguousarray(placed.ranks), digest_size=16).digest()
+        key = module.name, placed.tp, placed.cp, placed.layers_per_stage, placed.ranks.shape, ranks, placed.sharded
+        known = self._known.get(key)
+        if known is None or known.module is not module:
+            traffic = self._traffic(module, placed)
+            known = self._known[key] = _Known(module, traffic, self._exposed(module, placed, traffic))
+            if len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
+        return known
+
+    def _exposed(self, module: ModuleSpec, placed: ModuleLayout, traffic: Sequence[Traffic]) -> ExposedStep:
         framework = self.memory.framework
         gather_s, sync_s = np.zeros(placed.pp), np.zeros(placed.pp)
-        for stage, own in enumerate(self.traffic(module, placed)):
+        for stage, own in enumerate(traffic):
             # First layers without parameters hide a part of their bucket.
             last = slice(-1, None) if own.layer_parameters[0] else slice(0, 0)
             gather_s[stage] = own.gather_s[last if framework.overlap_param_gather else slice(None)].sum()
             sync_s[stage] = own.sync_s[last if framework.overlap_grad_reduce else slice(None)].sum()
         sync_s[[0, -1]] += self.tied_s(module, placed)
-        return ExposedStep(gather_s, sync_s, self.optimizer_s(module, placed))
+        exposed = ExposedStep(gather_s, sync_s, self.optimizer_s(module, placed))
+        freeze(exposed.gather_s, exposed.sync_s, exposed.optimizer_s)
+        return exposed
 
-    def traffic(self, module: ModuleSpec, placed: ModuleLayout) -> list[Traffic]:
-        """What travels of the weights of each stage; of sharded weights nothing is left for the step."""
+    def _traffic(self, module: ModuleSpec, placed: ModuleLayout) -> list[Traffic]:
         framework, copies, sharing = self.memory.framework, self._copies(module, placed), self._sharing(module, placed)
         # Rings go through the ranks that hold the same weights of a stage, or share out its optimizer states.
         rings = placed.ranks[:, :, :: module.weight_shards(placed.tp)].swapaxes(0, 1).reshape(placed.pp, -1)
@@ -167,6 +203,7 @@ class StepCosts:
                 gather_s = all_gather_s(BF16_BYTES * parameters, sharing, ring)
             elif travels:
                 sync_s = all_reduce_s(FP32_BYTES * parameters, copies, ring)
+            freeze(layers, parameters, sync_s, gather_s)
             found.append(Traffic(layers, parameters, sync_s, gather_s))
         return found
 

@@ -85,6 +85,10 @@ class CostTruth:
     framework: Framework = field(default_factory=Framework)
     noise: ActionNoise = field(default_factory=ActionNoise)
     measured: LayerTimes | None = None
+    _step_costs: StepCosts = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_step_costs", StepCosts(self.memory, self.layer_times, self.cluster))
 
     @property
     def layer_times(self) -> LayerTimes:
@@ -136,7 +140,7 @@ class CostTruth:
     @property
     def step_costs(self) -> StepCosts:
         """Times of gradient synchronisation, optimizer and weight gathering."""
-        return StepCosts(self.memory, self.layer_times, self.cluster)
+        return self._step_costs
 
     def price(self, program: Program) -> Prices:
         """Durations and delays of a whole program."""

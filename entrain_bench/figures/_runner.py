@@ -25,7 +25,7 @@ from entrain_bench.figures._sidecar import command_of, sidecar
 from entrain_bench.figures._style import empty_figure, styled
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
-from entrain_bench.run.study import Output, Study
+from entrain_bench.run.study import Output, Study, by_strategy
 
 # The last is the sidecar.
 SUFFIXES = ("pdf", "png", "csv", "json")
@@ -36,6 +36,7 @@ class FigureModule(Protocol):
 
     EXPERIMENT: str
     RUNS: bool
+    TIMELINES: bool
 
     def load(self, cells: Any, results: Results) -> Any:
         """The tidy data of the cells; raises ``UserError`` if there is none."""
@@ -77,7 +78,13 @@ class Drawing:
         """What makes it."""
         runs = [*self.sweeps.values()] if self.module.RUNS else []
         files = [f"figures/{self.name}.{suffix}" for suffix in SUFFIXES]
-        return Output(self.name, runs, lambda study: draw_figure(self, study), files)
+        return Output(self.name, runs, lambda study: draw_figure(self, study), files, self._timelines)
+
+    def _timelines(self, study: Study) -> list[list[Cell]]:
+        """The cells whose timelines it reads, as ``run_actions`` takes them."""
+        if not getattr(self.module, "TIMELINES", False):
+            return []
+        return [group for sweep in self.sweeps.values() for group in by_strategy(study.cells(*sweep))]
 
 
 def module_of(name: str) -> FigureModule:

@@ -36,6 +36,7 @@ from entrain_bench.records.records import Results
 
 EXPERIMENT = "systems"
 RUNS = True
+TIMELINES = True
 SIDES = {"encoder": "Encoder", "llm": "LLM"}
 CASE = ["workload", "model", "strategy"]
 BOX = [*CASE, "side"]

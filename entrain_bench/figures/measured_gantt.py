@@ -25,6 +25,7 @@ from entrain_bench.simulate.replay import replay
 
 EXPERIMENT = "measured_gantt"
 RUNS = True
+TIMELINES = True
 VIEWS = {
     "simulate": "Simulated",
     "train": "Measured",

@@ -25,6 +25,7 @@ from entrain_bench.records.records import Results
 
 EXPERIMENT = "memory_over_time"
 RUNS = True
+TIMELINES = True
 CASE = ["model", "workload"]
 MAX_COLUMNS = 5
 GIB = 2**30

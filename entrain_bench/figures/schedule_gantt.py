@@ -36,6 +36,7 @@ from entrain_bench.records.records import Results
 
 EXPERIMENT = "schedule_gantt"
 RUNS = True
+TIMELINES = True
 # The part of the longest schedule that is shown enlarged.
 ZOOM = (0.22, 0.42)
 LANE_IN, TITLE_IN = 0.108, 0.18

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.records.keys import identify
+from entrain_bench.records.keys import Identifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class Cell:
         key: what it is known by: hash of configuration, data and code.
         code_version: hash of the code alone.
         config_dir: the folder of the user's, as given, that overrides may choose from; empty for none.
+        timeline: whether somebody wants its timeline.
     """
 
     overrides: tuple[str, ...]
@@ -28,24 +29,32 @@ class Cell:
     key: str
     code_version: str
     config_dir: str = ""
+    timeline: bool = True
 
     @classmethod
-    def composed(cls, overrides: Sequence[str], composer: Composer) -> Cell:
+    def composed(cls, overrides: Sequence[str], composer: Composer, identifier: Identifier | None = None) -> Cell:
         """The cell that overrides describe.
+
+        Args:
+            overrides: as given.
+            composer: composes them.
+            identifier: that of the sweep; None for one of the cell's own.
 
         Raises:
             UserError: for bad overrides, and data that cannot be read.
         """
-        return cls.of(overrides, composer.run(overrides), composer.config_dir or "")
+        return cls.of(overrides, composer.run(overrides), composer.config_dir or "", identifier)
 
     @classmethod
-    def of(cls, overrides: Sequence[str], config: RunConfig, config_dir: str = "") -> Cell:
+    def of(
+        cls, overrides: Sequence[str], config: RunConfig, config_dir: str = "", identifier: Identifier | None = None
+    ) -> Cell:
         """The cell of a configuration.
 
         Raises:
             UserError: for data that cannot be read.
         """
         try:
-            return cls(tuple(overrides), config, *identify(config), config_dir)
+            return cls(tuple(overrides), config, *(identifier or Identifier())(config), config_dir)
         except UserError as error:
             raise UserError(f"{error} (in {' '.join(overrides) or 'defaults'})") from error

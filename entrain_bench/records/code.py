@@ -16,6 +16,8 @@ from entrain_bench.base.store import Store
 
 # What runs every run, whatever it is made of.
 DRIVER = "entrain_bench.run.experiment"
+# What sets it up.
+SETTING_UP = (DRIVER, "entrain_bench.run.shared")
 # What a strategy is made of and sees.
 PLANNING = "entrain_bench.balancing.interface"
 INIT = "__init__.py"
@@ -48,7 +50,8 @@ def planning_version(targets: frozenset[str]) -> str:
     """
     planning = sources_of({target.rpartition(".")[0] for target in targets} | {PLANNING})
     # What sets a run up counts, what else it imports does not.
-    return hash_of(planning | {DRIVER: sources_of({DRIVER})[DRIVER]})
+    driving = sources_of({DRIVER})
+    return hash_of(planning | {name: driving[name] for name in SETTING_UP})
 
 
 def sources_of(modules: Collection[str]) -> dict[str, Source]:
@@ -65,10 +68,15 @@ def sources_of(modules: Collection[str]) -> dict[str, Source]:
             raise UserError(f"_target_: no module named {top or repr(module)}")
         # A lone module may import its neighbours; a package holds all it needs.
         roots |= {top: root} if root.is_dir() else {place.stem: place for place in root.parent.iterdir()}
-    store = Store("code", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    store = _store()
     found = import_closure(modules, roots, store)
     store.save()
     return found
+
+
+@cache
+def _store() -> Store:
+    return Store("code", f"python{sys.version_info.major}.{sys.version_info.minor}")
 
 
 def hash_of(sources: Mapping[str, Source]) -> str:
@@ -92,17 +100,34 @@ def import_closure(modules: Iterable[str], roots: Mapping[str, Path], store: Sto
     waiting = sorted(modules)
     while waiting:
         module = waiting.pop()
-        path = _path_of(module, roots)
-        if module in found or path is None:
+        if module in found:
             continue
-        try:
-            meaning, imported = _read(path.read_bytes(), store)
-        except SyntaxError as error:
-            raise UserError(f"{path}: line {error.lineno}: {error.msg}") from error
-        found[module] = Source(path, meaning)
-        package = module if path.name == INIT else module.rpartition(".")[0]
-        waiting += {name for one in imported for name in _with_parents(absolute(one, package))} - found.keys()
+        path = _path_of(module, roots)
+        if path is None:
+            continue
+        # Strategies share most of what they import, and a sweep asks for all of them.
+        known = _own.get((module, path))
+        if known is None:
+            known = _read_module(module, path, store)
+            if module.partition(".")[0] in OWN_PACKAGES:
+                _own[module, path] = known
+        found[module] = known[0]
+        waiting += known[1] - found.keys()
     return found
+
+
+# Modules of the suite and the names that they import, with the packages that those are in; no process sees them change.
+_own: dict[tuple[str, Path], tuple[Source, frozenset[str]]] = {}
+
+
+def _read_module(module: str, path: Path, store: Store) -> tuple[Source, frozenset[str]]:
+    try:
+        meaning, imported = _read(path.read_bytes(), store)
+    except SyntaxError as error:
+        raise UserError(f"{path}: line {error.lineno}: {error.msg}") from error
+    package = module if path.name == INIT else module.rpartition(".")[0]
+    names = frozenset(name for one in imported for name in _with_parents(absolute(one, package)))
+    return Source(path, meaning), names
 
 
 def _path_of(module: str, roots: Mapping[str, Path]) -> Path | None:
@@ -121,7 +146,6 @@ def _file(root: Path, *inner: str) -> Path | None:
     return next((file for file in (place / INIT, place.with_suffix(".py")) if file.is_file()), None)
 
 
-# Strategies share most of what they import, and a sweep asks for all of them.
 _own_file = cache(_file)
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from entrain_bench.config.instantiate import COSMETIC, instantiate
-from entrain_bench.config.schema import RunConfig
+from entrain_bench.config.schema import GROUP_KEYS, RunConfig
 from entrain_bench.costs.profiled.cluster import ProfiledDevice
 from entrain_bench.records.code import code_version, planning_version
 from entrain_bench.specs.workload import Workload
@@ -24,10 +24,40 @@ BEYOND_PLANS = frozenset({"iterations", "harness"})
 
 def identify(config: RunConfig) -> tuple[str, str]:
     """Key of a run (configuration, workload data, device profile, code) and the code version in it."""
-    content = config.content()
-    version = code_version(frozenset(targets_of(content)))
-    text = json.dumps([_decisive(content), *_data(config), version], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16], version
+    return Identifier()(config)
+
+
+class Identifier:
+    """``identify`` for the runs of a sweep: groups and files that runs share are read and hashed once.
+
+    It does not notice a file that changes while the sweep is composed.
+    """
+
+    def __init__(self) -> None:
+        # By the identity of a group's mapping, which is kept so that no other gets it.
+        self._groups: dict[int, tuple[object, str, frozenset[str]]] = {}
+        self._fingerprints: dict[tuple[int, ...], list[str]] = {}
+
+    def __call__(self, config: RunConfig) -> tuple[str, str]:
+        """Key and code version of a run."""
+        content = config.content()
+        nodes = [content.pop(group) for group in GROUP_KEYS]
+        groups = [self._group(node) for node in nodes]
+        version = code_version(frozenset[str]().union(*(targets for _, _, targets in groups)))
+        place = tuple(map(id, nodes))
+        if place not in self._fingerprints:
+            self._fingerprints[place] = _data(config)
+        rest = json.dumps([content, self._fingerprints[place], version], sort_keys=True)
+        text = "\n".join([rest, *(text for _, text, _ in groups)])
+        return hashlib.sha256(text.encode()).hexdigest()[:16], version
+
+    def _group(self, node: Any) -> tuple[object, str, frozenset[str]]:
+        """A group, the text of what decides in it, and its targets."""
+        found = self._groups.get(id(node))
+        if found is None:
+            found = node, json.dumps(_decisive(node), sort_keys=True), frozenset(targets_of(node))
+            self._groups[id(node)] = found
+        return found
 
 
 def plan_key(config: RunConfig) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
 from entrain_bench.base.hosttime import HostTime
-from entrain_bench.costs.bound import cluster_bound_s, least_gpu_s, lower_bound_s
+from entrain_bench.costs.bound import Need, lower_bound_s, need_of
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.parents import parent_microbatches
 from entrain_bench.program.timeline import Timeline
@@ -61,17 +61,25 @@ def rank_seconds(timeline: Timeline, seconds: FloatArray) -> float:
     return float((seconds[program.lane_actions] * width).sum())
 
 
-def measure(timeline: Timeline, truth: CostTruth, host_time: HostTime | None = None) -> dict[str, float]:
-    """The metrics of one iteration, by the column names of ``results/table.csv``."""
+def measure(
+    timeline: Timeline, truth: CostTruth, host_time: HostTime | None = None, need: Need | None = None
+) -> dict[str, float]:
+    """The metrics of one iteration, by the column names of ``results/table.csv``.
+
+    Args:
+        timeline: what was executed.
+        truth: the cost truth.
+        host_time: what assigning and scheduling took; none if None.
+        need: what the samples need under any layout; worked out if None.
+    """
     program, cluster, host_time = timeline.program, truth.cluster, host_time or HostTime()
     encoders = [index for index, module in enumerate(truth.model.modules) if module.is_encoder]
     seconds = timeline.iteration_time_s
     passes = program.is_pass
-    flops = truth.model.training_flops(program.shapes)
-    flops_per_s = flops / seconds / cluster.num_ranks
+    need = need_of(truth, program.shapes) if need is None else need
+    flops_per_s = need.flops / seconds / cluster.num_ranks
     split = any(program.splits_backward(index) for index in range(len(program.chunks)))
     bound_s = lower_bound_s(truth, program.layout, program.shapes, split)
-    work_s = least_gpu_s(truth, program.shapes)
     busy_s = rank_seconds(timeline, timeline.end_s - timeline.start_s)
     exposed_s = rank_seconds(timeline, timeline.comm_s + timeline.transfer_wait_s)
     return {
@@ -90,6 +98,6 @@ def measure(timeline: Timeline, truth: CostTruth, host_time: HostTime | None = N
         "assignment_exposed_s": host_time.exposed_s(seconds),
         "lower_bound_s": bound_s,
         "gap_to_lower_bound": seconds / bound_s - 1.0,
-        "cluster_bound_s": cluster_bound_s(truth, program.shapes, work_s),
-        **time_shares(timeline, cluster.num_ranks, work_s, remade_share(truth, program)),
+        "cluster_bound_s": need.bound_s,
+        **time_shares(timeline, cluster.num_ranks, need.gpu_s, remade_share(truth, program)),
     }

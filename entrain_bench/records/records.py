@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.table import chrome_trace
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.environment import current_commit, now, versions
+from entrain_bench.records.index import Index, Row, record_files
 from entrain_bench.records.keys import COSMETIC_KEYS, workload_of
 from entrain_bench.records.leaves import flatten
 from entrain_bench.records.outcome import Outcome
@@ -36,8 +37,10 @@ LOCK_TIMEOUT_S = 60.0
 MAX_DEATHS = 2
 # Characters of a key that name its subfolder: 256 of them keep folders of many runs small.
 SHARD = 2
-# Different parts of configurations that are held once however many records have them.
-MAX_PARTS = 4096
+# What reading a file raises that is no record.
+BAD = (AttributeError, ValueError, KeyError, TypeError)
+# Texts of a group's parameters that are held: a sweep's runs share most.
+MAX_TEXTS = 4096
 LABELS = ("strategy", "workload", "model", "cluster", "harness", "seed")
 METRICS = (
     "iteration_time_s",
@@ -59,6 +62,8 @@ METRICS = (
     "cluster_bound_s",
     *TIME_SHARES,
 )
+# Wall times of the machine.
+MEASURED = ("planning_time_s", "assignment_time_s", "assignment_exposed_s")
 # What an iteration has of its own.
 PER_ITERATION = tuple(name for name in METRICS if name != "planning_time_s")
 SETTINGS = (
@@ -77,7 +82,7 @@ RECOMPUTE = "layout_recompute"
 PARAMETERS = ("planner", "assigner", "scheduler", "strategy_parameters", "workload_parameters")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Record:
     """One run as it is stored in ``runs/<first two characters of its key>/<key>.json``.
 
@@ -95,7 +100,7 @@ class Record:
         samples: how many samples the workload lists, and what the model's context made of them (``Outcome.samples``).
         settled: whether a failure follows from configuration, data and code, so that another attempt would end alike.
         deaths: how many times in a row the process that ran it died.
-        timeline: whether its timeline was kept; false for records older than this.
+        timeline: whether its timeline was kept; None if nobody asked for it, False if there was none to keep.
         execution: of a training run, what it ran with (``Outcome.execution``).
         remarks: what a reader of its metrics should know, a line each.
         overrides: what made it, as given on the command line or by a sweep; with ``config_dir`` they make it again.
@@ -118,7 +123,7 @@ class Record:
     samples: Counts = field(default_factory=dict)
     settled: bool = False
     deaths: int = 0
-    timeline: bool = False
+    timeline: bool | None = False
     execution: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
@@ -139,12 +144,23 @@ class Record:
         return self.finished or self.deaths >= MAX_DEATHS
 
     @property
+    def computed(self) -> tuple[Any, ...]:
+        """What came out, without wall times: another simulation of the same gives the same."""
+        each = (self.metrics, *self.iterations)
+        metrics = [{name: value for name, value in one.items() if name not in MEASURED} for one in each]
+        return self.status, dict(self.layout), metrics
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Settings as a table shows them; None where the run is older than a setting."""
         return {name: _setting(self.config.get(name)) for name in SETTINGS}
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Mapping[str, Any]:
         """The run's row of ``table.csv``; empty where the run is older than a setting."""
+        return self._row
+
+    @cached_property
+    def _row(self) -> dict[str, Any]:
         degrees = {name: self.config["layout"][name.removeprefix("layout_")] for name in DEGREES}
         recompute = self.config["layout"].get("recompute")
         return {
@@ -174,6 +190,12 @@ def _setting(value: Any) -> Any:
 
 def parameters_text(node: Mapping[str, Any]) -> str:
     """The parameters of a group as one text, by their paths."""
+    return _parameters_text(json.dumps(node))
+
+
+@lru_cache(maxsize=MAX_TEXTS)
+def _parameters_text(text: str) -> str:
+    node = json.loads(text)
     leaves = {path: value for path, value in flatten(node).items() if path != "name" and path not in COSMETIC_KEYS}
     return " ".join(f"{path}={json.dumps(value)}" for path, value in sorted(leaves.items()) if "_target_" not in path)
 
@@ -196,7 +218,7 @@ def new_record(
             "samples": outcome.samples,
             "execution": dict(outcome.execution),
             "remarks": outcome.remarks,
-            "timeline": outcome.timeline is not None,
+            "timeline": outcome.timeline is not None or (False if cell.timeline else None),
         }
     labels, content = labels_of(cell.config), cell.config.content()
     result |= {"settled": settled, "deaths": deaths, "overrides": cell.overrides, "config_dir": cell.config_dir}
@@ -223,11 +245,23 @@ def labels_of(config: RunConfig) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Results:
-    """The results folder: runs, timelines, and the tables of all runs (results/README.md)."""
+    """The results folder: runs, timelines, and the tables of all runs (results/README.md).
+
+    A record is read once, and again if its file changes.
+    """
 
     root: Path
+    _records: dict[str, tuple[Row, Record]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @cached_property
+    def _index(self) -> Index:
+        return Index(self.root)
+
+    def __reduce__(self) -> tuple[type[Results], tuple[Path]]:
+        """Processes that run cells read few records."""
+        return Results, (self.root,)
 
     def prepare(self) -> None:
         """Raise ``UserError`` if the folder cannot be made or written to; removes what killed runs were writing."""
@@ -256,7 +290,27 @@ class Results:
     def read(self, key: str) -> Record | None:
         """The record of a key; None if there is none."""
         path = self.record_path(key)
-        return _parse_record(path) if path.exists() else None
+        try:
+            row = self._index.row(key, str(path))
+        except BAD as error:
+            raise _no_record(path, error) from error
+        if row is None:
+            return None
+        known = self._records.get(key)
+        if known is None or known[0] is not row:
+            known = self._records[key] = row, _record_of(row.values, path)
+        return known[1]
+
+    def digest(self, key: str) -> str:
+        """Hash of the record of a key; empty if there is none."""
+        self.read(key)
+        known = self._records.get(key)
+        return known[0].digest if known else ""
+
+    def load(self) -> dict[str, str]:
+        """Read what is known of all records, at once; returns the paths of their files by key."""
+        self._index.load()
+        return record_files(self.root / "runs")
 
     def is_left_alone(self, key: str, retry_failed: bool) -> bool:
         """Whether there is a record of a key that a sweep passes by; ``retry_failed``: also failed ones run again."""
@@ -264,8 +318,8 @@ class Results:
         return record is not None and record.is_left_alone(retry_failed)
 
     def has_timeline(self, record: Record) -> bool:
-        """Whether the timeline of a record is there, unless none was kept."""
-        return not record.timeline or self.timeline_path(record.key).exists()
+        """Whether the timeline of a record is there; also if there was none to keep."""
+        return record.timeline is False or self.timeline_path(record.key).exists()
 
     def write(self, record: Record, timeline: pd.DataFrame | None) -> None:
         """Store a run: its timeline first, so that a record always finds it.
@@ -289,13 +343,14 @@ class Results:
 
     def records(self) -> list[Record]:
         """All readable records, in the order of tables; a warning names the others."""
-        found = []
-        for path in sorted((self.root / "runs").rglob("*.json"), key=lambda path: path.name):
+        found, files = [], self.load()
+        for key in files:
             try:
-                found.append(_parse_record(path))
+                found.append(self.read(key))
             except UserError as error:
                 logger.warning("left out of the table: %s", error)
-        return sorted_records(found)
+        self._index.save(files)
+        return sorted_records(record for record in found if record)
 
     def write_tables(self) -> None:
         """Write ``table.csv`` and ``iterations.parquet``, the tidy tables of all records and of their iterations."""
@@ -339,19 +394,15 @@ def sorted_records(records: Iterable[Record]) -> list[Record]:
     return sorted(records, key=place)
 
 
-@lru_cache(maxsize=MAX_PARTS)
-def _shared(text: str) -> Any:
-    """A part of a configuration, the same object for all records that have it: most of a sweep's records is alike."""
-    return json.loads(text)
-
-
-def _parse_record(path: Path) -> Record:
+def _record_of(values: dict[str, Any], path: Path) -> Record:
     try:
-        values = json.loads(path.read_text())
-        config = {name: _shared(json.dumps(part)) for name, part in values["config"].items()}
         listed = {name: tuple(values.get(name, ())) for name in ("iterations", "remarks", "overrides")}
-        record = Record(**{**values, "config": config, **listed})
+        record = Record(**{**values, **listed})
         record.row()
         return record
-    except (AttributeError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: not a run record ({error}); delete it to run that cell again") from error
+    except BAD as error:
+        raise _no_record(path, error) from error
+
+
+def _no_record(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path}: not a run record ({error}); delete it to run that cell again")

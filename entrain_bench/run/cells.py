@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
@@ -24,6 +24,7 @@ from entrain_bench.base.errors import (
 )
 from entrain_bench.config.compose import Composer
 from entrain_bench.records.cells import Cell
+from entrain_bench.records.keys import Identifier
 from entrain_bench.records.plans import Plans
 from entrain_bench.records.records import Record, Results, new_record
 from entrain_bench.run.experiment import run_experiment
@@ -56,9 +57,9 @@ def compose_cells(overrides: Sequence[str], config_dir: str | None = None, multi
     Raises:
         UserError: for bad overrides, and data that cannot be read.
     """
-    composer = Composer(config_dir)
+    composer, identifier = Composer(config_dir), Identifier()
     cells = composer.sweep(overrides).cells if multirun else (tuple(overrides),)
-    composed = [Cell.composed(each, composer) for each in cells]
+    composed = [Cell.composed(each, composer, identifier) for each in cells]
     composer.save()
     return composed
 
@@ -71,10 +72,17 @@ def run_one(cell: Cell, results: Results, progress: Callable[[int], None] = lamb
         results: where its record goes.
         progress: called with the number of finished iterations.
     """
-    outcome = run_experiment(cell.config, progress, plans=Plans(results.root))
-    record = new_record(cell, "ok", outcome=outcome)
+    outcome = run_experiment(cell.config, progress, plans=Plans(results.root), keep_timeline=cell.timeline)
+    record = _merged(results.read(cell.key), new_record(cell, "ok", outcome=outcome))
     results.write(record, outcome.timeline)
     return record
+
+
+def _merged(known: Record | None, new: Record) -> Record:
+    """The record of a run that was made again for its timeline: the known one, if the same came out."""
+    if known is None or known.computed != new.computed:
+        return new
+    return replace(known, timeline=new.timeline)
 
 
 def run_cells(
@@ -116,7 +124,11 @@ def attempt(cell: Cell, results: Results) -> Done:
     """Run a cell and write down what came out: ok, skipped or failed. Never raises."""
     started = perf_counter()
     try:
+        known = results.read(cell.key)
         record, timeline = _run_or_explain(cell, Plans(results.root))
+        if known and known.status == "ok" != record.status:
+            return Done(cell, None, f"its timeline cannot be made: {record.reason}", perf_counter() - started)
+        record = _merged(known, record)
         results.write(record, timeline)
         return Done(cell, record, "", perf_counter() - started)
     except UserError as error:
@@ -128,7 +140,7 @@ def attempt(cell: Cell, results: Results) -> Done:
 def _run_or_explain(cell: Cell, plans: Plans) -> tuple[Record, pd.DataFrame | None]:
     make = partial(new_record, cell)
     try:
-        outcome = run_experiment(cell.config, plans=plans)
+        outcome = run_experiment(cell.config, plans=plans, keep_timeline=cell.timeline)
     except IncompatibleError as error:
         return make("skipped", str(error)), None
     except (UserError, ExecutionError) as error:

@@ -15,8 +15,6 @@ from entrain_bench.base.errors import UserError, require
 from entrain_bench.base.hosttime import HostTime, stopwatch
 from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.costs.noise import ActionNoise
-from entrain_bench.costs.profiled.cluster import cluster_with_times
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, check_layout
@@ -26,8 +24,8 @@ from entrain_bench.records.keys import plan_key
 from entrain_bench.records.metrics import measure
 from entrain_bench.records.outcome import Outcome
 from entrain_bench.records.plans import Plan, Plans
+from entrain_bench.run.shared import SharedJob, shared_job
 from entrain_bench.specs.job import Job
-from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.workload import ShapeSource, Workload, counts_of
 
@@ -56,13 +54,30 @@ class Trainer(Protocol):
 class Setting:
     """Everything a run needs, built from its configuration."""
 
-    job: Job
-    truth: CostTruth
-    workload: Workload
-    source: ShapeSource
+    shared: SharedJob
     strategy: Strategy
     executor: Executor | Trainer
     profile: Profile
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+        return self.shared.job
+
+    @property
+    def truth(self) -> CostTruth:
+        """What its actions cost."""
+        return self.shared.truth
+
+    @property
+    def workload(self) -> Workload:
+        """Where its samples are from."""
+        return self.shared.workload
+
+    @property
+    def source(self) -> ShapeSource:
+        """Its samples."""
+        return self.shared.source
 
 
 def prepare(config: RunConfig, source: ShapeSource | None = None) -> Setting:
@@ -75,23 +90,8 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> Setting:
     Raises:
         UserError: naming what is wrong in the configuration or the data.
     """
-    model = ModelSpec.from_config(config.model)
-    cluster, measured = cluster_with_times(config.cluster, model, config.framework, config.speed)
-    budget = cluster.device.memory_bytes * config.memory_fraction
-    job = Job(
-        model,
-        cluster,
-        config.global_batch,
-        1 if config.microbatch_size is None else config.microbatch_size,
-        config.layout,
-        budget,
-        config.framework,
-        free_microbatch_size=config.microbatch_size is None,
-    )
-    # Checked by the job; what is frozen or recomputed is a property of the model from here on.
-    model = model.with_recomputation(config.framework.recompute_granularity).with_frozen(config.framework.freeze)
-    job = replace(job, model=model)
-    truth = CostTruth(model, cluster, config.framework, ActionNoise(config.action_noise, config.seed), measured)
+    shared = shared_job(config, source)
+    truth, budget = shared.truth, shared.job.memory_budget_bytes
     parts: dict[str, Any] = {
         part: instantiate(config.strategy[part], f"strategy.{part}", method)
         for part, method in (("planner", "plan"), ("assigner", "assign"), ("scheduler", "schedule"))
@@ -99,11 +99,8 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> Setting:
     executor = instantiate(config.harness, "harness", ("execute", "train"), truth=truth, memory_budget_bytes=budget)
     if isinstance(executor, Trainer):
         require(not config.action_noise, "action_noise", config.action_noise, "0 where the harness trains")
-    workload: Workload = instantiate(config.workload, "workload", "source")
-    if source is None:
-        source = workload.source(model.tokens)
-    profile = Profile(job, truth.beyond, source, config.seed, config.belief_error, config.belief_bias)
-    return Setting(job, truth, workload, source, Strategy(str(config.strategy["name"]), **parts), executor, profile)
+    profile = Profile(shared.job, truth.beyond, shared.source, config.seed, config.belief_error, config.belief_bias)
+    return Setting(shared, Strategy(str(config.strategy["name"]), **parts), executor, profile)
 
 
 @dataclass(slots=True)
@@ -132,10 +129,7 @@ class Feed:
         Raises:
             UserError: for a sample that the model cannot take.
         """
-        job = self.setting.job
-        shapes = self.setting.source.batch(iteration, job.global_batch, self.seed)
-        job.model.check_shapes(shapes)
-        return shapes
+        return self.setting.shared.batch(iteration, self.seed)
 
     def program(self, shapes: SampleShapes) -> tuple[Program, HostTime]:
         """The program of a batch, and the time that observing, assigning and scheduling took."""
@@ -169,6 +163,7 @@ def run_experiment(
     progress: Callable[[int], None] = lambda _: None,
     source: ShapeSource | None = None,
     plans: Plans | None = None,
+    keep_timeline: bool = True,
 ) -> Outcome:
     """Plan once, then assign, schedule, execute and measure every iteration.
 
@@ -177,6 +172,7 @@ def run_experiment(
         progress: called with the number of finished iterations.
         source: samples instead of the configured workload's; only where the harness simulates.
         plans: where plans of earlier runs are; None plans anew.
+        keep_timeline: whether the first iteration's timeline is wanted; what a harness trains always has one.
 
     Raises:
         UserError: naming what is wrong in the configuration, the data, or what parts made of them.
@@ -188,7 +184,7 @@ def run_experiment(
             raise UserError(f"harness={config.harness['label']}: takes its samples from the configured workload")
         return replace(setting.executor.train(config, progress), samples=counts_of(setting.source))
     job, strategy, profile = setting.job, setting.strategy, setting.profile
-    job.model.check_shapes(setting.source.batch(0, job.global_batch, config.seed))
+    setting.shared.batch(0, config.seed)
     plan = plan_of(setting, config, plans if source is None else None)
     layout = plan.layout
     check_layout(layout, job.model, job.cluster)
@@ -203,8 +199,9 @@ def run_experiment(
             upcoming = feed.program(feed.batch(iteration + 1))
         timeline = setting.executor.execute(program)
         feed.observe(timeline)
-        measured.append(measure(timeline, setting.truth, host_time))
-        if iteration == 0 and program.num_actions <= MAX_KEPT_ACTIONS:
+        need = setting.shared.need(iteration, config.seed)
+        measured.append(measure(timeline, setting.truth, host_time, need))
+        if keep_timeline and iteration == 0 and program.num_actions <= MAX_KEPT_ACTIONS:
             frame = timeline_frame(timeline)
         progress(iteration + 1)
     metrics = {name: float(np.mean([row[name] for row in measured])) for name in measured[0]}

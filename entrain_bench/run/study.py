@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from entrain_bench.config.compose import Composer
+from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Results
+from entrain_bench.records.keys import Identifier
+from entrain_bench.records.records import Results, labels_of
 from entrain_bench.run.cells import Done, run_cells
 
 type SweepOverrides = tuple[str, ...]
@@ -23,14 +25,14 @@ class Study:
 
     def __init__(self, results: Results, config_dir: str | None = None) -> None:
         self.results, self.config_dir = results, config_dir
-        self.composer = Composer(config_dir)
+        self.composer, self._identifier = Composer(config_dir), Identifier()
         self._cells: dict[SweepOverrides, list[Cell]] = {}
 
     def cells(self, *overrides: str) -> list[Cell]:
         """The cells of a sweep."""
         if overrides not in self._cells:
             sweep = self.composer.sweep(overrides)
-            self._cells[overrides] = [Cell.composed(each, self.composer) for each in sweep.cells]
+            self._cells[overrides] = [Cell.composed(each, self.composer, self._identifier) for each in sweep.cells]
         return self._cells[overrides]
 
     def cells_by_key(self, sweeps: Iterable[SweepOverrides]) -> dict[str, Cell]:
@@ -58,12 +60,39 @@ class Output:
         sweeps: those whose cells must have run.
         write: brings its files up to date and returns what is missing from it, if anything.
         committed: of its files those that are kept with the code, by their paths in the folder of results.
+        timelines: the cells whose timelines it reads, in groups: of each group the first cell that has one.
     """
 
     name: str
     sweeps: Sequence[SweepOverrides]
     write: Callable[[Study], str]
     committed: Sequence[str] = ()
+    timelines: Callable[[Study], Iterable[Sequence[Cell]]] = lambda _: ()
+
+
+def by_strategy(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """Cells in groups of one strategy, workload, model and harness."""
+    groups: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in cells:
+        labels = labels_of(cell.config)
+        groups.setdefault(tuple(labels[name] for name in ("strategy", "workload", "model", "harness")), []).append(cell)
+    return [*groups.values()]
+
+
+def shown_ranks(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells of a sweep whose ranks are worth a picture: those of one job at one seed."""
+
+    def place(cell: Cell) -> tuple[str, str, int]:
+        return str(cell.config.workload["name"]), str(cell.config.model["name"]), cell.config.seed
+
+    first = min(cells, key=place, default=None)
+    return [cell for cell in cells if first and is_beside(cell.config, first.config)]
+
+
+def is_beside(config: RunConfig, other: RunConfig) -> bool:
+    """Whether two runs do the same job at the same seed, as far as the choices of the groups say."""
+    names = ("workload", "model", "cluster", "harness", "seed")
+    return all(getattr(config, name) == getattr(other, name) for name in names)
 
 
 def bring_up_to_date(
@@ -85,22 +114,56 @@ def bring_up_to_date(
     Yields:
         Each output once it is written, and what is missing from it.
     """
-    missing: dict[str, Cell] = {}
-    waits: list[tuple[Output, set[str]]] = []
-    for output in outputs:
-        mine = study.cells_by_key(output.sweeps)
-        lacking = {
-            key: cell
-            for key, cell in mine.items()
-            if key in missing or not study.results.is_left_alone(key, retry_failed)
-        }
-        missing |= lacking
-        waits.append((output, {*lacking}))
-    study.composer.save()
-    yield from ((output, output.write(study)) for output, keys in waits if not keys)
-    for done in run_cells(missing.values(), study.results, num_processes):
-        watch(done, len(missing))
-        for output, keys in waits:
-            if keys == {done.cell.key}:
-                yield output, output.write(study)
-            keys.discard(done.cell.key)
+    waiting, tried = [*outputs], dict[str, bool]()
+    while waiting:
+        lacking = [_lacking(output, study, retry_failed, tried) for output in waiting]
+        missing = dict[str, Cell]()
+        for cells in lacking:
+            for key, cell in cells.items():
+                missing[key] = replace(cell, timeline=cell.timeline or (key in missing and missing[key].timeline))
+        tried |= {key: cell.timeline for key, cell in missing.items()}
+        study.composer.save()
+        yield from ((output, output.write(study)) for output, cells in zip(waiting, lacking, strict=True) if not cells)
+        waits = [(output, {*cells}) for output, cells in zip(waiting, lacking, strict=True) if cells]
+        waiting = []
+        for done in run_cells(missing.values(), study.results, num_processes):
+            watch(done, len(tried))
+            for output, keys in waits:
+                if keys != {done.cell.key}:
+                    keys.discard(done.cell.key)
+                elif _lacking(output, study, retry_failed, tried):
+                    waiting.append(output)
+                else:
+                    yield output, output.write(study)
+
+
+def _lacking(output: Output, study: Study, retry_failed: bool, tried: Mapping[str, bool]) -> dict[str, Cell]:
+    """The cells that must run before an output can be written, by their keys.
+
+    A cell keeps its timeline if the output reads it, or if its ranks are worth a picture. Of a group whose first cell
+    has no timeline, because it failed or is too large, the next one is asked, once that is known.
+
+    Args:
+        output: what is wanted.
+        study: the sweeps.
+        retry_failed: whether every failed cell is run again.
+        tried: the keys of cells that were run already, and whether their timelines were asked for.
+    """
+    results, cells = study.results, study.cells_by_key(output.sweeps)
+    lacking = {
+        key: replace(cell, timeline=False)
+        for key, cell in cells.items()
+        if key not in tried and not results.is_left_alone(key, retry_failed)
+    }
+    asked = {cell.key: cell for cell in shown_ranks([*cells.values()]) if cell.key in lacking}
+    for group in output.timelines(study):
+        for cell in group:
+            record = results.read(cell.key)
+            if cell.key in lacking:
+                asked[cell.key] = cell
+            elif record is None or record.status != "ok" or record.timeline is False:
+                continue
+            elif not results.has_timeline(record) and not tried.get(cell.key):
+                asked[cell.key] = cell
+            break
+    return lacking | asked

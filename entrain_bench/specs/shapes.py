@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -40,6 +40,8 @@ class SampleShapes:
     item_llm_tokens: IntArray
     sample_names: TextArray | None = None
     item_grids: IntArray | None = None
+    _item_sample: IntArray = field(init=False, repr=False, compare=False)
+    _llm_tokens: IntArray = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         items = len(self.item_modality)
@@ -55,6 +57,11 @@ class SampleShapes:
             column = getattr(self, name)
             if column.size and column.min() < (0 if name == "text_tokens" else 1):
                 raise UserError(f"sample shapes: {name} has the value {column.min()}; sizes must be positive")
+        owner = rows_of(self.item_offsets)
+        projected = np.bincount(owner, weights=self.item_llm_tokens, minlength=len(self))
+        object.__setattr__(self, "_item_sample", owner)
+        object.__setattr__(self, "_llm_tokens", self.text_tokens + projected.astype(np.int64))
+        freeze(self._item_sample, self._llm_tokens)
         empty = np.flatnonzero(self.llm_tokens == 0)
         if empty.size:
             raise UserError(f"sample {self.name_of(empty[0])}: has neither text nor items")
@@ -88,13 +95,12 @@ class SampleShapes:
     @property
     def item_sample(self) -> IntArray:
         """Index of the sample that owns each item ``[items]``."""
-        return rows_of(self.item_offsets)
+        return self._item_sample
 
     @property
     def llm_tokens(self) -> IntArray:
         """LLM sequence length of each sample ``[samples]``: its text and the projected tokens of its items."""
-        projected = np.bincount(self.item_sample, weights=self.item_llm_tokens, minlength=len(self))
-        return self.text_tokens + projected.astype(np.int64)
+        return self._llm_tokens
 
     def encoder_tokens(self, modalities: Sequence[str]) -> IntArray:
         """Encoder tokens of each sample over the given modalities ``[samples]``."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from entrain_bench.answers.statistics import (
+    Best,
     Interval,
     kendall_tau,
     mean_interval,
@@ -93,27 +94,26 @@ def test_who_is_not_worse_than_the_best() -> None:
         "close": [10.1 - 5 * e for e in noise],
         "twice": [20.0 + e for e in noise],
     }
-    assert not_worse(times) == {"best", "close"}
-    assert not_worse({"one": [3.0, 4.0], "same": [3.0, 4.0 * (1 + 1e-12)], "other": [3.1, 5.0]}) == {
-        "one",
-        "same",
-        "other",
-    }
-    # One seed tells nothing but who is first.
-    assert not_worse({"one": [3.0], "other": [3.1], "same": [3.0]}) == {"one", "same"}
+    assert not_worse(times) == Best(frozenset({"best"}), frozenset({"best", "close"}), known=True)
+    found = not_worse({"one": [3.0, 4.0], "same": [3.0, 4.0 * (1 + 1e-12)], "other": [3.1, 5.0]})
+    assert found == Best(frozenset({"one", "same"}), frozenset({"one", "same", "other"}), known=True)
+
+
+def test_one_seed_excludes_nothing() -> None:
+    found = not_worse({"one": [3.0], "other": [3.1], "same": [3.0]})
+    assert found == Best(frozenset({"one", "same"}), frozenset({"one", "other", "same"}), known=False)
+    assert not_worse({"alone": [3.0, 4.0]}) == Best(frozenset({"alone"}), frozenset({"alone"}), known=True)
 
 
 def test_more_strategies_in_a_row_ask_for_stronger_evidence() -> None:
     base = np.ones(8)
-    step = np.array([1.0, -0.5, 1.0, 0.5, 1.0, -0.5, 1.0, 0.5])
-    slower = np.exp(0.1 * step)
+    slower = np.exp(0.1 * np.array([1.0, -0.1, 1.0, 0.5, 1.0, -0.1, 1.0, 0.5]))
     chance = stats.ttest_1samp(np.log(slower), 0, alternative="greater").pvalue
-    assert 0.05 / 4 < chance < 0.05
-    assert not_worse({"best": base, "slower": slower}) == {"best"}
-    assert not_worse({"best": base} | {f"slower {i}": slower for i in range(4)}) == {
-        "best",
-        *(f"slower {i}" for i in range(4)),
-    }
+    # Two strategies make two ordered pairs, five make twenty.
+    assert 0.05 / 20 < chance < 0.05 / 2
+    assert not_worse({"best": base, "slower": slower}).best == {"best"}
+    four = {f"slower {i}": slower for i in range(4)}
+    assert not_worse({"best": base} | four).best == {"best", *four}
 
 
 @pytest.mark.wide

@@ -7,7 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from entrain_bench.balancing.candidates import MEMORY_BATCHES, Candidate, by_estimate, check_memory, fastest_in_trials
+from entrain_bench.balancing.candidates import (
+    ENOUGH,
+    MEMORY_BATCHES,
+    Candidate,
+    by_estimate,
+    check_memory,
+    fastest_in_trials,
+    heaviest,
+)
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.errors import OutOfMemoryError, UserError
 from entrain_bench.costs.memory import Memory
@@ -66,9 +74,37 @@ def test_a_program_is_made_only_where_its_draft_does_not_fit() -> None:
     fits, rescued, hopeless = Drafting(greedy, thrifty), Drafting(thrifty, greedy), Drafting(greedy, greedy)
     check_memory(profile, thrifty, fits)
     check_memory(profile, thrifty, rescued)
-    assert (fits.made, rescued.made) == (0, MEMORY_BATCHES)
+    # All batches are alike, so the first decides.
+    assert (fits.made, rescued.made) == (0, 1)
     with pytest.raises(OutOfMemoryError):
         check_memory(profile, thrifty, hopeless)
+
+
+def test_all_batches_are_checked_where_those_that_decide_leave_little() -> None:
+    shapes = samples((100, [400]))
+    layout = chain_layout(MODEL, 1, 2, 8)
+    need = float(Memory(MODEL).peak_bytes(one_sample_a_microbatch(shapes.take(np.zeros(8, np.int64)), layout)).max())
+    made = []
+
+    def counted(batch: SampleShapes, layout: Layout) -> Program:
+        made.append(batch)
+        return one_sample_a_microbatch(batch, layout)
+
+    for share, expected in ((0.99 * ENOUGH, 1), (1.01 * ENOUGH, MEMORY_BATCHES)):
+        made.clear()
+        check_memory(profile_of(job_with(need / PLANNING_SHARE / share), shapes), layout, counted)
+        assert len(made) == expected
+
+
+def test_batches_decide_by_their_longest_unit_their_tokens_and_their_microbatches() -> None:
+    job = tiny_job(MODEL, global_batch=4, microbatch_size=2)
+    even = samples((100, []), (100, []), (100, []), (100, []))
+    longest = samples((150, []), (10, []), (10, []), (10, []))
+    neighbours = samples((140, []), (140, []), (1, []), (1, []))
+    light = samples((90, []), (90, []), (90, []), (90, []))
+    assert heaviest([light, even, longest, neighbours, even], job) == [0, 1, 2, 3]
+    assert heaviest([longest, even, neighbours], job) == [0, 1, 2]
+    assert heaviest([light, light], job) == [0]
 
 
 def test_states_that_do_not_fit_need_no_program() -> None:

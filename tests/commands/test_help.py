@@ -1,4 +1,4 @@
-"""``--help``: one screen, true, and the same text as the configuration's comments and the README."""
+"""``--help``: one screen, true, and the same text as the comments of the configuration and docs/configuration.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from entrain_bench.config.command_line import in_tree
 from entrain_bench.config.comments import documented_keys, groups
 from entrain_bench.config.schema import ConfigSchema, register_schema
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 SCREEN = 62
 
 
@@ -38,10 +38,10 @@ def test_help_is_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert help_text() + "\n" == text == shown(capsys, "-h") == shown(capsys, "strategy=entrain", "--help")
 
 
-def test_every_key_has_a_comment_and_stands_in_the_readme_with_the_same_words() -> None:
+def test_every_key_has_a_comment_and_stands_on_its_page_with_the_same_words() -> None:
     names = {key.name.partition(".")[0] for key in documented_keys()}
     assert names == {*ConfigSchema.__dataclass_fields__}
-    rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \| (.*) \|$", README, re.MULTILINE)
+    rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \| (.*) \|$", PAGE, re.MULTILINE)
     assert [(name, default) for name, default, _ in rows] == [(key.name, key.default) for key in documented_keys()]
     for key, (_, _, meaning) in zip(documented_keys(), rows, strict=True):
         assert len(key.meaning) > 5, key.name

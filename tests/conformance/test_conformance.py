@@ -1,37 +1,35 @@
 """What every strategy must do on every workload, whatever it is."""
 
-from collections.abc import Callable, Mapping
+import os
+import random
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from itertools import product
+from itertools import cycle, islice, product
 from typing import Any
 
 import pytest
 
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.config.tree import choices, config_tree
+from entrain_bench.config.tree import choices
 from entrain_bench.conformance.checks import require_blind, require_repeatable, require_valid, require_walls
 from entrain_bench.conformance.suite import PARTS
 from entrain_bench.records.records import METRICS
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare, run_experiment
-from support.wide import FEW, each_strategy, wide_unless
+from support.wide import each_strategy
 
 NEEDS_AUDIO = ("librispeech", "synthetic_av")
 # Without those that need a file of the user's.
 WORKLOADS = [name for name in choices("workload") if name not in ("trace", "twin")]
 MODELS = ("tiny", "tiny_av")
-# Without make test-slow: tiny_av takes samples with and without audio, tiny a trace and what it must refuse.
-# Workloads that resemble another one, and all other pairs, with make test-slow.
-OTHERS = ("dflop_single", "dflop_video", "dflop_mixed", "chartqa_qa", "coco", "llava_150k_like", "sroie", "uniform")
-WITHOUT_AUDIO = ("chartqa", "librispeech")
-NEWER = ("chartqa", "synthetic_av", "nextqa")
-# Again with wrong beliefs and over several nodes, with tiny_av: images and audio.
-THOROUGH = ("synthetic_av",)
-BLIND = ("synthetic_av",)
+PAIRS = tuple(product(WORKLOADS, MODELS))
+# Which part of the products of strategies, workloads, models and parts is run: make test-slow SEED=1 draws others.
+SEED = os.environ.get("SEED", "0")
 DEFAULT_CLUSTER = "a40x64"
-BASELINE = "megatron"
+# A planner that reads a layout from a file of the user's.
+FROM_A_FILE = ("given",)
 # Models that need not fit every cluster, each with one that it fits.
 LARGE = {
     "llavaov_qwen25_7b": "a100x64",
@@ -90,25 +88,21 @@ def config(**chosen: str) -> RunConfig:
     return replace(composed(), **groups)
 
 
-def cells(usual: Callable[[str, str, str], bool]) -> list[object]:
-    """Every strategy, workload and model; of the usual ones few are quick, the unusual ones are for make test-slow."""
+def drawn(check: str, quick: int, wide: int, slow: int) -> list[object]:
+    """Workloads and models for every strategy: so many in every run of the tests, with the wide and the slow ones.
+
+    Strategies take turns in one shuffled list of all pairs, so that together they run every pair.
+    """
+    pairs = random.Random(f"{SEED} {check}").sample(PAIRS, len(PAIRS))
+    marks = [[]] * quick + [[pytest.mark.wide]] * wide + [[pytest.mark.slow]] * slow
     return [
-        pytest.param(
-            *cell, marks=wide_unless(cell[0] in FEW) if usual(*cell) else [pytest.mark.slow], id="-".join(cell)
-        )
-        for cell in product(choices("strategy"), WORKLOADS, MODELS)
+        pytest.param(strategy, *pair, marks=mark, id="-".join((strategy, *pair)))
+        for place, strategy in enumerate(choices("strategy"))
+        for pair, mark in zip(islice(cycle(pairs), place * (quick + wide), None), marks, strict=False)
     ]
 
 
-def usual(strategy: str, workload: str, model: str) -> bool:
-    """Whether a workload is run with a model in every run of the tests; few with strategies that few figures show."""
-    if composed(f"strategy={strategy}").strategy.get("in_figures", "all") != "all" and workload not in NEWER:
-        return False
-    return workload in WITHOUT_AUDIO if model == "tiny" else workload not in OTHERS
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("strategy", "workload", "model"), cells(usual))
+@pytest.mark.parametrize(("strategy", "workload", "model"), drawn("valid", quick=1, wide=2, slow=10))
 def test_valid_within_memory_and_above_the_bound(strategy: str, workload: str, model: str) -> None:
     try:
         outcome = require_valid(config(strategy=strategy, workload=workload, model=model, cluster="tiny"))
@@ -127,10 +121,7 @@ def test_it_imports_only_what_is_open_to_strategies(strategy: str) -> None:
     require_walls(config(strategy=strategy))
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("strategy", "workload", "model"), cells(lambda _, workload, model: workload in THOROUGH and model == "tiny_av")
-)
+@pytest.mark.parametrize(("strategy", "workload", "model"), drawn("repeatable", quick=0, wide=1, slow=5))
 def test_repeatable_on_several_nodes_and_with_wrong_beliefs(strategy: str, workload: str, model: str) -> None:
     run = config(strategy=strategy, workload=workload, model=model, cluster="a40x16")
     try:
@@ -140,10 +131,7 @@ def test_repeatable_on_several_nodes_and_with_wrong_beliefs(strategy: str, workl
         assert model == "tiny"
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("strategy", "workload", "model"), cells(lambda _, workload, model: workload in BLIND and model == "tiny_av")
-)
+@pytest.mark.parametrize(("strategy", "workload", "model"), drawn("blind", quick=0, wide=1, slow=5))
 def test_it_does_not_see_the_truth_behind_its_estimates(strategy: str, workload: str, model: str) -> None:
     try:
         require_blind(config(strategy=strategy, workload=workload, model=model, cluster="a40x16"))
@@ -169,25 +157,20 @@ def test_a_generator_is_run_or_refused(strategy: str) -> None:
     require_blind(run)
 
 
-def mixes() -> list[object]:
-    """Every planner with every assigner and scheduler; quick: those of one system, or one beside the baseline's."""
-    found: dict[tuple[str, ...], object] = {}
-    # Systems may share a part: what has been mixed from fewer systems is not mixed again.
-    for names in sorted(product(*(choices(f"strategy/{part}") for part in PARTS)), key=lambda names: len(set(names))):
-        parts = tuple(
-            (config_tree() / "strategy" / part / f"{name}.yaml").read_text()
-            for part, name in zip(PARTS, names, strict=True)
-        )
-        if any("???" in part for part in parts):  # needs a file of the user's
-            continue
-        usual = len(set(names)) == 1 or names.count(BASELINE) == 2
-        marks = wide_unless({*names} <= {*FEW}) if usual else [pytest.mark.slow]
-        found.setdefault(parts, pytest.param(*names, marks=marks, id="-".join(names)))
-    return list(found.values())
+def mixes(wide: int, slow: int) -> list[object]:
+    """Planners, assigners and schedulers of different systems, drawn; each part of each system at least once."""
+    rng = random.Random(f"{SEED} mixes")
+    names = {part: [name for name in choices(f"strategy/{part}") if name not in FROM_A_FILE] for part in PARTS}
+    # Shuffled lists of all parts, one after another: none is left out before all have been taken.
+    decks = [[name for _ in range(slow) for name in rng.sample(names[part], len(names[part]))] for part in PARTS]
+    found = [*dict.fromkeys(zip(*decks, strict=False))][: wide + slow]
+    return [
+        pytest.param(*mix, marks=pytest.mark.wide if place < wide else pytest.mark.slow, id="-".join(mix))
+        for place, mix in enumerate(found)
+    ]
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize(PARTS, mixes())
+@pytest.mark.parametrize(PARTS, mixes(wide=20, slow=100))
 def test_parts_can_be_mixed(planner: str, assigner: str, scheduler: str) -> None:
     chosen = {"planner": planner, "assigner": assigner, "scheduler": scheduler}
     parts: Mapping[str, Any] = {
@@ -200,19 +183,19 @@ def test_parts_can_be_mixed(planner: str, assigner: str, scheduler: str) -> None
         assert len({planner, assigner, scheduler}) > 1, "the parts of one system fit together"
 
 
-def held() -> list[object]:
-    """Every model on the cluster it is meant for, the tiny model on all; other pairs are slow."""
-    found: list[object] = []
+def held(slow: int) -> list[object]:
+    """Every model on the cluster it is meant for, the tiny model on all; of other pairs some are drawn."""
+    own, others = [], []
     for model, cluster in product(choices("model"), choices("cluster")):
-        own = cluster == LARGE.get(model, DEFAULT_CLUSTER)
-        usual = model not in SLOW_MODELS if own else model == "tiny"
-        marks = wide_unless(model.startswith(("tiny", "qwen"))) if usual else [pytest.mark.slow]
-        found.append(pytest.param(model, cluster, marks=marks, id=f"{cluster}-{model}"))
-    return found
+        if cluster == LARGE.get(model, DEFAULT_CLUSTER) or model == "tiny":
+            own.append((model, cluster, pytest.mark.slow if model in SLOW_MODELS else pytest.mark.wide))
+        else:
+            others.append((model, cluster, pytest.mark.slow))
+    found = [*own, *random.Random(f"{SEED} held").sample(others, slow)]
+    return [pytest.param(model, cluster, marks=mark, id=f"{cluster}-{model}") for model, cluster, mark in found]
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize(("model", "cluster"), held())
+@pytest.mark.parametrize(("model", "cluster"), held(slow=20))
 def test_every_model_runs_on_every_cluster_that_holds_it(model: str, cluster: str) -> None:
     workload = {"whisper": "librispeech", "mllm": "laion_packed"}.get(model.split("_")[0], "chartqa")
     workload, text = ("packed_text", ["workload.text=2048"]) if model.startswith(TEXT_MODELS) else (workload, [])

@@ -25,7 +25,7 @@ ROOMS = (
     ("producing",),
     ("running",),
     ("launching",),
-    ("profiling",),
+    ("emulate", "profiling"),
     ("trainer",),
 )
 

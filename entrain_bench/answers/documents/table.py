@@ -8,9 +8,8 @@ from itertools import product
 from string import Formatter
 from typing import Any
 
-from entrain_bench.answers.compare import MEASURED
 from entrain_bench.base.errors import UserError, require, unknown_choice
-from entrain_bench.records.records import METRICS
+from entrain_bench.records.records import MEASURED, METRICS
 from entrain_bench.run.study import SweepOverrides
 
 KEYS = ("title", "common", "corner", "rows", "columns", "show")

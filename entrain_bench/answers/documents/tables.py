@@ -79,7 +79,17 @@ def tables_output() -> Output:
     """The tables; each is read once."""
     tables = load_tables()
     sweeps = [sweep for table in tables for sweep in table.sweeps]
-    return Output("tables", sweeps, lambda study: write_tables(tables, study))
+    counted = [sweep for table in tables if _counts_microbatches(table) for sweep in table.sweeps]
+
+    def timelines(study: Study) -> list[list[Cell]]:
+        return [[cell] for sweep in counted for cell in study.cells(*sweep)]
+
+    return Output("tables", sweeps, lambda study: write_tables(tables, study), timelines=timelines)
+
+
+def _counts_microbatches(table: Table | Lead) -> bool:
+    """Whether a table shows what only timelines tell."""
+    return isinstance(table, Table) and not {MICROBATCHES, SAMPLES}.isdisjoint(table.fields)
 
 
 def write_tables(tables: Sequence[Table | Lead], study: Study) -> str:

@@ -61,7 +61,7 @@ def going_on(times: Mapping[str, Times], kept: Collection[str] = ()) -> list[str
         limit = FAR * min(own[0] for own in whole.values())
         ahead = {name for name, own in whole.items() if decisive(own[0]) <= decisive(limit)}
     else:
-        ahead = not_worse(whole, ROUND_LEVEL)
+        ahead = {*not_worse(whole, ROUND_LEVEL).best}
     return [name for name in whole if name in ahead or name in kept]
 
 
@@ -77,7 +77,7 @@ def places(times: Mapping[str, Times]) -> list[Place]:
     if not last:
         return [Place(name, None, None, NO_RESULT) for name in times]
     best = min(last, key=lambda name: (decisive(math.fsum(last[name])), *last[name]))
-    good = not_worse(last, ROUND_LEVEL) if most > 1 else {*last}
+    good = not_worse(last, ROUND_LEVEL).best
     found = [_place(name, own, whole[best], name == best, name in good, most) for name, own in whole.items()]
     ranked = sorted(found, key=lambda place: (place.behind is not None, place.behind.mean if place.behind else 0.0))
     return [*ranked, *(Place(name, None, None, NO_RESULT) for name in times if name not in whole)]

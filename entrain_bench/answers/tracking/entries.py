@@ -125,11 +125,7 @@ def entries_of(
         return [_entry_of(points[0], name, "", results)]
     drawn: dict[str, Artifact] = {}
     if pictures:
-        side_by_side = {
-            variant: record
-            for variant, record in sweep.side_by_side().items()
-            if results.timeline_path(record.key).exists()
-        }
+        side_by_side = sweep.side_by_side(lambda record: results.timeline_path(record.key).exists())
         drawn = {
             f"ranks/{clean(shortened(variant))}.png": partial(pictures.ranks, one)
             for variant, one in side_by_side.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -90,15 +90,26 @@ class Sweep:
         orders = {self.variant(row.contender): row.contender.display_order for row in self.rows}
         return sorted(orders, key=lambda variant: place_of(variant, orders[variant]))
 
-    def side_by_side(self) -> dict[str, Record]:
-        """A run of every variant that has a result in the first case, all at the same seed if there is such a seed."""
-        done = {
-            self.variant(row.contender): {seed: row.contender.runs[seed] for seed in with_result(row.standing.times)}
-            for row in self.cases[0].rows
-            if row.standing.num_ok
-        }
-        shared = set.intersection(*map(set, done.values())) if done else set()
-        return {variant: runs[min(shared or runs)] for variant, runs in done.items()}
+    def side_by_side(self, is_shown: Callable[[Record], bool]) -> dict[str, Record]:
+        """A run of every variant that can be shown in the first case with such runs, at the same seed if there is one.
+
+        Args:
+            is_shown: whether there is more of a run than its record.
+        """
+        for case in self.cases:
+            runs = {
+                self.variant(row.contender): {
+                    seed: row.contender.runs[seed]
+                    for seed in with_result(row.standing.times)
+                    if is_shown(row.contender.runs[seed])
+                }
+                for row in case.rows
+            }
+            done = {variant: found for variant, found in runs.items() if found}
+            if done:
+                shared = set.intersection(*map(set, done.values()))
+                return {variant: found[min(shared or found)] for variant, found in done.items()}
+        return {}
 
     @cached_property
     def wins(self) -> Mapping[str, int]:

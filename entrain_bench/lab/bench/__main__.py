@@ -1,69 +1,92 @@
-"""Runs the cases, each in a process of its own, and writes ``results/bench.json``."""
+"""``make bench``: measure the suite itself; prints every measure as soon as it is known, writes ``results/bench.json``.
+
+Every case runs in a process of its own, so that no case finds caches filled by another.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryFile
+from threading import Timer
 
-from rich.table import Table
-
-from entrain_bench.answers.console_table import make_console
 from entrain_bench.base.errors import unknown_choice
-from entrain_bench.base.files import write_atomically
-from entrain_bench.base.hosttime import processor_name
 from entrain_bench.lab.bench.cases import CASES
+from entrain_bench.lab.bench.measures import Measure
+from entrain_bench.lab.files import write_json
+from entrain_bench.lab.machine import host_facts
 
-# The figures from nothing, on a slow machine.
-CASE_TIMEOUT_S = 3600
+CASE_TIMEOUT_S = 120.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run all cases, or with ``--case NAME`` one in this process."""
-    if arguments:
-        if arguments[0] != "--case" or len(arguments) != 2 or arguments[1] not in CASES:
-            print(unknown_choice("bench --case", arguments[-1], CASES), file=sys.stderr)
-            return 2
-        print(json.dumps(CASES[arguments[1]][1]()))
+    """Measure the named cases; exit code 1 if one fails, 2 for an unknown name."""
+    parser = argparse.ArgumentParser(prog="python -m entrain_bench.lab.bench", description=__doc__)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"cases to measure (default: all): {', '.join(CASES)}")
+    parser.add_argument("--results-dir", type=Path, default=Path("results"), help="folder of bench.json")
+    parser.add_argument("--here", action="store_true", help="measure in this process; print one JSON line per measure")
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.cases if name not in CASES]:
+        print(unknown_choice("bench CASE", unknown[0], CASES), file=sys.stderr)
+        return 2
+    names = options.cases or [*CASES]
+    if options.here:
+        for name in names:
+            for measure in CASES[name].measure():
+                print(json.dumps(measure), flush=True)
         return 0
-    console, results, failed = make_console(), {}, list[str]()
-    table = Table("case", "measured", "target")
-    for name, (target, _) in CASES.items():
+    results, failed = dict[str, dict[str, object]](), False
+    for number, name in enumerate(names, start=1):
+        print(f"[{number}/{len(names)}] {name}: {CASES[name].target}", flush=True)
+        measured = dict[str, dict[str, float]]()
         try:
-            with console.status(name):
-                measured = measure_apart(name)
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            failed.append(f"{name}: {error}")
+            for label, values in measure_apart(name):
+                measured[label] = values
+                print(f"  {label:24} {'  '.join(f'{key}={value:.4g}' for key, value in values.items())}", flush=True)
+        except RuntimeError as error:
+            failed = True
+            print(f"{name}: failed: {error}", file=sys.stderr, flush=True)
             continue
-        results[name] = {"target": target, **measured}
-        table.add_row(name, "  ".join(f"{key}={value:.4g}" for key, value in measured.items()), target)
-    console.print(table)
-    machine = {"processor": processor_name(), "cores": os.cpu_count(), "python": platform.python_version()}
-    path = Path("results") / "bench.json"
-    write_atomically(path, json.dumps({"machine": machine, "cases": results}, indent=1).encode())
+        results[name] = {"target": CASES[name].target, "measures": measured}
+    path = options.results_dir / "bench.json"
+    write_json(path, {"machine": host_facts(), "cases": results})
     print(f"written to {path}")
-    for line in failed:
-        print(line, file=sys.stderr)
     return 1 if failed else 0
 
 
-def measure_apart(name: str) -> dict[str, float]:
-    """The numbers of a case measured by a process of its own, which the others have neither warmed nor filled."""
-    done = subprocess.run(
-        [sys.executable, "-m", "entrain_bench.lab.bench", "--case", name],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        timeout=CASE_TIMEOUT_S,
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip().splitlines()[-1])
-    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return measured
+def measure_apart(name: str) -> Iterator[Measure]:
+    """Yield the measures of a case as a process of its own makes them.
+
+    Raises:
+        RuntimeError: with the last line that the process printed, if it fails or exceeds ``CASE_TIMEOUT_S``.
+    """
+    command = [sys.executable, "-m", "entrain_bench.lab.bench", "--here", name]
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with (
+        TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, **threads}
+        ) as process,
+    ):
+        assert process.stdout
+        timer = Timer(CASE_TIMEOUT_S, process.kill)
+        timer.start()
+        with closing(process.stdout):
+            for line in process.stdout:
+                if line.startswith("["):
+                    label, values = json.loads(line)
+                    yield label, values
+        code = process.wait()
+        timer.cancel()
+        if code:
+            errors.seek(0)
+            raise RuntimeError([f"exit code {code} (limit: {CASE_TIMEOUT_S:g} s)", *errors.read().split("\n")[:-1]][-1])
 
 
 if __name__ == "__main__":

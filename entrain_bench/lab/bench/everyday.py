@@ -1,74 +1,79 @@
-"""What people wait for day by day: figures, with and without anything to do, and sweeps of many cells."""
+"""The cost of daily use: runs, sweeps and commands, in CPU seconds, which other work on the machine hardly changes."""
 
 from __future__ import annotations
 
-import os
 import resource
-import subprocess
-import sys
-from collections.abc import Sequence
-from math import isnan, nan
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
+from time import process_time
 
-from entrain_bench.lab.bench.measures import median_s
+from entrain_bench.config.tree import choices
+from entrain_bench.lab.bench.measures import Measure, median_s, peak_rss_gb
+from entrain_bench.lab.processes import last_line, run_python
 from entrain_bench.records.records import Results
-from entrain_bench.run.cells import compose_cells, run_cells
+from entrain_bench.run.cells import attempt, compose_cells, run_cells
 from entrain_bench.run.experiment import run_experiment
 
-FIRST_CELL = "[1/"
+COMMAND_S = 110.0
 
 
-def figures(names: Sequence[str] = ()) -> dict[str, float]:
-    """Seconds that the command takes from nothing (no run, nothing composed yet), and with nothing left to do."""
+def cells(job: Sequence[str] = ("workload=chartqa",), strategies: Sequence[str] = ()) -> Iterator[Measure]:
+    """CPU seconds of one run of a job per strategy, configuration and record included; then their sum."""
+    total_s = 0.0
     with TemporaryDirectory(prefix="entrain-bench-") as folder:
-        arguments = ["figures", *names, "--results-dir", folder]
-        from_nothing_s, _ = _command(arguments, Path(folder))
-        return {"from_nothing_s": from_nothing_s, "nothing_to_do_s": _command(arguments, Path(folder))[0]}
+        for name in strategies or choices("strategy"):
+            started = process_time()
+            (cell,) = compose_cells([f"strategy={name}", *job])
+            done = attempt(cell, Results(Path(folder)))
+            seconds = process_time() - started
+            if done.record is None or done.record.status == "failed":
+                raise RuntimeError(f"{name}: {done.problem or (done.record and done.record.reason)}")
+            total_s += seconds
+            yield name, {"cpu_s": seconds}
+    yield "all", {"cpu_s": total_s}
 
 
-def sweep(num_cells: int, overrides: Sequence[str]) -> dict[str, float]:
-    """A sweep of many small cells in one process: its first result, and what a cell costs beyond its experiment."""
-    (cell,) = compose_cells(overrides)
-    experiment_s = median_s(lambda: run_experiment(cell.config))
+def sweep(num_cells: int, overrides: Sequence[str]) -> Iterator[Measure]:
+    """Cost of a run in a sweep beyond its experiment in CPU seconds, and growth of the peak memory over the sweep."""
+    composed = compose_cells([*overrides, f"seed=range({num_cells})"], multirun=True)
+    experiment_s = median_s(lambda: run_experiment(composed[0].config), timer=process_time)
     with TemporaryDirectory(prefix="entrain-bench-") as folder:
-        arguments = ["--multirun", *overrides, f"seed=range({num_cells})", f"results_dir={folder}/results"]
-        total_s, first_s = _command(arguments, Path(folder))
-    return {
-        "first_result_s": first_s,
-        "total_s": total_s,
-        "experiment_s": experiment_s,
-        "overhead_s": (total_s - first_s) / (num_cells - 1) - experiment_s,
-    }
+        done = run_cells(composed, Results(Path(folder)))
+        first = [next(done) for _ in range(num_cells // 5)]
+        held_gb, started = peak_rss_gb(), process_time()
+        others = [*done]
+    overhead_s = (process_time() - started) / len(others) - experiment_s
+    yield "run", {"experiment_s": experiment_s, "overhead_s": overhead_s}
+    growth = peak_rss_gb() / held_gb - 1.0
+    yield f"memory_{len(first) + len(others)}_runs", {"peak_rss_gb": peak_rss_gb(), "growth": growth}
 
 
-def memory(num_cells: int, overrides: Sequence[str]) -> dict[str, float]:
-    """The most memory this process has held after a fifth of many cells and after all of them."""
-    cells = compose_cells([*overrides, f"seed=range({num_cells})"], multirun=True)
-    held = []
-    with TemporaryDirectory(prefix="entrain-bench-") as folder:
-        for number, _ in enumerate(run_cells(cells, Results(Path(folder))), start=1):
-            if number in (num_cells // 5, num_cells):
-                held.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6)
-    return {"after_a_fifth_mb": held[0], "after_all_mb": held[1], "growth": held[1] / held[0] - 1.0}
+def commands(overrides: Sequence[str]) -> Iterator[Measure]:
+    """CPU seconds of commands, their worker processes included."""
+    with TemporaryDirectory(prefix="entrain-bench-") as name:
+        folder = Path(name)
+        yield "help", _command(["--help"], folder)
+        yield "one_run", _command([*overrides, f"results_dir={folder}/runs", "mlflow=false"], folder)
+        quick = ["figures", "quick", "--results-dir", f"{folder}/quick"]
+        for label in ("quick_from_nothing", "quick_nothing_to_do"):
+            yield label, _command(quick, folder)
 
 
-def _command(arguments: Sequence[str], folder: Path) -> tuple[float, float]:
-    """Seconds until the command has ended, and until it has named the first cell."""
-    environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
-    started, first_s = perf_counter(), nan
-    with subprocess.Popen(
-        [sys.executable, "-m", "entrain_bench.cli", *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=environment,
-        text=True,
-    ) as process:
-        assert process.stderr
-        for line in process.stderr:
-            if line.startswith(FIRST_CELL) and isnan(first_s):
-                first_s = perf_counter() - started
-    if process.returncode:
-        raise RuntimeError(f"{' '.join(arguments)} ended with {process.returncode}")
-    return perf_counter() - started, first_s
+def _command(arguments: Sequence[str], folder: Path) -> dict[str, float]:
+    """CPU seconds of a command and of all its processes.
+
+    Raises:
+        RuntimeError: if it fails.
+    """
+    log, before = folder / "log", _children_s()
+    environment = {"XDG_CACHE_HOME": str(folder / "cache")}
+    problem = run_python(["-m", "entrain_bench.cli", *arguments], log, COMMAND_S, environment)
+    if problem:
+        raise RuntimeError(f"{' '.join(arguments)}: {problem} ({last_line(log)})")
+    return {"cpu_s": _children_s() - before}
+
+
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

@@ -1,9 +1,9 @@
-"""What is measured of a setting; every function returns numbers by name, with units in the names."""
+"""Parts of a run on their own: planning, assignment, schedule, execution, bucket filling, solver limits."""
 
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -12,222 +12,142 @@ import numpy as np
 from hydra.utils import get_method
 
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import Setting, prepare
-from entrain_bench.simulate import Simulator, place_actions
+from entrain_bench.simulate import Simulator
 from entrain_bench.specs.shapes import SampleShapes
 
-REPEATS, WARM_UPS = 20, 2
-LONG_S = 30.0
+REPEATS, WARM_UPS = 10, 2
+# A call is repeated less often once its repetitions have taken this long.
+LONG_S = 3.0
+
+# What was measured, and its values by name; units are part of the names.
+type Measure = tuple[str, dict[str, float]]
 
 
-def wall_times_s(call: Callable[[int], Any], repeats: int = REPEATS) -> list[float]:
-    """Wall times of calls after those that warm up; fewer, but at least three, once they have taken long.
+def seconds_of(
+    call: Callable[[int], Any], repeats: int = REPEATS, timer: Callable[[], float] = perf_counter
+) -> list[float]:
+    """Seconds of repeated calls, warm-ups excluded; at least three.
 
     Args:
-        call: is given the number of its call, for an input of its own.
-        repeats: how many are timed.
+        call: receives its index, so that each call can have an input of its own.
+        repeats: number of timed calls.
+        timer: ``perf_counter`` for wall time, ``process_time`` for CPU seconds.
     """
     times: list[float] = []
     for index in range(WARM_UPS + repeats):
-        started = perf_counter()
+        started = timer()
         call(index)
-        times.append(perf_counter() - started)
+        times.append(timer() - started)
         if len(times) >= WARM_UPS + 3 and sum(times) > LONG_S:
             break
     return times[WARM_UPS:]
 
 
-def median_s(call: Callable[[], Any], repeats: int = REPEATS) -> float:
-    """Median wall time of a call."""
-    return median(wall_times_s(lambda _: call(), repeats))
+def median_s(call: Callable[[], Any], repeats: int = REPEATS, timer: Callable[[], float] = perf_counter) -> float:
+    """Median seconds of a call."""
+    return median(seconds_of(lambda _: call(), repeats, timer))
 
 
-def _setting(overrides: Sequence[str]) -> tuple[Setting, Layout]:
-    setting = prepare(compose_cells(overrides)[0].config)
-    return setting, setting.strategy.plan(setting.profile)
-
-
-def _simulator(setting: Setting) -> Simulator:
-    return Simulator(setting.truth, setting.job.memory_budget_bytes)
-
-
-def simulated_iteration(overrides: Sequence[str], repeats: int = REPEATS) -> dict[str, float]:
-    """Schedule and execute (validate, price, place) one iteration, given its assignment."""
-    setting, layout = _setting(overrides)
-    (shapes,) = _batches(setting, 1)
-    assignment = setting.strategy.assigner.assign(shapes, layout, setting.profile)
-
-    def schedule() -> Program:
-        return setting.strategy.scheduler.schedule(shapes, layout, assignment, setting.profile)
-
-    program = schedule()
-    scheduled = median_s(schedule, repeats)
-    executed = median_s(lambda: _simulator(setting).execute(program), repeats)
-    return {
-        "schedule_s": scheduled,
-        "execute_s": executed,
-        "iteration_s": scheduled + executed,
-        "num_actions": program.num_actions,
-        "peak_rss_gb": _peak_rss_gb(),
-    }
-
-
-def _peak_rss_gb() -> float:
+def peak_rss_gb() -> float:
+    """Peak resident memory of this process, in GB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
-def assignment(overrides: Sequence[str], repeats: int = REPEATS) -> dict[str, float]:
-    """The assigner alone, over different batches, beside the simulated iteration that it has to hide behind."""
-    setting, layout = _setting(overrides)
-    strategy, profile = setting.strategy, setting.profile
-    batches = _batches(setting, WARM_UPS + repeats)
-    times = wall_times_s(lambda index: strategy.assigner.assign(batches[index], layout, profile), repeats)
-    timeline = _simulator(setting).execute(strategy.program(batches[0], layout, profile))
-    return {"assign_s": median(times), "iteration_time_s": timeline.iteration_time_s}
+def parts(strategies: Sequence[str], job: Sequence[str], repeats: int = REPEATS) -> Iterator[Measure]:
+    """Seconds of planning (once) and of each part of an iteration (median), for each strategy on a job.
+
+    The last value is the iteration time on the simulated clock, behind which assignment and schedule have to hide.
+    """
+    for name in strategies:
+        yield name, _parts([f"strategy={name}", *job], repeats)
 
 
-def every_part(overrides: Sequence[str], repeats: int = REPEATS) -> dict[str, float]:
-    """Planning, once, and every part of an iteration: assignment, schedule, execution with memory."""
+def _parts(overrides: Sequence[str], repeats: int) -> dict[str, float]:
     setting = prepare(compose_cells(overrides)[0].config)
-    started = perf_counter()
-    layout = setting.strategy.plan(setting.profile)
-    plan_s = perf_counter() - started
-    strategy, profile = setting.strategy, setting.profile.under(layout)
-    (shapes,) = _batches(setting, 1)
-    assigned = strategy.assigner.assign(shapes, layout, profile)
-    program = strategy.scheduler.schedule(shapes, layout, assigned, profile)
+    strategy, started = setting.strategy, perf_counter()
+    layout = strategy.plan(setting.profile)
+    plan_s, profile = perf_counter() - started, setting.profile.under(layout)
+    batches = _batches(setting, WARM_UPS + repeats)
+    assigned = strategy.assigner.assign(batches[0], layout, profile)
+    program = strategy.scheduler.schedule(batches[0], layout, assigned, profile)
+    simulator = Simulator(setting.truth, setting.job.memory_budget_bytes)
     return {
         "plan_s": plan_s,
-        "assign_s": median_s(lambda: strategy.assigner.assign(shapes, layout, profile), repeats),
-        "schedule_s": median_s(lambda: strategy.scheduler.schedule(shapes, layout, assigned, profile), repeats),
-        "execute_s": median_s(lambda: _simulator(setting).execute(program), repeats),
-        "iteration_time_s": _simulator(setting).execute(program).iteration_time_s,
-        "peak_rss_gb": _peak_rss_gb(),
+        "assign_s": median(seconds_of(lambda i: strategy.assigner.assign(batches[i], layout, profile), repeats)),
+        "schedule_s": median_s(lambda: strategy.scheduler.schedule(batches[0], layout, assigned, profile), repeats),
+        "execute_s": median_s(lambda: simulator.execute(program), repeats),
+        "iteration_time_s": simulator.execute(program).iteration_time_s,
+        "num_actions": program.num_actions,
+        "peak_rss_gb": peak_rss_gb(),
     }
 
 
-def assignment_within_limit(overrides: Sequence[str], limit: str, limit_s: float, repeats: int = 5) -> dict[str, float]:
-    """The longest of several assignments by a solver that must end by itself.
+def solver_limit(limits_s: Sequence[float], job: Sequence[str], num_samples: int = 512) -> Iterator[Measure]:
+    """The longest of several assignments as a share of the solver's time limit, with too much work for any limit."""
+    for limit_s in limits_s:
+        given = (f"strategy.assigner.solver_seconds={limit_s}", "strategy.assigner.solver_work_per_sample=1e9")
+        setting, layout = _planned([*job, *given, f"global_batch={num_samples}"])
+        batches, assign = _batches(setting, WARM_UPS + 3), setting.strategy.assigner.assign
+        assign_s = max(seconds_of(lambda i: assign(batches[i], layout, setting.profile), 3))  # noqa: B023
+        yield f"solver_limit_{limit_s}_s", {"assign_s": assign_s, "share": assign_s / limit_s}
+
+
+def lpt(
+    workloads: Sequence[str], job: Sequence[str], target: str, num_samples: int = 2048, repeats: int = REPEATS
+) -> Iterator[Measure]:
+    """A function that fills buckets, on the estimated costs of different batches.
 
     Args:
-        overrides: the setting.
-        limit: the key that limits the solver, seconds.
-        limit_s: its value.
-        repeats: how many batches.
-    """
-    setting, layout = _setting([*overrides, f"{limit}={limit_s}"])
-    batches = _batches(setting, WARM_UPS + repeats)
-    times = wall_times_s(
-        lambda index: setting.strategy.assigner.assign(batches[index], layout, setting.profile), repeats
-    )
-    return {**_sizes(setting, layout), "limit_s": limit_s, "assign_s": max(times), "share": max(times) / limit_s}
-
-
-def bucket_filling(overrides: Sequence[str], target: str, repeats: int = REPEATS) -> dict[str, float]:
-    """A function that fills buckets, on the profile's estimates of different batches.
-
-    Args:
-        overrides: the setting; encoder and LLM have one DP.
+        workloads: names.
+        job: overrides; encoder and LLM have one DP.
         target: the function, by name: costs ``[samples, 2]`` and number of buckets to buckets ``[samples]``.
-        repeats: how many batches.
+        num_samples: of a batch.
+        repeats: number of batches.
     """
-    setting, layout = _setting(overrides)
     fill: Callable[[FloatArray, int], IntArray] = get_method(target)
-    encoder, llm = layout.modules[0], layout.modules[-1]
-    # A pipeline's clock is its stage: what one stage has to do with a sample.
-    costs = [
-        np.stack(setting.profile.estimate_samples(shapes, llm.tp, llm.cp), axis=1) / [encoder.pp, llm.pp]
-        for shapes in _batches(setting, WARM_UPS + repeats)
-    ]
-    sizes = _sizes(setting, layout)
-    num_buckets = sizes["num_buckets"]
-    times = wall_times_s(lambda index: fill(costs[index], num_buckets), repeats)
-    gaps = [bucket_gap(cost, fill(cost, num_buckets), num_buckets) for cost in costs]
-    return {**sizes, "fill_s": median(times), "worst_gap": max(gaps)}
+    for workload in workloads:
+        setting, layout = _planned([*job, f"global_batch={num_samples}", f"workload={workload}"])
+        encoder, llm = layout.modules[0], layout.modules[-1]
+        # A pipeline advances at the pace of its stages: cost of a sample on one stage.
+        costs = [
+            np.stack(setting.profile.estimate_samples(shapes, llm.tp, llm.cp), axis=1) / [encoder.pp, llm.pp]
+            for shapes in _batches(setting, WARM_UPS + repeats)
+        ]
+        count = layout.num_microbatches * llm.dp
+        times = seconds_of(lambda i: fill(costs[i], count), repeats)  # noqa: B023
+        gap = max(bucket_gap(cost, fill(cost, count), count) for cost in costs)
+        sizes = {"num_samples": num_samples, "num_buckets": count}
+        yield f"lpt_{workload}", {**sizes, "fill_s": median(times), "worst_gap": gap}
 
 
 def bucket_gap(cost: FloatArray, bucket: IntArray, num_buckets: int) -> float:
-    """Relative excess of the fullest bucket, by either cost ``[samples, 2]``, over the trivial bound.
+    """Relative excess of the fullest bucket, by either cost ``[samples, 2]``, over the trivial lower bound.
 
-    No bucket can be less than the mean of all or the largest sample.
+    No bucket can hold less than the mean of all buckets or the largest sample.
     """
     fullest = max(float(np.bincount(bucket, weights=column).max()) for column in cost.T)
     return fullest / max(float(cost.max()), float(cost.sum(axis=0).max()) / num_buckets) - 1.0
+
+
+def _planned(overrides: Sequence[str]) -> tuple[Setting, Layout]:
+    setting = prepare(compose_cells(overrides)[0].config)
+    return setting, setting.strategy.plan(setting.profile)
 
 
 def _batches(setting: Setting, count: int) -> list[SampleShapes]:
     return [setting.source.batch(index, setting.job.global_batch, 0) for index in range(count)]
 
 
-def _sizes(setting: Setting, layout: Layout) -> dict[str, int]:
-    num_buckets = layout.num_microbatches * layout.modules[-1].dp
-    return {"num_samples": setting.job.global_batch, "num_buckets": num_buckets}
+def against_megatron(overrides: Sequence[str], num_ranks: int = 2, repeats: int = 15) -> Iterator[Measure]:
+    """Seconds of an iteration of our training runtime and of megatron-core's 1F1B, in turn on ranks of this machine."""
+    # torch would count as memory of the other cases.
+    from entrain_bench.lab.bench.training import take_turns
+    from entrain_bench.train.launching.group import on_ranks
 
-
-def against_torch(overrides: Sequence[str]) -> dict[str, float]:
-    """Our placement and torch's private schedule simulator on one 1F1B; torch's sends and receives count as actions."""
-    from torch.distributed.pipelining import schedules as torch_schedules
-
-    setting, layout = _setting(overrides)
-    (shapes,) = _batches(setting, 1)
-    program = setting.strategy.program(shapes, layout, setting.profile)
-    prices = setting.truth.price(program)
-    ours = median_s(lambda: place_actions(program, prices.duration_s, prices.delay_s))
-    kinds = {Pass.FORWARD: torch_schedules.F, Pass.BACKWARD: torch_schedules.FULL_BACKWARD}
-    # torch knows no modules: its stage is our lane.
-    orders = {
-        lane: [
-            torch_schedules._Action(lane, kinds[action.kind], action.microbatch)
-            for action in program.lane(lane)
-            if action.kind in kinds
-        ]
-        for lane in range(layout.num_lanes)
-    }
-    num_actions = sum(map(len, orders.values()))
-    order = torch_schedules._add_send_recv(orders, lambda stage: stage, layout.num_lanes)
-    theirs = median_s(
-        lambda: torch_schedules._simulate_comms_compute(order, lambda stage: stage, layout.num_lanes), repeats=5
-    )
-    torch_actions = sum(map(len, order.values()))
-    return {
-        "num_actions": num_actions,
-        "actions_per_s": num_actions / ours,
-        "torch_actions_per_s": torch_actions / theirs,
-        "ratio": (num_actions / ours) / (torch_actions / theirs),
-    }
-
-
-def against_megatron(overrides: Sequence[str], repeats: int = REPEATS) -> dict[str, float]:
-    """Iterations of our training runtime and of megatron-core's 1F1B, taking turns on two ranks of this machine."""
-    from entrain_bench.lab.bench.ranks import on_ranks
-    from entrain_bench.lab.bench.training import NUM_RANKS, take_turns
-
-    first, last = on_ranks(take_turns, NUM_RANKS, overrides, repeats)
-    return _with_ratios(first | last)
-
-
-def boundary_against_bridge(encoder_dp: int, llm_dp: int, repeats: int = REPEATS) -> dict[str, float]:
-    """Tensors between an encoder and an LLM by our messages and by megatron-core's ``BridgeCommunicator``, in turn.
-
-    Args:
-        encoder_dp: replicas of the encoder, of one rank each.
-        llm_dp: replicas of the LLM.
-        repeats: how many iterations of each are timed.
-    """
-    from entrain_bench.lab.bench.bridge import compare_boundary
-    from entrain_bench.lab.bench.ranks import on_ranks
-
-    by_rank = on_ranks(compare_boundary, encoder_dp + llm_dp, encoder_dp, llm_dp, repeats)
-    differences = max(found["different_tensors"] for found in by_rank)
-    return _with_ratios(by_rank[0] | {"different_tensors": differences})
-
-
-def _with_ratios(found: dict[str, float]) -> dict[str, float]:
-    return {
-        **found,
-        "ratio": found["ours_s"] / found["megatron_s"],
-        "shortest_ratio": found["ours_shortest_s"] / found["megatron_shortest_s"],
-    }
+    first, last = on_ranks(take_turns, num_ranks, overrides, repeats)
+    found = first | last
+    ratios = {"ratio": ("ours_s", "megatron_s"), "shortest_ratio": ("ours_shortest_s", "megatron_shortest_s")}
+    yield "1f1b", found | {name: found[ours] / found[theirs] for name, (ours, theirs) in ratios.items()}

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,6 @@ from megatron.core.pipeline_parallel.schedules import forward_backward_pipelinin
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
-from entrain_bench.lab.bench.ranks import WARM_UPS, Turns
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
@@ -39,6 +40,7 @@ SCHEDULE_MODULES = (
 )
 NUM_RANKS = 2
 CPU = torch.device("cpu")
+WARM_UPS = 3
 
 
 @dataclass(slots=True)
@@ -114,13 +116,13 @@ class MegatronSchedule:
 
 
 def take_turns(overrides: Sequence[str], repeats: int, control: dist.ProcessGroup) -> dict[str, float]:
-    """Time both on this rank; collective.
+    """Time both runtimes on this rank; collective.
 
-    Each trains weights of its own from the same start. They take turns, and take turns at being first.
+    Each trains weights of its own from the same start. They run in turn, each first as often as the other.
 
     Args:
         overrides: of a run with one LLM in as many stages as there are ranks, and microbatches of equal size.
-        repeats: how many iterations of each are timed.
+        repeats: timed iterations of each.
         control: a gloo group of all ranks.
 
     Returns:
@@ -138,11 +140,18 @@ def take_turns(overrides: Sequence[str], repeats: int, control: dist.ProcessGrou
         "ours": lambda program: [row.loss for row in ours.run(ours.prepare(program), clock).losses],
         "megatron": megatron.run,
     }
-    turns, differences = Turns(control), list[float]()
+    times, differences = {name: list[float]() for name in runs}, list[float]()
     for iteration in range(WARM_UPS + repeats):
         shapes = setting.source.batch(iteration, setting.job.global_batch, 0)
-        program = setting.strategy.program(shapes, layout, setting.profile)
-        losses = turns.take({name: partial(run, program) for name, run in runs.items()})
+        program, losses = setting.strategy.program(shapes, layout, setting.profile), dict[str, list[Tensor]]()
+        for name in sorted(runs, reverse=iteration % 2 == 1):
+            dist.barrier(group=control)
+            started = perf_counter()
+            losses[name] = runs[name](program)
+            dist.barrier(group=control)
+            times[name].append(perf_counter() - started)
         if losses["ours"]:
             differences.append(abs(float(sum(losses["ours"]) / sum(losses["megatron"])) - 1.0))
-    return turns.seconds() | ({"loss_difference": max(differences)} if differences else {})
+    found = {f"{name}_s": median(seconds[WARM_UPS:]) for name, seconds in times.items()}
+    found |= {f"{name}_shortest_s": min(seconds[WARM_UPS:]) for name, seconds in times.items()}
+    return found | ({"loss_difference": max(differences)} if differences else {})

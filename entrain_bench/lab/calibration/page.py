@@ -16,8 +16,9 @@ from entrain_bench.figures.forward_variability import microbatch_forward
 from entrain_bench.lab.calibration.anchors import Anchor, Anchors, ForwardAnchor, load_anchors, toggled
 from entrain_bench.lab.calibration.cases import kernel_case
 from entrain_bench.lab.calibration.kernels import AttentionKernel, Product
+from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Record
-from entrain_bench.run.study import Output, Study
+from entrain_bench.run.study import Output, Study, by_strategy
 
 INTRODUCTION = """# Calibration
 
@@ -64,7 +65,11 @@ def calibration_output() -> Output:
     anchors = load_anchors()
     sweeps = [*anchors.runs]
     sweeps += [overrides for anchor in _first_of_groups(anchors) for overrides in _toggles(anchors, anchor).values()]
-    return Output("calibration", sweeps, lambda study: write_calibration(anchors, study), ["calibration.md"])
+
+    def timelines(study: Study) -> list[list[Cell]]:
+        return [group for anchor in anchors.forwards for group in by_strategy(study.cells(*anchor.overrides))]
+
+    return Output("calibration", sweeps, lambda study: write_calibration(anchors, study), ["calibration.md"], timelines)
 
 
 def write_calibration(anchors: Anchors, study: Study) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,58 @@ import numpy as np
 import pandas as pd
 
 from entrain_bench.base.arrays import FloatArray
-from entrain_bench.lab.fidelity.cases import Case
 from entrain_bench.lab.fidelity.predict import replayed_s
+from entrain_bench.lab.fidelity.programs import FidelityProgram
+from entrain_bench.lab.files import read_json
 from entrain_bench.program import Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import rank_seconds
 
+# Targets of median errors.
 TARGET_ITERATION, TARGET_SPEEDUP = 0.10, 0.05
 
 
-def case_rows(
-    cases: Sequence[Case], folder: Path, simulate: Callable[[Case], dict[str, Any]] | None = None
+def program_row(
+    where: Mapping[str, Any], layout: str, measured_s: float, predicted_s: float, repetitions_s: Sequence[float]
+) -> dict[str, Any]:
+    """Return the columns that every comparison of a trained program with its prediction has.
+
+    Args:
+        where: ranks, workload, seed and strategy.
+        layout: of every module, as text.
+        measured_s: seconds of an iteration, over the repetitions.
+        predicted_s: the same, predicted.
+        repetitions_s: seconds of every measured iteration.
+    """
+    repetitions = json.dumps([round(float(each), 5) for each in repetitions_s])
+    times = {"measured_s": measured_s, "predicted_s": predicted_s, "iteration_error": predicted_s / measured_s - 1.0}
+    return {**where, "layout": layout, **times, "repetitions_s": repetitions}
+
+
+def accuracy(rows: pd.DataFrame, pairs: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """Return the median size of the error and its target, of iterations and of speedups, where there are any.
+
+    Args:
+        rows: of ``program_row``.
+        pairs: of ``answers.fidelity.pair_rows``.
+    """
+    kinds = {
+        "iterations": (rows, "iteration_error", TARGET_ITERATION),
+        "speedups": (pairs, "error", TARGET_SPEEDUP),
+    }
+    return {
+        name: (float(found[column].abs().median()), target)
+        for name, (found, column, target) in kinds.items()
+        if len(found)
+    }
+
+
+def all_rows(
+    programs: Sequence[FidelityProgram],
+    folder: Path,
+    simulate: Callable[[FidelityProgram], dict[str, Any]] | None = None,
 ) -> pd.DataFrame:
-    """One row a case whose files are there, and a second one if it is also simulated; times are medians.
+    """Return one row per program whose files exist, and a second one if it is also simulated; times are medians.
 
     ``noise`` is half the interquartile range of the measured iteration over its median. ``action_error`` is the median
     over passes of the size of the error of their processor seconds, ``action_bias`` that of the error; on a machine
@@ -31,27 +70,21 @@ def case_rows(
     end of the last (``core_error``) when passes take as long as they did: what order and messages leave unexplained.
     A bubble is the share of that time in which a rank runs no pass.
     """
-    links = json.loads((folder / "links.json").read_text())
+    links = read_json(folder / "links.json")
     rows = []
-    for case in cases:
-        if found := _read(case, folder):
-            measured, emulated = found
-            rows.append({"prediction": "emulated", **_row(case, links, measured, emulated)})
+    for each in programs:
+        measured, emulated = (read_json(folder / f"{each.key}{suffix}.json") for suffix in ("", ".emulated"))
+        if measured and emulated:
+            rows.append({"prediction": "emulated", **_row(each, links, measured, emulated)})
             if simulate is not None:
-                rows.append({"prediction": "simulated", **_row(case, links, measured, simulate(case))})
+                rows.append({"prediction": "simulated", **_row(each, links, measured, simulate(each))})
     return pd.DataFrame(rows)
 
 
-def _read(case: Case, folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    files = [folder / f"{case.key}.json", folder / f"{case.key}.emulated.json"]
-    if not all(file.exists() for file in files):
-        return None
-    measured, predicted = (json.loads(file.read_text()) for file in files)
-    return measured, predicted
-
-
-def _row(case: Case, links: dict[str, float], measured: dict[str, Any], predicted: dict[str, Any]) -> dict[str, object]:
-    program = case.program
+def _row(
+    one: FidelityProgram, links: dict[str, float], measured: dict[str, Any], predicted: dict[str, Any]
+) -> dict[str, Any]:
+    program = one.program
     starts, ends = np.array(measured["start_s"]), np.array(measured["end_s"])
     start, end = np.array(predicted["start_s"]), np.array(predicted["end_s"])
     passes = program.is_pass
@@ -61,20 +94,14 @@ def _row(case: Case, links: dict[str, float], measured: dict[str, Any], predicte
     low, middle, high = np.percentile(iteration_s, [25, 50, 75])
     cores_s = ends[:, passes].max(axis=1) - starts[:, passes].min(axis=1)
     replayed = [
-        replayed_s(case, links, took_s) / core_s - 1.0 for took_s, core_s in zip(ends - starts, cores_s, strict=True)
+        replayed_s(one, links, took_s) / core_s - 1.0 for took_s, core_s in zip(ends - starts, cores_s, strict=True)
     ]
-    bubbles = [_bubble(program, one, other) for one, other in zip(starts, ends, strict=True)]
-    values = {
-        "num_ranks": case.num_ranks,
-        "workload": case.workload,
-        "seed": case.seed,
-        "strategy": case.strategy,
-        "layout": "; ".join(f"{name} {text}" for name, text in program.layout.describe().items()),
+    bubbles = [_bubble(program, began, ended) for began, ended in zip(starts, ends, strict=True)]
+    where = {name: getattr(one, name) for name in ("num_ranks", "workload", "seed", "strategy")}
+    layout = "; ".join(f"{name} {text}" for name, text in program.layout.describe().items())
+    return program_row(where, layout, float(middle), float(end.max()), iteration_s) | {
         "num_actions": program.num_actions,
-        "measured_s": float(middle),
-        "predicted_s": float(end.max()),
         "noise": float((high - low) / 2 / middle),
-        "iteration_error": float(end.max() / middle - 1.0),
         "core_error": float((end[passes].max() - start[passes].min()) / np.median(cores_s) - 1.0),
         "replay_error": float(np.median(replayed)),
         "action_error": float(np.median(np.abs(error))),
@@ -85,7 +112,6 @@ def _row(case: Case, links: dict[str, float], measured: dict[str, Any], predicte
         "predicted_bytes": predicted["peak_bytes"],
         "memory_error": predicted["peak_bytes"] / measured["peak_bytes"] - 1.0,
     }
-    return values | {"repetitions_s": json.dumps([round(float(each), 5) for each in iteration_s])}
 
 
 def _bubble(program: Program, start: FloatArray, end: FloatArray) -> float:

@@ -21,8 +21,8 @@ from entrain_bench.figures._style import (
     strategy_colours,
 )
 from entrain_bench.figures._style import panels as make_panels
-from entrain_bench.lab.fidelity.cases import STRATEGIES
 from entrain_bench.lab.fidelity.compare import TARGET_ITERATION, TARGET_SPEEDUP
+from entrain_bench.lab.fidelity.programs import STRATEGIES
 
 NUM_NAMED = 3
 SMALL_PT = 5.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray
-from entrain_bench.base.files import write_atomically
 from entrain_bench.costs.truth import CostTruth, Prices
-from entrain_bench.lab.bench.ranks import pin
-from entrain_bench.lab.fidelity.cases import Case, overrides_of
+from entrain_bench.lab.fidelity.programs import FidelityProgram, overrides_of
 from entrain_bench.lab.fidelity.shared import cores_of_lanes, place_on_cores
+from entrain_bench.lab.files import write_json
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
@@ -30,42 +28,44 @@ from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 from entrain_bench.train.emulate import Emulator
 from entrain_bench.train.emulate.emulator import Measured
 from entrain_bench.train.emulate.work import LaneOrder, PassSeconds, StageShape, StageWork, lane_orders
+from entrain_bench.train.launching.group import pin
 
 
-def predict_group(cases: Sequence[Case], links: Mapping[str, float], cores: Sequence[int], folder: Path) -> None:
-    """Leave ``<folder>/<key>.emulated.json`` of every case.
+def predict_group(
+    programs: Sequence[FidelityProgram], links: Mapping[str, float], cores: Sequence[int], folder: Path
+) -> None:
+    """Leave ``<folder>/<key>.emulated.json`` of every program.
 
     Every rank has a process that measures its passes, pinned like it: what a pass finds in the caches depends on who
     else runs. It is done twice, as fast as passes go and with the waits between them that follow.
 
     Args:
-        cases: of equally many ranks.
+        programs: of the same number of ranks.
         links: latency and bandwidth of a message.
         cores: of this machine.
         folder: where files go.
     """
-    if not cases:
+    if not programs:
         return
-    num_ranks, context = cases[0].num_ranks, get_context("spawn")
+    num_ranks, context = programs[0].num_ranks, get_context("spawn")
     free: Queue[int] = context.Queue()
     for rank in range(num_ranks):
         free.put(cores[rank % len(cores)])
     with ProcessPoolExecutor(num_ranks, context, _take_core, (free,)) as pool:
-        for case in cases:
-            _, dense = _emulate(case, links, cores, pool, None)
-            prices, timeline = _emulate(case, links, cores, pool, dense)
-            values = _values(prices, timeline)
-            write_atomically(folder / f"{case.key}.emulated.json", json.dumps(values).encode())
+        for one in programs:
+            _, dense = _emulate(one, links, cores, pool, None)
+            prices, timeline = _emulate(one, links, cores, pool, dense)
+            write_json(folder / f"{one.key}.emulated.json", _values(prices, timeline), None)
 
 
 def _emulate(
-    case: Case, links: Mapping[str, float], cores: Sequence[int], pool: Executor, waits: Timeline | None
+    one: FidelityProgram, links: Mapping[str, float], cores: Sequence[int], pool: Executor, waits: Timeline | None
 ) -> tuple[Prices, Timeline]:
     """Measure all lanes at the same time, with the waits of a timeline, and place them."""
-    tasks = [pool.submit(_measured, case, links, lane) for lane in lane_orders(case.program, waits)]
-    emulator = _emulator(case, links, mean_of([task.result() for task in tasks]))
-    prices = emulator.price(case.program)
-    return prices, _placed(case, prices, emulator.truth, cores)
+    tasks = [pool.submit(_measured, one, links, lane) for lane in lane_orders(one.program, waits)]
+    emulator = _emulator(one, links, mean_of([task.result() for task in tasks]))
+    prices = emulator.price(one.program)
+    return prices, _placed(one, prices, emulator.truth, cores)
 
 
 def mean_of(several: Sequence[Measured]) -> Measured:
@@ -80,24 +80,26 @@ def mean_of(several: Sequence[Measured]) -> Measured:
     return Measured(means, {shape: fmean(took_s) for shape, took_s in optimizer_s.items()})
 
 
-def _measured(case: Case, links: Mapping[str, float], lane: LaneOrder) -> Measured:
+def _measured(one: FidelityProgram, links: Mapping[str, float], lane: LaneOrder) -> Measured:
     """Run the passes of a lane in this process."""
-    emulator = _emulator(case, links, Measured())
-    emulator.measure(case.program, [lane])
+    emulator = _emulator(one, links, Measured())
+    emulator.measure(one.program, [lane])
     return emulator.measured
 
 
-def _emulator(case: Case, links: Mapping[str, float], measured: Measured) -> Emulator:
-    job = prepare(case.config).job
+def _emulator(one: FidelityProgram, links: Mapping[str, float], measured: Measured) -> Emulator:
+    job = prepare(one.config).job
     truth = CostTruth(job.model, joined_by(job.cluster, links), job.framework)
     return Emulator(truth, float("inf"), "cpu", "float32", measured=measured)
 
 
-def simulated(case: Case, truth: Sequence[str], links: Mapping[str, float], cores: Sequence[int]) -> dict[str, Any]:
-    """The case under a cost truth of its own, as ``predict_group`` leaves it.
+def simulated(
+    one: FidelityProgram, truth: Sequence[str], links: Mapping[str, float], cores: Sequence[int]
+) -> dict[str, Any]:
+    """The program under a cost truth of its own, as ``predict_group`` leaves it.
 
     Args:
-        case: the case.
+        one: the program.
         truth: overrides that give the truth: ``cluster/device=profiled cluster.device.path=FILE``.
         links: latency and bandwidth of a message.
         cores: of this machine.
@@ -105,10 +107,10 @@ def simulated(case: Case, truth: Sequence[str], links: Mapping[str, float], core
     Raises:
         UserError: for bad overrides, or a profile that does not fit.
     """
-    (cell,) = compose_cells([*overrides_of(case.num_ranks, case.workload, case.seed, case.strategy), *truth])
+    (cell,) = compose_cells([*overrides_of(one.num_ranks, one.workload, one.seed, one.strategy), *truth])
     given = prepare(cell.config).truth
-    prices = replace(given, cluster=joined_by(given.cluster, links)).price(case.program)
-    return _values(prices, _placed(case, prices, given, cores))
+    prices = replace(given, cluster=joined_by(given.cluster, links)).price(one.program)
+    return _values(prices, _placed(one, prices, given, cores))
 
 
 def joined_by(cluster: ClusterSpec, links: Mapping[str, float]) -> ClusterSpec:
@@ -116,9 +118,9 @@ def joined_by(cluster: ClusterSpec, links: Mapping[str, float]) -> ClusterSpec:
     return replace(cluster, tiers=(LinkTier("gloo", cluster.num_ranks, **links),))
 
 
-def _placed(case: Case, prices: Prices, truth: CostTruth, cores: Sequence[int]) -> Timeline:
-    program, memory = case.program, truth.memory.over_program(case.program)
-    if case.num_ranks <= len(cores):
+def _placed(one: FidelityProgram, prices: Prices, truth: CostTruth, cores: Sequence[int]) -> Timeline:
+    program, memory = one.program, truth.memory.over_program(one.program)
+    if one.num_ranks <= len(cores):
         return timeline_of(program, prices, memory)
     return place_on_cores(program, prices, cores_of_lanes(program.layout, cores), memory)
 
@@ -132,15 +134,15 @@ def _values(prices: Prices, timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def replayed_s(case: Case, links: Mapping[str, float], took_s: FloatArray) -> float:
+def replayed_s(one: FidelityProgram, links: Mapping[str, float], took_s: FloatArray) -> float:
     """From the first pass to the end of the last, if passes take as long as they did and messages as long as modelled.
 
     Args:
-        case: the case.
+        one: the program.
         links: latency and bandwidth of a message.
         took_s: of each action ``[actions]``.
     """
-    job, program = prepare(case.config).job, case.program
+    job, program = prepare(one.config).job, one.program
     prices = CostTruth(job.model, joined_by(job.cluster, links), job.framework).price(program)
     passes = program.is_pass
     start, end, _ = place_program(program, replace(prices, duration_s=np.where(passes, took_s, 0.0)))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import gc
-import json
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from pathlib import Path
-from statistics import median
-from time import perf_counter, thread_time
+from time import thread_time
 from typing import Any
 
 import numpy as np
@@ -20,23 +17,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from entrain_bench.base.files import write_atomically
-from entrain_bench.lab.bench.ranks import TIMEOUT_S
-from entrain_bench.lab.fidelity.cases import Case
+from entrain_bench.lab.fidelity.programs import FidelityProgram
+from entrain_bench.lab.files import write_json
 from entrain_bench.run.experiment import prepare
+from entrain_bench.train.launching.group import TIMEOUT_S
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.measuring.merge import merge_timeline
 from entrain_bench.train.messages.control import gather_json
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.groups import GroupMaker
-from entrain_bench.train.running.runtime import Runtime, Work
+from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.settings import TrainSettings
 
 WARM_UPS = 2
 CPU = torch.device("cpu")
-# Bytes of messages that tell latency and bandwidth apart, and round trips of each.
-MESSAGES_BYTES, ROUND_TRIPS = (64, 1 << 20), 50
 
 
 @dataclass(slots=True)
@@ -97,59 +92,37 @@ def _unpack(held: Any) -> Tensor:
     return tensor
 
 
-def link_times(control: dist.ProcessGroup) -> dict[str, float]:
-    """Latency and bandwidth of a message between ranks 0 and 1; collective over both."""
-    seconds = []
-    for size in MESSAGES_BYTES:
-        message, trips = torch.zeros(size, dtype=torch.uint8), list[float]()
-        for _ in range(ROUND_TRIPS):
-            dist.barrier(group=control)
-            started = perf_counter()
-            for sender in (0, 1):
-                if dist.get_rank() == sender:
-                    dist.send(message, 1 - sender)
-                else:
-                    dist.recv(message, sender)
-            trips.append((perf_counter() - started) / 2)
-        seconds.append(median(trips))
-    short, long = seconds
-    return {"latency_s": short, "bandwidth_bytes_per_s": MESSAGES_BYTES[1] / max(long - short, 1e-9)}
+def train_programs(programs: Sequence[FidelityProgram], repeats: int, folder: Path, control: dist.ProcessGroup) -> None:
+    """Train every program and leave what was measured in ``<folder>/<key>.json``; collective.
 
-
-def train_cases(cases: Sequence[Case], repeats: int, folder: Path, control: dist.ProcessGroup) -> dict[str, float]:
-    """Train every case and leave what was measured in ``<folder>/<key>.json``; collective.
-
-    Cases of a group take turns, so that what else the machine does meets them alike.
+    The programs run in turn, so background load affects all of them equally.
 
     Args:
-        cases: the cases, groups together.
-        repeats: how often each is measured after those that warm up.
+        programs: of one group.
+        repeats: measured iterations of each, after warm-up.
         folder: where files go.
         control: a gloo group of all ranks.
     """
     prepare_platform()
     torch.set_num_threads(1)
     maker = GroupMaker(control, TIMEOUT_S, CPU)
-    for _, group in groupby(cases, key=lambda case: case.group):
-        members = list(group)
-        runs = [_Run(case, maker) for case in members]
-        for repetition in range(WARM_UPS + repeats):
-            for run in runs if repetition % 2 else runs[::-1]:
-                run.once(keep=repetition >= WARM_UPS)
-        for run in runs:
-            run.write(folder, run.measured_bytes())
-    return {"cases": float(len(cases))}
+    runs = [_Run(each, maker) for each in programs]
+    for repetition in range(WARM_UPS + repeats):
+        for run in runs if repetition % 2 else runs[::-1]:
+            run.once(keep=repetition >= WARM_UPS)
+    for run in runs:
+        run.write(folder, run.measured_bytes())
 
 
 class _Run:
-    """A case on this rank."""
+    """A program on this rank."""
 
-    def __init__(self, case: Case, maker: GroupMaker) -> None:
-        self.case, self.maker = case, maker
-        self.setting = prepare(case.config)
+    def __init__(self, one: FidelityProgram, maker: GroupMaker) -> None:
+        self.one, self.maker = one, maker
+        self.setting = prepare(one.config)
         self.runtime = self._build("float32")
         self.clock, self.rows = TwoClocks(CPU), list[list[list[float]]]()
-        self.work = self._prepare(self.runtime)
+        self.work = self.runtime.prepare(one.program)
         # Made once: they would take the core from the passes that are measured.
         self.inputs = list(self.work.inputs)
 
@@ -165,7 +138,7 @@ class _Run:
         runtime = self._build("bfloat16")
         kept = Kept(runtime)
         with torch.autograd.graph.saved_tensors_hooks(kept.pack, _unpack):
-            runtime.run(self._prepare(runtime), Clock(CPU))
+            runtime.run(runtime.prepare(self.one.program), Clock(CPU))
         return float(kept.peak + _live_bytes() - before)
 
     def write(self, folder: Path, own_bytes: float) -> None:
@@ -173,7 +146,7 @@ class _Run:
         everyone = gather_json({"rows": self.rows, "bytes": own_bytes}, self.maker.control)
         if dist.get_rank():
             return
-        program, peaks = self.case.program, [own["bytes"] for own in everyone]
+        program, peaks = self.one.program, [own["bytes"] for own in everyone]
         values: dict[str, Any] = {"start_s": [], "end_s": [], "cpu_s": [], "peak_bytes": max(peaks)}
         for repetition in range(len(self.rows)):
             # A rank that no module is placed on has no rows.
@@ -183,17 +156,14 @@ class _Run:
                 np.maximum.at(cpu_s, own[:, 0].astype(np.int64), own[:, 3])
             for name, column in (("start_s", timeline.start_s), ("end_s", timeline.end_s), ("cpu_s", cpu_s)):
                 values[name].append(column.tolist())
-        write_atomically(folder / f"{self.case.key}.json", json.dumps(values).encode())
+        write_json(folder / f"{self.one.key}.json", values, None)
 
     def _build(self, dtype: str) -> Runtime:
         settings = self.setting.executor
         assert isinstance(settings, TrainSettings)
         own = replace(settings, dtype=dtype)
-        job, layout, control = self.setting.job, self.case.program.layout, self.maker.control
-        return build_runtime(job, layout, own, CPU, self.case.seed, control, self.maker)
-
-    def _prepare(self, runtime: Runtime) -> Work:
-        return runtime.prepare(self.case.program)
+        job, layout, control = self.setting.job, self.one.program.layout, self.maker.control
+        return build_runtime(job, layout, own, CPU, self.one.seed, control, self.maker)
 
 
 def _live_bytes() -> int:

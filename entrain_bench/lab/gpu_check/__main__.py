@@ -1,91 +1,98 @@
-"""``make gpu-check``: does training work on this machine's GPUs, how fast, and how near are predictions.
+"""``make gpu-check``: does training work on this machine's GPUs, how fast, and how accurate are predictions.
 
-Runs one step after the other and leaves one folder, report.md, numbers.json, logs, and an archive of it to be sent to
-others. Steps that passed or were skipped are not repeated by a second call on the same devices, with the same options
-and code. Without a GPU it checks ranks over gloo.
+Runs its sections one after the other and leaves one folder: report.md, numbers.json and logs. A second call on the same
+devices, with the same options and code, runs only sections that failed or did not run. Without a GPU it checks ranks
+over gloo.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import importlib
 import json
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
-from entrain_bench.base.errors import UserError, explain, unknown_choice
+from entrain_bench.base.errors import OWN_PACKAGES, UserError, explain, require, unknown_choice
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.tree import config_tree
-from entrain_bench.lab.gpu_check.folder import archive, claim
-from entrain_bench.lab.gpu_check.identity import identity_of, origin_of
-from entrain_bench.lab.gpu_check.machine import Machine, read_machine
-from entrain_bench.lab.gpu_check.privacy import Scrubber
-from entrain_bench.lab.gpu_check.processes import last_line, run_python
-from entrain_bench.lab.gpu_check.report import page
-from entrain_bench.lab.gpu_check.result import FAILED, Finding, StepResult
+from entrain_bench.lab.files import read_json, write_json
+from entrain_bench.lab.gpu_check.page import page
+from entrain_bench.lab.gpu_check.result import FAILED, Finding, SectionResult
+from entrain_bench.lab.gpu_check.sections import SECTIONS, Check, Section
 from entrain_bench.lab.gpu_check.settings import Setup
-from entrain_bench.lab.gpu_check.steps import STEPS, Check
+from entrain_bench.lab.machine import Machine
+from entrain_bench.lab.processes import last_line, run_python
+from entrain_bench.records.code import hash_of, sources_of
 from entrain_bench.train.settings import DEVICES
 
 COMMAND = "make gpu-check"
 MACHINE_S = 300.0
 EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
+# In every folder that a check has made.
+MARK = ".gpu-check"
+# A profile depends on this module and on its imports.
+PROFILING = frozenset({"entrain_bench.train.profiling.session"})
+# Suffixes of the files that runs read or import.
+READ = (".py", ".yaml", ".parquet")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the steps that are not done; 1 if one failed, 2 for bad options."""
+    """Run the sections that are not done; return 1 if one failed, 2 for bad options."""
     parser = argparse.ArgumentParser(
         prog="python -m entrain_bench.lab.gpu_check", description=__doc__, allow_abbrev=False
     )
-    parser.add_argument("--output", type=Path, help="the report's folder; default: results/gpu-check-<date>")
-    parser.add_argument("--device", default="auto", choices=DEVICES, help="auto: GPUs where there are any")
-    parser.add_argument("--devices", type=int, help="how many: 1, 2, 4 or 8; default: all GPUs, or 2 ranks on a CPU")
-    parser.add_argument("--steps", help=f"which of {','.join(STEPS)}; default: all")
-    parser.add_argument("--all", action="store_true", help="all strategies and workloads; default: a part of them")
-    parser.add_argument("--again", action="store_true", help="repeat steps that passed or were skipped, too")
+    parser.add_argument("--output", type=Path, help="folder of the report (default: results/gpu-check-<date>)")
+    parser.add_argument("--device", default="auto", choices=DEVICES, help="auto: GPUs if there are any")
+    parser.add_argument("--devices", type=int, help="1, 2, 4 or 8 (default: all GPUs, or 2 ranks on a CPU)")
+    parser.add_argument("--sections", help=f"some of {','.join(SECTIONS)} (default: all)")
+    parser.add_argument("--all", action="store_true", help="check all strategies and workloads (default: a part)")
+    parser.add_argument("--again", action="store_true", help="rerun all sections, including those that passed")
     options = parser.parse_args(arguments)
     try:
-        names = chosen_steps(options.steps)
+        names = chosen_sections(options.sections)
         folder = options.output or Path("results") / f"gpu-check-{datetime.now(UTC).date().isoformat()}"
         check = prepare(folder, options.device, options.devices, options.all)
-        results = run_steps(check, names, again=options.again)
-        sent = archive(folder, Scrubber.of_this_machine())
+        results = run_sections(check, names, again=options.again)
     except UserError as error:
         print(f"gpu-check: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
-        print(f"interrupted; finished steps are kept in {folder}", file=sys.stderr)
+        print(f"interrupted; finished sections are kept in {folder}", file=sys.stderr)
         return EXIT_INTERRUPTED
     for result in results:
         print(f"{result.name:12} {result.finding.verdict:8} {result.finding.result}")
-    print(f"report: {folder / 'report.md'}; to send: {sent}")
+    print(f"report: {folder / 'report.md'}")
     return EXIT_FAILED if any(result.finding.verdict == FAILED for result in results) else 0
 
 
-def chosen_steps(text: str | None) -> list[str]:
-    """Names of steps, in the order in which they run.
+def chosen_sections(text: str | None) -> list[str]:
+    """Return names of sections, in the order in which they run.
 
     Raises:
-        UserError: for one that there is not.
+        UserError: for an unknown name.
     """
-    names = text.split(",") if text else [*STEPS]
+    names = text.split(",") if text else [*SECTIONS]
     for name in names:
-        if name not in STEPS:
-            raise unknown_choice("--steps", name, STEPS)
-    return [name for name in STEPS if name in names]
+        if name not in SECTIONS:
+            raise unknown_choice("--sections", name, SECTIONS)
+    return [name for name in SECTIONS if name in names]
 
 
 def prepare(folder: Path, device: str, num_devices: int | None, everything: bool) -> Check:
-    """See what the machine has.
+    """Look at the machine.
 
     Raises:
-        UserError: if it has less than what is asked for, or the folder is none of the check's.
+        UserError: if it has less than is asked for, or if the folder holds something else.
     """
     claim(folder)
     machine = look(folder, device)
@@ -96,94 +103,115 @@ def prepare(folder: Path, device: str, num_devices: int | None, everything: bool
     return Check(machine, setup, config_tree().resolve().parent / "tests", partial(print, flush=True))
 
 
-def look(folder: Path, device: str) -> Machine:
-    """What a process of its own finds on this machine.
+def claim(folder: Path) -> None:
+    """Make the folder of a check, or resume the check that made it.
 
     Raises:
-        UserError: if it finds nothing out.
+        UserError: if the folder holds something else, or cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = (folder / MARK).exists() or not any(folder.iterdir())
+        require(fresh, "--output", folder, "a new or empty folder, or the folder of an earlier check")
+        (folder / MARK).touch()
+    except OSError as error:
+        raise UserError(f"--output={folder}: cannot be written to ({error.strerror})") from error
+
+
+def look(folder: Path, device: str) -> Machine:
+    """Return what a process of its own finds on this machine.
+
+    Raises:
+        UserError: if that process fails.
     """
     place, log = folder / "machine.json", folder / "machine.log"
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     log.unlink(missing_ok=True)
-    wrong = run_python(["-m", "entrain_bench.lab.gpu_check.machine", str(place)], log, MACHINE_S, hidden)
+    wrong = run_python(["-m", "entrain_bench.lab.machine", str(place)], log, MACHINE_S, hidden)
     if wrong:
-        raise UserError(f"--device={device}: what there is cannot be found out: {wrong} ({last_line(log)})")
-    return read_machine(place)
+        raise UserError(f"--device={device}: device detection failed: {wrong} ({last_line(log)}). See {log}.")
+    return Machine(**read_json(place))
 
 
-def run_steps(
-    check: Check,
-    names: Sequence[str],
-    *,
-    again: bool = False,
-    steps: dict[str, Callable[[Check], Finding]] = STEPS,
-) -> list[StepResult]:
-    """Run steps that have not passed or been skipped before; whatever goes wrong in one, the next is run.
+def origin_of(machine: Machine) -> str:
+    """Hash of what a measurement depends on: the machine, its packages and variables, and the code that measures."""
+    return _digest([machine.identity, hash_of(sources_of(PROFILING))])
+
+
+def identity_of(setup: Setup, tests: Sequence[Path]) -> str:
+    """Hash of what a result depends on: its origin, devices, options, and all code, configuration and data.
+
+    Args:
+        setup: origin, devices and options.
+        tests: files of the tests that a section runs.
+    """
+    packages = (Path(next(iter(importlib.import_module(name).__path__))) for name in sorted(OWN_PACKAGES))
+    read = [path for place in (config_tree(), *packages) for path in sorted(place.rglob("*")) if path.suffix in READ]
+    files = [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in [*read, *sorted(tests)]]
+    return _digest([setup.origin, setup.kind, setup.num_devices, setup.everything, files])
+
+
+def _digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def run_sections(
+    check: Check, names: Sequence[str], *, again: bool = False, sections: Mapping[str, Section] = SECTIONS
+) -> list[SectionResult]:
+    """Run sections without a result that stands; an error in one does not stop the next.
 
     Args:
         check: what they look at.
-        names: of the steps.
-        again: run them even so.
-        steps: by name.
+        names: of the sections.
+        again: rerun those that passed or were skipped, too.
+        sections: by name.
 
     Returns:
-        Their results, which the folder holds together with those of other steps, and the report of all.
+        Their results. The folder keeps them, with those of other sections, and the report of all.
     """
-    folder, results = check.setup.folder, list[StepResult]()
+    folder, results = check.setup.folder, list[SectionResult]()
     identity = identity_of(check.setup, [*check.gpu_tests, *(check.tests / "support").rglob("*.py")])
     for number, name in enumerate(names, start=1):
-        place = folder / "steps" / f"{name}.json"
-        known = StepResult.read(place)
+        place, counted = folder / "sections" / f"{name}.json", f"[{number}/{len(names)}] {name}"
+        known = SectionResult.read(place)
         if known and known.identity == identity and known.finding.verdict != FAILED and not again:
-            check.say(f"[{number}/{len(names)}] {name}: {known.finding.verdict} earlier")
+            check.say(f"{counted}: {known.finding.verdict} earlier")
             results.append(known)
             continue
         if again:
             forget(check, name)
-        check.say(f"[{number}/{len(names)}] {name}")
-        result = StepResult(name, identity, *_timed(steps[name], check))
-        result.write(place)
+        check.say(counted)
+        started = perf_counter()
+        try:
+            finding = sections[name].run(check)
+        except Exception as error:
+            finding = Finding(FAILED, explain(error) if not isinstance(error, UserError) else str(error))
+        result = SectionResult(name, identity, finding, perf_counter() - started)
+        write_json(place, asdict(result))
         results.append(result)
-        verdict = f"{result.finding.verdict} ({result.seconds:.0f} s): {result.finding.result}"
-        check.say(f"[{number}/{len(names)}] {name}: {verdict}")
+        check.say(f"{counted}: {finding.verdict} ({result.seconds:.0f} s): {finding.result}")
         write_report(check, identity)
     write_report(check, identity)
     return results
 
 
 def forget(check: Check, name: str) -> None:
-    """Remove what the runs of a step have left, so that none of them is taken for finished."""
+    """Remove the runs of a section, so that none of them counts as finished."""
     for runs in check.setup.runs.glob(f"{name}_*"):
         shutil.rmtree(runs)
     if name == "profile":
         check.setup.profile.unlink(missing_ok=True)
 
 
-def _timed(step: Callable[[Check], Finding], check: Check) -> tuple[Finding, float]:
-    started = perf_counter()
-    try:
-        finding = step(check)
-    except Exception as error:
-        finding = Finding(FAILED, explain(error) if not isinstance(error, UserError) else str(error))
-    return finding, perf_counter() - started
-
-
 def write_report(check: Check, identity: str) -> None:
-    """Write report.md and numbers.json of all steps that the folder has results of: of these devices and this code."""
-    folder, scrubber = check.setup.folder, Scrubber.of_this_machine()
-    found = [StepResult.read(folder / "steps" / f"{name}.json") for name in STEPS]
+    """Write report.md and numbers.json of all results in the folder that are of these devices and this code."""
+    folder, machine = check.setup.folder, check.machine
+    found = [SectionResult.read(folder / "sections" / f"{name}.json") for name in SECTIONS]
     done = [result for result in found if result and result.identity == identity]
-    missing = sorted({*STEPS} - {result.name for result in done}, key=[*STEPS].index)
-    date = datetime.now(UTC).date().isoformat()
-    count, machine = check.setup.num_devices, check.machine
-    device = f"x {machine.gpus[0]['name']}" if check.setup.on_gpu else f"ranks on {machine.system['processor']}"
-    title = f"Check of {count} {device}, {date}"
-    texts = {
-        "report.md": page(title, COMMAND, done, missing),
-        "numbers.json": json.dumps([asdict(result) for result in done], indent=1),
-    }
-    for name, text in texts.items():
-        write_atomically(folder / name, scrubber.text(text).encode())
+    device = f"x {machine.gpus[0]['name']}" if check.setup.on_gpu else f"ranks on {machine.host['processor']}"
+    title = f"Check of {check.setup.num_devices} {device}, {datetime.now(UTC).date().isoformat()}"
+    write_atomically(folder / "report.md", page(title, COMMAND, done, SECTIONS).encode())
+    write_json(folder / "numbers.json", [asdict(result) for result in done])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from entrain_bench.base.errors import require
 from entrain_bench.config.tree import choices
-from entrain_bench.lab.fidelity.cases import STRATEGIES
+from entrain_bench.lab.fidelity.programs import STRATEGIES
 
 # Numbers of devices that layouts are made for.
 NUM_DEVICES = (1, 2, 4, 8)
@@ -56,7 +56,7 @@ class Setup:
         num_devices: GPUs, or ranks over gloo.
         everything: all strategies and workloads, where a part is the default.
         folder: of the report.
-        origin: of what is measured (``origin_of``).
+        origin: of what is measured (``origin_of``): another machine or other code that measures has another one.
     """
 
     kind: str
@@ -67,18 +67,18 @@ class Setup:
 
     @classmethod
     def of(cls, kind: str, found: int, num_devices: int | None, everything: bool, folder: Path, origin: str) -> Setup:
-        """The setup of a machine.
+        """Return the setup of a machine.
 
         Args:
             kind: ``cuda`` or ``cpu``.
             found: GPUs of the machine.
-            num_devices: how many to use; None for as many as layouts are made for.
+            num_devices: how many to use; None: the most for which layouts exist.
             everything: all strategies and workloads.
             folder: of the report.
             origin: of what is measured.
 
         Raises:
-            UserError: for a number of devices that there are not, or that no layout is made for.
+            UserError: for a number of devices that the machine lacks, or for which no layout exists.
         """
         if num_devices is None:
             num_devices = max(n for n in NUM_DEVICES if n <= found) if kind == "cuda" else CPU_RANKS
@@ -141,7 +141,7 @@ class Setup:
         """Whose losses are compared."""
         return tuple(choices("strategy")) if self.on_gpu or self.everything else ("megatron", "entrain", "fsdp")
 
-    def fidelity(self) -> Plan:
+    def fidelity(self) -> TestMatrix:
         """Programs that are trained and predicted."""
         strategies: tuple[str, ...] = STRATEGIES if self.num_devices > 1 else ALONE
         if self.everything:
@@ -151,18 +151,18 @@ class Setup:
         workloads, job = (GPU_WORKLOADS, GPU_JOB) if self.on_gpu else (CPU_WORKLOADS, CPU_JOB)
         num_workloads = len(workloads) if self.everything else 1 + self.on_gpu
         sizes = (f"global_batch={32 if self.on_gpu else 8}", "iterations=4")
-        return Plan(strategies, dict([*workloads.items()][:num_workloads]), (*job, *sizes))
+        return TestMatrix(strategies, dict([*workloads.items()][:num_workloads]), (*job, *sizes))
 
-    def throughput(self) -> Plan:
+    def throughput(self) -> TestMatrix:
         """Programs whose throughput is of interest: the 1B model, on one GPU out of the box only."""
         strategies = STRATEGIES if self.num_devices > 1 else ALONE[:1]
         job = (*GPU_JOB, f"global_batch={32 * self.num_devices}", "iterations=6")
-        return Plan(strategies, {"chartqa": GPU_WORKLOADS["chartqa"]}, job)
+        return TestMatrix(strategies, {"chartqa": GPU_WORKLOADS["chartqa"]}, job)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Programs: strategies on workloads.
+class TestMatrix:
+    """Strategies on workloads: what is trained and predicted.
 
     Attributes:
         strategies: names.

@@ -9,12 +9,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
-from entrain_bench.figures._runner import render
-from entrain_bench.figures._sidecar import described
+from entrain_bench.lab.files import write_figure
 from entrain_bench.lab.preprocessing import figure
 from entrain_bench.lab.preprocessing.measure import BATCH, ITERATIONS, NUM_RANKS, SIZES, measure, prepare_pictures
 
@@ -36,17 +36,14 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"{COMMAND}: shares memory and reads CPU times as Linux does")
     folder = options.results_dir / "preprocessing"
     print("making pictures", flush=True)
-    prepared = [prepare_pictures(folder, size, options.pictures, SEED) for size in SIZES]
+    prepared = [prepare_pictures(folder, *size, options.pictures, SEED) for size in SIZES]
     cores = len(os.sched_getaffinity(0))
+    setting = {"ranks": [NUM_RANKS], "cores": [cores], "global_batch": [BATCH], "iterations": [ITERATIONS]}
     for runs in measure(prepared, options.repetitions):
         write_atomically(options.results_dir / "preprocessing.csv", runs.to_csv(index=False).encode())
-        table = figure.summary(runs, prepared)
-        setting = {"ranks": [NUM_RANKS], "cores": [cores], "global_batch": [BATCH], "iterations": [ITERATIONS]}
-        files = render(lambda table=table: figure.draw(table, cores))  # type: ignore[misc]
-        title = (figure.__doc__ or "").partition("\n")[0]
-        files["json"] = described(title, COMMAND, setting, [SEED], {"ranks of this machine": "measured"})
-        for suffix, content in files.items():
-            write_atomically(options.results_dir / "figures" / f"preprocessing.{suffix}", content)
+        draw = partial(figure.draw, figure.summary(runs, prepared), cores)
+        stem = options.results_dir / "figures" / "preprocessing"
+        write_figure(stem, figure, draw, COMMAND, setting, [SEED], "measured")
     return 0
 
 

@@ -40,13 +40,13 @@ def summary(runs: pd.DataFrame, pictures: Sequence[Prepared]) -> pd.DataFrame:
     """
     rows = []
     for prepared in pictures:
-        of_size = runs[runs["size"] == prepared.size.name].sort_values("repetition", kind="stable")
+        of_size = runs[runs["size"] == prepared.name].sort_values("repetition", kind="stable")
         other = of_size[of_size["preprocessing"] == COMPARED_WITH]
         for mode in PREPROCESSING:
             own = of_size[of_size["preprocessing"] == mode]
             row: dict[str, object] = {
-                "size": prepared.size.name,
-                "picture_kb": prepared.made.num_bytes / prepared.num / 1e3,
+                "size": prepared.name,
+                "picture_kb": prepared.picture_bytes / 1e3,
                 "decode_ms": prepared.decode_s * 1e3,
                 "preprocessing": mode,
                 "repetitions": len(own),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +14,14 @@ import pandas as pd
 from PIL import Image
 
 from entrain_bench.base.errors import ExecutionError
-from entrain_bench.lab.preprocessing.pictures import Made, write_pictures
+from entrain_bench.lab.preprocessing.pictures import write_pictures
+from entrain_bench.lab.processes import last_line, run_python
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import run_experiment
 from entrain_bench.train.settings import PREPROCESSING
 
 NUM_RANKS = 2
+SCAN_S = 600.0
 ITERATIONS = 4
 BATCH = 8
 # LLM tokens that a picture becomes, whatever its size: pictures differ in what they take to read and decode.
@@ -44,64 +44,43 @@ SETTING = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Pictures of one size.
-
-    Attributes:
-        width: pixels.
-        height: pixels.
-    """
-
-    width: int
-    height: int
-
-    @property
-    def name(self) -> str:
-        """Of its files."""
-        return f"{self.width}x{self.height}"
-
-
-# Of web pages and data sets of photographs; of a screen; of a telephone's camera.
-SIZES = (Size(640, 480), Size(1600, 1200), Size(3264, 2448))
+# Width and height in pixels: of web pages and datasets of photographs; of a screen; of a telephone's camera.
+SIZES = ((640, 480), (1600, 1200), (3264, 2448))
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Pictures that runs can train on.
+    """Pictures of one size that runs can train on.
 
     Attributes:
-        size: of the pictures.
-        trace: the scanned trace of their file.
-        num: of the pictures.
-        made: the file.
-        decode_s: CPU time that reading the pixels of one takes one process, the median.
+        name: ``<width>x<height>``.
+        trace: the shape trace of their file.
+        picture_bytes: mean size of one, encoded.
+        decode_s: median CPU seconds to read the pixels of one in one process.
     """
 
-    size: Size
+    name: str
     trace: Path
-    num: int
-    made: Made
+    picture_bytes: float
     decode_s: float
 
 
-def prepare_pictures(folder: Path, size: Size, num: int, seed: int) -> Prepared:
+def prepare_pictures(folder: Path, width: int, height: int, num: int, seed: int) -> Prepared:
     """Make pictures, and scan them as a user does.
 
     Raises:
         ExecutionError: if they cannot be scanned.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path, trace = folder / f"{size.name}.parquet", folder / f"{size.name}-trace.parquet"
-    made = write_pictures(path, num, size.width, size.height, seed)
+    name = f"{width}x{height}"
+    path, trace = folder / f"{name}.parquet", folder / f"{name}-trace.parquet"
+    num_bytes, first = write_pictures(path, num, width, height, seed)
     trace.unlink(missing_ok=True)
     scan = [f"source.path={path}", f"output={trace}", "tokenizer=bytes", *SETTING[4:6], "layout.tp=1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "entrain_bench.cli", "trace", *scan], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise ExecutionError(f"{path}: cannot be scanned: {done.stderr.strip()}")
-    return Prepared(size, trace, num, made, _decode_s(made.first))
+    log = folder / "scan.log"
+    if wrong := run_python(["-m", "entrain_bench.cli", "trace", *scan], log, SCAN_S, {}):
+        raise ExecutionError(f"{path}: cannot be scanned: {wrong} ({last_line(log)})")
+    return Prepared(name, trace, num_bytes / num, _decode_s(first))
 
 
 def _decode_s(pictures: Sequence[bytes]) -> float:
@@ -143,7 +122,7 @@ def _run(prepared: Prepared, mode: str) -> dict[str, object]:
     outcome = run_experiment(cell.config)
     wanted = ("iteration_time_s", "input_stall_s", "input_stall_mean_s", "loss")
     return {
-        "size": prepared.size.name,
+        "size": prepared.name,
         "preprocessing": mode,
         **{name: outcome.metrics[name] for name in wanted},
         "cpu_s": children_cpu_s() - cpu_s,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,24 +27,11 @@ _SCHEMA = pa.schema(
     ]
 )
 
-
+# Pictures that are returned, to be decoded.
 KEPT = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A file of pictures.
-
-    Attributes:
-        num_bytes: of all pictures.
-        first: the first of them.
-    """
-
-    num_bytes: int
-    first: tuple[bytes, ...]
-
-
-def write_pictures(path: Path, num: int, width: int, height: int, seed: int) -> Made:
+def write_pictures(path: Path, num: int, width: int, height: int, seed: int) -> tuple[int, list[bytes]]:
     """Write rows of a picture and a caption each, in the columns of FineVision.
 
     Args:
@@ -54,6 +40,9 @@ def write_pictures(path: Path, num: int, width: int, height: int, seed: int) -> 
         width: of pictures, pixels.
         height: of pictures, pixels.
         seed: of everything.
+
+    Returns:
+        Bytes of all pictures, and the first ``KEPT`` pictures.
     """
     rng = np.random.default_rng(seed)
     texture = _texture(rng, width, height)
@@ -68,7 +57,7 @@ def write_pictures(path: Path, num: int, width: int, height: int, seed: int) -> 
             if number % ROW_GROUP == 0 or number == num:
                 file.write_table(pa.table({"images": images, "texts": texts}, _SCHEMA))
                 images, texts = [], []
-    return Made(total, tuple(first))
+    return total, first
 
 
 def _pictures(

@@ -2,55 +2,36 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import sleep, thread_time
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import ExecutionError, OutOfMemoryError, UserError
 from entrain_bench.program import Pass, Program
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.train.device import find_device
 from entrain_bench.train.emulate.work import LaneOrder, StageShape, stages_in
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.modules import StageGroups, build_stage
 from entrain_bench.train.modules.packing import shares_of
 from entrain_bench.train.modules.split import WeightPass
-from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.running.alone import rank_of_many
 from entrain_bench.train.running.content import MadeUp
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.runtime import Graph
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
 
 
-def device_named(name: str) -> torch.device:
-    """The device of a setting.
-
-    Raises:
-        UserError: if there is none, or megatron-core would take another.
-    """
-    found = torch.cuda.is_available()
-    if name == "cuda" and not found:
-        raise UserError("harness.device=cuda: this machine has no CUDA device; cpu runs the same, for small models")
-    if name == "cpu" and found:
-        raise UserError("harness.device=cpu: megatron-core takes the GPU it sees; CUDA_VISIBLE_DEVICES= hides it")
-    return torch.device("cuda" if found else "cpu")
-
-
 @dataclass(slots=True)
 class Bench:
-    """Measures ranks; while it is open, this process is rank 0 of a world whose other ranks are not there.
-
-    Collectives of torch's fake backend return at once, with shapes as from all ranks.
+    """Measures the passes of one rank after the other, as rank 0 of a world whose other ranks are absent.
 
     Attributes:
         device_name: a setting of the harness.
@@ -66,22 +47,14 @@ class Bench:
     num_repetitions: int
     framework: Framework
     device: torch.device = field(init=False)
-    _num_threads: int = field(init=False)
     _at: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
-        self.device, self._num_threads = device_named(self.device_name), torch.get_num_threads()
-
-    def __enter__(self) -> Self:
+        self.device = find_device(self.device_name, "harness.device")
+        if self.device.type == "cpu" and torch.cuda.is_available():
+            raise UserError("harness.device=cpu: megatron-core takes the GPU it sees; CUDA_VISIBLE_DEVICES= hides it")
         if dist.is_initialized():
             raise ExecutionError("harness=emulate: this process is a rank of others already")
-        prepare_platform()
-        torch.set_num_threads(1)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        torch.set_num_threads(self._num_threads)
-        _leave()
 
     def measure(
         self, program: Program, shapes: Sequence[StageShape], orders: Sequence[LaneOrder]
@@ -103,26 +76,27 @@ class Bench:
             OutOfMemoryError: naming what does not fit on the device.
         """
         self._at = f"the weights of {', '.join(dict.fromkeys(shape.module for shape in shapes))}"
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         try:
-            stages = self._build(program.model, shapes)
-            seconds = [self._time_order(stages, program, order) for order in orders]
-            self._at = "an optimizer step"
-            return seconds, [self._time_optimizer(trained) for trained in stages]
+            with rank_of_many(max(shape.tp * shape.cp * shape.dp for shape in shapes)):
+                stages = self._build(program.model, shapes)
+                seconds = [self._time_order(stages, program, order) for order in orders]
+                self._at = "an optimizer step"
+                return seconds, [self._time_optimizer(trained) for trained in stages]
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(f"memory: the device is too small for {self._at} (harness=emulate)") from error
+        finally:
+            torch.set_num_threads(num_threads)
 
     def _build(self, model: ModelSpec, shapes: Sequence[StageShape]) -> list[TrainedStage]:
-        """Be rank 0 of all that hold the stages."""
-        _leave()
-        world = max(shape.tp * shape.cp * shape.dp for shape in shapes)
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
-        alone, settings = dist.new_group([0]), OptimizerSettings(framework=self.framework)
-        stages = []
+        alone, stages = dist.new_group([0]), []
         for shape in shapes:
-            groups = _groups(shape, self.framework.of(model.module(shape.module)).sequence_parallel)
+            module = model.module(shape.module)
+            groups = _groups(shape, self.framework.of(module).sequence_parallel)
             stage = build_stage(
                 model,
-                model.module(shape.module),
+                module,
                 shape.layers,
                 groups,
                 dtype=getattr(torch, self.dtype),
@@ -130,7 +104,7 @@ class Bench:
                 device=self.device,
                 recompute=shape.recompute,
             )
-            stages.append(train_stage(stage, groups, alone, settings))
+            stages.append(train_stage(stage, groups, alone, OptimizerSettings(framework=self.framework)))
         return stages
 
     def _time_order(self, stages: Sequence[TrainedStage], program: Program, order: LaneOrder) -> FloatArray:
@@ -256,11 +230,3 @@ def _groups(shape: StageShape, sequence_parallel: bool) -> StageGroups:
     members = (range(shape.tp), range(0, width, shape.tp), range(0, width * shape.dp, shape.tp))
     tp, cp, dp_cp = (dist.new_group(list(ranks)) for ranks in members)
     return StageGroups(tp, cp, dp_cp, sequence_parallel)
-
-
-def _leave() -> None:
-    """Let go of the last stage: its hooks hold it in circles that only the collector breaks."""
-    gc.collect()
-    torch.cuda.empty_cache()
-    if dist.is_initialized():
-        dist.destroy_process_group()

@@ -137,15 +137,15 @@ class Emulator:
             # Imported where needed: torch takes seconds, and checking settings does without.
             from entrain_bench.train.emulate.bench import Bench
 
-            with Bench(self.device, self.dtype, self.num_warm_ups, self.num_repetitions, self.truth.framework) as bench:
-                for held, orders in missing.items():
-                    seconds, optimizer_s = bench.measure(program, held, orders)
-                    for shape, own_s in zip(held, optimizer_s, strict=True):
-                        self.measured.optimizer_s.setdefault(shape, own_s)
-                    for order, took_s in zip(orders, seconds, strict=True):
-                        own = _works_in(program, works, order)
-                        for work, kind, column in zip(own, program.kind[order.actions], took_s.T, strict=True):
-                            runs[work][kind].extend(column)
+            bench = Bench(self.device, self.dtype, self.num_warm_ups, self.num_repetitions, self.truth.framework)
+            for held, orders in missing.items():
+                seconds, optimizer_s = bench.measure(program, held, orders)
+                for shape, own_s in zip(held, optimizer_s, strict=True):
+                    self.measured.optimizer_s.setdefault(shape, own_s)
+                for order, took_s in zip(orders, seconds, strict=True):
+                    own = _works_in(program, works, order)
+                    for work, kind, column in zip(own, program.kind[order.actions], took_s.T, strict=True):
+                        runs[work][kind].extend(column)
         for work, took in runs.items():
             # In the order of their numbers: a weight pass comes last.
             self.measured.passes.setdefault(work, PassSeconds(*(median(took[kind]) for kind in sorted(took))))

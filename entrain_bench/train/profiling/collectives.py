@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,66 +15,64 @@ from torch import Tensor
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.costs.profiled.points import COLLECTIVES, CollectivePoint
 from entrain_bench.specs.parse import parse
-from entrain_bench.train.launching.launch import Crew, run_on_ranks
-from entrain_bench.train.messages.control import process_group
+from entrain_bench.train.launching.group import on_ranks
 from entrain_bench.train.profiling.sampling import WARM_UPS, Patience, quantiles
 
-TIMEOUT_S = 120.0
 # One after the other between two looks at the clock, so that ranks that start apart hardly count.
 CALLS = 4
 ELEMENT_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveJob:
-    """What a rank measures."""
-
-    device: str
-    message_bytes: tuple[int, ...]
-    patience: Patience
-
-    def __call__(self, work: Path, report: Callable[[int], None]) -> None:
-        """Measure; rank 0 leaves the points in the folder."""
-        rank = dist_rank()
-        device = torch.device(self.device, rank) if self.device == "cuda" else torch.device("cpu")
-        points = []
-        with process_group(device, TIMEOUT_S) as control:
-            for operation in COLLECTIVES:
-                for num_bytes in self.message_bytes:
-                    points.append(self._point(operation, num_bytes, device, control))
-                    report(len(points))
-        if rank == 0:
-            (work / "points.json").write_text(json.dumps([asdict(point) for point in points]))
-
-    def _point(
-        self, operation: str, num_bytes: int, device: torch.device, control: dist.ProcessGroup
-    ) -> CollectivePoint:
-        size = control.size()
-        # Every rank holds a share of equal size.
-        share = max(1, num_bytes // (ELEMENT_BYTES * size))
-        whole, part = torch.zeros(share * size, device=device), torch.zeros(share, device=device)
-        call = calls_of(control.rank(), whole, part)[operation]
-        warm = _sample(call, WARM_UPS, device, control)
-        wanted = int(self.patience.point_s / (CALLS * max(float(warm.min()), 1e-6)))
-        # All ranks must agree.
-        count = torch.tensor([min(max(wanted, self.patience.least), self.patience.most)])
-        dist.broadcast(count, 0, group=control)
-        seconds = _sample(call, int(count), device, control)
-        if operation == "send":
-            seconds = seconds / 2
-        return CollectivePoint(operation, size, share * size * ELEMENT_BYTES, quantiles(seconds), len(seconds))
-
-
 def measure_collectives(
-    device: str, num_ranks: int, message_bytes: tuple[int, ...], patience: Patience, progress: Callable[[int], None]
+    device: str,
+    num_ranks: int,
+    message_bytes: tuple[int, ...],
+    patience: Patience,
+    operations: Sequence[str] = COLLECTIVES,
+    cores: Sequence[int] = (),
 ) -> list[CollectivePoint]:
-    """Points of every operation and size on so many ranks of this machine.
+    """Time every operation at every size on ranks of this machine.
+
+    Args:
+        device: ``cpu`` (gloo) or ``cuda`` (NCCL).
+        num_ranks: number of ranks.
+        message_bytes: sizes.
+        patience: how often to repeat.
+        operations: some of ``COLLECTIVES``.
+        cores: cores that ranks are pinned to in turn; empty: no pinning.
 
     Raises:
         ExecutionError: if a rank fails.
     """
-    job = CollectiveJob(device, message_bytes, patience)
-    return run_on_ranks(job, Crew(device, num_ranks, TIMEOUT_S), {}, _read, progress)
+    args = (device, message_bytes, patience, tuple(operations))
+    points, *_ = on_ranks(_points, num_ranks, *args, device=device, cores=cores)
+    return [parse(CollectivePoint, each, "collectives") for each in points]
+
+
+def _points(
+    device: str, message_bytes: tuple[int, ...], patience: Patience, operations: Sequence[str], group: dist.ProcessGroup
+) -> list[dict[str, Any]]:
+    place = torch.device(device, group.rank()) if device == "cuda" else torch.device("cpu")
+    return [asdict(_point(name, size, place, patience, group)) for name in operations for size in message_bytes]
+
+
+def _point(
+    operation: str, num_bytes: int, device: torch.device, patience: Patience, group: dist.ProcessGroup
+) -> CollectivePoint:
+    size = group.size()
+    # Every rank holds a share of equal size.
+    share = max(1, num_bytes // (ELEMENT_BYTES * size))
+    whole, part = torch.zeros(share * size, device=device), torch.zeros(share, device=device)
+    call = calls_of(group.rank(), whole, part)[operation]
+    warm = _sample(call, WARM_UPS, device, group)
+    wanted = int(patience.point_s / (CALLS * max(float(warm.min()), 1e-6)))
+    # All ranks must agree.
+    count = torch.tensor([min(max(wanted, patience.least), patience.most)])
+    dist.broadcast(count, 0, group=group)
+    seconds = _sample(call, int(count), device, group)
+    if operation == "send":
+        seconds = seconds / 2
+    return CollectivePoint(operation, size, share * size * ELEMENT_BYTES, quantiles(seconds), len(seconds))
 
 
 def calls_of(rank: int, whole: Tensor, part: Tensor) -> dict[str, Callable[[], object]]:
@@ -99,11 +95,6 @@ def calls_of(rank: int, whole: Tensor, part: Tensor) -> dict[str, Callable[[], o
     }
 
 
-def dist_rank() -> int:
-    """This process's rank, before it joins the others."""
-    return int(os.environ["RANK"])
-
-
 def _sample(
     call: Callable[[], object], repetitions: int, device: torch.device, control: dist.ProcessGroup
 ) -> FloatArray:
@@ -119,8 +110,3 @@ def _sample(
         seconds[index] = (perf_counter() - started) / CALLS
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX, group=control)
     return np.asarray(seconds.numpy())
-
-
-def _read(work: Path) -> list[CollectivePoint]:
-    listed = json.loads((work / "points.json").read_text())
-    return [parse(CollectivePoint, each, "collectives") for each in listed]

@@ -150,9 +150,7 @@ class Session:
         for num_ranks in ranks_of(self.settings, self.device):
             advance(f"communication of {num_ranks} ranks")
             if num_ranks not in known:
-                points = measure_collectives(
-                    self.device.type, num_ranks, self.settings.message_bytes, self.patience, lambda _: None
-                )
+                points = measure_collectives(self.device.type, num_ranks, self.settings.message_bytes, self.patience)
                 self._save(replace(self.profile, collectives=(*self.profile.collectives, *points)))
 
     def _save(self, profile: DeviceProfile) -> None:

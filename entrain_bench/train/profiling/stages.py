@@ -16,8 +16,8 @@ from entrain_bench.train.device import to_device
 from entrain_bench.train.modules import Pack, StageGroups, build_stage, input_width
 from entrain_bench.train.modules.grids import merge_tokens
 from entrain_bench.train.modules.packing import shares_of
-from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.profiling.packs import Target
+from entrain_bench.train.running.alone import rank_of_many
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
 
 # Whatever the weights: times do not depend on values.
@@ -105,23 +105,13 @@ def one_of_many(
     *,
     sequence_parallel: bool = True,
 ) -> Iterator[Bench]:
-    """A process that takes itself for the first of several ranks: collectives return at once, with what is at hand.
-
-    So a layer is built and run as its shard is in training, while communication costs the copy of its result at most.
-    """
-    # PyTorch keeps its communication without partners, for tests of its own, under this name.
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    prepare_platform()
+    """Yield where stages are built and run as shards of each tensor-parallel degree."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=max(degrees))
-    try:
+    with rank_of_many(max(degrees)):
         alone = dist.new_group([0])
         groups = {tp: StageGroups(dist.new_group(list(range(tp))), alone, alone, sequence_parallel) for tp in degrees}
         yield Bench(model, groups, alone, dtype, device)
-    finally:
-        dist.destroy_process_group()
 
 
 def _module_of(target: Target, depth: int) -> tuple[ModuleSpec, range]:

@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from entrain_bench.config.tree import choices
-from entrain_bench.lab.bench import everyday
-from entrain_bench.lab.bench.__main__ import main
-from entrain_bench.lab.bench.cases import ASSIGNMENT_TARGETS, CASES, GLOBAL_BATCHES, LPT, TINY
-from entrain_bench.lab.bench.measures import WARM_UPS, assignment, bucket_filling, bucket_gap, wall_times_s
+from entrain_bench.lab.bench import __main__ as command
+from entrain_bench.lab.bench import everyday, measures
+from entrain_bench.lab.bench.__main__ import main, measure_apart
+from entrain_bench.lab.bench.cases import CASES, LPT, TINY, Case
+from entrain_bench.lab.bench.measures import WARM_UPS, Measure, bucket_gap, lpt, parts, seconds_of
 
 SMALL = ("model=tiny", "cluster=a40x16", "global_batch=32", "microbatch_size=4", "layout.dp=2")
 
 
-def test_every_strategy_is_measured_at_every_size_and_every_target_names_a_case() -> None:
-    assert {"entrain", "megatron"} <= set(choices("strategy"))
-    assert {f"assignment_{name}_{size}" for name in choices("strategy") for size in GLOBAL_BATCHES} <= set(CASES)
-    for (name, size), target in ASSIGNMENT_TARGETS.items():
-        assert CASES[f"assignment_{name}_{size}"][0] == target
-
-
-def test_an_assignment_stands_beside_its_iteration() -> None:
-    measured = assignment(["strategy=megatron", *SMALL], repeats=3)
-    assert list(measured) == ["assign_s", "iteration_time_s"]
-    assert measured["assign_s"] > 0
-    assert measured["iteration_time_s"] > 0
+def test_every_part_of_a_run_is_measured() -> None:
+    (megatron, first), (entrain, second) = parts(["megatron", "entrain"], SMALL, repeats=3)
+    assert (megatron, entrain) == ("megatron", "entrain")
+    for values in (first, second):
+        assert all(values[name] > 0 for name in ("plan_s", "assign_s", "schedule_s", "execute_s", "iteration_time_s"))
 
 
 def test_buckets_are_filled_on_as_many_samples_as_the_case_says() -> None:
-    measured = bucket_filling(["strategy=megatron", *SMALL], LPT, repeats=3)
-    assert (measured["num_samples"], measured["num_buckets"]) == (32, 8)
-    assert measured["fill_s"] > 0
-    assert measured["worst_gap"] >= 0
+    ((label, values),) = lpt(["synthetic"], ["strategy=megatron", *SMALL], LPT, num_samples=32, repeats=3)
+    assert label == "lpt_synthetic"
+    assert (values["num_samples"], values["num_buckets"]) == (32, 8)
+    assert values["fill_s"] > 0
+    assert values["worst_gap"] >= 0
 
 
 @pytest.mark.parametrize(
@@ -56,54 +52,63 @@ def test_the_gap_is_over_the_largest_sample_where_that_is_more_than_the_mean() -
     assert bucket_gap(np.array([[1.0, 9.0], [1.0, 1.0]]), np.array([0, 0]), 2) == pytest.approx(10 / 9 - 1)
 
 
-def test_warm_ups_are_not_timed_and_every_call_has_its_number() -> None:
+def test_warm_ups_are_not_timed_and_long_calls_are_repeated_less(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    assert len(wall_times_s(seen.append, repeats=4)) == 4
+    assert len(seconds_of(seen.append, repeats=4)) == 4
     assert seen == list(range(WARM_UPS + 4))
-
-
-def test_long_calls_are_repeated_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("entrain_bench.lab.bench.measures.LONG_S", 0.0)
-    assert len(wall_times_s(lambda _: None, repeats=20)) == 3
+    monkeypatch.setattr(measures, "LONG_S", 0.0)
+    assert len(seconds_of(lambda _: None, repeats=20)) == 3
 
 
 def test_an_unknown_case_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--case", "assignment_entrian_512"]) == 2
-    assert "did you mean assignment_entrain_512?" in capsys.readouterr().err
+    assert main(["parts_64_gpu"]) == 2
+    assert "did you mean parts_64_gpus?" in capsys.readouterr().err
 
 
-def test_a_case_that_fails_is_named_and_the_others_are_written(
+def test_a_case_that_fails_is_named_and_the_others_are_printed_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def measure(name: str) -> dict[str, float]:
-        if name == "lpt_synthetic":
+    errors = []
+
+    def measure(name: str) -> Iterator[Measure]:
+        yield "first", {"assign_s": 0.5}
+        # Printed before the case ends.
+        out, err = capsys.readouterr()
+        assert "assign_s=0.5" in out
+        errors.append(err)
+        if name == "lpt":
             raise RuntimeError("out of luck")
-        return {"assign_s": 0.5}
 
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("entrain_bench.lab.bench.__main__.measure_apart", measure)
-    assert main([]) == 1
-    assert "lpt_synthetic: out of luck" in capsys.readouterr().err
-    cases = json.loads((tmp_path / "results" / "bench.json").read_text())["cases"]
-    assert set(cases) == set(CASES) - {"lpt_synthetic"}
-    assert cases["assignment_entrain_512"] == {"target": "assign_s <= 0.020", "assign_s": 0.5}
+    monkeypatch.setattr(command, "measure_apart", measure)
+    assert main(["--results-dir", str(tmp_path)]) == 1
+    assert "lpt: failed: out of luck\n" in errors
+    written = json.loads((tmp_path / "bench.json").read_text())
+    assert written["machine"]["python"]
+    assert set(written["cases"]) == set(CASES) - {"lpt"}
+    assert written["cases"]["solver"] == {"target": "share <= 1.1", "measures": {"first": {"assign_s": 0.5}}}
 
 
-@pytest.mark.slow
-def test_a_sweep_is_timed_to_its_first_result_and_to_its_end() -> None:
-    measured = everyday.sweep(3, TINY)
-    assert 0 < measured["first_result_s"] < measured["total_s"]
-    assert 0 < measured["experiment_s"] < measured["total_s"]
+@pytest.mark.wide
+def test_a_process_that_fails_is_an_error_with_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CASES, "none", Case("", lambda: iter(())))
+    with pytest.raises(RuntimeError, match="bench CASE=none: unknown"):
+        [*measure_apart("none")]
+
+
+@pytest.mark.wide
+def test_runs_sweeps_and_their_memory_are_measured() -> None:
+    small = [text for text in TINY if not text.startswith("strategy")]
+    measured = dict(everyday.cells(small, ["megatron", "entrain"]))
+    assert [*measured] == ["megatron", "entrain", "all"]
+    assert measured["all"]["cpu_s"] == pytest.approx(measured["megatron"]["cpu_s"] + measured["entrain"]["cpu_s"])
+    (_, run), (label, memory) = everyday.sweep(5, TINY)
+    assert run["experiment_s"] > 0
+    assert label == "memory_5_runs"
+    assert memory["growth"] >= 0
+    assert {"braid", "megatron"} <= {*choices("strategy")}
 
 
 @pytest.mark.wide
 def test_a_command_that_fails_is_no_measurement() -> None:
-    with pytest.raises(RuntimeError, match=r"figures no_such_figure .* ended with 2"):
-        everyday.figures(["no_such_figure"])
-
-
-@pytest.mark.wide
-def test_memory_is_read_after_a_fifth_of_the_cells_and_after_all() -> None:
-    measured = everyday.memory(5, TINY)
-    assert 0 < measured["after_a_fifth_mb"] <= measured["after_all_mb"]
-    assert measured["growth"] == pytest.approx(measured["after_all_mb"] / measured["after_a_fifth_mb"] - 1)
+    with pytest.raises(RuntimeError, match=r"no_such_key=1.*: exit code 2"):
+        [*everyday.commands([*TINY, "no_such_key=1"])]

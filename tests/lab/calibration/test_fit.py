@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from entrain_bench.base.arrays import FloatArray
 from entrain_bench.config.compose import Composer
 from entrain_bench.lab.calibration.anchors import load_anchors
 from entrain_bench.lab.calibration.cases import ForwardCase, iteration_case, kernel_case
-from entrain_bench.lab.calibration.fit import fit_device, interval, least_squares, rounded
+from entrain_bench.lab.calibration.fit import fit_device, interval, rounded
 from entrain_bench.lab.calibration.kernels import AttentionKernel, KernelCase, Product
 from entrain_bench.specs.cluster import DeviceSpec
 from support.builders import tiny_cluster
@@ -28,22 +27,6 @@ class Line:
 
     def ratio(self, device: DeviceSpec) -> float:
         return self.factor * device.sustained_fraction
-
-
-def test_least_squares_solves_a_system_with_an_exact_solution() -> None:
-    wanted = np.array([2.0, 0.3])
-
-    def residuals(numbers: FloatArray) -> FloatArray:
-        x, y = numbers - wanted
-        return np.array([x + y, x - 2 * y, x * y])
-
-    found = least_squares(residuals, np.ones(2), np.full(2, np.inf))
-    assert found == pytest.approx(wanted, rel=1e-3)
-
-
-def test_least_squares_stays_below_its_bounds() -> None:
-    found = least_squares(lambda numbers: numbers - 5.0, np.ones(2), np.array([3.0, np.inf]))
-    assert found == pytest.approx([3.0, 5.0], rel=1e-3)
 
 
 def test_a_fitted_constant_is_the_one_of_least_squared_errors() -> None:

@@ -14,9 +14,9 @@ from entrain_bench.answers.fidelity import pair_rows, rank_correlations, summary
 from entrain_bench.figures._runner import render
 from entrain_bench.lab.fidelity import figure
 from entrain_bench.lab.fidelity.__main__ import main, report
-from entrain_bench.lab.fidelity.cases import Case, overrides_of, setting_and_program
-from entrain_bench.lab.fidelity.compare import case_rows
+from entrain_bench.lab.fidelity.compare import accuracy, all_rows, program_row
 from entrain_bench.lab.fidelity.predict import simulated
+from entrain_bench.lab.fidelity.programs import FidelityProgram, overrides_of, setting_and_program
 from entrain_bench.program import Pass
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.simulate import Simulator
@@ -24,11 +24,11 @@ from entrain_bench.simulate import Simulator
 LINKS = {"latency_s": 1e-5, "bandwidth_bytes_per_s": 1e12}
 
 
-def case_of(strategy: str, folder: Path, measured_s: float, predicted_s: float) -> Case:
-    """A case whose files say that its simulated timeline took that long, the measured one give or take 1 %."""
+def program_of(strategy: str, folder: Path, measured_s: float, predicted_s: float) -> FidelityProgram:
+    """A program whose files say that its simulated timeline took that long, the measured one give or take 1 %."""
     (cell,) = compose_cells(overrides_of(2, "even", 0, strategy))
     setting, program = setting_and_program(cell.config)
-    case = Case(2, "even", 0, strategy, cell.config, program)
+    one = FidelityProgram(2, "even", 0, strategy, cell.config, program)
     timeline = Simulator(setting.truth, 1e12).execute(program)
     start, end = (column / timeline.iteration_time_s for column in (timeline.start_s, timeline.end_s))
     repetitions = np.array([0.99, 1.0, 1.01])[:, None] * measured_s
@@ -39,14 +39,14 @@ def case_of(strategy: str, folder: Path, measured_s: float, predicted_s: float) 
     predicted |= {"work_s": (predicted_s * took).tolist(), "peak_bytes": 90.0}
     folder.mkdir(exist_ok=True)
     (folder / "links.json").write_text(json.dumps(LINKS))
-    (folder / f"{case.key}.json").write_text(json.dumps(measured | {"peak_bytes": 100.0}))
-    (folder / f"{case.key}.emulated.json").write_text(json.dumps(predicted))
-    return case
+    (folder / f"{one.key}.json").write_text(json.dumps(measured | {"peak_bytes": 100.0}))
+    (folder / f"{one.key}.emulated.json").write_text(json.dumps(predicted))
+    return one
 
 
 def test_errors_of_a_program(tmp_path: Path) -> None:
-    case = case_of("megatron", tmp_path, measured_s=2.0, predicted_s=2.2)
-    (row,) = case_rows([case], tmp_path).to_dict("records")
+    one = program_of("megatron", tmp_path, measured_s=2.0, predicted_s=2.2)
+    (row,) = all_rows([one], tmp_path).to_dict("records")
     assert row["measured_s"] == pytest.approx(2.0)
     assert row["noise"] == pytest.approx(0.005)
     for name in ("iteration_error", "core_error", "action_bias", "action_error"):
@@ -58,25 +58,33 @@ def test_errors_of_a_program(tmp_path: Path) -> None:
     assert -0.05 < row["replay_error"] <= 1e-9
 
 
-def test_a_case_without_its_files_is_left_out(tmp_path: Path) -> None:
-    case = case_of("megatron", tmp_path, 1.0, 1.0)
-    (tmp_path / f"{case.key}.emulated.json").unlink()
-    assert case_rows([case], tmp_path).empty
+def test_a_program_without_its_files_is_left_out(tmp_path: Path) -> None:
+    one = program_of("megatron", tmp_path, 1.0, 1.0)
+    (tmp_path / f"{one.key}.emulated.json").unlink()
+    assert all_rows([one], tmp_path).empty
 
 
 def rows_of(**times: tuple[float, float]) -> pd.DataFrame:
     """Strategies with measured and predicted seconds; repetitions differ by 1 %."""
     common = {"num_ranks": 2, "workload": "even", "seed": 0}
     return pd.DataFrame(
-        {
-            **common,
-            "strategy": name,
-            "measured_s": measured,
-            "predicted_s": predicted,
-            "repetitions_s": json.dumps([0.99 * measured, measured, 1.01 * measured][:: 1 if place % 2 else -1]),
-        }
+        program_row(
+            {**common, "strategy": name},
+            "llm tp1",
+            measured,
+            predicted,
+            [0.99 * measured, measured, 1.01 * measured][:: 1 if place % 2 else -1],
+        )
         for place, (name, (measured, predicted)) in enumerate(times.items())
     )
+
+
+def test_median_errors_come_with_their_targets() -> None:
+    rows = rows_of(slow=(2.0, 2.2), fast=(1.0, 1.0), near=(1.005, 0.9))
+    found = accuracy(rows, pair_rows(rows))
+    assert found["iterations"] == (pytest.approx(0.1), 0.10)
+    assert found["speedups"] == (pytest.approx(0.117, rel=0.1), 0.05)
+    assert accuracy(rows, pd.DataFrame()).keys() == {"iterations"}
 
 
 def test_errors_of_gains() -> None:
@@ -101,36 +109,36 @@ def test_an_order_beyond_the_noise_is_missed() -> None:
 @pytest.mark.wide
 def test_table_figure_and_verdict_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "fidelity"
-    cases = [
-        case_of("megatron", folder, 2.0, 2.0),
-        case_of("dip", folder, 1.5, 1.5),
-        case_of("dflop", folder, 1.0, 1.02),
+    programs = [
+        program_of("megatron", folder, 2.0, 2.0),
+        program_of("dip", folder, 1.5, 1.5),
+        program_of("dflop", folder, 1.0, 1.02),
     ]
-    assert report(case_rows(cases, folder), tmp_path, load=0.0) == 0
+    assert report(all_rows(programs, folder), tmp_path, load=0.0) == 0
     assert "num_programs" in capsys.readouterr().out
     assert len(pd.read_csv(tmp_path / "fidelity.csv")) == 3
     assert (tmp_path / "figures" / "fidelity.png").stat().st_size > 10_000
-    cases[0] = case_of("megatron", folder, 2.0, 0.8)
-    assert report(case_rows(cases, folder), tmp_path, load=0.0) == 1
+    programs[0] = program_of("megatron", folder, 2.0, 0.8)
+    assert report(all_rows(programs, folder), tmp_path, load=0.0) == 1
     assert "missed: " in capsys.readouterr().err
 
 
 @pytest.mark.wide
 def test_a_simulation_stands_beside_the_emulation(tmp_path: Path) -> None:
-    case, slower = case_of("megatron", tmp_path, 1.0, 1.0), ["cluster.device.peak_bf16_flops=1e9"]
-    rows = case_rows([case], tmp_path, partial(simulated, truth=slower, links=LINKS, cores=[0, 1]))
+    one, slower = program_of("megatron", tmp_path, 1.0, 1.0), ["cluster.device.peak_bf16_flops=1e9"]
+    rows = all_rows([one], tmp_path, partial(simulated, truth=slower, links=LINKS, cores=[0, 1]))
     emulated, other = rows.to_dict("records")
     assert (emulated["prediction"], other["prediction"]) == ("emulated", "simulated")
     assert other["measured_s"] == emulated["measured_s"]
-    fast = simulated(case, [], LINKS, [0, 1])
+    fast = simulated(one, [], LINKS, [0, 1])
     assert other["predicted_s"] > 10 * max(fast["end_s"])
     # On one core, both ranks' work takes longer than on two.
-    assert max(simulated(case, [], LINKS, [0])["end_s"]) > max(fast["end_s"])
+    assert max(simulated(one, [], LINKS, [0])["end_s"]) > max(fast["end_s"])
 
 
 @pytest.mark.wide
 def test_the_same_rows_give_the_same_figure(tmp_path: Path) -> None:
-    rows = case_rows([case_of("megatron", tmp_path, 2.0, 2.1), case_of("dip", tmp_path, 1.5, 1.6)], tmp_path)
+    rows = all_rows([program_of("megatron", tmp_path, 2.0, 2.1), program_of("dip", tmp_path, 1.5, 1.6)], tmp_path)
     pairs = pair_rows(rows)
     assert summary(rows, pairs)["num_pairs"] == 1
     once, again = (render(lambda: figure.draw(rows, pairs)) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Cases trained on ranks and predicted, with what they leave."""
+"""Programs trained on ranks and predicted, with what they leave."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ import numpy as np
 import pytest
 
 from entrain_bench.lab.fidelity.__main__ import measure
-from entrain_bench.lab.fidelity.cases import COMMON, NUM_RANKS, SEEDS, STRATEGIES, WORKLOADS, Case, setting_and_program
-from entrain_bench.lab.fidelity.compare import case_rows
+from entrain_bench.lab.fidelity.compare import all_rows
 from entrain_bench.lab.fidelity.predict import mean_of
+from entrain_bench.lab.fidelity.programs import (
+    COMMON,
+    NUM_RANKS,
+    SEEDS,
+    STRATEGIES,
+    WORKLOADS,
+    FidelityProgram,
+    setting_and_program,
+)
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.train.emulate.emulator import Measured
 from entrain_bench.train.emulate.work import PassSeconds
@@ -20,7 +28,7 @@ from entrain_bench.train.emulate.work import PassSeconds
 SMALL = ("model.modules.vision.num_layers=2", "model.modules.vision.full_attention_layers=[1]", "global_batch=4")
 
 
-def small_case(strategy: str) -> Case:
+def small_program(strategy: str) -> FidelityProgram:
     (cell,) = compose_cells(
         [
             *COMMON,
@@ -32,32 +40,32 @@ def small_case(strategy: str) -> Case:
         ]
     )
     _, program = setting_and_program(cell.config)
-    return Case(2, "even", 0, strategy, cell.config, program)
+    return FidelityProgram(2, "even", 0, strategy, cell.config, program)
 
 
 def test_there_are_enough_programs() -> None:
     assert len(NUM_RANKS) * len(WORKLOADS) * len(SEEDS) * len(STRATEGIES) >= 24
 
 
-def test_a_case_is_named_by_what_it_runs() -> None:
-    one, same, other = small_case("megatron"), small_case("megatron"), small_case("dip")
+def test_a_program_is_named_by_what_it_runs() -> None:
+    one, same, other = small_program("megatron"), small_program("megatron"), small_program("dip")
     assert one.key == same.key
     assert one.key.rsplit("_")[-1] != other.key.rsplit("_")[-1]
 
 
 @pytest.mark.slow
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
-    cases = [small_case("megatron"), small_case("dip")]
-    measure(cases, 2, tmp_path, [0])
+    programs = [small_program("megatron"), small_program("dip")]
+    measure(programs, 2, tmp_path, [0])
     files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    assert len(files) == 1 + 2 * len(cases)
-    measured = json.loads((tmp_path / f"{cases[0].key}.json").read_text())
+    assert len(files) == 1 + 2 * len(programs)
+    measured = json.loads((tmp_path / f"{programs[0].key}.json").read_text())
     columns = [np.array(measured[name]) for name in ("start_s", "end_s", "cpu_s")]
-    assert all(column.shape == (2, cases[0].program.num_actions) for column in columns)
+    assert all(column.shape == (2, programs[0].program.num_actions) for column in columns)
     assert np.all(columns[1] >= columns[0])
-    measure(cases, 2, tmp_path, [0])
+    measure(programs, 2, tmp_path, [0])
     assert files == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    rows = case_rows(cases, tmp_path)
+    rows = all_rows(programs, tmp_path)
     # Two ranks on one core: wall time says little on a machine in use, the processor's seconds do.
     assert rows["action_error"].max() < 1.0
     assert rows["memory_error"].abs().max() < 1.0

@@ -9,7 +9,7 @@ import pytest
 
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.costs.truth import CostTruth, Prices
-from entrain_bench.lab.fidelity.cases import overrides_of, setting_and_program
+from entrain_bench.lab.fidelity.programs import overrides_of, setting_and_program
 from entrain_bench.lab.fidelity.shared import cores_of_lanes, place_on_cores
 from entrain_bench.program import Pass, Program
 from entrain_bench.run.cells import compose_cells

@@ -1,24 +1,24 @@
-"""What makes results those of another check, and what does not."""
+"""What makes results those of another check, and what does not; whose folder a check may use."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from entrain_bench.lab.gpu_check import identity
-from entrain_bench.lab.gpu_check.identity import identity_of, origin_of
+from entrain_bench.base.errors import UserError
+from entrain_bench.lab.gpu_check import __main__ as command
+from entrain_bench.lab.gpu_check.__main__ import claim, identity_of, main, origin_of
 from entrain_bench.lab.gpu_check.settings import Setup
-from entrain_bench.records.code import Source
 from support.gpu_check import machine
 
 SETUP = Setup("cuda", 2, False, Path("here"), "origin")
 
 
-def test_devices_options_and_tests_are_part_of_it(tmp_path: Path) -> None:
+def test_devices_options_tests_and_configuration_are_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     test = tmp_path / "test_gpu.py"
     test.write_text("one")
     found = identity_of(SETUP, [test])
@@ -32,32 +32,50 @@ def test_devices_options_and_tests_are_part_of_it(tmp_path: Path) -> None:
     assert found not in [identity_of(other, [test]) for other in others]
     test.write_text("two")
     assert identity_of(SETUP, [test]) != found
-
-
-def test_so_are_strategies_and_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither is imported by what runs the steps."""
-    found, sources_of = identity_of(SETUP, []), identity.sources_of
-
-    def changed(modules: set[str]) -> Mapping[str, Any]:
-        name = "entrain_bench_strategies.dip"
-        sources = dict(sources_of(modules))
-        assert any(module.startswith(name) for module in sources)
-        return sources | {name: Source(Path(), "another")}
-
-    monkeypatch.setattr(identity, "sources_of", changed)
-    assert identity_of(SETUP, []) != found
-    monkeypatch.undo()
-    assert identity_of(SETUP, []) == found
-    monkeypatch.setattr(identity, "config_tree", lambda: tmp_path)
+    monkeypatch.setattr(command, "config_tree", lambda: tmp_path / "mine")
     empty = identity_of(SETUP, [])
-    (tmp_path / "mine.yaml").write_text("name: mine")
-    assert len({found, empty, identity_of(SETUP, [])}) == 3
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "own.yaml").write_text("name: mine")
+    assert identity_of(SETUP, []) != empty
+
+
+def test_strategies_are_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs the sections does not import them."""
+    found = identity_of(SETUP, [])
+    monkeypatch.setattr(command, "OWN_PACKAGES", frozenset({"entrain_bench"}))
+    assert identity_of(SETUP, []) != found
 
 
 def test_measurements_are_of_a_machine_and_the_code_that_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     here = origin_of(machine())
     assert origin_of(machine()) == here
-    assert origin_of(replace(machine(), identity={"variables": {"NCCL_P2P_DISABLE": "1"}})) != here
+    assert origin_of(machine(variables={"NCCL_P2P_DISABLE": "1"})) != here
+    busy = machine()
+    assert origin_of(replace(busy, host=busy.host | {"load average": "9.0"})) == here
+    assert origin_of(replace(busy, host=busy.host | {"torch": "3"})) != here
     assert replace(SETUP, origin="there").profile != SETUP.profile == SETUP.runs / "profile.json"
-    monkeypatch.setattr(identity, "hash_of", lambda _: "other code")
+    monkeypatch.setattr(command, "hash_of", lambda _: "other code")
     assert origin_of(machine()) != here
+
+
+def test_a_folder_of_something_else_is_refused_and_stays_unmodified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    notes = Path("notes")
+    notes.mkdir()
+    (notes / "today.md").write_text("mine")
+    assert main(["--output", "notes", "--device", "cpu", "--sections", "environment"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "gpu-check: --output=notes: must be a new or empty folder, or the folder of an earlier check"
+    assert [path.name for path in notes.iterdir()] == ["today.md"]
+
+
+def test_new_and_empty_folders_belong_to_the_check_from_then_on(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "empty", tmp_path / "a" / "new"):
+        claim(folder)
+        (folder / "report.md").write_text("x")
+        claim(folder)
+    with pytest.raises(UserError):
+        claim(tmp_path)

@@ -11,19 +11,19 @@ import pytest
 from entrain_bench.figures._runner import render
 from entrain_bench.lab.preprocessing.figure import PANELS, QUANTITIES, draw, summary
 from entrain_bench.lab.preprocessing.measure import SIZES, Prepared
-from entrain_bench.lab.preprocessing.pictures import Made
 from entrain_bench.train.settings import PREPROCESSING
 
-PICTURES = [Prepared(size, Path("trace"), 4, Made(4000 * (i + 1), ()), 0.002 * (i + 1)) for i, size in enumerate(SIZES)]
+NAMES = [f"{width}x{height}" for width, height in SIZES]
+PICTURES = [Prepared(name, Path("trace"), 1000.0 * (i + 1), 0.002 * (i + 1)) for i, name in enumerate(NAMES)]
 
 
 def runs() -> pd.DataFrame:
     """Two repetitions, whose values are 1 apart."""
     rows = [
-        {"repetition": repetition, "size": size.name, "preprocessing": mode, "load": 1.0 + repetition}
+        {"repetition": repetition, "size": name, "preprocessing": mode, "load": 1.0 + repetition}
         | dict.fromkeys(QUANTITIES, 10.0 * place + step + repetition + 1)
         for repetition in range(2)
-        for place, size in enumerate(SIZES)
+        for place, name in enumerate(NAMES)
         for step, mode in enumerate(PREPROCESSING)
     ]
     return pd.DataFrame(rows)
@@ -33,7 +33,7 @@ def test_rows_are_means_with_their_intervals() -> None:
     table = summary(runs(), PICTURES)
     assert len(table) == len(SIZES) * len(PREPROCESSING)
     row = table.iloc[4]
-    assert (row["size"], row["preprocessing"], row["repetitions"]) == (SIZES[1].name, PREPROCESSING[1], 2)
+    assert (row["size"], row["preprocessing"], row["repetitions"]) == (NAMES[1], PREPROCESSING[1], 2)
     assert (row["picture_kb"], row["decode_ms"], row["load_average"]) == (2.0, 4.0, 1.5)
     # Of 12 and 13: the mean 12.5; Student's t at one degree of freedom 12.706 times the standard error 0.5.
     assert row["input_stall_s"] == 12.5
@@ -42,7 +42,7 @@ def test_rows_are_means_with_their_intervals() -> None:
 
 def test_times_are_compared_within_a_repetition() -> None:
     table = summary(runs().sample(frac=1, random_state=0), PICTURES).set_index(["size", "preprocessing"])
-    size = SIZES[1].name
+    size = NAMES[1]
     assert (table.loc[(size, "inline"), ["cpu_s_ratio", "cpu_s_ratio_low", "cpu_s_ratio_high"]] == 1).all()
     # 12 / 11 and 13 / 12: the second repetition is slower, and that is no noise of the ratio.
     row = table.loc[(size, "thread")]

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from entrain_bench.lab.bench.bridge import (
+from entrain_bench.program import Pass, Program
+from entrain_bench.program.layout import Layout
+from entrain_bench.train.messages.rank_plan import plan_rank
+from entrain_bench.train.platform import MODULES, prepare_platform
+from support.builders import placed, samples, tiny_model
+from support.train.bridge import (
     BRIDGE_MODULES,
     Bridge,
     ColocatedBridge,
@@ -16,11 +21,6 @@ from entrain_bench.lab.bench.bridge import (
     grid_of,
     handed_rows,
 )
-from entrain_bench.program import Pass, Program
-from entrain_bench.program.layout import Layout
-from entrain_bench.train.messages.rank_plan import plan_rank
-from entrain_bench.train.platform import MODULES, prepare_platform
-from support.builders import placed, samples, tiny_model
 from support.train.faults import reverse_rows
 from support.train.ranks import run_ranks
 

@@ -184,7 +184,7 @@ def test_recomputation_runs_the_forward_once_more(bench: Bench) -> None:
 @pytest.mark.slow
 def test_communication_of_two_ranks() -> None:
     started = perf_counter()
-    points = measure_collectives("cpu", 2, (4096, 1 << 20), Patience(3, 5, 0.1, 1.0), lambda _: None)
+    points = measure_collectives("cpu", 2, (4096, 1 << 20), Patience(3, 5, 0.1, 1.0))
     assert [(point.operation, point.num_bytes) for point in points] == [
         (operation, size) for operation in COLLECTIVES for size in (4096, 1 << 20)
     ]

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.lab.gpu_check.processes import last_line, run_python
 from entrain_bench.lab.gpu_check.settings import Setup
+from entrain_bench.lab.processes import last_line, run_python
 from entrain_bench.records.records import Record, Results
 from entrain_bench.run.cells import compose_cells
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """A step's runs, and where they leave records and output.
+    """The runs of a section, and where they leave records and output.
 
     Attributes:
-        folder: of the step.
+        folder: of the section.
         setup: the devices.
     """
 
@@ -39,7 +39,7 @@ class Runs:
         """Train; the record, or what became of the process if it left none.
 
         Args:
-            name: of the run in this step.
+            name: of the run in this section.
             strategy: its name.
             overrides: of the job.
             num_devices: ranks.
@@ -91,11 +91,3 @@ def series(record: Record | None, metric: str) -> list[float]:
     if record is None or record.status != "ok":
         return []
     return [float(row[metric]) for row in record.iterations]
-
-
-def metrics_of(record: Record | None, names: Mapping[str, str], scale: Mapping[str, float]) -> dict[str, float]:
-    """Some metrics of a run by the names that a table has for them, as far as the run has them."""
-    if record is None or record.status != "ok":
-        return {}
-    found = {name: record.metrics.get(metric) for name, metric in names.items()}
-    return {name: value * scale.get(name, 1.0) for name, value in found.items() if value is not None}

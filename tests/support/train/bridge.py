@@ -1,8 +1,4 @@
-"""The boundary between an encoder and an LLM: our messages beside megatron-core's bridge communicators.
-
-``BridgeCommunicator`` carries it between disjoint ranks, ``ColocatedBridgeCommunicator`` between two layouts of the
-same ranks. Imported only on the ranks that measure: megatron-core takes seconds.
-"""
+"""The boundary between an encoder and an LLM: our messages and megatron-core's bridge communicators."""
 
 from __future__ import annotations
 
@@ -18,29 +14,22 @@ from torch import Tensor
 
 from entrain_bench.balancing.schedules import chain_program, stages_behind, three_phase_program
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.lab.bench.ranks import WARM_UPS, Turns
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.framework import Framework
-from entrain_bench.specs.model import ModelSpec, ModuleSpec
-from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.messages.channels import Channels
 from entrain_bench.train.messages.rank_plan import RankPlan, Step, items_of_samples, plan_rank
 from entrain_bench.train.messages.rows import cut_rows, gather_rows
 from entrain_bench.train.messages.transfers import Transfers
-from entrain_bench.train.platform import MODULES, prepare_platform
 
 BRIDGE_MODULES = (
     "megatron.core.pipeline_parallel.bridge_communicator",
     "megatron.core.models.mimo.comm.colocated_communicator",
 )
 CPU = torch.device("cpu")
-# What crosses the boundary in a microbatch: [tokens, hidden size].
-NUM_TOKENS, HIDDEN_SIZE = 2048, 1024
-NUM_MICROBATCHES = 8
 
 # What a rank hands over or gets, by pass and microbatch ``[rows, hidden size]``: the encoder's output and the LLM's
 # input in forward, the gradient of either in backward.
@@ -170,37 +159,3 @@ def grid_of(module: ModuleLayout) -> HyperCommGrid:
     if not np.array_equal(module.ranks.ravel(), first + np.arange(module.ranks.size)):
         raise ValueError(f"{module.module}: no grid of consecutive ranks")
     return HyperCommGrid([module.tp, module.cp, module.pp, module.dp], ["tp", "cp", "pp", "dp"], rank_offset=first)
-
-
-def compare_boundary(encoder_dp: int, llm_dp: int, repeats: int, control: dist.ProcessGroup) -> dict[str, float]:
-    """Time both ways on this rank; collective.
-
-    Args:
-        encoder_dp: replicas of the encoder, of one rank each.
-        llm_dp: replicas of the LLM.
-        repeats: how many iterations of each are timed.
-        control: a gloo group of all ranks.
-
-    Returns:
-        Median and shortest seconds of a microbatch, forward and backward, and the number of tensors that differed.
-    """
-    prepare_platform((*MODULES, *BRIDGE_MODULES))
-    model = prepare(compose_cells(["model=tiny", "cluster=tiny"])[0].config).job.model
-    encoder, llm = model.modules
-    layout = Layout((_one_rank_each(encoder, 0, encoder_dp), _one_rank_each(llm, encoder_dp, llm_dp)), NUM_MICROBATCHES)
-    most = max(encoder_dp, llm_dp)
-    item = ("image", NUM_TOKENS, NUM_TOKENS * llm_dp // most)
-    shapes = shapes_from_lists(["image"], [(1, [item])] * (NUM_MICROBATCHES * most))
-    program = even_program(model, layout, shapes, NUM_MICROBATCHES)
-    ours, bridge = Messages(program, HIDDEN_SIZE), Bridge(layout)
-    handed = {key: torch.randn(int(rows.sum()), HIDDEN_SIZE) for key, rows in handed_rows(program, ours.plan).items()}
-    turns, num_different = Turns(control), 0
-    for _ in range(WARM_UPS + repeats):
-        got = turns.take({"ours": partial(ours.exchange, handed), "megatron": partial(bridge.exchange, handed)})
-        num_different += sum(not torch.equal(got["ours"][key], got["megatron"][key]) for key in got["ours"])
-    seconds = {name: value / NUM_MICROBATCHES for name, value in turns.seconds().items()}
-    return seconds | {"different_tensors": num_different}
-
-
-def _one_rank_each(module: ModuleSpec, first: int, dp: int) -> ModuleLayout:
-    return ModuleLayout(module.name, 1, 1, (len(module.layers),), first + np.arange(dp)[:, None, None])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from entrain_bench.lab.gpu_check import processes
-from entrain_bench.lab.gpu_check.processes import last_line, run_python
+from entrain_bench.lab import processes
+from entrain_bench.lab.processes import last_line, run_python
 from support.processes import eventually, runs
 
 HANG = """

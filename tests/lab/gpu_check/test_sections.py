@@ -1,4 +1,4 @@
-"""Verdicts of steps: JUnit reports, losses, and programs that failed, were left out, or are predicted badly."""
+"""Verdicts of sections: tests, losses, and programs that failed, were left out, or are predicted badly."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from entrain_bench.lab.gpu_check import steps
+from entrain_bench.lab.gpu_check import sections
 from entrain_bench.lab.gpu_check.result import FAILED, PASSED, SKIPPED, Finding, judge_losses
-from entrain_bench.lab.gpu_check.settings import Setup
-from entrain_bench.lab.gpu_check.steps import (
+from entrain_bench.lab.gpu_check.sections import (
     Check,
-    accuracy,
     correctness,
     environment,
     fidelity,
@@ -24,12 +22,12 @@ from entrain_bench.lab.gpu_check.steps import (
     verdict_of,
     verdict_without,
 )
+from entrain_bench.lab.gpu_check.settings import Setup
 from entrain_bench.records.records import Record
 from support.gpu_check import machine
 
-GOOD = '<testcase name="a" time="0.25"/>'
-SKIP = '<testcase name="b" time="0"><skipped message="needs a CUDA device">x</skipped></testcase>'
-BAD = '<testcase name="c" time="1"><failure message="assert 1 == 2\n more">x</failure></testcase>'
+SKIP = "SKIPPED [2] tests/train/test_gpu.py:20: needs a CUDA device"
+BAD = "FAILED tests/train/test_gpu.py::test_x - assert 1 == 2"
 
 
 def check_in(folder: Path, kind: str = "cpu", num_devices: int = 2) -> Check:
@@ -37,59 +35,45 @@ def check_in(folder: Path, kind: str = "cpu", num_devices: int = 2) -> Check:
 
 
 @pytest.mark.parametrize(
-    ("cases", "wrong", "verdict", "result"),
+    ("lines", "wrong", "verdict", "result"),
     [
-        (GOOD + SKIP, "", PASSED, "1 passed, 1 skipped"),
-        (SKIP + SKIP, "", SKIPPED, "2 skipped: needs a CUDA device"),
-        (GOOD + BAD, "exit code 1", FAILED, "1 passed, 1 failed"),
+        (["..", SKIP, "2 passed, 2 skipped in 3.1s"], "", PASSED, "2 passed, 2 skipped in 3.1s"),
+        ([SKIP, "2 skipped in 0.1s"], "", SKIPPED, "2 skipped in 0.1s"),
+        (["F.", BAD, "1 failed, 1 passed in 9s"], "exit code 1", FAILED, "exit code 1 (1 failed, 1 passed in 9s)"),
         # Ended before it was through.
-        (GOOD, "took longer than 900 s", FAILED, "1 passed (took longer than 900 s)"),
-        ("", "", SKIPPED, "no tests: none was run"),
+        (["$ python -m pytest"], "took longer than 900 s", FAILED, "took longer than 900 s ($ python -m pytest)"),
     ],
 )
-def test_junit_reports_are_read(tmp_path: Path, cases: str, wrong: str, verdict: str, result: str) -> None:
-    report = tmp_path / "junit.xml"
-    report.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
-    found = judge_tests(report, wrong)
+def test_the_output_of_pytest_is_read(lines: list[str], wrong: str, verdict: str, result: str) -> None:
+    found = judge_tests("\n".join([*lines, ""]), wrong)
     assert (found.verdict, found.result) == (verdict, result)
-    if BAD in cases:
-        assert found.tables["Tests"][1] == {
-            "test": "c", "verdict": FAILED, "seconds": 1.0, "reason": "assert 1 == 2 more"
-        }  # fmt: skip
+    if BAD in lines:
+        assert found.tables["Tests"] == [{"verdict": "failed", "test": BAD.removeprefix("FAILED ")}]
 
 
 def test_a_wrong_loss_fails_the_check() -> None:
-    good = judge_losses({"megatron": [7.0, 6.0]}, [7.0, 6.0], 1e-5)
-    bad = judge_losses({"entrain": [7.0, 6.01]}, [7.0, 6.0], 1e-5)
-    left_out = [{"strategy": "dflop", "verdict": SKIPPED, "reason": "layout"}]
-    found = judge_correctness({"Losses in float32": good + bad}, good + bad + left_out, 1)
+    good = judge_losses("megatron", [7.0, 6.0], [7.0, 6.0], 1e-5)
+    bad = judge_losses("entrain", [7.0, 6.01], [7.0, 6.0], 1e-5)
+    left_out = {"strategy": "dflop", "verdict": SKIPPED, "reason": "layout"}
+    found = judge_correctness({"float32": [good, bad, left_out]})
     assert (found.verdict, found.result) == (
         FAILED,
-        "1 of 2 runs equal; not: entrain; 1 do not fit so many devices",
+        "1 of 2 runs equal; not: entrain; 1 have no layout for this number of devices",
     )
-    found = judge_correctness({}, good + left_out, 2)
+    found = judge_correctness({"float32": [good, left_out], "bfloat16": []})
     assert found.verdict == PASSED
     assert "1e-05 in float32, 0.0005 in bfloat16" in found.result
-    assert judge_correctness({}, left_out, 1).verdict == FAILED
+    assert judge_correctness({"float32": [left_out]}).verdict == FAILED
 
 
-def test_errors_stand_beside_their_targets() -> None:
-    rows, pairs = [{"error": -0.2}, {"error": 0.05}, {"error": 0.09}], [{"error": 0.06}]
-    assert accuracy(rows, pairs) == [
-        "iterations are predicted to 9.0% (median; target 10%: met)",
-        "speed-ups are predicted to 6.0% (median; target 5%: missed)",
-    ]
-    assert accuracy(rows, [])[1:] == []
-
-
-def test_a_program_that_fails_fails_the_step() -> None:
+def test_a_run_that_fails_fails_the_section() -> None:
     misfit = {"workload": "coco", "strategy": "dflop", "verdict": SKIPPED, "reason": "layout: too small"}
     crash = {"workload": "coco", "strategy": "dip", "verdict": FAILED, "reason": "rank 1: was killed by SIGKILL"}
-    assert verdict_of([misfit], 2, "fast", {}) == Finding(PASSED, "2 programs: fast; 1 do not fit these devices")
-    assert verdict_of([misfit], 0, "", {}) == Finding(FAILED, "no program fits: layout: too small")
+    assert verdict_of([misfit], 2, "fast", {}) == Finding(PASSED, "2 runs: fast; 1 do not fit these devices")
+    assert verdict_of([misfit], 0, "", {}) == Finding(FAILED, "no run fits: layout: too small")
     found = verdict_of([misfit, crash], 2, "fast", {})
     assert found.verdict == FAILED
-    assert found.result.startswith("1 failed, dip first (rank 1: was killed by SIGKILL); 2 programs: fast;")
+    assert found.result.startswith("1 failed, dip first (rank 1: was killed by SIGKILL); 2 runs: fast;")
 
 
 class PlayedRuns:
@@ -106,14 +90,14 @@ class PlayedRuns:
 
 
 def test_plans_that_failed_are_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "Runs", PlayedRuns)
+    monkeypatch.setattr(sections, "Runs", PlayedRuns)
     found = correctness(check_in(tmp_path))
     assert found.tables["Losses in float32"] == [
         {"strategy": "megatron", "verdict": FAILED, "reason": "why"},
         {"strategy": "entrain", "verdict": SKIPPED, "reason": "why"},
         {"strategy": "fsdp", "verdict": FAILED, "reason": "took longer than 9 s"},
     ]
-    assert found.result == "0 of 2 runs equal; not: megatron, fsdp; 1 do not fit so many devices"
+    assert found.result == "0 of 2 runs equal; not: megatron, fsdp; 1 have no layout for this number of devices"
 
 
 @pytest.mark.parametrize(
@@ -137,9 +121,9 @@ def test_gpus_that_torch_does_not_see_are_a_failure(tmp_path: Path) -> None:
 def test_what_cannot_be_done_is_skipped_with_a_reason(tmp_path: Path) -> None:
     assert gpu_tests(check_in(tmp_path)).verdict == SKIPPED
     assert throughput(check_in(tmp_path)).result.startswith("needs a GPU")
-    for step in (fidelity, throughput):
-        found = step(check_in(tmp_path, "cuda"))
-        assert (found.verdict, found.result) == (SKIPPED, "there is no profile: see the step profile")
+    for section in (fidelity, throughput):
+        found = section(check_in(tmp_path, "cuda"))
+        assert (found.verdict, found.result) == (SKIPPED, "there is no profile: see the section profile")
 
 
 def test_a_process_that_fails_is_named_with_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +131,6 @@ def test_a_process_that_fails_is_named_with_its_last_line(tmp_path: Path, monkey
         log.write_text("one line\nentrain-bench: tp=3: must divide\n\n")
         return "exit code 2"
 
-    monkeypatch.setattr(steps, "run_python", fail)
+    monkeypatch.setattr(sections, "run_python", fail)
     found = profile(check_in(tmp_path))
-    assert found == Finding(FAILED, "exit code 2 (entrain-bench: tp=3: must divide); a second call goes on")
+    assert found == Finding(FAILED, "exit code 2 (entrain-bench: tp=3: must divide); a second call resumes")

@@ -47,8 +47,8 @@ WORKLOADS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """A program of one strategy; ``key`` changes with what is run.
+class FidelityProgram:
+    """A program of one strategy that is trained and predicted.
 
     Attributes:
         num_ranks: ranks.
@@ -68,19 +68,19 @@ class Case:
 
     @property
     def group(self) -> tuple[int, str, int]:
-        """What strategies are compared on."""
+        """Ranks, workload and seed: strategies are compared within them."""
         return self.num_ranks, self.workload, self.seed
 
     @property
     def key(self) -> str:
-        """Name of its files."""
+        """Name of its files; changes with what is run."""
         content = layout_to_json(self.program.layout).encode() + program_to_bytes(self.program)
         digest = hashlib.sha256(content).hexdigest()[:8]
         return f"{self.num_ranks}_{self.workload}_{self.seed}_{self.strategy}_{digest}"
 
 
 def overrides_of(num_ranks: int, workload: str, seed: int, strategy: str) -> list[str]:
-    """The overrides of a case's run."""
+    """The overrides of the run of a program."""
     return [
         *COMMON,
         *WORKLOADS[workload],
@@ -100,11 +100,11 @@ def setting_and_program(config: RunConfig) -> tuple[Setting, Program]:
     return setting, setting.strategy.program(shapes, layout, setting.profile)
 
 
-def all_cases() -> Iterator[Case]:
-    """Every case, those to be compared next to each other."""
+def all_programs() -> Iterator[FidelityProgram]:
+    """Yield every program, those of a group one after the other."""
     for num_ranks, workload, seed, strategy in product(NUM_RANKS, WORKLOADS, SEEDS, STRATEGIES):
         (cell,) = compose_cells(overrides_of(num_ranks, workload, seed, strategy))
         _, program = setting_and_program(cell.config)
         # Training sends from block to block, whatever relay the layout asks for.
         program = replace(program, layout=replace(program.layout, single_rank_boundary=False))
-        yield Case(num_ranks, workload, seed, strategy, cell.config, program)
+        yield FidelityProgram(num_ranks, workload, seed, strategy, cell.config, program)

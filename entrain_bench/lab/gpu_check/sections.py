@@ -1,0 +1,322 @@
+"""The sections of the check: each looks at one thing and has a verdict of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pandas as pd
+
+from entrain_bench.answers.fidelity import pair_rows
+from entrain_bench.costs.profiled.cluster import fitted_link
+from entrain_bench.costs.profiled.file import read_profile
+from entrain_bench.lab.fidelity.compare import accuracy, program_row
+from entrain_bench.lab.gpu_check.result import FAILED, PASSED, SKIPPED, TOLERANCES, Finding, Rows, judge_losses
+from entrain_bench.lab.gpu_check.runs import Runs, layout_of, problem_of, series
+from entrain_bench.lab.gpu_check.settings import (
+    CORRECTNESS,
+    CORRECTNESS_S,
+    PREDICTION_S,
+    PROFILE_S,
+    PROGRAM_S,
+    REFERENCE,
+    TESTS_S,
+    Setup,
+    TestMatrix,
+)
+from entrain_bench.lab.machine import Machine
+from entrain_bench.lab.processes import last_line, run_python
+from entrain_bench.records.records import Record
+
+# Longest message of a test in a table, characters.
+LONGEST = 200
+# Columns of the throughput table: metric, factor.
+THROUGHPUT = {
+    "s/iteration": ("iteration_time_s", 1.0),
+    "samples/s": ("samples_per_s", 1.0),
+    "TFLOPS/GPU": ("tflops_per_gpu", 1.0),
+    "MFU": ("mfu", 1.0),
+    "peak GiB": ("peak_memory_bytes", 2.0**-30),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What sections look at.
+
+    Attributes:
+        machine: what there is.
+        setup: which of it is used, and for what.
+        tests: folder of the suite's tests; those marked ``gpu`` are run.
+        say: prints a line of progress.
+    """
+
+    machine: Machine
+    setup: Setup
+    tests: Path
+    say: Callable[[str], None]
+
+    def runs(self, name: str) -> Runs:
+        """Return the runs of a section, or of a part of one."""
+        return Runs(self.setup.runs / name, self.setup)
+
+    @property
+    def gpu_tests(self) -> list[Path]:
+        """Files with tests marked ``gpu``."""
+        return sorted(path for path in self.tests.rglob("test_*.py") if "mark.gpu" in path.read_text())
+
+
+def environment(check: Check) -> Finding:
+    """Report the machine; fail if torch does not see the GPUs that the driver lists."""
+    machine = check.machine
+    tables = {
+        "GPUs": machine.gpus,
+        "System": [{"what": name, "value": value} for name, value in machine.host.items()],
+        "Variables": [{"variable": name, "value": value} for name, value in machine.variables.items()],
+    }
+    text = {"nvidia-smi": machine.nvidia_smi, "nvidia-smi topo -m": machine.topology}
+    found = f"{len(machine.gpus)} GPUs ({machine.gpus[0]['name']})" if machine.gpus else "no GPU"
+    if machine.listed > len(machine.gpus) and "CUDA_VISIBLE_DEVICES" not in machine.variables:
+        return Finding(FAILED, f"the driver lists {machine.listed} GPUs, torch sees {len(machine.gpus)}", tables, text)
+    used = f"{check.setup.num_devices} {'GPUs' if check.setup.on_gpu else 'ranks over gloo on the CPU'}"
+    return Finding(PASSED, f"{found}; checked with {used}", tables, text)
+
+
+def gpu_tests(check: Check) -> Finding:
+    """Run the tests marked ``gpu``."""
+    # Relative paths: the log names no folder of the user.
+    files = [os.path.relpath(path) for path in check.gpu_tests]
+    if not files:
+        return Finding(SKIPPED, "no tests marked gpu: they come with the source, not with a wheel")
+    log = check.setup.folder / "tests.log"
+    log.unlink(missing_ok=True)
+    options = ["-m", "gpu", "-n", "0", "-q", "-rfEs", "--no-header", "-p", "no:cacheprovider"]
+    wrong = run_python(["-m", "pytest", *files, *options], log, TESTS_S, check.setup.environment)
+    return judge_tests(log.read_text(errors="replace"), wrong)
+
+
+def judge_tests(output: str, wrong: str) -> Finding:
+    """Return what pytest printed: its last line, and a row per test that failed or was skipped.
+
+    Args:
+        output: with the short summary of failures and skips (``-rfEs``).
+        wrong: what was wrong with the process; empty for nothing.
+    """
+    lines = [line for line in output.splitlines() if line.strip()]
+    found = (re.match(r"(FAILED|ERROR|SKIPPED) (.*)", line) for line in lines)
+    rows = [{"verdict": each[1].lower(), "test": each[2][:LONGEST]} for each in found if each]
+    if wrong:
+        return Finding(FAILED, f"{wrong} ({lines[-1]})", {"Tests": rows})
+    return Finding(PASSED if " passed" in lines[-1] else SKIPPED, lines[-1], {"Tests": rows})
+
+
+def correctness(check: Check) -> Finding:
+    """Compare the losses of every strategy with those of one device."""
+    dtypes = ["float32", "bfloat16"] if check.setup.on_gpu else ["float32"]
+    return judge_correctness({dtype: _losses(check, dtype) for dtype in dtypes})
+
+
+def judge_correctness(losses: dict[str, Rows]) -> Finding:
+    """Return the verdict on all runs, by dtype; strategies without a layout do not count."""
+    tables = {f"Losses in {dtype}": own for dtype, own in losses.items()}
+    rows = [row for own in losses.values() for row in own]
+    wrong = [str(row["strategy"]) for row in rows if row["verdict"] == FAILED]
+    good, left_out = (sum(row["verdict"] == verdict for row in rows) for verdict in (PASSED, SKIPPED))
+    fit = f"; {left_out} have no layout for this number of devices" if left_out else ""
+    if wrong or not good:
+        return Finding(FAILED, f"{good} of {len(rows) - left_out} runs equal; not: {', '.join(wrong)}{fit}", tables)
+    tolerances = ", ".join(f"{TOLERANCES[dtype]:g} in {dtype}" for dtype in losses)
+    return Finding(PASSED, f"{good} runs have one device's losses (to {tolerances}){fit}", tables)
+
+
+def _losses(check: Check, dtype: str) -> Rows:
+    setup, runs = check.setup, check.runs(f"correctness_{dtype}")
+    job, given = [*CORRECTNESS, *setup.unprofiled(setup.num_devices)], f"harness.dtype={dtype}"
+    alone = [*CORRECTNESS, *setup.unprofiled(1), given]
+    check.say(f"training {REFERENCE} on one device in {dtype}")
+    record = runs.train("one_device", REFERENCE, alone, 1, CORRECTNESS_S)
+    if problem := problem_of(record):
+        return [{"strategy": f"{REFERENCE} on one device", "verdict": FAILED, "reason": problem}]
+    reference, strategies = series(record, "loss"), setup.strategies()
+    check.say(f"planning {len(strategies)} strategies")
+    planned = runs.predict(job, strategies, PREDICTION_S)
+    rows: Rows = []
+    for number, name in enumerate(strategies, start=1):
+        plan = planned[name]
+        if reason := problem_of(plan):
+            rows.append({"strategy": name, "verdict": verdict_without(plan), "reason": reason})
+            continue
+        check.say(f"training {name} in {dtype} ({number} of {len(strategies)})")
+        done = runs.train(name, name, [*job, given], setup.num_devices, CORRECTNESS_S)
+        if reason := problem_of(done):
+            rows.append({"strategy": name, "verdict": FAILED, "reason": reason})
+            continue
+        row = judge_losses(name, series(done, "loss"), reference, TOLERANCES[dtype])
+        rows.append(row | {"layout": layout_of(done)})
+    return rows
+
+
+def verdict_without(prediction: Record | str) -> str:
+    """Return the verdict on a run without a prediction: skipped if no layout fits, failed for any other reason."""
+    return SKIPPED if isinstance(prediction, Record) and prediction.finished else FAILED
+
+
+def profile(check: Check) -> Finding:
+    """Measure layers, optimizer and communication, for the predictions of the next sections."""
+    setup = check.setup
+    log = setup.folder / "profile.log"
+    log.unlink(missing_ok=True)
+    check.say("profiling layers and communication")
+    wrong = run_python(["-m", "entrain_bench.cli", "profile", *setup.profiling()], log, PROFILE_S, setup.environment)
+    if wrong:
+        return Finding(FAILED, f"{wrong} ({last_line(log)}); a second call resumes")
+    found = read_profile(setup.profile, str(setup.profile))
+    constants = found.constants
+    rows = [
+        {"what": "fastest product", "value": f"{constants.peak_bf16_flops / 1e12:.4g} TFLOP/s"},
+        {"what": "memory bandwidth", "value": f"{constants.memory_bandwidth_bytes_per_s / 1e9:.4g} GB/s"},
+        {"what": "to the host", "value": f"{constants.host_bandwidth_bytes_per_s / 1e9:.4g} GB/s"},
+    ]
+    if found.collectives:
+        link = fitted_link(found.collectives, "collectives")
+        rate, latency_us = link["bandwidth_bytes_per_s"] / 1e9, 1e6 * link["latency_s"]
+        rows.append({"what": "links", "value": f"{rate:.3g} GB/s, {latency_us:.3g} us"})
+    left_out = log.read_text(errors="replace").count("\nleft out: ")
+    less = f"; {left_out} packs skipped (too slow or too large)" if left_out else ""
+    line = f"{len(found.stages)} points of {found.subject.model} on {found.subject.device}{less}"
+    return Finding(PASSED, line, {"": rows})
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """A run that was trained, and its prediction."""
+
+    workload: str
+    strategy: str
+    trained: Record
+    predicted: Record
+
+
+def fidelity(check: Check) -> Finding:
+    """Compare trained iterations with those simulated under the profile."""
+    if not check.setup.profile.exists():
+        return Finding(SKIPPED, "there is no profile: see the section profile")
+    measured, others = _measure(check, "fidelity", check.setup.fidelity())
+    rows = []
+    for one in measured:
+        where = {"num_ranks": check.setup.num_devices, "workload": one.workload, "seed": 0, "strategy": one.strategy}
+        # The first iteration warms up.
+        took_s, predicted_s = (series(record, "iteration_time_s")[1:] for record in (one.trained, one.predicted))
+        rows.append(program_row(where, layout_of(one.trained), fmean(took_s), fmean(predicted_s), took_s))
+    pairs = pair_rows(pd.DataFrame(rows)) if len(rows) > 1 else pd.DataFrame()
+    words = [
+        f"{name} predicted to {error:.1%} (median; target {target:.0%}: {'met' if error <= target else 'missed'})"
+        for name, (error, target) in accuracy(pd.DataFrame(rows), pairs).items()
+    ]
+    tables = {"Iterations": rows, "Speedups": pairs.to_dict("records"), "Not measured": others}
+    return verdict_of(others, len(rows), " and ".join(words), tables)
+
+
+def throughput(check: Check) -> Finding:
+    """Measure the throughput of the 1B model."""
+    if not check.setup.on_gpu:
+        return Finding(SKIPPED, "needs a GPU: the 1B model takes minutes per iteration on a CPU")
+    if not check.setup.profile.exists():
+        return Finding(SKIPPED, "there is no profile: see the section profile")
+    measured, others = _measure(check, "throughput", check.setup.throughput())
+    rows: Rows = []
+    for one in measured:
+        for what, record in (("measured", one.trained), ("predicted", one.predicted)):
+            found = {name: (record.metrics.get(metric), factor) for name, (metric, factor) in THROUGHPUT.items()}
+            values = {name: value * factor for name, (value, factor) in found.items() if value is not None}
+            rows.append({"strategy": one.strategy, "": what, "layout": layout_of(record)} | values)
+    best = max((float(row["TFLOPS/GPU"]) for row in rows if row[""] == "measured"), default=0.0)
+    tables = {"Throughput": rows, "Not measured": others}
+    return verdict_of(others, len(measured), f"{best:.4g} TFLOPS per GPU at best", tables)
+
+
+def _measure(check: Check, section: str, matrix: TestMatrix) -> tuple[list[MeasuredRun], Rows]:
+    """Train and predict what fits the devices; return it, and a row for everything else."""
+    setup, measured, others = check.setup, list[MeasuredRun](), list[dict[str, Any]]()
+    for workload, overrides in matrix.workloads.items():
+        job = [*matrix.job, *overrides, *setup.profiled()]
+        runs = check.runs(f"{section}_{workload}")
+        check.say(f"predicting {len(matrix.strategies)} strategies on {workload}")
+        predicted = runs.predict(job, matrix.strategies, PREDICTION_S)
+        for name in matrix.strategies:
+            prediction, row = predicted[name], {"workload": workload, "strategy": name}
+            if isinstance(prediction, str) or problem_of(prediction):
+                others.append(row | {"verdict": verdict_without(prediction), "reason": problem_of(prediction)})
+                continue
+            check.say(f"training {name} on {workload}")
+            done = runs.train(name, name, [*job, f"harness.dtype={setup.dtype}"], setup.num_devices, PROGRAM_S)
+            if isinstance(done, str) or problem_of(done):
+                others.append(row | {"verdict": FAILED, "reason": problem_of(done)})
+            else:
+                measured.append(MeasuredRun(workload, name, done, prediction))
+    return measured, others
+
+
+def verdict_of(others: Rows, count: int, what: str, tables: dict[str, Rows]) -> Finding:
+    """Fail if a run did, or if no run was left.
+
+    Args:
+        others: rows of the runs that were not measured.
+        count: runs that were measured.
+        what: their result, in words.
+        tables: of the finding.
+    """
+    wrong = [row for row in others if row["verdict"] == FAILED]
+    left_out = len(others) - len(wrong)
+    line = f"{count} runs: {what}{f'; {left_out} do not fit these devices' if left_out else ''}"
+    if wrong:
+        line = f"{len(wrong)} failed, {wrong[0]['strategy']} first ({wrong[0]['reason']}); {line}"
+    elif not count:
+        return Finding(FAILED, f"no run fits: {others[0]['reason']}", tables)
+    return Finding(FAILED if wrong else PASSED, line, tables)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the check.
+
+    Attributes:
+        question: that it answers.
+        run: looks, and returns what it found.
+        note: how its tables are to be read.
+    """
+
+    question: str
+    run: Callable[[Check], Finding]
+    note: str = ""
+
+
+SECTIONS = {
+    "environment": Section("What is there?", environment),
+    "tests": Section("Do the tests that need a GPU pass?", gpu_tests),
+    "correctness": Section(
+        "Does every strategy compute the losses of one device?",
+        correctness,
+        "The tiny model, three optimizer steps; the largest relative difference of a loss from that of one device. "
+        "A strategy without a layout for this number of devices is skipped.",
+    ),
+    "profile": Section("How fast are layers, optimizer and communication?", profile),
+    "fidelity": Section(
+        "How accurate are predictions with that profile?",
+        fidelity,
+        "Seconds per iteration, mean over all but the first iteration, which warms up. The simulator predicts with the "
+        "profile of this report, links included. Speedups: of `fast` over `slow`, with the 95% confidence interval "
+        "over iterations. Packs larger than the profiled ones are extrapolated with the last slope.",
+    ),
+    "throughput": Section(
+        "How fast does the 1B model train?",
+        throughput,
+        "Means over all but the first iteration; predictions as above. MFU is a share of the fastest product measured "
+        "(section profile), not of a datasheet's peak.",
+    ),
+}

@@ -1,0 +1,119 @@
+"""What runs of one job have in common whatever their strategy: worked out once in a process, by value."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from entrain_bench.config.instantiate import instantiate
+from entrain_bench.config.schema import RunConfig
+from entrain_bench.costs.bound import Need, need_of
+from entrain_bench.costs.noise import ActionNoise
+from entrain_bench.costs.profiled.cluster import ProfiledDevice, cluster_with_times
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.records.keys import workload_of
+from entrain_bench.specs.job import Job
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.workload import ShapeSource, Workload
+
+# Jobs that a process remembers: the last ones, for sweeps run the cells of a job one after the other.
+MAX_JOBS = 2
+# Batches that a job remembers: those of a usual run.
+MAX_BATCHES = 8
+# What of a configuration is a strategy's, or how a run is executed.
+OWN = frozenset({"strategy", "harness", "iterations", "belief_error", "belief_bias"})
+
+
+@dataclass(frozen=True, slots=True)
+class SharedJob:
+    """A job with its truth and its samples.
+
+    Attributes:
+        job: the job.
+        truth: what its actions cost.
+        workload: where its samples are from.
+        source: its samples.
+    """
+
+    job: Job
+    truth: CostTruth
+    workload: Workload
+    source: ShapeSource
+    _batches: OrderedDict[tuple[int, int], SampleShapes] = field(default_factory=OrderedDict, repr=False, compare=False)
+    _needs: OrderedDict[tuple[int, int], Need] = field(default_factory=OrderedDict, repr=False, compare=False)
+
+    def batch(self, iteration: int, seed: int) -> SampleShapes:
+        """The samples of an iteration.
+
+        Raises:
+            UserError: for a sample that the model cannot take.
+        """
+
+        def drawn() -> SampleShapes:
+            shapes = self.source.batch(iteration, self.job.global_batch, seed)
+            self.job.model.check_shapes(shapes)
+            return shapes
+
+        return _remembered(self._batches, (iteration, seed), drawn, MAX_BATCHES)
+
+    def need(self, iteration: int, seed: int) -> Need:
+        """What the samples of an iteration need under any layout."""
+        made = partial(need_of, self.truth, self.batch(iteration, seed))
+        return _remembered(self._needs, (iteration, seed), made, MAX_BATCHES)
+
+
+def _remembered[Key, Value](known: OrderedDict[Key, Value], key: Key, make: Callable[[], Value], most: int) -> Value:
+    """The value of a key, made if it is not known; the last ``most`` that were asked for are."""
+    if key not in known:
+        known[key] = make()
+        if len(known) > most:
+            known.popitem(last=False)
+    known.move_to_end(key)
+    return known[key]
+
+
+_jobs: OrderedDict[str, SharedJob] = OrderedDict()
+
+
+def shared_job(config: RunConfig, source: ShapeSource | None = None) -> SharedJob:
+    """The job of a run.
+
+    Args:
+        config: the run.
+        source: samples instead of the configured workload's.
+
+    Raises:
+        UserError: naming what is wrong in the configuration or the data.
+    """
+    if source is not None:
+        return _made(config, source)
+    content = {name: value for name, value in config.content().items() if name not in OWN}
+    device = ProfiledDevice.of(config.cluster)
+    data = [workload_of(config).fingerprint(), *([device.fingerprint()] if device else [])]
+    key = json.dumps([content, data], sort_keys=True)
+    return _remembered(_jobs, key, partial(_made, config, None), MAX_JOBS)
+
+
+def _made(config: RunConfig, source: ShapeSource | None) -> SharedJob:
+    model = ModelSpec.from_config(config.model)
+    cluster, measured = cluster_with_times(config.cluster, model, config.framework, config.speed)
+    job = Job(
+        model,
+        cluster,
+        config.global_batch,
+        1 if config.microbatch_size is None else config.microbatch_size,
+        config.layout,
+        cluster.device.memory_bytes * config.memory_fraction,
+        config.framework,
+        free_microbatch_size=config.microbatch_size is None,
+    )
+    # Checked by the job; what is frozen or recomputed is a property of the model from here on.
+    model = model.with_recomputation(config.framework.recompute_granularity).with_frozen(config.framework.freeze)
+    job = replace(job, model=model)
+    truth = CostTruth(model, cluster, config.framework, ActionNoise(config.action_noise, config.seed), measured)
+    workload: Workload = instantiate(config.workload, "workload", "source")
+    return SharedJob(job, truth, workload, workload.source(model.tokens) if source is None else source)
