@@ -15,6 +15,7 @@ EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 14
 COMMANDS = (
     "calibrate",
     "check",
+    "claims",
     "figure",
     "figures",
     "profile",

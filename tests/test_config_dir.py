@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.answers.documents.claims import load_claims
+from entrain_bench.answers.documents.tables import load_tables
 from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.config.compose import Composer
@@ -82,6 +83,11 @@ hydra:
     params:
       strategy: glob(*)
       workload: growing
+""",
+    "table/page.yaml": """
+tables:
+  theirs_table: {title: Seconds, common: [workload=growing], corner: strategy, rows: {Theirs: [strategy=theirs]},
+    show: "{iteration_time_s:.1f}"}
 """,
     "claim/paper.yaml": """
 claims:
@@ -158,7 +164,15 @@ def test_a_sweep_without_the_folder_does_not(folder: Path) -> None:
 def test_their_claims_come_after_ours(folder: Path) -> None:
     ours, both = load_claims(), load_claims(str(folder))
     assert both[: len(ours)] == ours
+    assert both[-1].config_dir == str(folder)
     assert [claim.name for claim in both[len(ours) :]] == ["theirs"]
+
+
+def test_their_tables_come_after_ours(folder: Path) -> None:
+    ours, both = load_tables(), load_tables(str(folder))
+    assert both[:-1] == ours
+    # There is no file of this repository that a page could link to.
+    assert (both[-1].name, both[-1].file) == ("theirs_table", "")
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

@@ -30,7 +30,7 @@ OF_THEIR_OWN = ("tables", "free_degrees")
 ON_REQUEST = frozenset({"calibration", "measured_gantt", "quick", *OF_THEIR_OWN})
 DOCUMENTS = {
     "calibration": "Predicted against published times; calibration.md.",
-    "claims": "What the papers claim, and what comes out here; claims.md and claims.csv.",
+    "claims": "Verdicts on published claims; claims.csv, claims.md and claims/<paper>.md.",
     "results": "Iteration times of every strategy; results.md.",
     "free_degrees": "The same with degrees of each planner's choice; free_degrees.md.",
     "tables": "The measured tables of docs/strategies; tables/<name>.md.",
@@ -47,7 +47,7 @@ def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Ou
 
     Args:
         names: which.
-        config_dir: a folder of the user's with further claims; None for none.
+        config_dir: a folder of the user's with further claims and tables; None for none.
 
     Raises:
         UserError: for an unknown name.
@@ -60,7 +60,7 @@ def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Ou
         "calibration": calibration_output,
         "claims": partial(claims_output, config_dir),
         **{name: partial(results_output, name) for name in ("results", "free_degrees")},
-        "tables": tables_output,
+        "tables": partial(tables_output, config_dir),
     }
     return [makers[name]() for name in dict.fromkeys(names) or (name for name in known if name not in ON_REQUEST)]
 

@@ -18,7 +18,7 @@ from entrain_bench.config.comments import documented_keys, groups
 from entrain_bench.config.schema import ConfigSchema, register_schema
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
-SCREEN = 62
+SCREEN = 63
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -15,7 +15,7 @@ TEXTS = ("claim", "paper", "where", "paper_setting")
 PUBLISHED, FAIR = SETTINGS = ("published", "fair")
 REQUIRED = {*TEXTS, "value", "unit", "measure", *SETTINGS}
 # Overrides stated at a claim hold for both settings.
-KEYS = REQUIRED | {"choices", "assumption", "judged_by", "no_source", "why", *OVERRIDES}
+KEYS = REQUIRED | {"system", "choices", "assumption", "judged_by", "no_source", "why", *OVERRIDES}
 SIDES = ("common", "of", "to")
 SETTING_KEYS = {"setting", "measure", *OVERRIDES}
 # Of the metric in the unit: of a ratio, of a change or share, of bytes, of a count.
@@ -135,7 +135,7 @@ class Claim:
     """A published number and how it is measured here.
 
     Attributes:
-        name: the YAML's name.
+        name: its name in the YAML.
         claim: what is claimed, in words.
         paper, where: arXiv number, and the place in the paper.
         value: the published number, or the ends of a range, in ``unit``; empty if the paper states an order without a
@@ -152,6 +152,9 @@ class Claim:
             paper's point is no gain, or no comparison), ``limit`` (that it is at most so much).
         no_source: whether the number could not be found in the paper, so that nothing can be judged.
         why: what explains agreement or difference, as runs have shown; empty if none has.
+        system: the system that the paper presents.
+        file: name of the YAML, without its suffix.
+        config_dir: the user's folder that it is in; None for a claim of this repository.
     """
 
     name: str
@@ -169,6 +172,9 @@ class Claim:
     judged_by: str = GAIN
     no_source: bool = False
     why: str = ""
+    system: str = ""
+    file: str = ""
+    config_dir: str | None = None
 
     @property
     def toggled(self) -> ClaimSide | None:
@@ -245,7 +251,7 @@ def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
         assumption=_assumption(values["assumption"]) if "assumption" in values else None,
         judged_by=judged_by,
         no_source=bool(values.get("no_source", False)),
-        **{key: _words(values.get(key, "")) for key in (*TEXTS, "why")},
+        **{key: _words(values.get(key, "")) for key in (*TEXTS, "why", "system")},
     )
     for setting in settings.values():
         claim.under(setting)

@@ -11,7 +11,7 @@ import pandas as pd
 
 from entrain_bench.answers.comparison import TIME, Comparison, Standing, compare
 from entrain_bench.answers.documents.markdown import markdown_table
-from entrain_bench.answers.documents.table import labelled
+from entrain_bench.answers.documents.table import labelled, source_of
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.statistics import Interval
 from entrain_bench.answers.tables import run_table, times_by_seed, without_result
@@ -37,7 +37,7 @@ class Lead:
         leader: overrides of the contender.
         strategies: names of the strategies that it is compared with.
         rivals: overrides that each of them gets, by a label; several labels are rivals of their own.
-        file: name of the YAML, without its suffix.
+        file: name of the YAML, without its suffix; empty in a folder of the user's.
     """
 
     name: str
@@ -112,8 +112,7 @@ def lead_markdown(lead: Lead, study: Study) -> str:
         notes += [f"{row}: {sentence}" for sentence in without_result(runs)]
     heading = [lead.corner, "fastest of the others", "its s", f"{leader}, s", "times as fast (95%)", "gap"]
     rows = [[label, *_texts(row)] for label, row in found.items()]
-    source = f"[{lead.name}](../../experiments/table/{lead.file}.yaml)"
-    caption = f"{lead.title} ({source}: `{' '.join(lead.common)}`).\n\n"
+    caption = f"{lead.title} ({source_of(lead.name, lead.file)}: `{' '.join(lead.common)}`).\n\n"
     told = "".join(f"\n- {note}" for note in [*_together([*found.values()]), *notes])
     return caption + markdown_table(heading, rows, heading[2:]) + (f"{told}\n" if told else "")
 

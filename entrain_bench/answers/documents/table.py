@@ -54,7 +54,7 @@ class Table:
         rows: overrides of each row, by what stands before it.
         columns: overrides of each column, by its heading.
         show: what each column shows, by a further heading; texts with numbers in braces, as ``str.format`` takes them.
-        file: name of the YAML, without its suffix.
+        file: name of the YAML, without its suffix; empty in a folder of the user's.
     """
 
     name: str
@@ -101,6 +101,11 @@ def parse_table(name: str, values: Mapping[str, Any]) -> Table:
     rows, columns = labelled(filled["rows"]), labelled(filled["columns"])
     title = " ".join(filled["title"].split())
     return Table(name, title, tuple(filled["common"]), filled["corner"], rows, columns, show)
+
+
+def source_of(name: str, file: str) -> str:
+    """A table's name, with a link to its YAML if that is in this repository."""
+    return f"[{name}](../../experiments/table/{file}.yaml)" if file else name
 
 
 def labelled(values: Mapping[str, Any] | list[Mapping[str, Any]]) -> dict[str, SweepOverrides]:

@@ -28,6 +28,7 @@ from entrain_bench.answers.documents.table import (
     Table,
     fields_of,
     parse_table,
+    source_of,
 )
 from entrain_bench.answers.statistics import mean_interval
 from entrain_bench.answers.tables import run_actions, run_table, without_result
@@ -48,16 +49,17 @@ LAYERS = r" layers [\d/]+"
 RECOMPUTING = r"(\S+) tp[^;]* recompute"
 
 
-def load_tables() -> list[Table | Lead]:
-    """Every table of ``experiments/table``, file by file."""
+def load_tables(config_dir: str | None = None) -> list[Table | Lead]:
+    """Return every table, file by file, ours before those in a folder of the user's."""
     families = strategies_by_family()
 
     def parse(name: str, values: Mapping[str, Any]) -> Table | Lead:
         return parse_lead(name, values, families) if "leader" in values else parse_table(name, values)
 
+    ours, theirs = _definitions("table"), sorted(Path(config_dir).glob("table/*.yaml")) if config_dir else []
     return [
-        replace(table, file=path.stem)
-        for path in _definitions("table")
+        replace(table, file=path.stem if path in ours else "")
+        for path in (*ours, *theirs)
         for table in load_definitions(path, "tables", {*KEYS, *LEAD_KEYS}, parse, verbatim="show")
     ]
 
@@ -75,9 +77,9 @@ def strategies_by_family() -> dict[str, list[str]]:
     return found
 
 
-def tables_output() -> Output:
+def tables_output(config_dir: str | None = None) -> Output:
     """The tables; each is read once."""
-    tables = load_tables()
+    tables = load_tables(config_dir)
     sweeps = [sweep for table in tables for sweep in table.sweeps]
     counted = [sweep for table in tables if _counts_microbatches(table) for sweep in table.sweeps]
 
@@ -111,8 +113,7 @@ def table_markdown(table: Table, study: Study) -> str:
     rows = [
         [row, *(text for column in table.columns for text in _texts(table, row, column, study))] for row in table.rows
     ]
-    source = f"[{table.name}](../../experiments/table/{table.file}.yaml)"
-    caption = f"{table.title} ({source}: `{' '.join(table.common)}`).\n\n"
+    caption = f"{table.title} ({source_of(table.name, table.file)}: `{' '.join(table.common)}`).\n\n"
     notes = "".join(f"\n- {note}" for note in _notes(table, study))
     return caption + markdown_table([table.corner, *shows], rows, right) + (f"{notes}\n" if notes else "")
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import pandas as pd
 
 from entrain_bench.answers.cost_source import UNKNOWN
-from entrain_bench.answers.documents.claims import SIDE_SEPARATOR, decides
+from entrain_bench.answers.documents.claim_pages import decides
+from entrain_bench.answers.documents.claims import SIDE_SEPARATOR
 from entrain_bench.answers.fidelity import pair_rows, summary
 from entrain_bench.answers.labels import consecutive
 from entrain_bench.answers.report.cases import Case
@@ -54,7 +55,7 @@ def _counted(verdicts: pd.Series[str]) -> str:
 
 def _claim_commands(runs: str) -> list[str]:
     """A sweep for each side."""
-    return [f"{COMMAND} --multirun {shlex.join(side.split())}" for side in runs.split(SIDE_SEPARATOR)]
+    return [f"{COMMAND} --multirun {side}" for side in runs.split(SIDE_SEPARATOR)]
 
 
 def fidelity_section(rows: pd.DataFrame) -> Section:
