@@ -84,7 +84,7 @@ test-slow: setup ## Run the tests that take longer
 mutants: setup ## Change 300 places of the core one by one: do the tests notice? (an hour; goes on where it stopped)
 	PYTHONPATH=tests $(PYTHON) -m mutants
 
-fuzz: setup ## Try 2000 random command lines and 500 broken traces: SEED=0 COUNT=2000 (no traceback, nothing over 60 s)
+fuzz: setup ## Try 2000 random command lines, 500 broken traces and the commands of 200 sweeps: SEED=0 COUNT=2000 (no traceback, nothing over 60 s)
 	PYTHONPATH=tests $(PYTHON) -m fuzz --seed $(or $(SEED),0) --count $(or $(COUNT),2000)
 
 screenshots: setup ## Draw docs/images/mlflow_*.png anew; needs chromium and chromedriver

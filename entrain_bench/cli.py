@@ -7,25 +7,13 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, ExecutionError, UserError, explain, is_unwritable
+from entrain_bench.commands.help import help_text, takes, verbs
+from entrain_bench.config.grammar import CONFIG_DIR, HELP, RUN, VERSION, read, split, verb_of
 
 EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
-# A first word of these is a command; anything else is a run or a sweep. Modules are imported when they are wanted.
-COMMANDS = (
-    "calibrate",
-    "check",
-    "claims",
-    "figure",
-    "figures",
-    "profile",
-    "recommend",
-    "reference",
-    "report",
-    "trace",
-    "ui",
-    "verify",
-)
 
 
 def main() -> None:
@@ -39,14 +27,11 @@ def main() -> None:
 
 def run_command(arguments: Sequence[str]) -> int:
     """Do what the command line says; returns its exit code."""
-    name, rest = (arguments[0], arguments[1:]) if arguments and arguments[0] in COMMANDS else ("run", arguments)
     try:
-        command = importlib.import_module(f"entrain_bench.commands.{name}")
         try:
-            code: int = command.main(rest)
+            return _dispatch(arguments)
         finally:
             sys.stdout.flush()
-        return code
     except UserError as error:
         _show_error(error, str(error))
         return EXIT_USER_ERROR
@@ -64,6 +49,27 @@ def run_command(arguments: Sequence[str]) -> int:
             return EXIT_USER_ERROR
         _show_error(error, f"{explain(error)} (set {TRACEBACK_VARIABLE}=1 for more)")
         return EXIT_FAILED
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
+    name, line = verb_of(split(arguments), verbs())
+    if VERSION in line.options:
+        print(_version())
+        return 0
+    if HELP in line.options:
+        topic = line.options[HELP] or ("" if name == RUN else name)
+        print(help_text(topic, line.options.get(CONFIG_DIR)))
+        return 0
+    command = importlib.import_module(f"entrain_bench.commands.{name}")
+    code: int = command.main(read(line, name, takes(name)))
+    return code
+
+
+def _version() -> str:
+    from entrain_bench.records.environment import current_commit
+
+    commit = str(current_commit())
+    return f"entrain-bench {version('entrain-bench')}" + (f" (commit {commit})" if commit else "")
 
 
 def _show_error(error: Exception, line: str) -> None:

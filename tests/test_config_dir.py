@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from entrain_bench.answers.documents.claims import load_claims
-from entrain_bench.answers.documents.tables import load_tables
+from entrain_bench.answers.documents.tables import strategies_by_family
 from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
+from entrain_bench.commands import outputs
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.tree import choices
 from entrain_bench.run.cells import compose_cells
@@ -63,6 +66,7 @@ defaults:
   - assigner: theirs
   - scheduler: megatron
 name: theirs
+family: published
 """,
     "strategy/assigner/theirs.yaml": "_target_: entrain_bench_strategies.megatron.ArrivalOrder\n",
     "workload/growing.yaml": "_target_: their_code.Growing\nname: growing\n",
@@ -84,10 +88,40 @@ hydra:
       strategy: glob(*)
       workload: growing
 """,
+    "figure/drawn.yaml": """# @package _global_
+# Two strategies on growing samples.
+hydra:
+  sweeper:
+    params:
+      strategy: theirs,megatron
+      workload: growing
+      model: theirs
+      cluster: theirs
+      layout.tp: 1
+      layout.dp: 2
+      global_batch: 8
+      microbatch_size: 2
+      iterations: 1
+      seed: 0,1
+figure: {drawing: iteration_time}
+""",
     "table/page.yaml": """
+defaults:
+  common: [workload=growing, model=theirs, cluster=theirs, layout.tp=1, layout.dp=2, global_batch=8, microbatch_size=2,
+    iterations=1, "seed=0,1"]
 tables:
-  theirs_table: {title: Seconds, common: [workload=growing], corner: strategy, rows: {Theirs: [strategy=theirs]},
-    show: "{iteration_time_s:.1f}"}
+  seconds:
+    title: Seconds of both
+    corner: strategy
+    rows: {theirs: [strategy=theirs], megatron: [strategy=megatron]}
+    columns: {"": []}
+    show: {s: "{iteration_time_s:.3f}"}
+  ahead:
+    title: How far theirs is ahead
+    corner: workload
+    rows: {growing: []}
+    leader: [strategy=megatron]
+    strategies: [theirs]
 """,
     "claim/paper.yaml": """
 claims:
@@ -107,6 +141,29 @@ claims:
 """,
 }
 
+FIGURE = '''"""Iteration time of every run."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+EXPERIMENT = "drawn"
+RUNS = True
+
+
+def load(cells, results):
+    records = [results.read(cell.key) for cell in cells]
+    return pd.DataFrame([{"run": record.key, "s": record.metrics["iteration_time_s"]} for record in records])
+
+
+def draw(data):
+    figure = Figure()
+    figure.add_subplot().plot(data["s"])
+    return figure, data
+'''
+
+
+TABLE = "tables: {mine: {title: t, common: [], corner: c, rows: {a: []}, show: '{mfu:.1f}'}}"
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -117,6 +174,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (tmp_path / "a folder" / "their_code.py").write_text(CODE)
+    (tmp_path / "a folder" / "figures").mkdir()
+    (tmp_path / "a folder" / "figures" / "own_plot.py").write_text(FIGURE)
     return tmp_path / "a folder"
 
 
@@ -161,18 +220,87 @@ def test_a_sweep_without_the_folder_does_not(folder: Path) -> None:
     assert len(Composer().sweep(["strategy=glob(*)"]).cells) == len(choices("strategy"))
 
 
+def figures(folder: Path, *arguments: str) -> int:
+    return run_command(["figures", "--config-dir", str(folder), *arguments, "mlflow=false"])
+
+
+@pytest.mark.wide
+def test_their_figures_and_tables_are_made(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outputs, "num_processes", lambda: 1)
+    results = tmp_path / "results"
+    assert figures(folder, "drawn", "own_plot", "seconds", "ahead", f"results_dir={results}") == 0
+    assert "4 figures and documents" in (said := capsys.readouterr().err)
+    assert "4 runs)" in said
+    drawn = pd.read_csv(results / "figures" / "drawn.csv")
+    assert {*drawn["strategy"]} == {"theirs", "megatron"}
+    assert len(pd.read_csv(results / "figures" / "own_plot.csv")) == 4
+    stated = json.loads((results / "figures" / "own_plot.json").read_text())
+    assert stated["command"] == f"entrain-bench figures own_plot --config-dir '{folder}'"
+    assert stated["caption"].startswith("Iteration time of every run.")
+    table = (results / "tables" / "seconds.md").read_text()
+    assert table.startswith("Seconds of both (seconds: `workload=growing ")
+    assert re.search(r"\| theirs +\| +\d\.\d{3} \|", table)
+    assert "| growing" in (results / "tables" / "ahead.md").read_text()
+    # Over a job of the user's the figure is another.
+    assert figures(folder, "own_plot", "workload=synthetic", f"results_dir={results}") == 0
+    (other,) = (results / "figures").glob("own_plot_synthetic_*.csv")
+    assert len(pd.read_csv(other)) == 4
+
+
+def test_their_strategies_are_rivals_of_their_leads_only(folder: Path) -> None:
+    assert "theirs" in strategies_by_family(str(folder))["published"]
+    assert "theirs" not in strategies_by_family()["published"]
+
+
+def test_their_figures_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["figures", "--help", "--config-dir", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    for line in (
+        "own_plot +Iteration time of every run",
+        "drawn +Two strategies on growing",
+        "seconds +Seconds of both",
+    ):
+        assert re.search(f"^  {line}", shown, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "says"),
+    [
+        ("figures/quick.py", "", "there is a figure quick; must have another name"),
+        ("figures/drawn.py", "", "there is a figure drawn; must have another name"),
+        ("figure/quick.yaml", "figure: {drawing: quick}", "there is a figure quick; must have another name"),
+        (
+            "table/claims.yaml",
+            TABLE.replace("mine", "claims"),
+            "table claims: must have a name that no figure",
+        ),
+        ("table/cp_split.yaml", TABLE.replace("mine", "cp_split"), "there is a table cp_split; must have another name"),
+        ("figures/own_plot.py", "def", "own_plot.py:1: not Python: "),
+        ("figures/own_plot.py", "import nothing_at_all", "own_plot.py: cannot be imported ("),
+        ("figures/own_plot.py", "RUNS = True", "must define EXPERIMENT, RUNS, load and draw; EXPERIMENT is missing"),
+        ("figures/own_plot.py", FIGURE.replace('"drawn"', '"none"'), "EXPERIMENT=none: must be the name of a YAML"),
+        ("figure/own_plot.yaml", "figure: {drawing: qick}", "there is a figure own_plot"),
+        ("figure/other.yaml", "figure: {drawing: qick}", "figure.drawing=qick: unknown (did you mean quick?)"),
+    ],
+)
+def test_what_is_wrong_with_their_figures_is_one_line(
+    path: str, text: str, says: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / path).write_text(text)
+    name = "other" if "other" in path else "own_plot"
+    assert figures(folder, name, f"results_dir={tmp_path / 'results'}") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("entrain-bench: ")
+    assert says in line
+
+
 def test_their_claims_come_after_ours(folder: Path) -> None:
     ours, both = load_claims(), load_claims(str(folder))
     assert both[: len(ours)] == ours
     assert both[-1].config_dir == str(folder)
     assert [claim.name for claim in both[len(ours) :]] == ["theirs"]
-
-
-def test_their_tables_come_after_ours(folder: Path) -> None:
-    ours, both = load_tables(), load_tables(str(folder))
-    assert both[:-1] == ours
-    # There is no file of this repository that a page could link to.
-    assert (both[-1].name, both[-1].file) == ("theirs_table", "")
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

@@ -12,25 +12,22 @@ import pytest
 
 import entrain_bench
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.command_line import parse_arguments
+from entrain_bench.commands.help import TASKS
 from entrain_bench.config.compose import Composer
+from entrain_bench.config.grammar import RUN
 from entrain_bench.records.records import METRICS
+from support.cli import asked
 
 ROOT = Path(__file__).parents[1]
-README, *PAGES = (
-    (ROOT / name).read_text() for name in ("README.md", "docs/python.md", "docs/running.md", "docs/costs.md")
-)
-EXAMPLES = re.findall(r"```python\n(.*?)```", PAGES[0], re.DOTALL)
-LINES = "\n".join([README, *PAGES]).replace("\\\n", " ")
+README, PYTHON = ((ROOT / name).read_text() for name in ("README.md", "docs/python.md"))
+EXAMPLES = re.findall(r"```python\n(.*?)```", PYTHON, re.DOTALL)
 MAX_README_WORDS = 900
-RUNS = re.findall(
-    r"^    entrain-bench "
-    r"((?!check|figure|plan=|profile|recommend|reference|report|trace|verify|--help).*?)(?:  +#.*)?$",
-    LINES,
-    re.M,
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# In a block of code or within a sentence; with an ellipsis it is none.
+COMMAND = re.compile(r"(?:^    |`)entrain-bench ((?!.*\.\.\.)[^`\n]+?)(?=  +#|`|$)", re.MULTILINE)
+COMMANDS = sorted(
+    {*TASKS.values()} | {text for page in PAGES for text in COMMAND.findall(page.read_text().replace("\\\n", " "))}
 )
-# A profiled device takes its file, which is not there.
-COMMANDS = [command for command in RUNS if "cluster.device.path" not in command]
 HEAVY = ("torch", "hydra", "pandas", "numpy", "numba", "mlflow", "matplotlib")
 
 
@@ -69,13 +66,22 @@ def test_there_are_two_examples_of_ten_lines() -> None:
     assert [len(example.strip().splitlines()) <= 14 for example in EXAMPLES] == [True, True]
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_documents_is_one(command: str) -> None:
+    asked(command)
+
+
 @pytest.mark.wide
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_readme_is_a_run_or_a_sweep(command: str) -> None:
-    arguments = [text.strip("'") for text in command.split() if "path=" not in text and text != "workload=trace"]
-    parsed = parse_arguments(arguments)
-    composer = Composer(parsed.config_dir)
-    cells = composer.sweep(parsed.overrides).cells if parsed.multirun else (tuple(parsed.overrides),)
+def test_a_run_of_the_documents_composes(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    name, request = asked(command)
+    # Files that are not there.
+    missing = any(word in command for word in ("plan=", "path=", "my_", "submitit", "=mine"))
+    if name != RUN or missing or "--help" in command:
+        return
+    composer = Composer(request.config_dir)
+    cells = composer.sweep(request.overrides).cells if request.multirun else (request.overrides,)
     for cell in cells:
         composer.run(cell)
 

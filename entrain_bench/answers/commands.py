@@ -1,11 +1,31 @@
-"""Command lines that run sweeps again."""
+"""Command lines that make records again: of the overrides and the folder that the records say they were made of."""
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from entrain_bench.config.compose import SWEEP_KEYS
+from entrain_bench.config.schema import ASIDE
+from entrain_bench.config.tree import config_tree
+from entrain_bench.records.leaves import flatten
+from entrain_bench.records.records import Record
 
 COMMAND = "entrain-bench"
+RESULTS_DIR = "results"
+UNKNOWN = "no command is known: made by an older version, whose records do not hold their overrides"
+_FIGURE = "figure"
+# Texts that Hydra takes without quotes.
+PLAIN = re.compile(r"[\w/.-]+", re.ASCII)
+# Values of every key, all combinations of which are cells.
+type Block = Sequence[Sequence[str]]
 
 
 def command_line(arguments: Sequence[str], config_dir: str | None = None) -> str:
@@ -17,3 +37,136 @@ def command_line(arguments: Sequence[str], config_dir: str | None = None) -> str
 def sweep_command(overrides: Sequence[str], config_dir: str | None = None) -> str:
     """The command that runs a sweep."""
     return command_line(["--multirun", *overrides], config_dir)
+
+
+def commands_of(records: Iterable[Record], results_dir: str | Path = RESULTS_DIR) -> list[str]:
+    """Command lines that give exactly the keys of some records, in order of appearance.
+
+    Cells whose values are a full product become one ``--multirun`` line. Relative paths are those of the records: the
+    commands belong to the folder that the runs were started in.
+
+    Args:
+        records: runs; of those that do not hold their overrides no command is known (``num_unknown``).
+        results_dir: where the records are; named unless it is the default.
+    """
+    where = results_word(str(results_dir))
+    groups: dict[tuple[str, tuple[str, ...]], dict[tuple[str, ...], None]] = {}
+    for record in records:
+        if is_known(record):
+            values = decisive_overrides(record.overrides, record.config_dir)
+            groups.setdefault((record.config_dir, tuple(values)), {})[tuple(values.values())] = None
+    lines = []
+    for (folder, keys), cells in groups.items():
+        for block in _blocks([*cells]):
+            words = [_word(key, texts) for key, texts in zip(keys, block, strict=True)]
+            several = ["--multirun"] if prod(map(len, block)) > 1 else []
+            lines.append(command_line([*several, *words, *where], folder))
+    return lines
+
+
+def shared_overrides(records: Sequence[Record], aside: Sequence[str] = ()) -> list[str]:
+    """Overrides that all of some records have, but for some keys."""
+    values = [decisive_overrides(record.overrides, record.config_dir).items() for record in records]
+    shared = set.intersection(*map(set, values))
+    return [f"{key}{text}" for key, text in values[0] if (key, text) in shared and key not in aside]
+
+
+def results_word(results_dir: str) -> list[str]:
+    """The override that names a folder of results; nothing for the default one."""
+    return [] if results_dir == RESULTS_DIR else [f"results_dir={quoted(results_dir)}"]
+
+
+def num_unknown(records: Iterable[Record]) -> int:
+    """How many records do not hold what made them."""
+    return sum(not is_known(record) for record in records)
+
+
+def is_known(record: Record) -> bool:
+    """Whether a record holds what made it; that of older versions has neither overrides nor a time."""
+    return bool(record.overrides or record.made_at)
+
+
+def decisive_overrides(overrides: Sequence[str], config_dir: str = "") -> dict[str, str]:
+    """What decides a run: the overrides by their keys, each value as Hydra reads it; the last one of a key counts.
+
+    Keys that say where results go, what is run anew and how a sweep is launched are left out. ``figure=`` names a
+    sweep, whose values the other overrides hold; what its YAML sets for single runs comes first, as values.
+    """
+    found: dict[str, str] = {}
+    for text in overrides:
+        key, _, value = text.partition("=")
+        if key == _FIGURE:
+            found = {**_set_by_figure(value, config_dir), **found}
+        elif not key.lstrip("+~").startswith((f"{_FIGURE}.", "hydra")) and key.lstrip("+") not in ASIDE:
+            found.pop(key, None)
+            found[key] = text[len(key) :]
+    return found
+
+
+def quoted(value: Any) -> str:
+    """A plain value as Hydra's grammar has it."""
+    if value is None:
+        return "null"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{quoted(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(quoted, value)) + "]"
+    if not isinstance(value, str):
+        return str(value).lower() if isinstance(value, bool) else repr(value)
+    if PLAIN.fullmatch(value) and not _is_number_or_word(value):
+        return value
+    # Backslashes before a quote are doubled, the quote escaped.
+    escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", value)
+    return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
+
+
+def _is_number_or_word(text: str) -> bool:
+    """Whether YAML reads a text as a number, a boolean or null."""
+    return not isinstance(yaml.safe_load(text), str)
+
+
+def _word(key: str, texts: Sequence[str]) -> str:
+    """One word of a command: a key with its values, each of which begins with ``=`` unless the key is only removed."""
+    values = [text[1:] for text in texts]
+    if len(values) == 1:
+        return f"{key}{texts[0]}"
+    return f"{key}={','.join(value or "''" for value in values)}"
+
+
+def _blocks(cells: Sequence[tuple[str, ...]]) -> Iterator[Block]:
+    """Products of values that together are exactly some cells, each once; few of them.
+
+    Where the cells are no product, the key splits them whose values have the fewest different rests.
+    """
+    columns = [[*dict.fromkeys(values)] for values in zip(*cells, strict=True)]
+    if prod(map(len, columns)) == len(cells):
+        yield columns
+        return
+    splits = [[*_alike(cells, place)] for place, column in enumerate(columns) if len(column) > 1]
+    for part in min((split for split in splits if len(split) > 1), key=len):
+        yield from _blocks(part)
+
+
+def _alike(cells: Sequence[tuple[str, ...]], place: int) -> Iterator[Sequence[tuple[str, ...]]]:
+    """The cells by values of one key, those values together that have the same rests."""
+    rests: dict[str, list[tuple[str, ...]]] = {}
+    for cell in cells:
+        rests.setdefault(cell[place], []).append(cell)
+    shared: dict[frozenset[tuple[str, ...]], list[tuple[str, ...]]] = {}
+    for mine in rests.values():
+        shared.setdefault(frozenset((*cell[:place], *cell[place + 1 :]) for cell in mine), []).extend(mine)
+    yield from shared.values()
+
+
+@cache
+def _set_by_figure(name: str, config_dir: str) -> Mapping[str, str]:
+    """Overrides for what a figure's YAML sets for single runs, by key; mostly nothing."""
+    folders = [config_tree(), *([Path(config_dir)] if config_dir else [])]
+    files = (folder / _FIGURE / f"{name}.yaml" for folder in folders)
+    values = next((yaml.safe_load(file.read_text()) or {} for file in files if file.is_file()), {})
+    found = {}
+    for entry in values.get("defaults", ()):
+        for group, choice in entry.items() if isinstance(entry, dict) else ():
+            found[str(group).removeprefix("override").strip().lstrip("/")] = f"={choice}"
+    own = {key: value for key, value in values.items() if key not in {*SWEEP_KEYS, "defaults"}}
+    return found | {path: f"={quoted(value)}" for path, value in flatten(own).items()}

@@ -1,41 +1,50 @@
-"""Which contender of a case is the fastest, and by how much: every table, page and figure that says so asks here.
+"""The one comparison: who is the fastest of a case, who is as good, and what is not decided.
 
-A case is what is to be done: model, workload, cluster and all settings that no strategy owns, at some seeds. Its
-contenders are the strategies, or one strategy several times with what it owns changed. They are compared seed by seed
-(``statistics``). A seed without a result is counted and never averaged away: whoever lacks one is not among the best
-and has no mean over several cases.
+A case is what is to be done: model, workload, cluster and all settings that no strategy owns. Its groups are the
+strategies, or one strategy several times with what it owns changed. Every two of them are compared on all seeds that
+both ran (``statistics``). A group that failed or was skipped at a seed cannot win; one that lacks seeds, as it was
+never run there or its record was lost, can neither win nor lose by that: if it might be the fastest, nobody is.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from entrain_bench.answers.statistics import Interval, mean_interval, not_worse, ratio_interval
+from entrain_bench.answers.statistics import LEVEL, Interval, mean_interval, not_worse, ratio_interval
 from entrain_bench.base.arithmetic import decisive, exp, log
 
 # The metric that decides.
 TIME = "iteration_time_s"
+# Times the fastest's: whatever takes longer is not as good, however few seeds there are to tell.
+MARGIN = 1.05
+# Verdicts on a group. ``OPEN``: might be the fastest, but lacks seeds. ``BEHIND``: slower by its mean, which may be
+# chance: at one seed, or by more than the margin though not significantly.
+FASTEST, AS_GOOD, OPEN, BEHIND, SLOWER, FAILED = "fastest", "as good", "not decided", "behind", "slower", "no result"
 
 type Times = Mapping[int, float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a contender does in a case.
+    """How a group does in a case.
 
     Attributes:
-        times: seconds an iteration by seed; None for a run without a result.
-        gains: how many times as fast as its reference, by every seed at which both have a result.
+        times: seconds an iteration by seed; None for a run that failed or was skipped.
+        gains: speedups over its reference, by every seed at which both have a result.
         time: mean seconds an iteration over the seeds with a result; None without any.
         speedup: geometric mean of the gains; None without any.
+        behind: its times over the fastest's, at the seeds that both have; None for the fastest and without such seeds.
+        verdict: one of the words above.
     """
 
     times: Times
     gains: Mapping[int, float]
     time: Interval | None
     speedup: Interval | None
+    behind: Interval | None
+    verdict: str
 
     @property
     def num_ok(self) -> int:
@@ -45,45 +54,62 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Comparison[Name: Hashable]:
-    """The contenders of a case.
+    """The groups of a case.
 
     Attributes:
         standings: how each does, in the given order.
-        best: those with a result at all seeds of the case than which none is significantly faster; the fastest first.
+        ranked: their names, the fastest first, those without a result last.
+        num_batches: batches that a run's time is the mean of.
     """
 
     standings: Mapping[Name, Standing]
-    best: Sequence[Name]
+    ranked: Sequence[Name]
+    num_batches: int = 1
+
+    def with_verdict(self, *verdicts: str) -> list[Name]:
+        """The names with one of some verdicts, the fastest first."""
+        return [name for name in self.ranked if self.standings[name].verdict in verdicts]
+
+    @property
+    def best(self) -> list[Name]:
+        """The fastest and all that are as good, the fastest first; nobody where that is not decided."""
+        return [] if self.with_verdict(OPEN) else self.with_verdict(FASTEST, AS_GOOD)
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds of all contenders."""
+        """The seeds of all groups."""
         return sorted({seed for standing in self.standings.values() for seed in standing.times})
 
+    @property
+    def num_shared(self) -> int:
+        """Seeds that the fastest shares with the others, of whom at least; 0 where there is nobody to compare with."""
+        rivals = [standing.behind.num_values for standing in self.standings.values() if standing.behind]
+        return min(rivals, default=0)
+
     def complete(self, name: Name) -> bool:
-        """Whether a contender has a result at all seeds of the case."""
+        """Whether a group has a result at all seeds of the case."""
         standing = self.standings.get(name)
         return standing is not None and standing.num_ok == len(self.seeds)
 
     def gains_everywhere(self, name: Name) -> bool:
-        """Whether a contender has a speed-up at all seeds of the case."""
+        """Whether a group has a speedup at all seeds of the case."""
         standing = self.standings.get(name)
         return standing is not None and len(standing.gains) == len(self.seeds)
 
     @property
     def comparable(self) -> bool:
-        """Whether anybody has a speed-up at all seeds, as the baseline itself has where it lacks no result."""
+        """Whether anybody has a speedup at all seeds, as the baseline itself has where it lacks no result."""
         return any(map(self.gains_everywhere, self.standings))
 
 
 @dataclass(frozen=True, slots=True)
 class Overall:
-    """A contender over several cases.
+    """A group over several cases.
 
     Attributes:
         speedup: over its references, geometric mean over cases at every seed, then over seeds.
-        least, greatest: speed-ups of single cases.
-        num_best: cases in which none is significantly faster.
+        least, greatest: speedups of single cases.
+        num_best: cases in which it is the fastest or as good.
     """
 
     speedup: Interval
@@ -106,21 +132,39 @@ def place_of(name: str, display_order: float | None) -> tuple[float, str]:
     return math.inf if display_order is None else display_order, name
 
 
-def compare[Name: Hashable](times: Mapping[Name, Times], references: Mapping[Name, Name]) -> Comparison[Name]:
-    """Compare the contenders of a case.
+def compare[Name: Hashable](
+    times: Mapping[Name, Times], references: Mapping[Name, Name], level: float = LEVEL, num_batches: int = 1
+) -> Comparison[Name]:
+    """Compare the groups of a case.
 
     Args:
-        times: seconds an iteration by contender and seed; None for a run without a result.
-        references: the contender that another's speed-up is over; who is left out has none.
+        times: seconds an iteration by group and seed; None for a run that failed or was skipped.
+        references: the group that another's speedup is over; who is left out has none.
+        level: how often a group as good as the fastest may be called slower, in any of the comparisons.
+        num_batches: batches that a run's time is the mean of.
     """
-    standings = {
-        name: _standing(own, times[references[name]] if name in references else {}) for name, own in times.items()
-    }
-    every = Comparison(standings, ())
-    whole = {name: [*with_result(own).values()] for name, own in times.items() if every.complete(name)}
-    found = not_worse(whole) if whole else None
-    chosen = [name for name in whole if found and name in (found.best if found.known else found.least)]
-    return Comparison(standings, sorted(chosen, key=lambda name: decisive(math.fsum(whole[name]))))
+    done = {name: with_result(own) for name, own in times.items()}
+    whole = [name for name, own in done.items() if own and len(own) == len(times[name])]
+    best = _fastest({name: done[name] for name in whole}) if whole else None
+    verdicts = _verdicts(done, whole, best, level) if best is not None else {}
+    standings = {}
+    for name, own in done.items():
+        other = done.get(references[name], {}) if name in references else {}
+        standings[name] = Standing(
+            times[name],
+            {seed: other[seed] / own[seed] for seed in own if seed in other},
+            mean_interval([*own.values()], num_batches) if own else None,
+            _ratio(other, own, num_batches),
+            _ratio(own, done[best], num_batches) if best is not None and name != best else None,
+            verdicts.get(name, FAILED),
+        )
+
+    def place(name: Name) -> tuple[bool, bool, float, float, str]:
+        failed, time = standings[name].verdict == FAILED, standings[name].time
+        ratio = _mean_ratio(done[name], done[best]) if best is not None and time else math.inf
+        return failed, name != best, ratio, decisive(time.mean) if time else math.inf, str(name)
+
+    return Comparison(standings, sorted(standings, key=place), num_batches)
 
 
 def with_result(times: Times) -> dict[int, float]:
@@ -129,34 +173,72 @@ def with_result(times: Times) -> dict[int, float]:
 
 
 def overall[Name: Hashable](comparisons: Sequence[Comparison[Name]]) -> dict[Name, Overall]:
-    """Those that have a speed-up at all seeds of all cases, the fastest first; at the seeds that the cases share.
+    """Those that have a speedup at all seeds of all cases, the fastest first; at the seeds that the cases share.
 
     Args:
-        comparisons: at least one, each with the same names for the same contenders.
+        comparisons: at least one, each with the same names for the same groups.
     """
     seeds = sorted(set.intersection(*({*each.seeds} for each in comparisons)))
     found = {}
     for name in comparisons[0].standings if seeds else ():
         if all(each.gains_everywhere(name) for each in comparisons):
             logs = [[log(each.standings[name].gains[seed]) for seed in seeds] for each in comparisons]
-            found[name] = _overall(logs, sum(name in each.best for each in comparisons))
+            num_batches = min(each.num_batches for each in comparisons)
+            found[name] = _overall(logs, sum(name in each.best for each in comparisons), num_batches)
     return dict(sorted(found.items(), key=lambda item: -decisive(item[1].speedup.mean)))
 
 
-def _standing(own: Times, reference: Times) -> Standing:
-    done, other = with_result(own), with_result(reference)
-    seeds = [seed for seed in done if seed in other]
-    return Standing(
-        own,
-        {seed: other[seed] / done[seed] for seed in seeds},
-        mean_interval([*done.values()]) if done else None,
-        ratio_interval([other[seed] for seed in seeds], [done[seed] for seed in seeds]) if seeds else None,
-    )
+def _fastest[Name: Hashable](times: Mapping[Name, Mapping[int, float]]) -> Name:
+    """Who is ahead of most others, each compared on the seeds that both have; nobody is where all have the same."""
+
+    def losses(name: Name) -> int:
+        return sum(_mean_ratio(times[other], times[name]) < 1 for other in times if other != name)
+
+    def place(name: Name) -> tuple[int, int, float, list[float], str]:
+        own = times[name]
+        return losses(name), -len(own), decisive(math.fsum(own.values()) / len(own)), [*own.values()], str(name)
+
+    return min(times, key=place)
 
 
-def _overall(logs: Sequence[Sequence[float]], num_best: int) -> Overall:
-    """From logarithms of speed-ups by case and seed."""
+def _verdicts[Name: Hashable](
+    done: Mapping[Name, Mapping[int, float]], whole: Sequence[Name], best: Name, level: float
+) -> dict[Name, str]:
+    """Verdicts on those without a failure."""
+    own = done[best]
+    alike = {name: [*done[name].values()] for name in whole if done[name].keys() == own.keys()}
+    good = not_worse(alike, level).best
+    found = {best: FASTEST}
+    for name in whole:
+        shared = [seed for seed in own if seed in done[name]]
+        ratio = _mean_ratio(done[name], own)
+        if name in alike:
+            unsure = len(own) < 2 or name in good
+            verdict = SLOWER if not unsure else AS_GOOD if len(own) > 1 and ratio <= MARGIN else BEHIND
+        else:
+            pair = {each: [done[each][seed] for seed in shared] for each in (best, name)}
+            unsure = len(shared) < 2 or name in not_worse(pair, level).best
+            verdict = SLOWER if not unsure else OPEN if ratio <= MARGIN else BEHIND
+        found.setdefault(name, verdict)
+    return found
+
+
+def _mean_ratio(one: Mapping[int, float], other: Mapping[int, float]) -> float:
+    """One mean over another at the seeds that both have; 1 where they share none, which decides nothing."""
+    shared = [seed for seed in one if seed in other]
+    return decisive(math.fsum(one[s] for s in shared) / math.fsum(other[s] for s in shared)) if shared else 1.0
+
+
+def _ratio(one: Mapping[int, float], other: Mapping[int, float], num_batches: int) -> Interval | None:
+    """The ratios of one over another at the seeds that both have; None without such a seed."""
+    shared = [seed for seed in one if seed in other]
+    pairs = [one[seed] for seed in shared], [other[seed] for seed in shared]
+    return ratio_interval(*pairs, num_batches) if shared else None
+
+
+def _overall(logs: Sequence[Sequence[float]], num_best: int, num_batches: int) -> Overall:
+    """From logarithms of speedups by case and seed."""
     means = [exp(math.fsum(each) / len(each)) for each in logs]
-    over_seeds = mean_interval([math.fsum(each) / len(each) for each in zip(*logs, strict=True)])
-    speedup = Interval(exp(over_seeds.mean), exp(over_seeds.low), exp(over_seeds.high), over_seeds.num_values)
+    over_seeds = mean_interval([math.fsum(each) / len(each) for each in zip(*logs, strict=True)], num_batches)
+    speedup = replace(over_seeds, mean=exp(over_seeds.mean), low=exp(over_seeds.low), high=exp(over_seeds.high))
     return Overall(speedup, min(means), max(means), num_best)

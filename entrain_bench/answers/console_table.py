@@ -11,16 +11,16 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from entrain_bench.answers.cases import Case, Row, cases_of
+from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.case import NAMES, Case, StrategyResult
 from entrain_bench.answers.comparison import TIME
-from entrain_bench.answers.contenders import NAMES
 from entrain_bench.answers.notices import notices
-from entrain_bench.answers.words import losses, name_of, problems, spell_seeds, varying, winners
+from entrain_bench.answers.sentences import losses, problems, sentences
+from entrain_bench.answers.text import NOTHING, decimals, ends, name_of, seconds, spell_seeds, times
 from entrain_bench.records.records import Record
 
 # Wide enough for the table when the output is not a terminal.
 PLAIN_WIDTH = 140
-NOTHING = "-"
 GAP = "  "
 # Metric, scale and digits of each column, the most telling first: those that the width has no room for are left out.
 METRICS = {
@@ -34,9 +34,7 @@ METRICS = {
 }
 # Columns that are never left out, and the one that goes before others that stand before it.
 ALWAYS = ("s/iter", "runs")
-SPEEDUP = "speed-up"
-# Digits of the least time that are shown at least, and decimals at least and at most.
-SIGNIFICANT, DECIMALS, MAX_DECIMALS = 3, 3, 6
+SPEEDUP = "speedup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +64,15 @@ def describe_cell(place: str, record: Record) -> str:
     return f"{place} {name}: {record.status}: {record.reason}"
 
 
-def print_table(records: Sequence[Record]) -> None:
-    """Print the summary of some runs to standard output."""
+def print_table(records: Sequence[Record], lost: Sequence[str] = ()) -> None:
+    """Print the summary of some runs to standard output; ``lost`` are planned runs that left no record."""
     console = make_console()
-    for line in summary(records, console.width):
+    for line in summary(records, console.width, lost):
         console.print(line, soft_wrap=True)
 
 
-def summary(records: Sequence[Record], width: int) -> Iterator[Text]:
-    """What came out of runs, as lines: what all have in common, a table, what has no result, who is fastest where.
+def summary(records: Sequence[Record], width: int, lost: Sequence[str] = ()) -> Iterator[Text]:
+    """What came out of runs, as lines: what all have in common, a table, what has no result, and the answer.
 
     Last comes what became of samples (``notices``).
 
@@ -84,21 +82,23 @@ def summary(records: Sequence[Record], width: int) -> Iterator[Text]:
     Args:
         records: the runs.
         width: places of a line.
+        lost: planned runs that left no record.
     """
-    cases = cases_of(records) if records else []
-    rows = [row for case in cases for row in case.rows]
+    answer = Answer.of(records, lost)
+    rows = answer.results
+    said = [line for sentence in sentences(answer) for line in wrapped(sentence, width)]
     if not rows:
+        yield from said
         return
     # Without a label there would be nothing to call a row.
-    labels = varying(rows) or ["strategy"]
-    shared = [f"{name} {text}" for name, text in rows[0].contender.labels.items() if name not in labels]
-    yield from wrapped(", ".join([*shared, spell_seeds([seed for row in rows for seed in row.contender.runs])]), width)
+    labels = answer.varying or ["strategy"]
+    shared = [f"{name} {text}" for name, text in rows[0].group.labels.items() if name not in labels]
+    yield from wrapped(", ".join([*shared, spell_seeds([seed for row in rows for seed in row.group.runs])]), width)
     if any(row.standing.time for row in rows):
-        baseline = cases[0].baseline
-        columns = _fitting(_label_columns(rows, labels), _value_columns(rows, baseline), width)
-        yield from wrapped(_legend([column.heading for column in columns], baseline), width)
-        yield from _table(cases, columns, len(labels))
-    words = [*map(Text, problems(rows, labels)), *wrapped(f"{winners(cases)} {losses(rows)}".strip(), width)]
+        columns = _fitting(_label_columns(rows, labels), _value_columns(rows, answer.baseline), width)
+        yield from wrapped(_legend([column.heading for column in columns], answer.baseline), width)
+        yield from _table(answer.cases, columns, len(labels))
+    words = [*map(Text, problems(rows, labels)), *said, *wrapped(losses(rows), width)]
     words += [line for notice in notices(records) for line in wrapped(notice, width)]
     yield from [Text(), *words] if words else []
 
@@ -108,11 +108,11 @@ def _table(cases: Sequence[Case], columns: Sequence[Column], num_labels: int) ->
     heading, rule, *lines = table_lines(columns, num_labels)
     yield Text(heading)
     yield Text(rule)
-    apart, place = any(len(case.rows) > 1 for case in cases), 0
+    apart, place = any(len(case.results) > 1 for case in cases), 0
     for case in cases:
         if apart and place:
             yield Text()
-        for row in case.rows:
+        for row in case.results:
             yield Text(lines[place], style="bold" if row.best else "")
             place += 1
 
@@ -146,21 +146,21 @@ def _fitting(labels: Sequence[Column], values: Sequence[Column], width: int) -> 
     return [*labels, *(column for column in values if column in taken)]
 
 
-def _label_columns(rows: Sequence[Row], labels: Sequence[str]) -> list[Column]:
-    return [Column(label, [row.contender.labels[label] for row in rows]) for label in labels]
+def _label_columns(rows: Sequence[StrategyResult], labels: Sequence[str]) -> list[Column]:
+    return [Column(label, [row.group.labels[label] for row in rows]) for label in labels]
 
 
-def _value_columns(rows: Sequence[Row], baseline: str) -> list[Column]:
+def _value_columns(rows: Sequence[StrategyResult], baseline: str) -> list[Column]:
     """Every column that says something, in the order of the table."""
-    times, speedups = [row.standing.time for row in rows], [row.standing.speedup for row in rows]
-    digits = decimals([time.mean for time in times if time])
+    means, speedups = [row.standing.time for row in rows], [row.standing.speedup for row in rows]
+    digits = decimals([time.mean for time in means if time])
     columns = [
         Column(
-            "s/iter", [f"{row.standing.time.mean:.{digits}f}" if row.standing.time else _status(row) for row in rows]
+            "s/iter", [seconds(row.standing.time.mean, digits) if row.standing.time else _status(row) for row in rows]
         ),
-        Column("±", [f"{time.margin:.{digits}f}" if time and time.num_values > 1 else NOTHING for time in times]),
+        Column("±", [seconds(time.margin if time and time.num_values > 1 else None, digits) for time in means]),
         Column("runs", _counts(rows)),
-        Column(SPEEDUP, [f"{speedup.mean:.2f}x" if speedup else NOTHING for speedup in speedups]),
+        Column(SPEEDUP, [times(speedup.mean) if speedup else NOTHING for speedup in speedups]),
         Column("95%", [_range(row, baseline) for row in rows]),
         *(Column(name, [_mean(row, *metric) for row in rows]) for name, metric in METRICS.items()),
     ]
@@ -177,13 +177,7 @@ def _legend(headings: Sequence[str], baseline: str) -> str:
     return "; ".join(text for heading, text in meanings.items() if heading in headings)
 
 
-def decimals(times: Sequence[float]) -> int:
-    """Decimals that show enough of the least time."""
-    enough = (n for n in range(DECIMALS, MAX_DECIMALS) if min(times, default=1.0) * 10**n >= 10 ** (SIGNIFICANT - 1))
-    return next(enough, MAX_DECIMALS)
-
-
-def _counts(rows: Sequence[Row]) -> list[str]:
+def _counts(rows: Sequence[StrategyResult]) -> list[str]:
     """How many runs every mean is of, and of how many; nothing where all are of the same number."""
     counts = [(row.standing.num_ok, len(row.standing.times)) for row in rows]
     if len({*counts}) == 1 and counts[0][0] == counts[0][1]:
@@ -191,22 +185,20 @@ def _counts(rows: Sequence[Row]) -> list[str]:
     return [f"{done}" if done == total else f"{done}/{total}" for done, total in counts]
 
 
-def _status(row: Row) -> str:
+def _status(row: StrategyResult) -> str:
     """Why a row has no time: what became of its first run."""
-    return row.contender.runs[min(row.contender.runs)].status
+    return row.group.runs[min(row.group.runs)].status
 
 
-def _range(row: Row, baseline: str) -> str:
-    """The speed-up's interval; that of the baseline over itself says nothing."""
-    speedup = row.standing.speedup
-    if not speedup or speedup.num_values == 1 or row.contender.strategy == baseline:
-        return NOTHING
-    return f"{speedup.low:.2f}..{speedup.high:.2f}"
+def _range(row: StrategyResult, baseline: str) -> str:
+    """The speedup's interval; that of the baseline over itself says nothing."""
+    alone = row.group.strategy == baseline
+    return NOTHING if alone else ends(row.standing.speedup, "{:.2f}".format)
 
 
-def _mean(row: Row, metric: str, scale: float, digits: int) -> str:
+def _mean(row: StrategyResult, metric: str, scale: float, digits: int) -> str:
     """The mean of a metric as text; a dash where the executor does not measure it."""
-    values = [*row.contender.values(metric).values()]
+    values = [*row.group.values(metric).values()]
     return f"{scale * math.fsum(values) / len(values):.{digits}f}" if values else NOTHING
 
 

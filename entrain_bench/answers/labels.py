@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
@@ -94,10 +94,3 @@ def _spell_word(word: str) -> str:
         return word.upper()
     stem, answering = re.fullmatch(r"(.+?)([cv]?qa)?", word).groups(default="")  # type: ignore[union-attr]
     return stem[0].upper() + stem[1:] + answering.upper()
-
-
-def consecutive(values: Sequence[int]) -> str:
-    """Whole numbers in words: ``0 to 7`` of those in a row, others one by one."""
-    if len(values) > 2 and [*values] == [*range(values[0], values[-1] + 1)]:
-        return f"{values[0]} to {values[-1]}"
-    return ", ".join(map(str, values))

@@ -15,7 +15,7 @@ from itertools import permutations
 
 from scipy import special
 
-from entrain_bench.base.arithmetic import decisive, exp, log
+from entrain_bench.base.arithmetic import LN_2, decisive, exp, log, log2
 
 CONFIDENCE = 0.95
 # A row's error: how often at least one of the strategies that are equally the best is excluded.
@@ -24,19 +24,30 @@ LEVEL = 0.05
 DIGITS = 9
 # Relative difference below which two times are the same: rounding, not a result.
 EQUAL = 1e-9
-# Fewer batches than these contain no batch of a kind that is one in ten with a chance of more than 10%: 0.9^22 = 0.098.
-ENOUGH_BATCHES = 22
-# An interval is doubtful if one end of the values is so many times as far from the median as the other end ...
+# Part of a pair's variance that is the mean over all pairs: the least that stops accidents among many pairs.
+SHARED = 1 / 6
+# Part of the level that goes to tests with a pair's own variance.
+ORDINARY = 1 / 5
+# Numbers of seeds with which the critical values were simulated to be lower than the general formula says.
+FEW_SEEDS = range(3, 6)
+# Fewer batches than these contain no batch of a kind that is one in ten with a chance of more than 8%: 0.9^24.
+ENOUGH_BATCHES = 24
+# With fewer seeds than these Student's t interval is unreliable however many batches each has.
+ENOUGH_SEEDS = 4
+# An interval is doubtful if one end of the values is more than so many times as far from the median as the other end.
 LOPSIDED = 6.0
-# ... and if there are enough values to say so: of eight normal values, 0.7% are that lopsided.
-ENOUGH_VALUES = 8
+# Seeds from which on this is tested. Of eight normal values, 1.3% are that lopsided.
+TESTED_SEEDS = 8
 
 
 class Doubt(StrEnum):
     """Why an interval may hold less often than its 95%: the sentence to print."""
 
     LONG_BATCHES = "95% interval not reliable: a few batches are much longer or shorter than the others"
-    FEW_BATCHES = f"95% interval not reliable: fewer than {ENOUGH_BATCHES} batches can miss rare long ones"
+    FEW_BATCHES = (
+        f"95% interval not reliable: fewer than {ENOUGH_SEEDS} seeds or {ENOUGH_BATCHES} batches "
+        "may miss rare long batches"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +126,17 @@ def doubt_of(values: Sequence[float], num_batches: int = 1) -> Doubt | None:
     """Return why Student's t interval of some values is not to be trusted, if so.
 
     Args:
-        values: one for each seed.
+        values: one for each seed; a single one has no interval.
         num_batches: batches that each value is the mean of.
     """
-    ordered = sorted(values)
-    middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+    seeds, ordered = len(values), sorted(values)
+    middle = (ordered[(seeds - 1) // 2] + ordered[seeds // 2]) / 2
     near, far = sorted((middle - ordered[0], ordered[-1] - middle))
     lopsided = far > EQUAL * max(1.0, abs(middle)) and decisive(far) > decisive(LOPSIDED * near)
-    if lopsided and len(ordered) >= ENOUGH_VALUES:
+    if lopsided and seeds >= TESTED_SEEDS:
         return Doubt.LONG_BATCHES
-    return Doubt.FEW_BATCHES if len(ordered) > 1 and len(ordered) * num_batches < ENOUGH_BATCHES else None
+    few = seeds < ENOUGH_SEEDS or seeds * num_batches < ENOUGH_BATCHES
+    return Doubt.FEW_BATCHES if few and seeds > 1 else None
 
 
 def ratio_chance(numerators: Sequence[float], denominators: Sequence[float]) -> float:
@@ -136,25 +148,69 @@ def ratio_chance(numerators: Sequence[float], denominators: Sequence[float]) -> 
 def not_worse[Name: Hashable](times: Mapping[Name, Sequence[float]], level: float = LEVEL) -> Best[Name]:
     """Return the names that cannot be excluded as the best.
 
-    All are compared with all by one-sided paired t-tests of the logarithms. A name is excluded if it is significantly
-    slower than any other that remains, at ``level`` over all ordered pairs of those that remain (Bonferroni). This is
-    repeated until no name is excluded: fewer pairs need less evidence. Names with the least mean always remain.
+    Paired t-tests of the logarithms compare all names with all. A name is excluded if it is significantly slower than
+    another that remains, at ``level`` over all ordered pairs of those that remain (Bonferroni). This is repeated until
+    no name is excluded: fewer pairs need less evidence. Names with the least mean always remain.
 
     Args:
-        times: of each name, the same seeds in the same order.
+        times: of each name, positive, the same seeds in the same order.
         level: how often at least one of the equally best names may be excluded.
     """
+    if min(min(own) for own in times.values()) <= 0:
+        raise ValueError("only positive times are compared")
     sums = {name: decisive(math.fsum(own)) for name, own in times.items()}
-    least = frozenset(name for name, total in sums.items() if total == min(sums.values()))
-    if len(next(iter(times.values()))) == 1:
+    shortest, num_seeds = min(sums.values()), len(next(iter(times.values())))
+    least = frozenset(name for name, total in sums.items() if total == shortest)
+    if num_seeds == 1:
         return Best(least, frozenset(times), known=False)
-    chances = {(one, other): _chance(_log_ratios(times[one], times[other])) for one, other in permutations(times, 2)}
-    left, before = frozenset(times), None
-    while left != before:
-        before = left
-        limit = level / max(1, len(left) * (len(left) - 1))
-        left = least | {one for one in left if all(chances[one, other] > limit for other in left - {one})}
-    return Best(least, left, known=True)
+    logs = dict(zip(times, (LN_2 * log2([*times.values()])).tolist(), strict=True))
+    pairs = {
+        (one, other): _mean_and_error([a - b for a, b in zip(logs[one], logs[other], strict=True)])
+        for one, other in permutations(times, 2)
+    }
+    while slower := _slower(pairs, num_seeds, level) - least:
+        pairs = {pair: found for pair, found in pairs.items() if slower.isdisjoint(pair)}
+    return Best(least, least.union(*pairs), known=True)
+
+
+def _slower[Name: Hashable](
+    pairs: Mapping[tuple[Name, Name], tuple[float, float]], num_seeds: int, level: float
+) -> set[Name]:
+    """Return the names that are significantly slower than another.
+
+    Among many pairs, a variance from few seeds is too small by chance for some. So most of the level goes to tests
+    with moderated variances: ``1 - SHARED`` of the pair's own and ``SHARED`` of the mean over all pairs. The rest goes
+    to ordinary tests, which find small differences that are the same at every seed.
+
+    Args:
+        pairs: mean and standard error of the difference of logarithms, for every ordered pair.
+        num_seeds: at least two.
+        level: for all pairs together.
+    """
+    if not pairs:
+        return set()
+    num_names = len({name for name, _ in pairs})
+    # With two names both tests are the same one.
+    ordinary = ORDINARY if num_names > 2 else 1.0
+    moderated = 1 - ORDINARY if num_names > 2 else 1.0
+    alone = _critical(num_seeds - 1, ordinary * level / len(pairs))
+    shared = _critical(degrees_of_freedom(num_names, num_seeds), moderated * level / len(pairs))
+    typical = SHARED * math.fsum(error**2 for _, error in pairs.values()) / len(pairs)
+    return {
+        one
+        for (one, _), (mean, error) in pairs.items()
+        if mean >= EQUAL and mean > min(alone * error, shared * math.sqrt((1 - SHARED) * error**2 + typical))
+    }
+
+
+def degrees_of_freedom(num_names: int, num_seeds: int) -> float:
+    """Return the degrees of freedom of a moderated variance, in the worst of the simulated cases (docs/metrics.md).
+
+    A variance of two names is that of their only pair. More names add up to 0.9 degrees a seed; with three to five
+    seeds they add up to one more.
+    """
+    few = max(0.0, 1 - 4 / num_names) if num_seeds in FEW_SEEDS else 0.0
+    return (num_seeds - 1) * (1 + 0.9 * (1 - 2 / num_names)) + few
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
@@ -172,6 +228,11 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
 def t_quantile(degrees: int) -> float:
     """How many standard errors the ``CONFIDENCE`` interval reaches to either side."""
     return round(float(special.stdtrit(degrees, (1 + CONFIDENCE) / 2)), DIGITS)
+
+
+def _critical(degrees: float, chance: float) -> float:
+    """Return what Student's t exceeds with a given chance."""
+    return round(-float(special.stdtrit(degrees, chance)), DIGITS)
 
 
 def _chance(values: Sequence[float]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -51,7 +52,7 @@ def run_table(cells: Sequence[Cell], results: Results, settings: Mapping[str, st
     for cell in cells:
         record = results.read(cell.key)
         if record is None:
-            row = {**labels_of(cell.config), "status": MISSING, "reason": "not run", "key": cell.key}
+            row: Mapping[str, Any] = {**labels_of(cell.config), "status": MISSING, "reason": "not run", "key": cell.key}
         else:
             row = record.row()
         leaves = flatten(cell.config.content()) if settings else {}
@@ -174,9 +175,10 @@ def compared(data: pd.DataFrame, case: Sequence[str]) -> dict[tuple[str, ...], C
 
 
 def times_by_seed(runs: pd.DataFrame) -> dict[int, float | None]:
-    """Seconds an iteration of a contender's runs, by seed; None for a run without result."""
-    done = runs[TIME].where(runs["status"] == "ok")
-    return {int(seed): None if pd.isna(time) else time for seed, time in zip(runs["seed"], done, strict=True)}
+    """Seconds an iteration of a strategy's runs, by seed; None for one that failed; lost runs are left out."""
+    there = runs[runs["status"] != MISSING]
+    done = there[TIME].where(there["status"] == "ok")
+    return {int(seed): None if pd.isna(time) else time for seed, time in zip(there["seed"], done, strict=True)}
 
 
 def without_result(data: pd.DataFrame) -> list[str]:

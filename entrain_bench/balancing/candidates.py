@@ -25,21 +25,6 @@ MEMORY_SAMPLES = 65_536
 ENOUGH = 0.9
 
 
-def memory_batches(profile: Profile) -> tuple[list[SampleShapes], list[SampleShapes]]:
-    """The batches on which memory is checked, the same for all layouts of a plan: those that decide, and the others.
-
-    Of ``MEMORY_BATCHES`` profiled ones ``heaviest`` decide.
-    """
-    known = profile.memory_batches
-    if not known:
-        global_batch = profile.job.global_batch
-        count = max(1, min(MEMORY_BATCHES, MEMORY_SAMPLES // global_batch))
-        drawn = [profile.draw(global_batch) for _ in range(count)]
-        deciding = heaviest(drawn, profile.job)
-        known.extend(([drawn[i] for i in deciding], [drawn[i] for i in range(count) if i not in deciding]))
-    return known[0], known[1]
-
-
 def heaviest(batches: Sequence[SampleShapes], job: Job) -> list[int]:
     """Which of the batches have, for any module, the longest unit, most tokens, or most in one of its microbatches.
 
@@ -63,15 +48,15 @@ def check_memory(
 ) -> None:
     """Check a layout by the memory of the programs it leads to.
 
-    On the batches that decide alone if they leave enough, for a program takes as long to make as most of a plan. The
-    executors charge the true need of every batch; ``Job.planning_budget_bytes`` leaves a margin for batches heavier
-    than the profiled ones.
+    Of ``MEMORY_BATCHES`` profiled batches those that decide are checked (``heaviest``), the others only if these leave
+    little: a program takes as long to make as most of a plan. The executors charge the true need of every batch;
+    ``Job.planning_budget_bytes`` leaves a margin for batches heavier than the profiled ones.
 
     Args:
         profile: samples and measurements.
         layout: what is checked.
         make_program: see ``Planner.plan``.
-        batches: global batches; ``memory_batches`` if None.
+        batches: global batches, all of which are checked; profiled ones if None.
 
     Raises:
         OutOfMemoryError: saying where how much is missing.
@@ -81,25 +66,49 @@ def check_memory(
     draft: MakeProgram = getattr(make_program, "draft", make_program)
     limit = job.planning_budget_bytes
     states = memory.lane_state_bytes(layout)
-    need, what = float(states.max()), "weights, gradients and optimizer states alone"
+    alone = float(states.max()), "weights, gradients and optimizer states alone"
+    need, what = alone
 
-    def checked() -> Iterator[SampleShapes]:
-        if batches is not None:
-            yield from batches
-            return
-        deciding, others = memory_batches(profile)
-        yield from deciding
-        if need > ENOUGH * limit:
-            yield from others
-
-    for batch in () if need > limit else checked():
+    def exceeds(batch: SampleShapes) -> bool:
+        nonlocal need, what
         peak = memory.peak_bytes(draft(batch, layout))
         if draft is not make_program and peak.max() > limit:
             peak = memory.peak_bytes(make_program(batch, layout))
         if peak.max() > need:
             need, what = float(peak.max()), f"with {states[peak.argmax()] / 2**30:.1f} GiB of states"
-        if need > limit:
-            break
+        return need > limit
+
+    def profiled_exceed() -> bool:
+        nonlocal need, what
+        drawn, count = [profile.draw(job.global_batch)], max(1, min(MEMORY_BATCHES, MEMORY_SAMPLES // job.global_batch))
+        if exceeds(drawn[0]):
+            return True
+        places = [profile.place]
+        for _ in range(count - 1):
+            drawn.append(profile.draw(job.global_batch))
+            places.append(profile.place)
+        deciding = [index for index in heaviest(drawn, job) if index]
+        others = [index for index in range(1, count) if index not in deciding]
+        # One by one, each only if those before it fit.
+        exceeding = chain(
+            (exceeds(drawn[index]) for index in deciding),
+            (exceeds(drawn[index]) for index in others if need > ENOUGH * limit),
+        )
+        try:
+            if not any(exceeding):
+                return False
+        except UserError:
+            pass
+        # The next layout is checked on the batches after the first that refuses this one.
+        need, what = alone
+        for batch, place in zip(drawn, places, strict=True):
+            profile.go_back(place)
+            if exceeds(batch):
+                break
+        return True
+
+    if need <= limit:
+        _ = profiled_exceed() if batches is None else any(map(exceeds, batches))
     if need > limit:
         described = "; ".join(f"{name} {text}" for name, text in layout.describe().items())
         raise OutOfMemoryError(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -51,8 +53,6 @@ class Profile:
     _rng: np.random.Generator = field(init=False)
     _fits: dict[tuple[str, int, int], FloatArray] = field(init=False, default_factory=dict)
     _packs: dict[tuple[str, int, int], PackTimes] = field(init=False, default_factory=dict)
-    # ``candidates.memory_batches``; empty before the first check.
-    memory_batches: list[list[SampleShapes]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_rng", np.random.default_rng([self._seed, 0x70726F66]))
@@ -82,6 +82,15 @@ class Profile:
         """
         require(num_samples <= MAX_SAMPLES, "strategy: profiled samples", num_samples, f"at most {MAX_SAMPLES}")
         return self._source.draw(num_samples, self._rng)
+
+    @property
+    def place(self) -> Mapping[str, Any]:
+        """Where draws go on, for ``go_back``."""
+        return self._rng.bit_generator.state
+
+    def go_back(self, place: Mapping[str, Any]) -> None:
+        """Draw from an earlier place on once more."""
+        self._rng.bit_generator.state = place
 
     def measure(self, module: ModuleSpec, lengths: IntArray, tp: int, cp: int) -> list[PassTimes]:
         """Measured times of one layer of each kind on one packed microbatch of sequences of the given lengths."""

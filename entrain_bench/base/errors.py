@@ -80,6 +80,21 @@ def _outside_place(error: Exception) -> str:
 def unknown_choice(field: str, value: str, choices: Iterable[str]) -> UserError:
     """The error for a name that is not among the choices; suggests the nearest one."""
     names = sorted(choices)
-    near = get_close_matches(value, names, n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    return UserError(f"{field}={value}: unknown{hint}; choices: {', '.join(names) or 'none'}")
+    near = nearest(value, names)
+    hint = f" (did you mean {near}?)" if near else ""
+    return UserError(f"{field}={_shown(value)}: unknown{hint}; choices: {', '.join(names) or 'none'}")
+
+
+def unknown_key(text: str, keys: Iterable[str], hint: str = "") -> UserError:
+    """The error for an override of a key that does not exist; suggests the hint, or else the nearest key."""
+    names = sorted(keys)
+    name, given, value = text.lstrip("+~").partition("=")
+    near = hint or nearest(name, names)
+    meant = f" (did you mean {near}{given}{_shown(value)}?)" if near else ""
+    return UserError(f"{_shown(text)}: unknown key{meant}; choices: {', '.join(names) or 'none'}")
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The name that is most like another, whatever the case of its letters; empty if none is."""
+    lowered = {each.lower(): each for each in names}
+    return "".join(lowered[each] for each in get_close_matches(name.lower(), lowered, n=1))

@@ -1,19 +1,21 @@
-"""``entrain-bench calibrate``: fit the constants of devices to published times anew, and print what is left."""
+"""``entrain-bench calibrate [DEVICE ...]``: fit cost constants of devices to published times, print the residuals."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
+from entrain_bench.config.grammar import Request, Verb, own
 from entrain_bench.lab.calibration.anchors import Anchors, load_anchors
-from entrain_bench.lab.calibration.cases import ForwardCase, IterationCase, forward_case, iteration_case, kernel_case
 from entrain_bench.lab.calibration.fit import ATTENTION, FORWARDS, ITERATIONS, PRODUCTS, fit_device, interval
-from entrain_bench.lab.calibration.kernels import KernelCase, Product
+from entrain_bench.lab.calibration.kernels import KernelPoint, Product
+from entrain_bench.lab.calibration.points import ForwardPoint, IterationPoint
 from entrain_bench.specs.cluster import DeviceSpec
 
 EXIT_DIFFERS = 1
@@ -21,7 +23,17 @@ EXIT_DIFFERS = 1
 TRIED = np.arange(0.05, 1.0, 0.005)
 
 
-def main(arguments: Sequence[str]) -> int:
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Own keys."""
+
+    anchors: str | None = own(None, "file of published times; null: experiments/anchors.yaml")
+
+
+VERB = Verb(Keys, words="devices to fit; without any, every device with published times", options=(), examples=["a40"])
+
+
+def main(request: Request[Keys]) -> int:
     """Fit every device to its kernels and to the fit half of its published times, and print constants and residuals.
 
     Returns:
@@ -30,16 +42,13 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UserError: for anchors that are wrong.
     """
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="entrain-bench calibrate",
-        description="Fit the constants of devices to the fit half of published times; print constants and residuals.",
-    )
-    parser.add_argument("devices", nargs="*", help="which; default: all that anchors are of")
-    parser.add_argument("--anchors", type=Path, help="a file of anchors (default: experiments/anchors.yaml)")
-    options = parser.parse_args(arguments)
-    anchors, composer = load_anchors(options.anchors), Composer()
-    same = [_calibrate(device, anchors, composer) for device in options.devices or anchors.devices]
+    if request.keys.anchors:
+        require(Path(request.keys.anchors).is_file(), "anchors", request.keys.anchors, "a file")
+    anchors, composer = load_anchors(Path(request.keys.anchors) if request.keys.anchors else None), Composer()
+    for name in request.words:
+        if name not in anchors.devices:
+            raise unknown_choice("device", name, anchors.devices)
+    same = [_calibrate(device, anchors, composer) for device in request.words or anchors.devices]
     composer.save()
     return 0 if all(same) else EXIT_DIFFERS
 
@@ -47,9 +56,9 @@ def main(arguments: Sequence[str]) -> int:
 def _calibrate(name: str, anchors: Anchors, composer: Composer) -> bool:
     """Fit a device, print what comes out; returns whether its YAML says the same."""
     say(f"{name}: making programs")
-    kernels = [kernel_case(each, composer) for each in anchors.kernels if each.device == name]
-    forwards = [forward_case(each, composer) for each in anchors.forwards if each.group.device == name]
-    iterations = [iteration_case(each, composer) for each in anchors.iterations if each.group.device == name]
+    kernels = [KernelPoint.of(each, composer) for each in anchors.kernels if each.device == name]
+    forwards = [ForwardPoint.of(each, composer) for each in anchors.forwards if each.group.device == name]
+    iterations = [IterationPoint.of(each, composer) for each in anchors.iterations if each.group.device == name]
     configured = (forwards[0] if forwards else iterations[0]).device
     products = [case for case in kernels if isinstance(case.kernel, Product)]
     attention = [case for case in kernels if not isinstance(case.kernel, Product)]
@@ -71,14 +80,14 @@ def _calibrate(name: str, anchors: Anchors, composer: Composer) -> bool:
     return all(getattr(configured, constant) == getattr(found, constant) for constant in fitted)
 
 
-def _kernels(products: Sequence[KernelCase], attention: Sequence[KernelCase], found: DeviceSpec) -> Iterator[str]:
+def _kernels(products: Sequence[KernelPoint], attention: Sequence[KernelPoint], found: DeviceSpec) -> Iterator[str]:
     for what, cases in (("products", products), ("attention kernels", attention)):
         if cases:
             errors = 100 * np.abs([case.ratio(found) - 1.0 for case in cases])
             yield f"{len(cases)} {what}: median error {np.median(errors):.0f}%, largest {errors.max():.0f}%"
 
 
-def _iterations(cases: Sequence[IterationCase], found: DeviceSpec) -> Iterator[str]:
+def _iterations(cases: Sequence[IterationPoint], found: DeviceSpec) -> Iterator[str]:
     for case in cases:
         anchor, error = case.anchor, case.ratio(found) - 1.0
         yield (
@@ -87,7 +96,7 @@ def _iterations(cases: Sequence[IterationCase], found: DeviceSpec) -> Iterator[s
         )
 
 
-def _forwards(cases: Sequence[ForwardCase], found: DeviceSpec) -> Iterator[str]:
+def _forwards(cases: Sequence[ForwardPoint], found: DeviceSpec) -> Iterator[str]:
     for case in cases:
         anchor, (low, high) = case.anchor, case.anchor.published_ms
         yield (

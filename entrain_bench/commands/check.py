@@ -1,21 +1,23 @@
-"""``entrain-bench check strategy=mine``: the conformance suite on one strategy, its own or anybody's."""
+"""``entrain-bench check strategy=NAME [KEY=VALUE ...]``: test a strategy against the rules for all strategies."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from entrain_bench.base.errors import UserError
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
+from entrain_bench.config.grammar import RUN_KEYS, NoKeys, Request, Verb
 from entrain_bench.conformance.suite import VALID, Verdict, cases, examine
 
 EXIT_FAILED = 1
+VERB = Verb(NoKeys, RUN_KEYS, examples=["--config-dir my_folder strategy=mine"])
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(request: Request[NoKeys]) -> int:
     """Check the strategy that the arguments choose.
 
     Returns:
@@ -24,17 +26,10 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UserError: for a strategy that cannot be composed.
     """
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="entrain-bench check",
-        description="Run the conformance suite on a strategy and print a report; ends with 1 if a check fails.",
-        epilog="example: entrain-bench check --config-dir my_folder strategy=mine",
-    )
-    parser.add_argument("overrides", nargs="+", metavar="key=value", help="strategy=NAME, and what else is to hold")
-    parser.add_argument("--config-dir", help="a folder of yours with further strategies, workloads, models")
-    options = parser.parse_intermixed_args(arguments)
-    composer = Composer(options.config_dir)
-    found = cases(composer, options.overrides)
+    if not request.overrides:
+        raise UserError("strategy: must be given: entrain-bench check strategy=NAME")
+    composer = Composer(request.config_dir)
+    found = cases(composer, request.overrides)
     composer.save()
     verdicts = []
     for number, verdict in enumerate(examine(found), start=1):

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from entrain_bench.answers.documents.claim_pages import claim_text, claims_text
 from entrain_bench.answers.documents.claims import TABLE, load_claims, read_rows
 from entrain_bench.base.errors import unknown_choice
+from entrain_bench.config.grammar import Folder, Request, Verb
 from entrain_bench.config.tree import config_tree
 
 # As committed: of results that nobody has measured here.
 REFERENCE = config_tree().parent / "results" / "reference"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print the counts and a line per claim, or everything on the named claims.
+VERB = Verb(Folder, words="claims; without any, all", examples=["", "entrain_end_to_end"])
 
-    Returns:
-        0.
+
+def main(request: Request[Folder]) -> int:
+    """Print the counts and a line per claim, or everything on the named claims; returns 0.
 
     Raises:
         UserError: for an unknown name, with the nearest one.
     """
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="entrain-bench claims",
-        description="Print the verdicts on all published claims, or settings, results and commands of the named ones.",
-    )
-    parser.add_argument("names", nargs="*", metavar="name", help="claims, such as entrain_end_to_end (default: all)")
-    parser.add_argument("--results-dir", default="results", help="where claims.csv is (default: results, as committed)")
-    parser.add_argument("--config-dir", help="a folder of yours with further claims")
-    options = parser.parse_args(arguments)
-    print(text(options.names, Path(options.results_dir), options.config_dir))
+    print(text(request.words, Path(request.keys.results_dir), request.config_dir))
     return 0
 
 

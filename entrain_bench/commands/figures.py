@@ -1,41 +1,85 @@
-"""``entrain-bench figures [name ...]``: figures and documents, brought up to date."""
+"""``entrain-bench figures [NAME ...] [KEY=VALUE ...]``: run what is missing; draw figures, write documents."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from entrain_bench.answers.notices import notices
+from entrain_bench.base.errors import UserError, unknown_choice
+from entrain_bench.commands.help import columns
 from entrain_bench.commands.outputs import make, outputs, summaries
+from entrain_bench.commands.watch import say
+from entrain_bench.config.grammar import RUN_KEYS, Request, Storage, Verb
+from entrain_bench.figures._discover import discover, module_of
+from entrain_bench.figures._own import check_names, file_name, own_sweeps
+from entrain_bench.figures._runner import SUFFIXES, Drawing
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.keys import workload_of
 from entrain_bench.records.records import Results
-from entrain_bench.run.study import Study
+from entrain_bench.run.study import Output, Study
+from entrain_bench.specs.model import ModelSpec
 
 EXIT_FAILED = 1
+VERB = Verb(
+    Storage,
+    RUN_KEYS,
+    words="figures and documents; without any, all that need no training",
+    examples=["quick", "iteration_time workload=trace workload.path=mine.parquet global_batch=256"],
+    more=lambda config_dir: (
+        "Keys of a run take the place of a figure's own: its files are then called\n"
+        "<results_dir>/figures/<NAME>_<workload>_<hash of the overrides>.{pdf,png,csv,json}.\n\nNames:\n"
+        + columns(summaries(config_dir))
+    ),
+)
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(request: Request[Storage]) -> int:
     """Bring the named figures and documents up to date, or all that are not made on request only.
 
     Returns:
         0, or 1 if a cell failed or data is missing.
 
     Raises:
-        UserError: for unknown names, and a folder that cannot be written.
+        UserError: for unknown names, overrides that a figure does not take, data that cannot be read, and a folder that
+            cannot be written.
     """
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="entrain-bench figures",
-        description="Run what is missing; draw <results-dir>/figures/<name>.{pdf,png,csv} and write documents.",
-        epilog="names:\n" + "\n".join(f"  {name:22}{summary}" for name, summary in summaries().items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("names", nargs="*", metavar="name", help="what to make; default: all that needs no training")
-    parser.add_argument("--results-dir", default="results", help="where runs are and files go (default: results)")
-    parser.add_argument("--config-dir", help="a folder of yours with further strategies, workloads, claims")
-    parser.add_argument("--mlflow-uri", help="a tracking server to log runs to (default: <results-dir>/mlflow.db)")
-    parser.add_argument("--retry-failed", action="store_true", help="run every failed cell again")
-    options = parser.parse_args(arguments)
-    study = Study(Results(Path(options.results_dir)), options.config_dir)
-    wanted = outputs(options.names, options.config_dir)
-    made = make(wanted, study, mlflow_uri=options.mlflow_uri, retry_failed=options.retry_failed)
+    keys, overrides = request.keys, request.overrides
+    study = Study(Results(Path(keys.results_dir)), request.config_dir)
+    own = [_drawing(name, overrides, study) for name in _figures(request)] if overrides else []
+    wanted: list[Output] = [drawing.output for drawing, _ in own] or outputs(request.words, request.config_dir)
+    made = make(wanted, study, keys.mlflow, keys.mlflow_uri, keys.retry == "failed")
+    for drawing, cells in own:
+        records = [record for cell in cells if (record := study.results.read(cell.key))]
+        written = f"{study.results.root}/figures/{drawing.name}.{{{','.join(SUFFIXES)}}}"
+        for line in (*notices(records), f"written: {written}"):
+            say(line)
     return 0 if made else EXIT_FAILED
+
+
+def _figures(request: Request[Storage]) -> list[str]:
+    """The figures that overrides are for."""
+    known = discover(request.config_dir)
+    if not request.words:
+        raise UserError(f"{request.overrides[0]}: needs the name of a figure; choices: {', '.join(known)}")
+    for name in request.words:
+        if name not in known:
+            raise unknown_choice("figure", name, known)
+    return [*dict.fromkeys(request.words)]
+
+
+def _drawing(name: str, overrides: Sequence[str], study: Study) -> tuple[Drawing, list[Cell]]:
+    """The figure and its cells, once all that can be wrong with them is known to be right."""
+    module, experiment = module_of(name, study.config_dir)
+    sweeps = own_sweeps(name, experiment, overrides, study.config_dir)
+    cells = [cell for sweep in sweeps.values() for cell in study.cells(*sweep)]
+    check_names(cells)
+    _check_data(cells)
+    return Drawing(file_name(name, cells, overrides), module, sweeps, ["figures", name, *overrides]), cells
+
+
+def _check_data(cells: Sequence[Cell]) -> None:
+    """Raise ``UserError`` for samples that cannot be read, or that a model cannot take: no cell would have a result."""
+    configs = {(str(cell.config.workload), str(cell.config.model)): cell.config for cell in cells}
+    for config in configs.values():
+        workload_of(config).source(ModelSpec.from_config(config.model).tokens)

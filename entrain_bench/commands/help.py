@@ -1,47 +1,63 @@
-"""What ``entrain-bench --help`` shows: a screen on everything, choices of a group, one of them, all about a key."""
+"""What ``--help`` shows: a screen on everything, the keys of a verb, the choices of a group, a choice, a key."""
 
 from __future__ import annotations
 
-import ast
+import importlib
+import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from entrain_bench.base.errors import unknown_choice
 from entrain_bench.config.comments import documented_keys, groups, text_of
+from entrain_bench.config.grammar import CONFIG_DIR, MULTIRUN, Verb
 
 WIDTH = 100
 INDENT = "  "
+KEYS = "keys"
 # What is overridden, where that is not the group alone.
 PLACES = {"model/module": "model/module@model.modules.llm"}
-OPTIONS = {
-    "--multirun, -m": "a sweep over several values of keys: a,b or range(8); finished runs are skipped",
-    "--config-dir DIR": "a folder of yours with further choices: DIR/strategy/mine.yaml",
-    "plan=FILE": "job, strategy and layout of a plan that recommend wrote",
-    "--help=GROUP": "{groups}; or GROUP/NAME, or a KEY",
+USAGE = re.compile(r'"""``entrain-bench (?P<usage>(?P<verb>\w+).*?)``: (?P<purpose>.*?)\.?(?:""")?$')
+TITLE = "entrain-bench: which load-balancing strategy for a multimodal-LLM training job, by how much, and why"
+# Six tasks, each with a command that can be pasted.
+TASKS = {
+    "recommend": "recommend workload=chartqa cluster=h100x64",
+    "compare strategies": "--multirun strategy=megatron,entrain workload=chartqa seed=0,1",
+    "describe my data": "trace source.path='data/*.parquet' output=mine.parquet",
+    "draw figures": "figures iteration_time workload=chartqa,coco cluster=h100x64",
+    "check my strategy": "check --config-dir examples/my_strategy strategy=mine",
+    "train": "harness=train model=tiny cluster=tiny layout.dp=1 global_batch=8",
 }
-EXAMPLES = (
-    "entrain-bench strategy=entrain workload=chartqa",
-    "entrain-bench --multirun strategy=megatron,entrain workload=chartqa,coco seed='range(8)'",
-    "entrain-bench workload=trace workload.path=mine.parquet",
-)
+OPTIONS = {
+    f"{MULTIRUN}, -m": "run a sweep over several values of keys: a,b or range(8); skip finished runs",
+    f"{CONFIG_DIR} DIR": "add a folder of yours: DIR/strategy/mine.yaml, DIR/figures/mine.py, ...",
+    "plan=FILE": "run the plan that recommend wrote",
+    "--help=TOPIC": f"explain {KEYS} (all keys of a run), a verb, a key, or a group such as strategy",
+}
 
 
 def help_text(topic: str = "", config_dir: str | None = None) -> str:
-    """All in one screen, or what can be chosen of a group, or a choice with its keys, or the whole comment on a key.
+    """All in one screen, or a verb, or all keys, or the choices of a group, or one of them, or a key.
 
     Args:
-        topic: a group, a choice (``harness/train``) or a key, with whatever value; empty for the screen.
+        topic: a verb, ``keys``, a group, a choice (``harness/train``) or a key, with whatever value; empty for the
+            screen.
         config_dir: a folder of the user's with further choices; None for none.
 
     Raises:
         UserError: for a topic that is none, with the groups.
     """
     name, known = topic.partition("=")[0], groups(config_dir)
-    if name in known:
-        return "\n".join(_group_lines(name, known))
     if not name:
         return "\n".join(_screen())
+    if name in verbs():
+        return "\n".join(_verb_lines(name, config_dir))
+    if name == KEYS:
+        return "\n".join(_columns({f"{key.name}={key.default}": key.meaning for key in documented_keys()}))
+    if name in known:
+        return "\n".join(_group_lines(name, known))
     group, _, choice = name.rpartition("/")
     if choice in known.get(group, {}):
         return text_of(group, choice, config_dir)
@@ -49,33 +65,70 @@ def help_text(topic: str = "", config_dir: str | None = None) -> str:
         return "\n".join(lines)
     keys = [each for each in documented_keys() if f"{each.name}.".startswith(f"{name}.")]
     if not keys:
-        raise unknown_choice("--help", name, known)
+        raise unknown_choice("--help", name, [KEYS, *verbs(), *known])
     return "\n".join(_columns({f"{key.name}={key.default}": key.comment for key in keys}))
 
 
-def commands() -> dict[str, str]:
-    """Every command and what it does: the modules beside this one whose docstrings begin with their command line."""
-    found = {}
+@cache
+def verbs() -> dict[str, str]:
+    """Every verb and what it does: the modules beside this one whose docstrings begin with their command line."""
+    return {name: found["purpose"] for name, found in _usages()}
+
+
+def takes(name: str) -> Verb[Any]:
+    """What a verb, or ``run``, takes."""
+    verb: Verb[Any] = importlib.import_module(f"{__package__}.{name}").VERB
+    return verb
+
+
+def _usages() -> Iterator[tuple[str, re.Match[str]]]:
     for path in sorted(Path(__file__).parent.glob("*.py")):
-        usage, _, purpose = (ast.get_docstring(ast.parse(path.read_bytes())) or "").partition("``: ")
-        if usage.startswith(f"``entrain-bench {path.stem}"):
-            found[path.stem] = purpose.splitlines()[0].rstrip(".")
-    return found
+        with path.open() as file:
+            found = USAGE.match(file.readline().rstrip())
+        if found and found["verb"] == path.stem:
+            yield path.stem, found
 
 
 def _screen() -> Iterator[str]:
-    yield "entrain-bench: which load-balancing strategy for a multimodal-LLM training job, by how much, and why"
+    yield TITLE
     yield ""
-    yield "entrain-bench [KEY=VALUE ...]: one run, a short table, and a record in results_dir; or a command:"
-    yield from _columns(commands())
-    top = [group for group in groups() if "/" not in group]
-    yield from _columns({option: text.format(groups=", ".join(top)) for option, text in OPTIONS.items()})
+    yield from _columns({task: f"entrain-bench {command}" for task, command in TASKS.items()})
     yield ""
-    yield "Keys and their defaults (null: the planner chooses; several values need --multirun):"
-    yield from _columns({f"{key.name}={key.default}": key.meaning.replace("`", "") for key in documented_keys()})
+    yield "entrain-bench [VERB] [KEY=VALUE ...]; without a verb one run, or a sweep. Other verbs:"
+    shown = {command.split()[0] for command in TASKS.values()}
+    yield from _columns({verb: purpose for verb, purpose in verbs().items() if verb not in shown})
     yield ""
-    yield "Examples:"
-    yield from (f"{INDENT}{example}" for example in EXAMPLES)
+    yield from _columns(OPTIONS)
+
+
+def _verb_lines(name: str, config_dir: str | None) -> Iterator[str]:
+    """Usage, keys and examples of a verb."""
+    verb, usage = takes(name), dict(_usages())[name]
+    documented = {key.name: key.meaning for key in documented_keys()}
+    yield f"entrain-bench {usage['usage']}: {usage['purpose']}"
+    yield ""
+    own = {
+        f"{each.name}={_shown(each.default)}": each.metadata["meaning"] or documented[each.name] for each in verb.fields
+    }
+    if own:
+        yield from _columns(own)
+        yield ""
+    if "seed" in verb.passed:
+        yield f"And keys of a run, such as model=, cluster=, layout.tp=: entrain-bench --help={KEYS}"
+        yield ""
+    yield from (f"Example: entrain-bench {name} {example}".rstrip() for example in verb.examples)
+    if verb.more:
+        yield ""
+        yield verb.more(config_dir)
+
+
+def columns(rows: Mapping[str, str]) -> str:
+    """Names, and beside them texts in as many lines as they take."""
+    return "\n".join(_columns(rows))
+
+
+def _shown(default: object) -> str:
+    return "null" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def _group_lines(group: str, known: dict[str, dict[str, str]]) -> Iterator[str]:
@@ -101,8 +154,7 @@ def _key_lines(name: str, known: dict[str, dict[str, str]], config_dir: str | No
                 yield f"{group}={choice}: {'.'.join(places)}.{line}"
 
 
-def _columns(rows: dict[str, str]) -> Iterator[str]:
-    """Names, and beside them texts in as many lines as they take."""
+def _columns(rows: Mapping[str, str]) -> Iterator[str]:
     margin = len(INDENT) + max(map(len, rows)) + len(INDENT)
     for name, text in rows.items():
         first, *rest = textwrap.wrap(text, WIDTH - margin, break_on_hyphens=False) or [""]

@@ -10,13 +10,14 @@ from time import perf_counter
 
 from entrain_bench.answers.documents.claims import claims_output
 from entrain_bench.answers.documents.results import results_output
-from entrain_bench.answers.documents.tables import tables_output
+from entrain_bench.answers.documents.tables import tables_of, tables_output
 from entrain_bench.answers.tracking.local import store_path
-from entrain_bench.base.errors import unknown_choice
+from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.commands.publish import log_to_mlflow, write_tables
 from entrain_bench.commands.watch import Watch, say
+from entrain_bench.figures._discover import discover
 from entrain_bench.figures._rows import sweeps_of
-from entrain_bench.figures._runner import discover, figure_output
+from entrain_bench.figures._runner import figure_output
 from entrain_bench.lab.calibration.page import calibration_output
 from entrain_bench.records.records import Results
 from entrain_bench.run.cells import Done
@@ -37,9 +38,13 @@ DOCUMENTS = {
 }
 
 
-def summaries() -> dict[str, str]:
-    """Every figure and document by name, and what it shows."""
-    return discover() | DOCUMENTS
+def summaries(config_dir: str | None = None) -> dict[str, str]:
+    """Every figure and document by name, and what it shows; also those of a folder of the user's."""
+    theirs = {table.name: table.title for table in tables_of(config_dir)}
+    known = discover(config_dir) | DOCUMENTS
+    if taken := [*known.keys() & theirs.keys()]:
+        raise UserError(f"{config_dir}: table {taken[0]}: must have a name that no figure or document has")
+    return known | theirs
 
 
 def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Output]:
@@ -47,20 +52,21 @@ def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Ou
 
     Args:
         names: which.
-        config_dir: a folder of the user's with further claims and tables; None for none.
+        config_dir: a folder of the user's with further figures, tables and claims; None for none.
 
     Raises:
         UserError: for an unknown name.
     """
-    known = summaries()
+    known = summaries(config_dir)
     for name in names:
         if name not in known:
             raise unknown_choice("figure", name, known)
-    makers: Mapping[str, Callable[[], Output]] = {name: partial(figure_output, name) for name in known} | {
+    makers: Mapping[str, Callable[[], Output]] = {name: partial(figure_output, name, config_dir) for name in known} | {
         "calibration": calibration_output,
         "claims": partial(claims_output, config_dir),
         **{name: partial(results_output, name) for name in ("results", "free_degrees")},
-        "tables": partial(tables_output, config_dir),
+        "tables": tables_output,
+        **{table.name: partial(tables_output, table) for table in tables_of(config_dir)},
     }
     return [makers[name]() for name in dict.fromkeys(names) or (name for name in known if name not in ON_REQUEST)]
 

@@ -1,4 +1,4 @@
-"""What MLflow shows of a sweep as pictures; drawing is imported when something is drawn, for it takes a second."""
+"""What MLflow and the report show as pictures; drawing is imported when something is drawn, for it takes a second."""
 
 from __future__ import annotations
 
@@ -6,19 +6,27 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from entrain_bench.answers.tracking.sweep import Sweep
+from entrain_bench.answers.answer import Answer
 from entrain_bench.records.records import Record, Results
 
 
-class ReportPictures:
-    """``report.build.Pictures``."""
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """Pictures of the runs of a results folder (``tracking.entries.Pictures``, ``report.build.Pictures``)."""
 
-    def iteration_time(self, runs: pd.DataFrame) -> bytes:
-        """Iteration times of a row a run."""
-        from entrain_bench.figures import iteration_time
-        from entrain_bench.figures._runner import render
+    results: Results
 
-        return render(lambda: iteration_time.draw(runs))["png"]
+    def standings(self, answer: Answer) -> bytes:
+        """Iteration times of a sweep."""
+        from entrain_bench.figures._standings import standings_png
+
+        return standings_png(answer)
+
+    def ranks(self, record: Record) -> bytes:
+        """Memory and time of the ranks of a run whose timeline is there."""
+        from entrain_bench.figures._ranks import ranks_png
+
+        return ranks_png(self.results, record)
 
     def fidelity(self, rows: pd.DataFrame) -> bytes:
         """Predicted against measured, of the rows of one prediction."""
@@ -27,22 +35,3 @@ class ReportPictures:
         from entrain_bench.lab.fidelity import figure
 
         return render(lambda: figure.draw(rows, pair_rows(rows)))["png"]
-
-
-@dataclass(frozen=True, slots=True)
-class Pictures:
-    """``tracking.entries.Pictures`` of the runs of a results folder."""
-
-    results: Results
-
-    def standings(self, sweep: Sweep) -> bytes:
-        """Iteration times of a sweep."""
-        from entrain_bench.figures._standings import standings_png
-
-        return standings_png(sweep)
-
-    def ranks(self, record: Record) -> bytes:
-        """Memory and time of the ranks of a run whose timeline is there."""
-        from entrain_bench.figures._ranks import ranks_png
-
-        return ranks_png(self.results, record)

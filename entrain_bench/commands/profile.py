@@ -1,12 +1,10 @@
-"""``entrain-bench profile model=...``: layer times, communication and constants of this machine's device, in a file."""
+"""``entrain-bench profile model=NAME [KEY=VALUE ...]``: measure layer and communication times of this device."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from entrain_bench.commands.watch import say
-from entrain_bench.config.profile import CONFIG_NAME, compose_profile
+from entrain_bench.config.grammar import NoKeys, Request, Verb
+from entrain_bench.config.profile import CONFIG_NAME, ProfileSchema, compose_profile
 from entrain_bench.config.tree import config_tree
 from entrain_bench.costs.profiled.cluster import fitted_link
 from entrain_bench.costs.profiled.layers import Residual, residuals
@@ -24,8 +23,15 @@ from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.parse import parse
 from entrain_bench.train.profiling.settings import ProfileSettings, check_model
 
+VERB = Verb(
+    NoKeys,
+    (*ProfileSchema.__dataclass_fields__,),
+    examples=["model=tiny"],
+    more=lambda _: "Keys and their defaults:\n\n" + (config_tree() / f"{CONFIG_NAME}.yaml").read_text(),
+)
 
-def main(arguments: Sequence[str]) -> int:
+
+def main(request: Request[NoKeys]) -> int:
     """Profile the device, or go on with an unfinished profile.
 
     Returns:
@@ -35,17 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         UserError: for bad options, a model that cannot be profiled, or a file of another profile.
         ExecutionError: if communication between ranks fails.
     """
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="entrain-bench profile",
-        description="Time a model's layers, its optimizer and communication on this machine; writes one JSON file.",
-        epilog="keys and their defaults:\n\n" + (config_tree() / f"{CONFIG_NAME}.yaml").read_text(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="model=NAME, and what else differs")
-    parser.add_argument("--config-dir", help="a folder of yours with further models")
-    options = parser.parse_intermixed_args(arguments)
-    config, values = compose_profile(options.overrides, options.config_dir)
+    config, values = compose_profile(request.overrides, request.config_dir)
     model, settings = ModelSpec.from_config(config), parse(ProfileSettings, values, "profile")
     check_model(model)
     profile, path = _measure(model, settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from urllib.parse import urlsplit
@@ -23,14 +23,26 @@ MAX_REASON = 300
 TABLES_EVERY_S, TABLES_SHARE = 30.0, 0.02
 
 
-def publish(results: Results, keys: Iterable[str], name: str, mlflow: bool, mlflow_uri: str | None) -> list[Record]:
-    """Write the tables of all records, print those of some keys and log them under a name; returns them."""
+def publish(
+    results: Results, planned: Mapping[str, str], name: str, mlflow: bool, mlflow_uri: str | None
+) -> list[Record]:
+    """Write the tables of all records, print those of some runs and log them under a name; returns them.
+
+    Args:
+        results: where the records are.
+        planned: the overrides of every run that was to leave a record, by its key.
+        name: what the runs are called together.
+        mlflow: whether they are logged.
+        mlflow_uri: to which server; None for the store in the results folder.
+    """
     write_tables(results)
     # Only now: memory holds those of the tables, or these.
-    records = [record for key in keys if (record := results.read(key))]
-    print_table(records)
+    found = {key: results.read(key) for key in planned}
+    records = [record for record in found.values() if record]
+    lost = [planned[key] for key, record in found.items() if not record]
+    print_table(records, lost)
     if mlflow:
-        log_to_mlflow(results, records, name, mlflow_uri)
+        log_to_mlflow(results, records, name, mlflow_uri, lost=lost)
     return records
 
 
@@ -66,12 +78,17 @@ class GrowingTables:
 
 
 def log_to_mlflow(
-    results: Results, records: Sequence[Record], name: str, uri: str | None = None, files: Sequence[Path] = ()
+    results: Results,
+    records: Sequence[Record],
+    name: str,
+    uri: str | None = None,
+    files: Sequence[Path] = (),
+    lost: Sequence[str] = (),
 ) -> None:
     """Log records that MLflow does not have; what goes wrong there is said, for MLflow is a view of the records."""
     place = _without_password(uri) if uri else str(store_path(results))
     try:
-        logged = log_records(results, records, name, uri, files, Pictures(results))
+        logged = log_records(results, records, name, uri, files, Pictures(results), lost)
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exception(error)

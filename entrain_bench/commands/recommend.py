@@ -1,20 +1,20 @@
-"""``entrain-bench recommend [key=value ...]``: the strategy to run for a job, its plan, why, and how firm that is."""
+"""``entrain-bench recommend [KEY=VALUE ...]``: recommend a strategy for a job: plan, time, reasons, robustness."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from entrain_bench.answers.commands import command_line, quoted
 from entrain_bench.answers.comparison import baseline_of
 from entrain_bench.answers.console_table import make_console
 from entrain_bench.answers.notices import notices
-from entrain_bench.answers.recommend.answer import answer_of
-from entrain_bench.answers.recommend.frameworks import FRAMEWORKS, Framework, Refusals, contenders_within
+from entrain_bench.answers.recommend.frameworks import FRAMEWORKS, Framework, Refusals, variants_within
 from entrain_bench.answers.recommend.live import Ticker
 from entrain_bench.answers.recommend.planned import plan_of_answer
-from entrain_bench.answers.recommend.session import Contender, Job, Session, race
+from entrain_bench.answers.recommend.recommendation import answer_of
+from entrain_bench.answers.recommend.strategy_race import JobOverrides, StrategyRace, StrategyVariant, race
 from entrain_bench.answers.recommend.words import answer_lines, no_result_lines
 from entrain_bench.answers.tracking.sweep import sweep_name
 from entrain_bench.base.errors import UserError, require, unknown_choice
@@ -22,6 +22,7 @@ from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
 from entrain_bench.config.comments import documented_keys
 from entrain_bench.config.compose import Composer, swept_keys
+from entrain_bench.config.grammar import RUN_KEYS, Request, Verb, own
 from entrain_bench.config.schema import ASIDE, RunConfig
 from entrain_bench.program.plan_file import plan_text
 from entrain_bench.records.keys import workload_of
@@ -48,21 +49,41 @@ class Asked:
 
     Attributes:
         job: the job.
-        contenders: who is considered, by name.
-        config: the first contender's run at the first seed.
+        variants: who is considered, by name.
+        config: the first variant's run at the first seed.
         orders: display order of each.
         given: keys of the overrides.
     """
 
-    job: Job
-    contenders: Mapping[str, Contender]
+    job: JobOverrides
+    variants: Mapping[str, StrategyVariant]
     config: RunConfig
     orders: Mapping[str, float | None]
     given: frozenset[str]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Answer, and write the plan.
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Own keys."""
+
+    within: str | None = own(None, f"only strategies that this framework runs unmodified: {', '.join(FRAMEWORKS)}")
+    seconds: float | None = own(None, "start no new round of seeds after this many seconds, above 0; null: no limit")
+    output: str | None = own(None, f"file of the plan; null: results_dir/{FILE}")
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        require(self.seconds is None or self.seconds > 0, "seconds", self.seconds, "above 0")
+        if self.within is not None and self.within not in FRAMEWORKS:
+            raise unknown_choice("within", self.within, FRAMEWORKS)
+
+
+VERB = Verb(
+    Keys, RUN_KEYS, examples=["workload=trace workload.path=mine.parquet model=qwen25vl_llama3_3b cluster=h100x64"]
+)
+
+
+def main(request: Request[Keys]) -> int:
+    """Recommend, and write the plan.
 
     Returns:
         0, or 2 if no strategy has a result.
@@ -70,66 +91,39 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UserError: for bad input, data that cannot be read, and a folder that cannot be written.
     """
-    options = _parse(arguments)
-    composer = Composer(options.config_dir)
-    framework = _framework(options.within)
-    asked = _asked(composer, options.overrides, framework)
+    keys, composer = request.keys, Composer(request.config_dir)
+    framework = FRAMEWORKS[keys.within] if keys.within else None
+    asked = _asked(composer, request.overrides, framework)
     results, baseline = Results(Path(asked.config.results_dir)), baseline_of(asked.orders)
     results.prepare()
     refusals, width = Refusals(framework), make_console().width
-    path = Path(options.output or results.root / FILE)
+    path = Path(keys.output or results.root / FILE)
     with (
-        Ticker(len(asked.contenders)) as ticker,
-        Session(asked.job, asked.contenders, results, composer, num_processes(), ticker) as session,
+        Ticker(len(asked.variants)) as ticker,
+        StrategyRace(asked.job, asked.variants, results, composer, num_processes(), ticker) as runner,
     ):
-        raced = race(session, [baseline], refusals.check(session), options.seconds, ticker.end_of_round)
+        raced = race(runner, [baseline], refusals.check(runner), keys.seconds, ticker.end_of_round)
         ticker.say("changed assumptions")
-        answer = answer_of(session, raced, baseline, refusals.reasons, asked.given)
+        answer = answer_of(runner, raced, baseline, refusals.reasons, asked.given)
     composer.save()
     if answer:
         plan = plan_of_answer(answer, asked.job, usual_choices())
-        _print([*answer_lines(answer, width), *refusals.lines(session, answer, plan, path, width)])
+        shown = answer_lines(answer, width, str(results.root))
+        _print([*shown, *refusals.lines(runner, answer, plan, path, width)])
         _write(path, plan_text(plan))
-        say(f"written: {path} (entrain-bench plan={path} runs it; with harness=train on real ranks)")
+        command = command_line([f"plan={quoted(str(path))}"], request.config_dir)
+        say(f"written: {path} ({command} runs it; with harness=train on real ranks)")
     else:
-        heading, *lines = no_result_lines(refusals.reasons_of(session, raced))
+        heading, *lines = no_result_lines(refusals.reasons_of(runner, raced))
         _print(lines)
         say(f"entrain-bench: {heading}")
-    _publish(results, session.keys, options.overrides, asked.config)
+    _publish(results, runner.keys, request.overrides, asked.config)
     return 0 if answer else EXIT_NO_RESULT
 
 
 def usual_choices() -> dict[str, str]:
     """What is chosen of every group where nobody asks for anything else."""
     return {key.name: key.default for key in documented_keys()}
-
-
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="entrain-bench recommend",
-        usage="%(prog)s [-h] [--within FRAMEWORK] [--seconds S] [--output FILE] [--config-dir DIR] [key=value ...]",
-        description="Race all strategies on a job in simulation, over as many seeds as it takes to tell them apart; "
-        "say which to run, with which layout, why, and how firm that is; and write its plan.",
-        epilog="example: entrain-bench recommend workload=trace workload.path=mine.parquet model=qwen25vl_llama3_3b "
-        "cluster=h100x64",
-    )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as of a run; strategy: several as a,b")
-    parser.add_argument("--within", metavar="FRAMEWORK", help=f"only what it runs as it is ({', '.join(FRAMEWORKS)})")
-    parser.add_argument("--seconds", type=float, help="begin no round of seeds after so many (default: no limit)")
-    parser.add_argument("--output", metavar="FILE", help=f"where the plan goes (default: results_dir/{FILE})")
-    parser.add_argument(
-        "--config-dir", metavar="DIR", help="a folder of yours with further strategies, workloads, models"
-    )
-    options = parser.parse_intermixed_args(arguments)
-    require(options.seconds is None or options.seconds > 0, "--seconds", options.seconds, "above 0")
-    return options
-
-
-def _framework(name: str | None) -> Framework | None:
-    if name is not None and name not in FRAMEWORKS:
-        raise unknown_choice("--within", name, FRAMEWORKS)
-    return FRAMEWORKS[name] if name else None
 
 
 def _asked(composer: Composer, overrides: Sequence[str], framework: Framework | None) -> Asked:
@@ -152,11 +146,13 @@ def _asked(composer: Composer, overrides: Sequence[str], framework: Framework | 
             listed = isinstance(node[framework.key], list)
             require(listed, f"strategy={name}: {framework.key}", node[framework.key], "a list of overrides")
         model = None if "layout.recompute" in keys else ModelSpec.from_config(first.model)
-        found = contenders_within(framework, {name: nodes[name][framework.key] for name in nodes}, model)
+        found = variants_within(framework, {name: nodes[name][framework.key] for name in nodes}, model)
     else:
-        found = [Contender(name, (f"strategy={name}",)) for name in nodes]
+        found = [StrategyVariant(name, (f"strategy={name}",)) for name in nodes]
     orders = {each.name: nodes[each.strategy].get("display_order") for each in found}
-    return Asked(Job(tuple(texts), first.seed), {each.name: each for each in found}, first, orders, frozenset(keys))
+    return Asked(
+        JobOverrides(tuple(texts), first.seed), {each.name: each for each in found}, first, orders, frozenset(keys)
+    )
 
 
 def _check(key: str, text: str, several: bool) -> None:
@@ -192,4 +188,4 @@ def _write(path: Path, text: str) -> None:
     try:
         write_atomically(path, text.encode())
     except OSError as error:
-        raise UserError(f"--output={path}: cannot be written to ({error.strerror})") from error
+        raise UserError(f"output={path}: cannot be written to ({error.strerror})") from error

@@ -1,8 +1,7 @@
-"""``entrain-bench reference``: what is committed of the results brought up to date, with a word on every change."""
+"""``entrain-bench reference [KEY=VALUE ...]``: update the committed results, and list every change."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.outputs import make, outputs, reference_outputs
 from entrain_bench.commands.watch import say
+from entrain_bench.config.grammar import Request, Verb, own
 from entrain_bench.records.records import Results, iterations_parquet, sorted_records, table_csv
 from entrain_bench.run.study import Output, Study
 
@@ -35,7 +35,7 @@ class Reference:
 
     def check(self) -> None:
         """Raise ``UserError`` unless both folders are there."""
-        for option, folder in (("--reference-dir", self.results), ("--docs-dir", self.documents)):
+        for option, folder in (("reference_dir", self.results), ("docs_dir", self.documents)):
             if not folder.is_dir():
                 raise UserError(f"{option}={folder}: must be a folder; run this where the repository is checked out")
 
@@ -44,7 +44,26 @@ class Reference:
         return self.documents / file if file.suffix == ".md" else self.results / file
 
 
-def main(arguments: Sequence[str]) -> int:
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Keys that say where the committed results are."""
+
+    reference_dir: str = own("results/reference", "folder of the committed table and figures")
+    docs_dir: str = own("docs", "folder of the committed documents and pages")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys(Committed):
+    """Own keys."""
+
+    results_dir: str = own("results")
+    measured: bool = own(False, "also train on 4 ranks of this machine, for the measured schedule")
+
+
+VERB = Verb(Keys, options=())
+
+
+def main(request: Request[Keys]) -> int:
     """Make all outputs and commit them to the reference.
 
     Returns:
@@ -53,16 +72,9 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UserError: for missing folders.
     """
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="entrain-bench reference",
-        description="Run what is missing, and bring results/reference and docs up to date; says what changed.",
-    )
-    parser.add_argument("--results-dir", default="results", help="where runs are (default: results)")
-    parser.add_argument("--measured", action="store_true", help="train for the measured schedule, too (make measured)")
-    reference, options = parse(parser, arguments)
-    wanted = [*reference_outputs(), *(outputs([MEASURED]) if options.measured else [])]
-    study = Study(Results(Path(options.results_dir)))
+    reference = reference_of(request.keys)
+    wanted = [*reference_outputs(), *(outputs([MEASURED]) if request.keys.measured else [])]
+    study = Study(Results(Path(request.keys.results_dir)))
     if not make(wanted, study):
         say("results/reference and docs are left as they were")
         return EXIT_FAILED
@@ -76,14 +88,15 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[Reference, argparse.Namespace]:
-    """The options that commands on the reference share: where it is."""
-    parser.add_argument("--reference-dir", default="results/reference", help="the committed table and figures")
-    parser.add_argument("--docs-dir", default="docs", help="the committed documents and pages")
-    options = parser.parse_args(arguments)
-    reference = Reference(Path(options.reference_dir), Path(options.docs_dir))
+def reference_of(keys: Committed) -> Reference:
+    """The committed results.
+
+    Raises:
+        UserError: for missing folders.
+    """
+    reference = Reference(Path(keys.reference_dir), Path(keys.docs_dir))
     reference.check()
-    return reference, options
+    return reference
 
 
 def generated(reference: Reference, wanted: Sequence[Output], study: Study) -> Iterator[tuple[Path, bytes]]:

@@ -1,11 +1,11 @@
-"""``entrain-bench key=value ...``: one run, or with ``--multirun`` a sweep that skips what is finished."""
+"""``entrain-bench KEY=VALUE ...``: one run, or with ``--multirun`` a sweep that skips what is finished."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
-from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from entrain_bench.answers.tracking.sweep import sweep_name
-from entrain_bench.base.errors import UserError
-from entrain_bench.commands.help import help_text
+from entrain_bench.base.errors import UserError, require
 from entrain_bench.commands.publish import GrowingTables, publish
 from entrain_bench.commands.watch import Watch, say
-from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, parse_arguments
+from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir
 from entrain_bench.config.compose import Composer, Sweep
+from entrain_bench.config.grammar import CONFIG_DIR, HYDRA_OPTIONS, MULTIRUN, RUN_KEYS, NoKeys, Request, Verb
 from entrain_bench.config.schema import RunConfig, plain_values, register_schema
 from entrain_bench.config.tree import CONFIG_MODULE
 from entrain_bench.records.cells import Cell
@@ -39,10 +39,12 @@ BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
 RAY = "entrain_bench.run.ray_workers.work_off"
 LAUNCHING = ("hydra/launcher=", "hydra.launcher.")
+SHELLS = re.compile(r"(install|uninstall|query)=(bash|fish|zsh)")
+VERB = Verb(NoKeys, RUN_KEYS, options=(MULTIRUN, CONFIG_DIR, *HYDRA_OPTIONS))
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run what the arguments say.
+def main(request: Request[NoKeys]) -> int:
+    """Run what is asked for.
 
     Returns:
         0, or 1 if a run failed.
@@ -50,34 +52,36 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UserError: for bad input.
     """
-    parsed = parse_arguments(arguments)
-    if parsed.help is not None:
-        print(help_text(parsed.help, parsed.config_dir))
+    if any(option in request.options for option in HYDRA_OPTIONS):
+        _check_hydra_options(request)
+        _hand_to_hydra(request)
         return 0
-    if any((parsed.hydra_help, parsed.cfg, parsed.info, parsed.shell_completion)):
-        add_config_dir(parsed.config_dir)
-        _hand_to_hydra(arguments, parsed)
-        return 0
-    _reject_unsupported(parsed)
-    composer = Composer(parsed.config_dir)
-    if parsed.multirun:
-        return _sweep(composer, arguments, parsed)
-    config = composer.run(parsed.overrides)
-    record = _single(Cell.of(parsed.overrides, config, parsed.config_dir or ""))
+    _reject_unsupported(request)
+    composer = Composer(request.config_dir)
+    if request.multirun:
+        return _sweep(composer, request)
+    config = composer.run(request.overrides)
+    record = _single(Cell.of(request.overrides, config, request.config_dir or ""))
     composer.save()
     results = Results(Path(config.results_dir))
-    publish(results, [record.key], sweep_name(parsed.overrides), config.mlflow, config.mlflow_uri)
+    publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
     return 0
 
 
-def _reject_unsupported(parsed: Namespace) -> None:
-    if parsed.config_name or parsed.config_path:
-        raise UserError("--config-name, --config-path: not supported; --config-dir adds a folder of yours")
-    if not parsed.multirun and any(text.lstrip("+").startswith("figure=") for text in parsed.overrides):
+def _check_hydra_options(request: Request[NoKeys]) -> None:
+    shown, shell = request.options.get("--cfg", "job"), request.options.get("--shell-completion", "query=bash")
+    require(shown in ("job", "hydra", "all"), "--cfg", shown, "job, hydra or all")
+    require(
+        bool(SHELLS.fullmatch(shell)), "--shell-completion", shell, "install=, uninstall= or query=bash, fish or zsh"
+    )
+
+
+def _reject_unsupported(request: Request[NoKeys]) -> None:
+    if not request.multirun and any(text.lstrip("+").startswith("figure=") for text in request.overrides):
         raise UserError("figure: names a sweep; add --multirun")
-    if not parsed.multirun and (launching := [text for text in parsed.overrides if text.startswith(LAUNCHING)]):
+    if not request.multirun and (launching := [text for text in request.overrides if text.startswith(LAUNCHING)]):
         raise UserError(f"{launching[0]}: launches the cells of a sweep; add --multirun")
-    if parsed.multirun and "TORCHELASTIC_RUN_ID" in os.environ:
+    if request.multirun and "TORCHELASTIC_RUN_ID" in os.environ:
         raise UserError("--multirun: not under torchrun, whose ranks train one run; start the sweep without it")
 
 
@@ -101,7 +105,7 @@ def _single(cell: Cell) -> Record:
     return record
 
 
-def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> int:
+def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     """Run the cells of a sweep and publish what they leave: a record each, whatever happens to it.
 
     Returns:
@@ -111,12 +115,12 @@ def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> i
         UserError: for a cell that cannot be composed, data that cannot be read, a damaged record or an unwritable
             folder, as soon as it is known; and at the end if a cell left no record.
     """
-    sweep = composer.sweep(parsed.overrides)
+    sweep = composer.sweep(request.overrides)
     folders = {text.partition("=")[2] for cell in sweep.cells for text in cell if text.startswith("results_dir=")}
     if len(folders) > 1:
         raise UserError(f"results_dir={','.join(sorted(folders))}: must be one folder for the whole sweep")
     first = composer.run(sweep.cells[0])
-    results, watch, keys = Results(Path(first.results_dir)), Watch(len(sweep.cells)), dict[str, None]()
+    results, watch, keys = Results(Path(first.results_dir)), Watch(len(sweep.cells)), dict[str, str]()
     results.prepare()
     tables, identifier = GrowingTables(results), Identifier()
 
@@ -128,7 +132,7 @@ def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> i
             else:
                 # Of a sweep the timelines of one job are kept: MLflow shows its ranks.
                 yield replace(cell, timeline=is_beside(cell.config, first))
-            keys[cell.key] = None
+            keys[cell.key] = " ".join(cell.overrides)
 
     try:
         if sweep.launcher in (BASIC, JOBLIB, RAY):
@@ -136,22 +140,24 @@ def _sweep(composer: Composer, arguments: Sequence[str], parsed: Namespace) -> i
                 watch(done)
                 tables()
         elif [*unfinished()]:
-            _hand_to_hydra(arguments, parsed)
+            _hand_to_hydra(request)
     except BaseException:
         if watch.any_run:
             # As they are now, for a thread may still add to them.
-            _publish_sweep(results, [*keys], parsed, first)
+            _publish_sweep(results, {**keys}, request, first)
         raise
     composer.save()
-    records = _publish_sweep(results, keys, parsed, first)
+    records = _publish_sweep(results, keys, request, first)
     if lost := len(keys) - len(records):
         raise UserError(f"results_dir={results.root}: {lost} of {len(keys)} cells left no record")
     return EXIT_FAILED if any(record.status == "failed" for record in records) else 0
 
 
-def _publish_sweep(results: Results, keys: Iterable[str], parsed: Namespace, config: RunConfig) -> list[Record]:
+def _publish_sweep(
+    results: Results, keys: Mapping[str, str], request: Request[NoKeys], config: RunConfig
+) -> list[Record]:
     """Publish what cells have left; returns it."""
-    return publish(results, keys, sweep_name(parsed.overrides), config.mlflow, config.mlflow_uri)
+    return publish(results, keys, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
 
 
 def _run(sweep: Sweep, cells: Iterable[Cell], results: Results) -> Iterator[Done]:
@@ -163,12 +169,14 @@ def _run(sweep: Sweep, cells: Iterable[Cell], results: Results) -> Iterator[Done
     return run_cells(cells, results, sweep.num_processes if sweep.num_processes > 0 else os.cpu_count() or 1)
 
 
-def _hand_to_hydra(arguments: Sequence[str], parsed: Namespace) -> None:
+def _hand_to_hydra(request: Request[NoKeys]) -> None:
     """Let Hydra do it: what it knows of itself, and sweeps whose launcher runs cells on other machines."""
     register_schema()
+    add_config_dir(request.config_dir)
     before = sys.argv
     # Hydra wants options before overrides.
-    sys.argv = ["entrain-bench", *(text for text in arguments if text not in parsed.overrides), *parsed.overrides]
+    options = [word for option in request.options.items() for word in option if word]
+    sys.argv = ["entrain-bench", *options, *request.overrides]
     try:
         _run_cell()
     finally:

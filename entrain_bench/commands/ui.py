@@ -1,16 +1,15 @@
-"""``entrain-bench ui``: MLflow's pages of the runs on 127.0.0.1, and links to those that answer."""
+"""``entrain-bench ui [KEY=VALUE ...]``: show the runs of a folder in MLflow on 127.0.0.1."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -18,6 +17,7 @@ from urllib.request import urlopen
 from entrain_bench.answers.tracking.local import ARTIFACTS, LocalStore, store_uri
 from entrain_bench.answers.tracking.page import run_link, runs_link
 from entrain_bench.base.errors import ExecutionError, UserError, require
+from entrain_bench.config.grammar import Folder, Request, Verb, own
 from entrain_bench.records.records import Results
 
 HOST = "127.0.0.1"
@@ -32,7 +32,21 @@ STDERR = 2
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 
-def main(arguments: Sequence[str]) -> int:
+@dataclass(frozen=True, slots=True)
+class Keys(Folder):
+    """Own keys."""
+
+    port: int = own(PORT, "port of the server, in 1..65535")
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        require(0 < self.port < 2**16, "port", self.port, "in 1..65535")
+
+
+VERB = Verb(Keys, options=())
+
+
+def main(request: Request[Keys]) -> int:
     """Serve the runs until interrupted.
 
     Returns:
@@ -42,26 +56,18 @@ def main(arguments: Sequence[str]) -> int:
         UserError: where nothing is logged, and for a port that is taken.
         ExecutionError: if the server does not start.
     """
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="entrain-bench ui",
-        description=f"Browse the runs in MLflow on {HOST}; prints where to look first.",
-    )
-    parser.add_argument("--results-dir", default="results", help="where runs are (default: results)")
-    parser.add_argument("--port", type=int, default=PORT, help=f"default: {PORT}")
-    options = parser.parse_args(arguments)
-    results = Results(Path(options.results_dir))
-    found = links(results, f"http://{HOST}:{options.port}")
+    port, results = request.keys.port, Results(Path(request.keys.results_dir))
+    found = links(results, f"http://{HOST}:{port}")
     if not found:
-        raise UserError(f"--results-dir={options.results_dir}: no runs are logged there; run some (make quick)")
-    _check_port(options.port)
-    command = server_command(results, options.port)
+        raise UserError(f"results_dir={results.root}: no runs are logged there; run some (make quick)")
+    _check_port(port)
+    command = server_command(results, port)
     # Whoever ends this process ends the server.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # A session of its own, so that it can be ended with what it starts.
     with subprocess.Popen(command, env=os.environ | QUIET, start_new_session=True, stdout=STDERR) as server:
         try:
-            _wait_for(server, options.port)
+            _wait_for(server, port)
             print("\n".join(found), flush=True)
             return server.wait()
         except KeyboardInterrupt:
@@ -95,13 +101,12 @@ def links(results: Results, base: str) -> list[str]:
 
 
 def _check_port(port: int) -> None:
-    require(0 < port < 2**16, "--port", port, "in 1..65535")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            raise UserError(f"--port={port}: must be free ({error.strerror})") from error
+            raise UserError(f"port={port}: must be free ({error.strerror})") from error
 
 
 def _wait_for(server: subprocess.Popen[bytes], port: int) -> None:

@@ -1,21 +1,21 @@
-"""``entrain-bench verify``: every committed result computed anew on this machine, every drift named."""
+"""``entrain-bench verify [KEY=VALUE ...]``: recompute all committed results and list every difference."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from entrain_bench.commands.outputs import make, reference_outputs
-from entrain_bench.commands.reference import changes, parse
+from entrain_bench.commands.reference import Committed, changes, reference_of
+from entrain_bench.config.grammar import Request, Verb
 from entrain_bench.records.records import Results
 from entrain_bench.run.study import Study
 
 EXIT_FAILED = 1
+VERB = Verb(Committed, options=())
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(request: Request[Committed]) -> int:
     """Run everything in a folder of its own and compare.
 
     Returns:
@@ -24,13 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UserError: for missing folders.
     """
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="entrain-bench verify",
-        description="Run all reference cells anew and compare table, figures' data, documents and the tables on pages "
-        "with the committed ones, to the last digit; ends with 1 and names every drift if there is one.",
-    )
-    reference, _ = parse(parser, arguments)
+    reference = reference_of(request.keys)
     wanted = reference_outputs()
     with TemporaryDirectory(prefix="entrain-bench-") as folder:
         study = Study(Results(Path(folder)))

@@ -4,52 +4,27 @@ from __future__ import annotations
 
 import re
 import sys
-from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from threading import Lock
-from typing import NoReturn
 
 import yaml
 from hydra import compose, initialize_config_module
-from hydra._internal.utils import get_args_parser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from entrain_bench.base.errors import UserError, unknown_choice
+from entrain_bench.base.errors import UserError, unknown_choice, unknown_key
 from entrain_bench.config.parts import read_parts
-from entrain_bench.config.schema import ConfigSchema
+from entrain_bench.config.schema import GROUP_KEYS, ConfigSchema
 from entrain_bench.config.tree import CONFIG_MODULE
 
 CONFIG_NAME = "config"
 LAUNCHER = "hydra/launcher"
 RAY_KEYS = ("num_cpus", "address")
 _COMPOSING = Lock()
-
-
-def parse_arguments(arguments: Sequence[str]) -> Namespace:
-    """Hydra's own command line; options and overrides may be mixed.
-
-    ``help`` is what is asked about, a group or a key, or the empty text; without ``--help`` None.
-
-    Raises:
-        UserError: for an unknown option.
-    """
-    asking = ArgumentParser(add_help=False, allow_abbrev=False)
-    asking.add_argument("--help", "-h", nargs="?", const="")
-    asked, rest = asking.parse_known_args(arguments)
-    parser = get_args_parser()
-
-    def fail(message: str) -> NoReturn:
-        raise UserError(message)
-
-    parser.error = fail  # type: ignore[method-assign]
-    parsed: Namespace = parser.parse_intermixed_args(rest)
-    parsed.help = asked.help
-    return parsed
 
 
 def add_config_dir(config_dir: str | None) -> list[str]:
@@ -95,6 +70,7 @@ def one_line_errors(
     except UserError:
         raise
     except MissingConfigException as error:
+        _refuse_path(str(error.missing_cfg_file))
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         if group == LAUNCHER and (extra := _missing_extra(name, error.options or ())):
             raise UserError(f"{group}={name}: not installed; pip install -e '.[{extra}]' adds it") from error
@@ -126,30 +102,45 @@ def _translate(error: Exception, overrides: Sequence[str], config_name: str, key
     return UserError(first_line(error))
 
 
+def _refuse_path(missing: str) -> None:
+    """Raise ``UserError`` if a group and its missing choice, with a slash between them, name a file."""
+    group, _, path = missing.partition("/")
+    if group in GROUP_KEYS and (Path(path).suffix or path.startswith(("/", "."))):
+        named = f"use --config-dir FOLDER {group}=NAME, with NAME.yaml in FOLDER/{group}"
+        use = f"use workload=trace workload.path={path}" if group == "workload" else named
+        raise UserError(f"{group}={path}: must be a name; {use}")
+
+
 def _unknown_key(key: str, overrides: Sequence[str], config_name: str, keys: Iterable[str]) -> UserError:
     """The error for a key that does not exist, with its siblings as choices."""
-    parent, _, name = key.rpartition(".")
+    parent = key.rpartition(".")[0]
     if parent == LAUNCHER.replace("/", "."):
         return _unknown_to_launcher(key, overrides)
-    siblings = keys
+    siblings = [*keys]
     if parent:
         try:
             # Choices of groups and the search path; other values may be unknown as well.
             rest = [text for text in overrides if "." not in text.partition("=")[0] or text.startswith("hydra.")]
             with in_tree():
                 node = OmegaConf.select(compose(config_name, overrides=rest), parent)
-            siblings = [str(k) for k in node if k != "_target_"] if isinstance(node, DictConfig) else []
+            siblings = [f"{parent}.{k!s}" for k in node if k != "_target_"] if isinstance(node, DictConfig) else []
         except (HydraException, OmegaConfBaseException):
             siblings = []
-    return unknown_choice(f"{parent}: key" if parent else "key", name, siblings)
+    return unknown_key(_given(key, overrides), siblings)
+
+
+def _given(key: str, overrides: Sequence[str]) -> str:
+    """The override of a key, as typed."""
+    return next((text for text in overrides if text.lstrip("+").startswith(f"{key}=")), key)
 
 
 def _unknown_to_launcher(key: str, overrides: Sequence[str]) -> UserError:
     """The error for a key that the launcher does not have: most likely the launcher itself was forgotten."""
-    given = next((text for text in overrides if text.lstrip("+").startswith(f"{key}=")), key)
     chosen = next((text for text in overrides if text.startswith(f"{LAUNCHER}=")), f"{LAUNCHER}=basic")
     other = "ray" if key.rpartition(".")[2] in RAY_KEYS else "joblib"
-    return UserError(f"{given}: {chosen} has no such key; add a launcher that has, such as {LAUNCHER}={other}")
+    return UserError(
+        f"{_given(key, overrides)}: {chosen} has no such key; add a launcher that has, such as {LAUNCHER}={other}"
+    )
 
 
 def _missing_extra(launcher: str, installed: Iterable[str]) -> str | None:

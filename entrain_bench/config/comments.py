@@ -72,7 +72,7 @@ def groups(config_dir: str | None = None) -> dict[str, dict[str, str]]:
         for root in _roots(config_dir):
             for path in sorted((root / key.name).rglob("*.yaml")):
                 group = path.parent.relative_to(root).as_posix()
-                found.setdefault(group, {})[path.stem] = _first_sentence(path)
+                found.setdefault(group, {})[path.stem] = first_sentence(path)
     return {group: dict(sorted(found[group].items())) for group in sorted(found)}
 
 
@@ -89,7 +89,7 @@ def text_of(group: str, choice: str, config_dir: str | None = None) -> str:
 
 def first_sentences(group: str) -> dict[str, str]:
     """The choices of a group, and the first sentence on each."""
-    return {path.stem: _first_sentence(path) for path in sorted((config_tree() / group).glob("*.yaml"))}
+    return {path.stem: first_sentence(path) for path in sorted((config_tree() / group).glob("*.yaml"))}
 
 
 def _roots(config_dir: str | None) -> list[Path]:
@@ -117,7 +117,7 @@ def _blocks(lines: Sequence[str]) -> Iterator[tuple[Key, list[Key]]]:
         yield key, inner
 
 
-def _first_sentence(path: Path) -> str:
+def first_sentence(path: Path) -> str:
     """What a choice's first comment says first; of one without comment the class that it names."""
     lines = [line for line in path.read_text().splitlines() if not line.startswith(PACKAGE)]
     comment = " ".join(line.removeprefix("#").strip() for line in lines[: _num_leading_comments(lines)])

@@ -84,9 +84,10 @@ class Composer:
         self.config_dir = config_dir
         self._search = add_config_dir(config_dir)
         self._folders = [config_tree(), *([Path(config_dir)] if config_dir else [])]
-        version = _tree_hash(config_dir)
-        self._store = Store("compositions", version)
-        self._known = KnownRuns(version)
+        # Hash of all that compositions depend on, besides their overrides.
+        self.version = _tree_hash(config_dir)
+        self._store = Store("compositions", self.version)
+        self._known = KnownRuns(self.version)
         self._by_group = False
         self._sweeps = False
 

@@ -76,8 +76,9 @@ def read_parts() -> None:
 
 
 def sources_stamp(text: str) -> str:
-    """A text that differs once any source file of the packages differs that the targets in some YAMLs are in."""
-    names = sorted({*re.findall(rf"{TARGET}: (\w+)\.", text)})
+    """A text that differs once any source file differs of the packages whose modules the targets in some YAMLs name."""
+    modules = {target.rpartition(".")[0] for target in re.findall(rf"{TARGET}: ([\w.]+)", text)}
+    names = sorted({module.rpartition(".")[0] or module for module in modules})
     specs = [spec for name in names if (spec := find_spec(name))]
     files = (
         file

@@ -147,11 +147,7 @@ class RunConfig:
         for key in ("belief_error", "belief_bias"):
             require(0 <= values[key] < 1, key, values[key], "in [0, 1)")
         require(0 <= values["action_noise"] <= 0.5, "action_noise", values["action_noise"], "in [0, 0.5]")
-        uri = values["mlflow_uri"]
-        require(
-            uri is None or uri.startswith(("http://", "https://")), "mlflow_uri", uri, "null or http(s)://host:port"
-        )
-        require(values["retry"] in (None, "failed"), "retry", values["retry"], "null or failed")
+        check_storage(values["mlflow_uri"], values["retry"])
         require(0 < values["memory_fraction"] <= 1, "memory_fraction", values["memory_fraction"], "in (0, 1]")
         known = ConfigSchema.__dataclass_fields__
         if unknown := sorted(set(map(str, values)) - set(known)):
@@ -177,6 +173,13 @@ class RunConfig:
         content["speed"] = asdict(self.speed)
         content |= {**asdict(self.framework), "freeze": [*self.framework.freeze]}
         return content
+
+
+def check_storage(mlflow_uri: str | None, retry: str | None) -> None:
+    """Raise ``UserError`` for values of these keys that are out of range."""
+    served = mlflow_uri is None or mlflow_uri.startswith(("http://", "https://"))
+    require(served, "mlflow_uri", mlflow_uri, "null or http(s)://host:port")
+    require(retry in (None, "failed"), "retry", retry, "null or failed")
 
 
 def plain_values(config: DictConfig, resolve: bool = True) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from entrain_bench.base.errors import UserError, unknown_choice
+from entrain_bench.base.errors import UserError
 from entrain_bench.config.command_line import add_config_dir, in_tree, one_line_errors
 from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import plain_values
@@ -85,13 +85,12 @@ class TraceCommand:
     run: tuple[str, ...]
 
 
-def compose_trace(overrides: Sequence[str], config_dir: str | None, given: Mapping[str, Any]) -> TraceCommand:
+def compose_trace(overrides: Sequence[str], config_dir: str | None) -> TraceCommand:
     """The scan that overrides describe.
 
     Args:
         overrides: ``key=value``; those of keys that a scan does not have are of the run that its summary is of.
         config_dir: a folder of the user's with further sources.
-        given: values of keys, in place of their overrides'.
 
     Raises:
         UserError: for unknown keys, unknown sources, wrong types and values out of range.
@@ -101,10 +100,8 @@ def compose_trace(overrides: Sequence[str], config_dir: str | None, given: Mappi
     keys = TraceSchema.__dataclass_fields__
     mine = [text for text in overrides if _group(text) in keys]
     run = tuple(text for text in overrides if _group(text) not in keys)
-    if unknown := [text for text in run if _group(text) not in RUN_KEYS]:
-        raise unknown_choice("key", unknown[0].partition("=")[0], [*keys, *RUN_KEYS])
     with one_line_errors([*search, *mine], CONFIG_NAME, keys), in_tree():
-        values = plain_values(hydra.compose(CONFIG_NAME, overrides=[*search, *mine])) | dict(given)
+        values = plain_values(hydra.compose(CONFIG_NAME, overrides=[*search, *mine]))
     missing = [key for key, value in values["source"].items() if value == MISSING]
     if missing:
         raise UserError(f"source.{missing[0]}: missing; {values['source']['_target_'].rpartition('.')[2]} needs it")

@@ -117,7 +117,7 @@ def decisions(
     job = replace(setting.job, cluster=seen(setting.job.cluster))
     profile = Profile(job, setting.truth, setting.source, config.seed, config.belief_error, config.belief_bias)
     layout = setting.strategy.plan(profile)
-    feed, made = Feed(replace(setting, job=job, profile=profile), layout, config.seed), list[Layout | Program]([layout])
+    feed, made = Feed(replace(setting, profile=profile), layout, config.seed), list[Layout | Program]([layout])
     for iteration in range(WATCHED_ITERATIONS):
         program, _ = feed.program(feed.batch(iteration))
         feed.observe(setting.executor.execute(program))

@@ -52,6 +52,28 @@ class Grid:
         panel.grid(visible=False, axis="x")
 
 
+def draw_bars(panel: Axes, grid: Grid, workload: str, table: pd.DataFrame, metric: str) -> None:
+    """Bars of a mean with its interval for every model and strategy of a workload.
+
+    Args:
+        panel: takes the bars.
+        grid: their places and colours.
+        workload: its name.
+        table: rows of ``tables.interval_over_seeds`` by workload, model and strategy.
+        metric: column of the mean.
+    """
+    own = table[table["workload"] == workload].set_index(["model", "strategy"]).to_dict("index")
+    for model, strategy, position in grid.places():
+        row = own.get((model, strategy), {"num_ok": 0, "status": "no cell"})
+        if not row["num_ok"]:
+            mark_gap(panel, position, grid.width, row["status"])
+            continue
+        panel.bar(position, row[metric], 0.9 * grid.width, color=grid.colours[strategy], zorder=2)
+        draw_interval(panel, position, row, metric)
+        mark_failed(panel, position, row)
+    grid.label_models(panel)
+
+
 def mark_gap(panel: Axes, position: float, width: float, status: str) -> None:
     """A hatched place with the reason, where a strategy has no result."""
     span = (position - 0.45 * width, position + 0.45 * width)

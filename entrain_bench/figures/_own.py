@@ -20,7 +20,7 @@ HASH_DIGITS = 8
 MAX_NAME = 60
 
 
-def own_sweeps(figure: str, experiment: str, overrides: Sequence[str]) -> Sweeps:
+def own_sweeps(figure: str, experiment: str, overrides: Sequence[str], config_dir: str | None = None) -> Sweeps:
     """The sweeps of a figure with overrides of the user's.
 
     An override takes the place of the figure's value for that key, and of those inside of it; what the figure says
@@ -30,11 +30,12 @@ def own_sweeps(figure: str, experiment: str, overrides: Sequence[str]) -> Sweeps
         figure: its name, for errors.
         experiment: its YAML.
         overrides: ``key=value``; several values for what is ``REPLACED``, or inside of it.
+        config_dir: a folder of the user's with further figures; None for none.
 
     Raises:
         UserError: for keys whose values the figure compares, for several values of others, and for what is no override.
     """
-    params, rows = params_of(experiment), rows_of(experiment)
+    params, rows = params_of(experiment, config_dir), rows_of(experiment, config_dir)
     compared = {key: value for key, value in params.items() if any(swept_keys([f"{key}={value}"]).values())}
     compared |= {key: "in its rows" for row in rows.values() for key in swept_keys(row)}
     given = swept_keys(overrides)
@@ -47,7 +48,8 @@ def own_sweeps(figure: str, experiment: str, overrides: Sequence[str]) -> Sweeps
     for label, row in (rows or {UNLABELLED: ()}).items():
         # What a row says goes before what the figure sweeps.
         own = swept_keys(row)
-        sweeps[label] = (*shown_in(experiment), *(text for key, text in merged.items() if key not in own), *row)
+        rest = [text for key, text in merged.items() if key not in own]
+        sweeps[label] = (*shown_in(experiment, config_dir), *rest, *row)
     return sweeps
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -18,33 +19,34 @@ type Sweeps = Mapping[str, SweepOverrides]
 UNLABELLED = ""
 
 
-def params_of(experiment: str) -> dict[str, str]:
+def params_of(experiment: str, config_dir: str | None = None) -> dict[str, str]:
     """Values that ``experiments/figure/<experiment>.yaml`` combines, by key, as on the command line."""
-    return {str(key): str(value) for key, value in _yaml(experiment)["hydra"]["sweeper"]["params"].items()}
+    return {str(key): str(value) for key, value in _yaml(experiment, config_dir)["hydra"]["sweeper"]["params"].items()}
 
 
-def shown_in(experiment: str) -> SweepOverrides:
+def shown_in(experiment: str, config_dir: str | None = None) -> SweepOverrides:
     """The override that has ``glob(*)`` find the strategies that it finds for a figure."""
-    return (f"+{SHOWN}=[{','.join(_figure(experiment).get('strategies', IN_FIGURES[:1]))}]",)
+    return (f"+{SHOWN}=[{','.join(_figure(experiment, config_dir).get('strategies', IN_FIGURES[:1]))}]",)
 
 
-def rows_of(experiment: str) -> dict[str, SweepOverrides]:
+def rows_of(experiment: str, config_dir: str | None = None) -> dict[str, SweepOverrides]:
     """Overrides of every row of ``experiments/figure/<experiment>.yaml`` by its label; empty if it has none.
 
     Raises:
         UserError: for a row that is not a list of overrides.
     """
-    rows = _figure(experiment).get("rows", {})
+    rows = _figure(experiment, config_dir).get("rows", {})
     for label, overrides in rows.items():
         listed = isinstance(overrides, list) and all(isinstance(text, str) for text in overrides)
         require(listed, f"figure.rows.{label}", overrides, "a list of overrides")
     return {str(label): tuple(overrides) for label, overrides in rows.items()}
 
 
-def sweeps_of(experiment: str) -> Sweeps:
+def sweeps_of(experiment: str, config_dir: str | None = None) -> Sweeps:
     """The sweeps of a figure."""
     own = f"figure={experiment}"
-    return {label: (own, *overrides) for label, overrides in rows_of(experiment).items()} or {UNLABELLED: (own,)}
+    rows = rows_of(experiment, config_dir)
+    return {label: (own, *overrides) for label, overrides in rows.items()} or {UNLABELLED: (own,)}
 
 
 def cells_of(sweeps: Sweeps, study: Study) -> Sequence[Cell] | Mapping[str, Sequence[Cell]]:
@@ -53,11 +55,20 @@ def cells_of(sweeps: Sweeps, study: Study) -> Sequence[Cell] | Mapping[str, Sequ
     return cells.get(UNLABELLED, cells)
 
 
-def _figure(experiment: str) -> dict[str, Any]:
-    values: dict[str, Any] = _yaml(experiment).get("figure", {})
+def drawing_of(path: Path) -> str:
+    """The figure whose module draws the sweep of a YAML of the user's; empty if none is named."""
+    values = yaml.safe_load(path.read_text()) or {}
+    return str((values.get("figure") or {}).get("drawing") or "")
+
+
+def _figure(experiment: str, config_dir: str | None) -> dict[str, Any]:
+    values: dict[str, Any] = _yaml(experiment, config_dir).get("figure") or {}
     return values
 
 
-def _yaml(experiment: str) -> dict[str, Any]:
-    values: dict[str, Any] = yaml.safe_load((config_tree() / "figure" / f"{experiment}.yaml").read_text())
+def _yaml(experiment: str, config_dir: str | None) -> dict[str, Any]:
+    folders = [config_tree(), *([Path(config_dir)] if config_dir else [])]
+    files = [file for folder in folders if (file := folder / "figure" / f"{experiment}.yaml").is_file()]
+    require(bool(files), "EXPERIMENT", experiment, "the name of a YAML in figure/")
+    values: dict[str, Any] = yaml.safe_load(files[0].read_text())
     return values

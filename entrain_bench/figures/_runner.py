@@ -1,60 +1,29 @@
-"""Figures as files: found, loaded, drawn, written."""
+"""Figures as files: loaded, drawn, written."""
 
 from __future__ import annotations
 
-import ast
-import importlib
 import os
-import pkgutil
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
-from typing import Any, Protocol, cast
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-import entrain_bench.figures as package
+from entrain_bench.answers.commands import command_line
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.base.files import write_atomically
 from entrain_bench.figures._accuracy import MEASURED, state_model_error
+from entrain_bench.figures._discover import FigureModule, module_of
 from entrain_bench.figures._rows import Sweeps, cells_of, sweeps_of
-from entrain_bench.figures._sidecar import command_of, sidecar
+from entrain_bench.figures._sidecar import sidecar
 from entrain_bench.figures._style import empty_figure, styled
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Results
 from entrain_bench.run.study import Output, Study, by_strategy
 
 # The last is the sidecar.
 SUFFIXES = ("pdf", "png", "csv", "json")
-
-
-class FigureModule(Protocol):
-    """A module that draws a figure; the package's docstring says what its members mean."""
-
-    EXPERIMENT: str
-    RUNS: bool
-    TIMELINES: bool
-
-    def load(self, cells: Any, results: Results) -> Any:
-        """The tidy data of the cells; raises ``UserError`` if there is none."""
-        ...
-
-    def draw(self, data: Any) -> tuple[Figure, pd.DataFrame]:
-        """The figure and the table of what it shows."""
-        ...
-
-
-def discover() -> dict[str, str]:
-    """Every figure and the first line of its docstring, without importing it."""
-    found = {}
-    for info in pkgutil.iter_modules(package.__path__):
-        if not info.name.startswith("_"):
-            source = (Path(package.__path__[0]) / f"{info.name}.py").read_text()
-            found[info.name] = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +47,16 @@ class Drawing:
         """What makes it."""
         runs = [*self.sweeps.values()] if self.module.RUNS else []
         files = [f"figures/{self.name}.{suffix}" for suffix in SUFFIXES]
-        return Output(self.name, runs, lambda study: draw_figure(self, study), files, self._timelines)
+        return Output(
+            self.name,
+            runs,
+            lambda study: draw_figure(self, study),
+            files,
+            self._timelines,
+            reads=[*self.sweeps.values()],
+            module=self.module.__name__,
+            details=self.command,
+        )
 
     def _timelines(self, study: Study) -> list[list[Cell]]:
         """The cells whose timelines it reads, as ``run_actions`` takes them."""
@@ -87,15 +65,10 @@ class Drawing:
         return [group for sweep in self.sweeps.values() for group in by_strategy(study.cells(*sweep))]
 
 
-def module_of(name: str) -> FigureModule:
-    """The module that draws a figure."""
-    return cast(FigureModule, importlib.import_module(f"{package.__name__}.{name}"))
-
-
-def figure_output(name: str) -> Output:
-    """The figure of that name."""
-    module = module_of(name)
-    return Drawing(name, module, sweeps_of(module.EXPERIMENT), ["figures", name]).output
+def figure_output(name: str, config_dir: str | None = None) -> Output:
+    """The figure of that name, of ours or of a folder of the user's."""
+    module, experiment = module_of(name, config_dir)
+    return Drawing(name, module, sweeps_of(experiment, config_dir), ["figures", name]).output
 
 
 def draw_figure(drawing: Drawing, study: Study) -> str:
@@ -117,7 +90,7 @@ def draw_figure(drawing: Drawing, study: Study) -> str:
         reason = problem
         files = render(lambda: empty_figure(reason))
     title = (module.__doc__ or "").partition("\n")[0]
-    files["json"] = sidecar(title, command_of(drawing.command, study.config_dir), cells)
+    files["json"] = sidecar(title, command_line(drawing.command, study.config_dir), cells)
     for suffix, content in files.items():
         write_atomically(study.results.root / "figures" / f"{drawing.name}.{suffix}", content)
     return problem

@@ -6,12 +6,11 @@ A file of its own and not a comment in the CSV: that one is read by whatever rea
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from entrain_bench.answers.cost_source import cost_source
-from entrain_bench.answers.labels import consecutive
+from entrain_bench.answers.text import consecutive
 from entrain_bench.records.cells import Cell
 
 
@@ -61,12 +60,6 @@ def described(
         "cost_source": dict(sorted(sources.items())),
     }
     return (json.dumps(content, indent=1) + "\n").encode()
-
-
-def command_of(arguments: Sequence[str], config_dir: str | None) -> str:
-    """The command that draws a figure, with the user's folder if there is one."""
-    folder = ["--config-dir", config_dir] if config_dir else []
-    return shlex.join(["entrain-bench", *arguments, *folder])
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

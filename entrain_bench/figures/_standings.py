@@ -1,4 +1,4 @@
-"""A sweep at a glance: iteration times of every strategy in every case, and the speed-ups of the fastest."""
+"""A sweep at a glance: iteration times of every strategy in every case, and the speedups of the fastest."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from entrain_bench.answers.cases import Case, Row
-from entrain_bench.answers.tracking.sweep import Sweep
+from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.case import Case, StrategyResult
+from entrain_bench.answers.text import times
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
     ENTRY_IN,
@@ -40,17 +41,17 @@ LABEL_IN, LABEL_SHARE = 0.13, 0.42
 LINE_LETTERS, MAX_LINES = 56, 3
 
 
-def standings_png(sweep: Sweep) -> bytes:
+def standings_png(answer: Answer) -> bytes:
     """The picture of a sweep; the same bytes for the same data."""
-    return small_png(lambda: draw(sweep))
+    return small_png(lambda: draw(answer))
 
 
-def draw(sweep: Sweep) -> Figure:
-    """Bars are means over seeds with 95 % intervals; above the best stands the speed-up over the baseline.
+def draw(answer: Answer) -> Figure:
+    """Bars are means over seeds with 95 % intervals; above the best stands the speedup over the baseline.
 
     The panel has the same height whatever stands around it.
     """
-    cases, colours = sweep.cases[:MAX_CASES], _colours(sweep)
+    cases, colours = answer.cases[:MAX_CASES], _colours(answer)
     names = _wrapped([*colours])
     narrow = len(cases) <= NARROW_CASES and len(names) <= NARROW_ROWS * _columns(names, SINGLE_COLUMN_IN)
     width_in = SINGLE_COLUMN_IN if narrow else DOUBLE_COLUMN_IN
@@ -58,25 +59,26 @@ def draw(sweep: Sweep) -> Figure:
     bar_in = FILLED * width_in / len(cases) / len(colours)
     for place, case in enumerate(cases):
         named = case.best if bar_in >= LABEL_IN else case.best[:1]
-        labelled = {sweep.variant(case.contenders[own]) for own in named}
-        rows = {sweep.variant(row.contender): row for row in case.rows}
+        labelled = {answer.variant(case.groups[own]) for own in named}
+        rows = {answer.variant(row.group): row for row in case.results}
         _draw_case(panel, place, rows, {name: _label(case, rows[name]) for name in labelled}, colours)
     panel.set_ylabel("Iteration time (s)")
     panel.set_ylim(0.0, _top(cases))
     panel.grid(visible=False, axis="x")
-    panel.set_title(_left_out(sweep), color=FAINT)
-    _name_cases(panel, [sweep.case_name(case) for case in cases], width_in)
+    panel.set_title(_left_out(answer), color=FAINT)
+    _name_cases(panel, [answer.case_name(case) for case in cases], width_in)
     patches = [Patch(facecolor=colour, label=name) for name, colour in zip(names, colours.values(), strict=True)]
     figure.legend(handles=patches, loc="outside upper center", ncols=_columns(names, width_in))
-    # All but the panel is as high as its texts are.
-    figure.draw_without_rendering()
-    figure.set_figheight(ROOMY_IN + PANEL_IN - panel.get_window_extent().height / figure.dpi)
+    # All but the panel is as high as its texts are; a label at the panel's end depends on its height a little.
+    for _ in range(2):
+        figure.draw_without_rendering()
+        figure.set_figheight(figure.get_figheight() + PANEL_IN - panel.get_window_extent().height / figure.dpi)
     return figure
 
 
-def _left_out(sweep: Sweep) -> str:
+def _left_out(answer: Answer) -> str:
     """What the picture does not show; empty if it shows all."""
-    counts = {"strategies": (MAX_VARIANTS, len(sweep.variants)), "cases": (MAX_CASES, len(sweep.cases))}
+    counts = {"strategies": (MAX_VARIANTS, len(answer.variants)), "cases": (MAX_CASES, len(answer.cases))}
     cut = [f"{shown} of {there} {what}" for what, (shown, there) in counts.items() if there > shown]
     return f"{' and '.join(cut)}; table.csv has all" if cut else ""
 
@@ -106,9 +108,9 @@ def _name_cases(panel: Axes, names: Sequence[str], width_in: float) -> None:
         panel.tick_params(axis="x", labelrotation=90)
 
 
-def _colours(sweep: Sweep) -> dict[str, Colour]:
+def _colours(answer: Answer) -> dict[str, Colour]:
     """A colour for each variant: its strategy's, where no other variant has that."""
-    return dict(_apart(_wanted_colours(sweep)))
+    return dict(_apart(_wanted_colours(answer)))
 
 
 def _apart(colours: Mapping[str, Colour]) -> Iterator[tuple[str, Colour]]:
@@ -119,16 +121,20 @@ def _apart(colours: Mapping[str, Colour]) -> Iterator[tuple[str, Colour]]:
         taken.add(colour)
 
 
-def _wanted_colours(sweep: Sweep) -> dict[str, Colour]:
-    shown = sweep.variants[:MAX_VARIANTS]
-    orders = {row.contender.strategy: row.contender.display_order for row in sweep.rows}
+def _wanted_colours(answer: Answer) -> dict[str, Colour]:
+    shown = answer.variants[:MAX_VARIANTS]
+    orders = {row.group.strategy: row.group.display_order for row in answer.results}
     if {*shown} <= {*orders}:
         return strategy_colours({name: None if orders[name] is None else int(orders[name] or 0) for name in shown})
     return palette(shown)
 
 
 def _draw_case(
-    panel: Axes, place: int, rows: Mapping[str, Row], labels: Mapping[str, str], colours: Mapping[str, Colour]
+    panel: Axes,
+    place: int,
+    rows: Mapping[str, StrategyResult],
+    labels: Mapping[str, str],
+    colours: Mapping[str, Colour],
 ) -> None:
     width = FILLED / len(colours)
     for step, (variant, colour) in enumerate(colours.items()):
@@ -142,13 +148,13 @@ def _draw_case(
         panel.text(position, time.high, f"  {text}", ha="center", va="bottom", rotation=90, color=INK)
 
 
-def _label(case: Case, row: Row) -> str:
-    gain = row.standing.speedup if row.contender.strategy != case.baseline else None
-    return f"best, {gain.mean:.2f}\N{MULTIPLICATION SIGN}" if gain else "best"
+def _label(case: Case, row: StrategyResult) -> str:
+    gain = row.standing.speedup if row.group.strategy != case.baseline else None
+    return f"best, {times(gain.mean)}" if gain else "best"
 
 
 def _top(cases: Sequence[Case]) -> float:
     """Where the panel ends, in seconds: above all bars, and above the labels of the best."""
-    times = [(row.standing.time, row.best) for case in cases for row in case.rows if row.standing.time]
-    ends = [time.high / (1.0 - LABEL_SHARE if best else 0.95) for time, best in times]
+    found = [(row.standing.time, row.best) for case in cases for row in case.results if row.standing.time]
+    ends = [time.high / (1.0 - LABEL_SHARE if best else 0.95) for time, best in found]
     return max(ends, default=1.0)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from entrain_bench.answers.tables import interval_over_seeds, run_table
-from entrain_bench.figures._bars import Grid, draw_interval, interval_handle, mark_failed, mark_gap
+from entrain_bench.figures._bars import Grid, draw_bars, interval_handle
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels, strategy_handles
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
@@ -32,19 +32,10 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """A panel a trace, bars of the strategies side by side for every model."""
     grid = Grid.of(data)
     table = interval_over_seeds(data, CASE, "bubble_ratio")
-    cases = table.set_index(CASE).to_dict("index")
     figure, axes = panels(1, len(grid.workloads), DOUBLE_COLUMN_IN, 1.8, sharey=True)
     for panel, workload in zip(axes, grid.workloads, strict=True):
-        for model, strategy, position in grid.places():
-            row = cases.get((workload, model, strategy), {"num_ok": 0, "status": "no cell"})
-            if not row["num_ok"]:
-                mark_gap(panel, position, grid.width, row["status"])
-                continue
-            panel.bar(position, row["bubble_ratio"], 0.9 * grid.width, color=grid.colours[strategy], zorder=2)
-            draw_interval(panel, position, row, "bubble_ratio")
-            mark_failed(panel, position, row)
+        draw_bars(panel, grid, workload, table, "bubble_ratio")
         panel.set_title(grid.workloads[workload])
-        grid.label_models(panel)
     axes[0].set_ylim(0, 1)
     axes[0].yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     axes[0].set_ylabel("Idle share of GPU time")

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from entrain_bench.answers.tables import interval_over_seeds, run_table
-from entrain_bench.figures._bars import Grid, draw_interval, interval_handle, mark_failed, mark_gap
+from entrain_bench.figures._bars import Grid, draw_bars, interval_handle
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, NUMBER_FORMAT, legend_above, panels, strategy_handles
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
@@ -37,16 +37,7 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     figure, axes = panels(len(METRICS), len(grid.workloads), DOUBLE_COLUMN_IN, 3.2, sharex=True)
     for place, panel in enumerate(axes):
         metric, workload = list(METRICS)[place // len(grid.workloads)], [*grid.workloads][place % len(grid.workloads)]
-        cases = tables[metric].set_index(CASE).to_dict("index")
-        for model, strategy, position in grid.places():
-            row = cases.get((workload, model, strategy), {"num_ok": 0, "status": "no cell"})
-            if not row["num_ok"]:
-                mark_gap(panel, position, grid.width, row["status"])
-                continue
-            panel.bar(position, row[metric], 0.9 * grid.width, color=grid.colours[strategy], zorder=2)
-            draw_interval(panel, position, row, metric)
-            mark_failed(panel, position, row)
-        grid.label_models(panel)
+        draw_bars(panel, grid, workload, tables[metric], metric)
         panel.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
         panel.yaxis.set_major_formatter(NUMBER_FORMAT)
         if place < len(grid.workloads):

@@ -21,7 +21,7 @@ from matplotlib.patheffects import withStroke
 
 from entrain_bench.answers.labels import families
 from entrain_bench.answers.tables import over_seeds, run_table
-from entrain_bench.answers.words import TIME_WORDS
+from entrain_bench.answers.text import TIME_WORDS
 from entrain_bench.figures._bars import Grid
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, legend_above, panels
 from entrain_bench.records.cells import Cell

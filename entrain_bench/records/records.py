@@ -259,6 +259,10 @@ class Results:
     def _index(self) -> Index:
         return Index(self.root)
 
+    @cached_property
+    def _runs(self) -> str:
+        return str(self.root / "runs")
+
     def __reduce__(self) -> tuple[type[Results], tuple[Path]]:
         """Processes that run cells read few records."""
         return Results, (self.root,)
@@ -289,16 +293,16 @@ class Results:
 
     def read(self, key: str) -> Record | None:
         """The record of a key; None if there is none."""
-        path = self.record_path(key)
         try:
-            row = self._index.row(key, str(path))
+            # As ``record_path``, in a tenth of the time.
+            row = self._index.row(key, f"{self._runs}/{key}.json", f"{self._runs}/{key[:SHARD]}/{key}.json")
         except BAD as error:
-            raise _no_record(path, error) from error
+            raise _no_record(self.record_path(key), error) from error
         if row is None:
             return None
         known = self._records.get(key)
         if known is None or known[0] is not row:
-            known = self._records[key] = row, _record_of(row.values, path)
+            known = self._records[key] = row, _record_of(row.values, self.record_path(key))
         return known[1]
 
     def digest(self, key: str) -> str:
@@ -307,10 +311,13 @@ class Results:
         known = self._records.get(key)
         return known[0].digest if known else ""
 
-    def load(self) -> dict[str, str]:
-        """Read what is known of all records, at once; returns the paths of their files by key."""
+    def load(self) -> None:
+        """Read what is known of all records, at once."""
         self._index.load()
-        return record_files(self.root / "runs")
+
+    def keep(self) -> None:
+        """Write down what was read of records, for the next process."""
+        self._index.save(record_files(self.root / "runs"))
 
     def is_left_alone(self, key: str, retry_failed: bool) -> bool:
         """Whether there is a record of a key that a sweep passes by; ``retry_failed``: also failed ones run again."""
@@ -343,7 +350,8 @@ class Results:
 
     def records(self) -> list[Record]:
         """All readable records, in the order of tables; a warning names the others."""
-        found, files = [], self.load()
+        self.load()
+        found, files = [], record_files(self.root / "runs")
         for key in files:
             try:
                 found.append(self.read(key))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
@@ -158,6 +159,24 @@ def plan_of(setting: Setting, config: RunConfig, plans: Plans | None) -> Plan:
     return plan
 
 
+# Classes of the parts of strategies whose compiled loops this process has loaded.
+_warm: set[tuple[type, ...]] = set()
+
+
+def warm_up(strategy: Strategy, layout: Layout, profile: Profile) -> None:
+    """Make a program that nobody asked for, once in a process: the first call loads what later ones only run.
+
+    Nothing else depends on it: neither later draws nor what is wrong with its batch.
+    """
+    parts = type(strategy.assigner), type(strategy.scheduler)
+    if parts not in _warm:
+        place = profile.place
+        with suppress(UserError):
+            strategy.program(profile.draw(profile.job.global_batch), layout, profile)
+        profile.go_back(place)
+        _warm.add(parts)
+
+
 def run_experiment(
     config: RunConfig,
     progress: Callable[[int], None] = lambda _: None,
@@ -188,8 +207,7 @@ def run_experiment(
     plan = plan_of(setting, config, plans if source is None else None)
     layout = plan.layout
     check_layout(layout, job.model, job.cluster)
-    # Once unmeasured: the first call compiles what later ones only run.
-    strategy.program(profile.draw(job.global_batch), layout, profile)
+    warm_up(strategy, layout, profile)
     feed = Feed(setting, layout, config.seed)
     upcoming = feed.program(feed.batch(0))
     measured, frame = [], None

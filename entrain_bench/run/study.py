@@ -11,6 +11,7 @@ from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import Identifier
 from entrain_bench.records.records import Results, labels_of
 from entrain_bench.run.cells import Done, run_cells
+from entrain_bench.run.stamps import Stamp, hash_of_inputs, read_stamp, write_stamp
 
 type SweepOverrides = tuple[str, ...]
 
@@ -61,6 +62,10 @@ class Output:
         write: brings its files up to date and returns what is missing from it, if anything.
         committed: of its files those that are kept with the code, by their paths in the folder of results.
         timelines: the cells whose timelines it reads, in groups: of each group the first cell that has one.
+        files: of its files the others, by their paths; an output without any file is always written.
+        reads: further sweeps, of which it reads configurations alone.
+        module: whose code writes it; that of ``write`` if empty.
+        details: whatever else its files depend on.
     """
 
     name: str
@@ -68,6 +73,28 @@ class Output:
     write: Callable[[Study], str]
     committed: Sequence[str] = ()
     timelines: Callable[[Study], Iterable[Sequence[Cell]]] = lambda _: ()
+    files: Sequence[str] = ()
+    reads: Sequence[SweepOverrides] = ()
+    module: str = ""
+    details: Sequence[str] = ()
+
+    def bring_up_to_date(self, study: Study) -> str:
+        """Write the files unless they are as they would be; returns what is missing from them, if anything."""
+        files, inputs = (*self.committed, *self.files), self._inputs(study)
+        stamp = read_stamp(study.results, self.name)
+        if files and inputs and stamp == Stamp.of(inputs, files, study.results.root):
+            return ""
+        problem = self.write(study)
+        if files and not problem:
+            write_stamp(study.results, self.name, Stamp.of(inputs, files, study.results.root))
+        return problem
+
+    def _inputs(self, study: Study) -> str:
+        module = self.module or getattr(self.write, "func", self.write).__module__
+        details = [self.name, study.composer.version, study.config_dir or "", *self.details]
+        sweeps = (study.cells(*sweep) for sweep in (*self.sweeps, *self.reads))
+        shown = (cell for group in self.timelines(study) for cell in group)
+        return hash_of_inputs(module, details, sweeps, shown, study.results)
 
 
 def by_strategy(cells: Iterable[Cell]) -> list[list[Cell]]:
@@ -115,15 +142,21 @@ def bring_up_to_date(
         Each output once it is written, and what is missing from it.
     """
     waiting, tried = [*outputs], dict[str, bool]()
+    study.results.load()
     while waiting:
         lacking = [_lacking(output, study, retry_failed, tried) for output in waiting]
+        study.results.keep()
         missing = dict[str, Cell]()
         for cells in lacking:
-            for key, cell in cells.items():
+            for key, cell in sorted(cells.items(), key=lambda one: _job_of(one[1])):
                 missing[key] = replace(cell, timeline=cell.timeline or (key in missing and missing[key].timeline))
         tried |= {key: cell.timeline for key, cell in missing.items()}
         study.composer.save()
-        yield from ((output, output.write(study)) for output, cells in zip(waiting, lacking, strict=True) if not cells)
+        yield from (
+            (output, output.bring_up_to_date(study))
+            for output, cells in zip(waiting, lacking, strict=True)
+            if not cells
+        )
         waits = [(output, {*cells}) for output, cells in zip(waiting, lacking, strict=True) if cells]
         waiting = []
         for done in run_cells(missing.values(), study.results, num_processes):
@@ -134,7 +167,7 @@ def bring_up_to_date(
                 elif _lacking(output, study, retry_failed, tried):
                     waiting.append(output)
                 else:
-                    yield output, output.write(study)
+                    yield output, output.bring_up_to_date(study)
 
 
 def _lacking(output: Output, study: Study, retry_failed: bool, tried: Mapping[str, bool]) -> dict[str, Cell]:
@@ -167,3 +200,8 @@ def _lacking(output: Output, study: Study, retry_failed: bool, tried: Mapping[st
                 asked[cell.key] = cell
             break
     return lacking | asked
+
+
+def _job_of(cell: Cell) -> tuple[str, ...]:
+    """What a cell has in common with others of its job: a worker that has run one of them knows half of the next."""
+    return tuple(sorted(text for text in cell.overrides if not text.startswith("strategy")))

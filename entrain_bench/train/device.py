@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from entrain_bench.base.errors import UserError
+from entrain_bench.base.hosttime import processor_name
 from entrain_bench.train.settings import TrainSettings
 
 
@@ -49,10 +49,7 @@ def device_name(device: torch.device) -> str:
     """What the device is called by its maker."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    return processor_name() or platform.machine()
 
 
 def dtype_on(device: torch.device, name: str = "auto") -> torch.dtype:

@@ -10,7 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrain_bench.answers.comparison import Comparison, Times, baseline_of, compare, overall, with_result
+from entrain_bench.answers.comparison import (
+    AS_GOOD,
+    BEHIND,
+    FAILED,
+    FASTEST,
+    OPEN,
+    Comparison,
+    Times,
+    baseline_of,
+    compare,
+    overall,
+    with_result,
+)
 from entrain_bench.answers.statistics import ratio_interval
 from entrain_bench.base.arithmetic import decisive
 
@@ -116,7 +128,8 @@ def test_without_a_reference_there_is_no_speedup() -> None:
 
 def test_a_seed_that_others_have_is_lacking() -> None:
     found = beside({"one": {0: 1.0}, "other": {0: 2.0, 1: 2.0}}, "other")
-    assert found.best == ["other"]
+    # Twice as fast where both ran: the lost seed of the one does not make the other the fastest.
+    assert found.best == ["one"]
     assert {*overall([found])} == {"other"}
 
 
@@ -124,3 +137,44 @@ def test_the_baseline_is_the_first_by_display_order_then_by_name() -> None:
     assert baseline_of({"b": None, "a": None, "c": 1, "d": 0}) == "d"
     assert baseline_of({"b": None, "a": None}) == "a"
     assert baseline_of({"b": 1, "a": 1}) == "a"
+
+
+def verdicts(**times: Times) -> dict[str, str]:
+    found = compare(times, {})
+    return {name: found.standings[name].verdict for name in found.ranked}
+
+
+def seeded(*seconds: float | None) -> Times:
+    return dict(enumerate(seconds))
+
+
+def test_with_one_seed_nothing_is_as_good() -> None:
+    assert verdicts(a=seeded(1.0), b=seeded(1.0), c=seeded(1.001)) == {"a": FASTEST, "b": BEHIND, "c": BEHIND}
+
+
+def test_nothing_more_than_five_percent_slower_is_as_good() -> None:
+    noisy = seeded(1.0, 3.0, 1.0)
+    assert verdicts(a=seeded(1.5, 1.5, 1.5), b=noisy) == {"a": FASTEST, "b": BEHIND}
+    near = seeded(1.4, 1.7, 1.6)
+    assert verdicts(a=seeded(1.5, 1.5, 1.5), b=near) == {"a": FASTEST, "b": AS_GOOD}
+
+
+def test_every_pair_is_compared_at_the_seeds_that_both_ran() -> None:
+    # A quick look at seed 0, then three seeds of two: nobody is left out, and more seeds do not win by themselves.
+    found = verdicts(a=seeded(2.0, 2.1, 2.2), b=seeded(1.0, 1.1, 1.1), c=seeded(3.0), d=seeded(0.5))
+    assert found == {"d": FASTEST, "b": BEHIND, "a": BEHIND, "c": BEHIND}
+    assert verdicts(a=seeded(2.0, 2.1, 2.2), b=seeded(1.0, 1.1, 1.1), c=seeded(3.0))["c"] == BEHIND
+
+
+def test_who_lost_runs_and_might_win_leaves_it_open() -> None:
+    whole = {seed: 1.0 + seed / 100 for seed in range(4)}
+    found = compare({"a": whole, "b": {0: 0.99, 1: 1.02}}, {})
+    assert (found.best, found.with_verdict(OPEN)) == ([], ["b"] if found.ranked[0] == "a" else ["a"])
+    # Lost runs decide nothing where it is far behind, or shares no seed.
+    assert compare({"a": whole, "b": {0: 2.0, 1: 2.1}}, {}).best == ["a"]
+    assert compare({"a": whole, "b": {9: 2.0}}, {}).best == []
+
+
+def test_who_failed_cannot_win() -> None:
+    assert verdicts(a=seeded(1.0, None), b=seeded(2.0, 2.0)) == {"b": FASTEST, "a": FAILED}
+    assert compare({"a": seeded(1.0, None)}, {}).best == []

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from entrain_bench.answers.cases import cases_of
+from entrain_bench.answers.case import cases_of, groups_of, swept_paths
 from entrain_bench.answers.console_table import summary
-from entrain_bench.answers.contenders import contenders_of, swept_paths
 from entrain_bench.answers.tables import compared
 from entrain_bench.records.leaves import flatten
 from entrain_bench.records.records import Record
@@ -57,7 +56,7 @@ def table(records: Sequence[Record], width: int = WIDE) -> tuple[list[str], list
     shown = lines(records, width)
     (rule,) = (place for place, line in enumerate(shown) if line.startswith("───"))
     rows = [line for line in shown[rule + 1 :] if line]
-    return [shown[rule - 1]], rows[: len(contenders_of(records))]
+    return [shown[rule - 1]], rows[: len(groups_of(records))]
 
 
 VALUES = st.sampled_from([None, True, 1, 1.0, 2, "1", "None", "null", "a b", "a  b", "", [1, 2], [], "2x"])
@@ -87,7 +86,7 @@ RUNS = st.builds(
 @given(st.lists(RUNS, min_size=1, max_size=12), st.integers(60, 200))
 @settings(max_examples=150, deadline=None)
 def test_no_label_is_cut_and_no_two_rows_look_alike(records: list[Record], width: int) -> None:
-    cases = contenders_of(records)
+    cases = groups_of(records)
     apart = {
         repr([record.labels[name] for name in record.labels if name != "seed"])
         + repr(sorted((path, repr(value)) for path, value in flatten(record.config).items() if path != "seed"))
@@ -126,14 +125,16 @@ def test_bold_are_those_that_the_documents_print_in_bold(times: dict[str, list[f
     assert {*bold} == {*expected}
     (case,) = cases_of(records)
     # No order hangs on a last digit.
-    shown = [row.standing.time.mean for row in case.rows if row.standing.time]
+    shown = [row.standing.time.mean for row in case.results if row.standing.time]
     assert shown == pytest.approx(sorted(sum(each) / 3 for each in times.values()), rel=1e-9)
 
 
 def test_degrees_asked_of_several_strategies_make_a_case_of_their_own() -> None:
     times = {("megatron", 2): 3.0, ("entrain", 2): 2.0, ("megatron", 4): 1.0, ("entrain", 4): 2.0}
     records = [made(name, time=time, config={"layout": {"tp": tp}}) for (name, tp), time in times.items()]
-    assert lines(records)[-1].startswith("Fastest: entrain on tp=2 (1.50x megatron); megatron on tp=4.")
+    said = " ".join(lines(records))
+    assert "entrain is the fastest of 2 of 20 strategies on tp=2 (1.50x over megatron)." in said
+    assert "megatron is the fastest of 2 of 20 strategies on tp=4." in said
 
 
 def test_without_megatron_the_first_in_figures_is_the_baseline() -> None:
@@ -141,7 +142,7 @@ def test_without_megatron_the_first_in_figures_is_the_baseline() -> None:
         made(name, time=1.0 + place, config={"strategy": {"display_order": place}})
         for place, name in enumerate(("dip", "dflop"))
     ]
-    assert "speed-up: over dip, seed by seed" in lines(ordered)[1]
+    assert "speedup: over dip, seed by seed" in lines(ordered)[1]
     assert lines(ordered[:1])[1].split()[0] == "strategy", "a single strategy has nothing to be compared with"
 
 
@@ -149,8 +150,8 @@ def test_what_all_have_in_common_stands_above_the_table() -> None:
     records = [*seeds("megatron", [2.0, 2.2]), *seeds("entrain", [1.0, 1.1])]
     first, legend, heading, *_ = lines(records)
     assert first == "workload coco, model qwen25vl_llama3_1b, cluster a40x64, harness simulate, seeds 0, 1"
-    assert "speed-up: over megatron, seed by seed" in legend
-    assert heading.split() == ["strategy", "s/iter", "±", "speed-up", "95%", "MFU", "%", "peak", "GiB"]
+    assert "speedup: over megatron, seed by seed" in legend
+    assert heading.split() == ["strategy", "s/iter", "±", "speedup", "95%", "MFU", "%", "peak", "GiB"]
 
 
 def test_speedups_are_over_the_baseline_of_the_same_job_at_the_same_seeds() -> None:
@@ -163,9 +164,9 @@ def test_speedups_are_over_the_baseline_of_the_same_job_at_the_same_seeds() -> N
         *seeds("entrain", [1.0, 1.0], workload="chartqa"),
     ]
     found = {
-        (case.job["workload"], row.contender.strategy): row.standing.speedup
+        (case.job["workload"], row.group.strategy): row.standing.speedup
         for case in cases_of(records)
-        for row in case.rows
+        for row in case.results
     }
     # Geometric: 2 x and 4 x.
     both = found["coco", "entrain"]
@@ -181,10 +182,10 @@ def test_speedups_are_over_the_baseline_of_the_same_job_at_the_same_seeds() -> N
         ["entrain", "chartqa"],
         ["entrain", "coco"],
         ["megatron", "coco"],
-        ["entrain", "sroie"],
         ["megatron", "sroie"],
+        ["entrain", "sroie"],
     ]
-    assert "1/2" in rows[3]
+    assert "1/2" in rows[4], "whoever failed cannot win"
 
 
 def test_metrics_come_by_priority_as_the_width_allows() -> None:
@@ -202,8 +203,8 @@ def test_metrics_come_by_priority_as_the_width_allows() -> None:
         shown[width] = re.split(r"  +", heading)
         assert max(len(row) for row in rows) <= width
     assert shown[60] == ["strategy", "workload", "model", "s/iter"]
-    assert shown[70] == [*shown[60], "speed-up"]
-    assert shown[80] == [*shown[60], "±", "speed-up"]
+    assert shown[70] == [*shown[60], "speedup"]
+    assert shown[80] == [*shown[60], "±", "speedup"]
     assert shown[200] == [*shown[80], "95%", "MFU %", "peak GiB"]
     assert {*shown[80]} < {*shown[100]} < {*shown[200]} == {*shown[140]}
 
@@ -237,8 +238,11 @@ def test_degrees_of_one_job_are_compared_and_jobs_are_not() -> None:
     ]
     _, rows = table(records)
     assert [row.split()[:2] for row in rows] == [["4", "0.7"], ["2", "0.7"], ["2", "1.3"], ["4", "1.3"]]
-    last = lines(records)[-1]
-    assert last == "Fastest: tp=4 on gemm=0.7; tp=2 on gemm=1.3. With one seed, chance is not ruled out."
+    assert lines(records)[-3:] == [
+        "entrain tp=4 is the fastest of 2 variants on gemm=0.7.",
+        "entrain tp=2 is the fastest of 2 variants on gemm=1.3.",
+        "With one seed, chance is not ruled out.",
+    ]
 
 
 def test_the_last_line_says_who_won_where_and_what_has_no_result() -> None:
@@ -251,15 +255,15 @@ def test_the_last_line_says_who_won_where_and_what_has_no_result() -> None:
         *seeds("dip", [3.0, 3.0], workload="sroie"),
         made("dip", 2, status="skipped", workload="sroie"),
     ]
-    *_, failed, skipped, last = lines(records)
+    said = lines(records)
+    start = next(place for place, line in enumerate(said) if line.startswith("failed: "))
+    failed, skipped, one, other = said[start : start + 4]
+    last = said[-1]
     assert failed == "failed: dip coco, 3 of 3 runs (seeds 0 to 2): too large at seed 0"
     assert skipped == "skipped: dip sroie, 1 of 3 runs (seed 2): too large at seed 2"
-    assert last == (
-        "Fastest: entrain on coco (1.99x megatron); entrain or megatron on sroie (no significant difference). "
-        "Of 18 runs 3 failed (seeds 0 to 2) and 1 was skipped (seed 2)."
-    )
-    only = [record for record in records if record.labels["workload"] == "coco"]
-    assert lines(only)[-1].startswith("Fastest: entrain (1.99x megatron). Of 9 runs 3 failed")
+    assert one == "entrain is the fastest of 3 of 20 strategies on coco (1.99x (1.97 to 2.01) over megatron)."
+    assert other == "megatron is the fastest of 3 of 20 strategies on sroie. As good: entrain."
+    assert last == "Of 18 runs 3 failed (seeds 0 to 2) and 1 was skipped (seed 2)."
 
 
 def test_one_run_and_none_that_succeeded() -> None:
@@ -291,11 +295,11 @@ def test_what_failed_alike_is_named_once() -> None:
         for name in names
         for seed in (0, 1)
     ]
-    *_, skipped, last = lines([*records, *audio])
+    said = lines([*records, *audio])
+    (skipped,), last = [line for line in said if line.startswith("skipped: ")], said[-1]
     assert skipped == "skipped: librispeech, 10 of 10 runs (seeds 0, 1): audio"
-    assert last.startswith(
-        "Fastest: dflop or dip or disttrain or entrain or 1 more on coco (no significant difference)."
-    )
+    assert last == "Of 20 runs 10 were skipped (seeds 0, 1)."
+    assert any(line.startswith("No strategy has all its results on librispeech.") for line in said)
     # Not all at librispeech: each by its name.
     shown = lines([*records, *audio[2:], *seeds("megatron", [1.0, 1.0], workload="librispeech")])
     assert sum(line.startswith("skipped: ") for line in shown) == len(names) - 1

@@ -12,7 +12,9 @@ from scipy import stats
 
 from entrain_bench.answers.statistics import (
     Best,
+    Doubt,
     Interval,
+    degrees_of_freedom,
     kendall_tau,
     mean_interval,
     not_worse,
@@ -53,6 +55,31 @@ def test_a_single_value_has_no_interval() -> None:
     assert not Interval(2.0, 1.0, 3.0, 2).excludes(1.0)
 
 
+@pytest.mark.parametrize(
+    ("values", "batches", "doubt"),
+    [
+        # 24 batches of at least four seeds are enough.
+        ([1.0, 1.1, 0.9, 1.0], 6, None),
+        ([1.0, 1.1, 0.9, 1.0], 5, Doubt.FEW_BATCHES),
+        ([1.0, 1.1, 0.9], 16, Doubt.FEW_BATCHES),
+        ([1.0], 1, None),
+        # The ends are 0.1 and 0.6 from the median, then 0.1 and 0.61; the same below.
+        ([1.0, 1.0, 0.9, 1.0, 1.05, 0.95, 1.0, 1.6], 4, None),
+        ([1.0, 1.0, 0.9, 1.0, 1.05, 0.95, 1.0, 1.61], 4, Doubt.LONG_BATCHES),
+        ([1.0, 1.0, 1.1, 1.0, 1.05, 0.95, 1.0, 0.39], 4, Doubt.LONG_BATCHES),
+        ([1.0, 0.9, 1.0, 1.05, 0.95, 1.0, 1.61], 4, None),
+        ([1.0] * 7 + [3.0], 4, Doubt.LONG_BATCHES),
+        # The last digits are no outlier.
+        ([1.0] * 7 + [1.0 + 1e-12], 4, None),
+    ],
+)
+def test_which_intervals_are_doubted(values: list[float], batches: int, doubt: Doubt | None) -> None:
+    found = mean_interval(values, batches)
+    assert (found.doubt, found.trusted) == (doubt, doubt is None)
+    scaled = [math.exp(value) for value in values]
+    assert ratio_interval(scaled, [1.0] * len(values), batches).doubt == doubt
+
+
 def test_a_ratio_is_the_geometric_mean_of_the_pairs() -> None:
     # Half as fast once and twice as fast once is as fast.
     assert ratio_interval([1.0, 4.0], [2.0, 2.0]).mean == pytest.approx(1.0)
@@ -84,19 +111,86 @@ def test_chances_of_ratios_are_scipys(values: list[float], seed: int) -> None:
     assert ratio_chance(ratios.tolist(), others.tolist()) == pytest.approx(expected, abs=1e-6)
 
 
-def test_who_is_not_worse_than_the_best() -> None:
-    noise = [0.0, 0.1, -0.1, 0.05, -0.05, 0.2, -0.2, 0.0]
+def test_which_names_cannot_be_excluded_by_hand() -> None:
+    # Logarithms of a: 0; b: 0.1, 0.2, 0.3; c: b + 0.1 at every seed.
     times = {
-        "best": [10.0 + 5 * e for e in noise],
-        # The same seeds are slow for it: a little worse, and every time.
-        "worse": [10.1 + 5 * e for e in noise],
-        # Better at times.
-        "close": [10.1 - 5 * e for e in noise],
-        "twice": [20.0 + e for e in noise],
+        name: np.exp(own).tolist() for name, own in {"a": [0, 0, 0], "b": [0.1, 0.2, 0.3], "c": [0.2, 0.3, 0.4]}.items()
     }
-    assert not_worse(times) == Best(frozenset({"best"}), frozenset({"best", "close"}), known=True)
-    found = not_worse({"one": [3.0, 4.0], "same": [3.0, 4.0 * (1 + 1e-12)], "other": [3.1, 5.0]})
-    assert found == Best(frozenset({"one", "same"}), frozenset({"one", "same", "other"}), known=True)
+    # a and b, a and c: standard error 0.1 / sqrt(3); b and c: 0. So c is slower than b without a doubt. Then b over a
+    # has t = 0.2 / 0.0577 = 3.46 with two degrees of freedom: p = 0.0371, over two ordered pairs 0.0742.
+    assert not_worse(times) == Best(frozenset("a"), frozenset("ab"), known=True)
+    assert not_worse(times, 0.075).best == frozenset("a")
+    assert not_worse(times, 0.074).best == frozenset("ab")
+
+
+def test_the_mean_variance_of_all_pairs_moderates_a_small_one() -> None:
+    # Differences to a of 0.1, with a standard error of 0.01 for b, and of 1 for c and d, which make the mean large.
+    small, large = np.array([-1.0, 0.0, 1.0]) * 0.01 * 3**0.5, np.array([-1.0, 0.0, 1.0]) * 3**0.5
+    logs = {"a": 0 * small, "b": 0.1 + small, "c": 0.1 + large, "d": 0.1 - large}
+    alone = {name: np.exp(logs[name]).tolist() for name in "ab"}
+    # t = 10 with two degrees of freedom: p = 0.0049 over one of two ordered pairs.
+    assert not_worse(alone, 0.01).best == frozenset("a")
+    assert not_worse({name: np.exp(own).tolist() for name, own in logs.items()}, 0.01).best == frozenset("abcd")
+
+
+@pytest.mark.wide
+@given(st.integers(2, 9), st.integers(2, 9), st.integers(0, 2**32 - 1), st.sampled_from([0.05, 0.025]))
+def test_the_best_are_those_of_scipys_tests(names: int, seeds: int, seed: int, level: float) -> None:
+    rng = np.random.default_rng(seed)
+    logs = 0.03 * rng.standard_normal((names, seeds)) * rng.uniform(0.2, 3, (names, 1)) + rng.uniform(
+        0, 0.2, (names, 1)
+    )
+    left = [*range(names)]
+    least = int(np.exp(logs).sum(axis=1).argmin())
+    while len(left) > 1:
+        pairs = [(a, b) for a in left for b in left if a != b]
+        spare = [np.var(logs[a] - logs[b], ddof=1) for a, b in pairs]
+        parts = (1.0, 1.0) if len(left) == 2 else (0.8, 0.2)
+        degrees = (degrees_of_freedom(len(left), seeds), seeds - 1)
+        out = set()
+        for (a, b), variance in zip(pairs, spare, strict=True):
+            for part, freedom, used in zip(
+                parts, degrees, (5 / 6 * variance + np.mean(spare) / 6, variance), strict=True
+            ):
+                t = (logs[a] - logs[b]).mean() / math.sqrt(used / seeds)
+                if a != least and stats.t.sf(t, freedom) < part * level / len(pairs):
+                    out.add(a)
+        if not out:
+            break
+        left = [name for name in left if name not in out]
+    times = np.exp(logs).tolist()
+    assert not_worse(dict(enumerate(times)), level).best == {*left}
+    # Neither the order of names nor the unit of time decides.
+    order = rng.permutation(names).tolist()
+    assert not_worse({name: [1e3 * time for time in times[name]] for name in order}, level).best == {*left}
+
+
+def test_the_least_mean_is_never_excluded() -> None:
+    # Slower by ratio at nearly all seeds, but by far faster at the one that takes long.
+    logs = np.array([0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.07])
+    long = [1.0] * 7 + [100.0]
+    times = {"a": long, "b": [time * math.exp(log) for time, log in zip(long, logs, strict=True)]}
+    assert not_worse(times) == Best(frozenset("a"), frozenset("a"), known=True)
+    times["b"][-1] = 98.0
+    assert not_worse(times, 0.2) == Best(frozenset("b"), frozenset("ab"), known=True)
+    with pytest.raises(ValueError, match="positive"):
+        not_worse({"a": [1.0, 0.0], "b": [1.0, 1.0]})
+
+
+@pytest.mark.parametrize(
+    ("names", "seeds", "degrees"),
+    [
+        (2, 4, 3.0),
+        (2, 8, 7.0),
+        (4, 8, 7 * 1.45),
+        (20, 8, 7 * 1.81),
+        (20, 4, 3 * 1.81 + 0.8),
+        (20, 6, 5 * 1.81),
+        (3, 2, 1.3),
+    ],
+)
+def test_degrees_of_freedom_by_hand(names: int, seeds: int, degrees: float) -> None:
+    assert degrees_of_freedom(names, seeds) == pytest.approx(degrees)
 
 
 def test_one_seed_excludes_nothing() -> None:
@@ -106,14 +200,13 @@ def test_one_seed_excludes_nothing() -> None:
 
 
 def test_more_strategies_in_a_row_ask_for_stronger_evidence() -> None:
-    base = np.ones(8)
-    slower = np.exp(0.1 * np.array([1.0, -0.1, 1.0, 0.5, 1.0, -0.1, 1.0, 0.5]))
+    slower = np.exp(0.1 * np.array([1.0, -0.3, 1.0, 0.5, 1.0, -0.3, 1.0, 0.5])).tolist()
     chance = stats.ttest_1samp(np.log(slower), 0, alternative="greater").pvalue
-    # Two strategies make two ordered pairs, five make twenty.
     assert 0.05 / 20 < chance < 0.05 / 2
-    assert not_worse({"best": base, "slower": slower}).best == {"best"}
-    four = {f"slower {i}": slower for i in range(4)}
-    assert not_worse({"best": base} | four).best == {"best", *four}
+    assert not_worse({"best": [1.0] * 8, "slower": slower}).best == {"best"}
+    # Others that are as good, and as noisy.
+    others = {f"other {i}": np.roll(slower, i).tolist() for i in range(1, 4)}
+    assert "slower" in not_worse({"best": [1.0] * 8, "slower": slower} | others).best
 
 
 @pytest.mark.wide

@@ -96,6 +96,25 @@ def test_all_batches_are_checked_where_those_that_decide_leave_little() -> None:
         assert len(made) == expected
 
 
+def test_draws_go_on_after_the_first_batch_that_refuses_a_layout() -> None:
+    shapes = samples(*((10 * length, [40]) for length in range(1, 9)))
+    layout, seeds = chain_layout(MODEL, 1, 2, 8), range(8)
+    for seed in seeds:
+        peaks = []
+        drawing = profile_of(job_with(1e15), shapes, seed=seed)
+        for _ in range(MEMORY_BATCHES):
+            program = one_sample_a_microbatch(drawing.draw(8), layout)
+            peaks.append(float(Memory(MODEL).peak_bytes(program).max()))
+        first = next(index for index, peak in enumerate(peaks) if peak == max(peaks))
+        checked = profile_of(job_with(max(peaks) / PLANNING_SHARE * 0.9999), shapes, seed=seed)
+        with pytest.raises(OutOfMemoryError, match=f"a rank needs {max(peaks) / GIB:.1f} GiB"):
+            check_memory(checked, layout, one_sample_a_microbatch)
+        again = profile_of(job_with(1e15), shapes, seed=seed)
+        for _ in range(first + 1):
+            again.draw(8)
+        assert np.array_equal(checked.draw(8).sample_ids, again.draw(8).sample_ids)
+
+
 def test_batches_decide_by_their_longest_unit_their_tokens_and_their_microbatches() -> None:
     job = tiny_job(MODEL, global_batch=4, microbatch_size=2)
     even = samples((100, []), (100, []), (100, []), (100, []))

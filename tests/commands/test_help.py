@@ -10,15 +10,15 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from entrain_bench import cli
 from entrain_bench.cli import run_command
-from entrain_bench.commands.help import PLACES, WIDTH, commands, help_text
+from entrain_bench.commands.help import KEYS, PLACES, TASKS, WIDTH, help_text, takes, verbs
 from entrain_bench.config.command_line import in_tree
 from entrain_bench.config.comments import documented_keys, groups
+from entrain_bench.config.grammar import RUN, Storage
 from entrain_bench.config.schema import ConfigSchema, register_schema
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
-SCREEN = 63
+SCREEN = 24
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -31,11 +31,33 @@ def test_help_is_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
     lines = text.splitlines()
     assert len(lines) <= SCREEN
     assert max(map(len, lines)) <= WIDTH
-    assert all(part in text for part in ("--multirun", "--config-dir", "--help=GROUP", "Examples:", *cli.COMMANDS))
-    for key in documented_keys():
-        (line,) = (line for line in lines if line.startswith(f"  {key.name}={key.default} "))
-        assert line.endswith(f" {key.meaning.replace('`', '')}")
+    assert all(part in text for part in ("--multirun", "--config-dir", "--help=TOPIC", *verbs()))
+    first = [line for line in lines if "  entrain-bench " in line]
+    assert [line.rpartition("  entrain-bench ")[2] for line in first] == [*TASKS.values()]
+    assert lines[2:8] == first
     assert help_text() + "\n" == text == shown(capsys, "-h") == shown(capsys, "strategy=entrain", "--help")
+
+
+def test_keys_are_a_screen_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, f"--help={KEYS}")
+    assert max(map(len, text.splitlines())) <= WIDTH
+    joined = " ".join(text.split())
+    for key in documented_keys():
+        assert f"{key.name}={key.default} {key.meaning}" in joined
+
+
+@pytest.mark.parametrize("name", verbs())
+def test_a_verb_shows_its_keys(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, name, "--help")
+    assert text.startswith(f"entrain-bench {name}")
+    assert all(f"  {each.name}=" in text for each in takes(name).fields)
+    assert shown(capsys, "--help", name) == shown(capsys, f"--help={name}") == text
+
+
+def test_where_results_go_has_the_defaults_of_a_run() -> None:
+    assert RUN not in verbs()
+    run = {key.name: yaml.safe_load(key.default) for key in documented_keys()}
+    assert all(run[name] == getattr(Storage(), name) for name in Storage.__dataclass_fields__)
 
 
 def test_every_key_has_a_comment_and_stands_on_its_page_with_the_same_words() -> None:
@@ -117,7 +139,8 @@ def test_a_typo_lists_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["--help=stratgy"]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line == (
-        f"entrain-bench: --help=stratgy: unknown (did you mean strategy?); choices: {', '.join(sorted(groups()))}"
+        "entrain-bench: --help=stratgy: unknown (did you mean strategy?); "
+        f"choices: {', '.join(sorted([KEYS, *verbs(), *groups()]))}"
     )
 
 
@@ -126,8 +149,3 @@ def test_choices_of_a_folder_of_the_users_are_listed(tmp_path: Path, capsys: pyt
     (tmp_path / "strategy" / "mine.yaml").write_text("# Samples dealt out like cards. As at home.\nname: mine\n")
     text = shown(capsys, "--config-dir", str(tmp_path), "--help=strategy")
     assert re.search(r"^  mine +Samples dealt out like cards\.$", text, re.MULTILINE)
-
-
-def test_commands_are_those_there_are() -> None:
-    assert sorted(commands()) == sorted(cli.COMMANDS)
-    assert all(commands().values())

@@ -34,10 +34,10 @@ class Checkout:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.options = ["--reference-dir", str(root / "reference"), "--docs-dir", str(root / "docs")]
+        self.options = [f"reference_dir={root / 'reference'}", f"docs_dir={root / 'docs'}"]
 
     def command(self, name: str) -> int:
-        more = ["--results-dir", str(self.root / "results")] if name == "reference" else []
+        more = [f"results_dir={self.root / 'results'}"] if name == "reference" else []
         return run_command([name, *self.options, *more])
 
 
@@ -131,5 +131,5 @@ def test_a_failure_leaves_the_reference_as_it_was(
 
 
 def test_without_a_checkout_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["verify", "--reference-dir", str(tmp_path / "none")]) == 2
+    assert run_command(["verify", f"reference_dir={tmp_path / 'none'}"]) == 2
     assert "must be a folder; run this where the repository is checked out" in capsys.readouterr().err

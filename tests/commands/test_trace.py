@@ -49,14 +49,14 @@ def test_from_files_to_a_run(data: Path, capsys: pytest.CaptureFixture[str]) -> 
         ("", "source.path: missing; ParquetSource needs it"),
         ("source.path=nowhere", "source.path=nowhere: does not exist"),
         ("source=tar", "source=tar: unknown; choices: hub, llava, manifest, parquet, webdataset"),
-        ("source.path=data source.pth=x", "source: key=pth: unknown (did you mean path?)"),
+        ("source.path=data source.pth=x", "source.pth=x: unknown key (did you mean source.path=x?)"),
         ("source.path=data output=x.csv", "output=x.csv: must end with .parquet"),
         ("source.path=data engine=spark", "engine=spark: must be processes or ray"),
         ("source.path=data limits.media=0", "limits.media=0: must be above 0"),
-        ("source.path=data strategy=entrain", "key=strategy: unknown; choices: cluster"),
+        ("source.path=data strategy=entrain", "strategy=entrain: unknown key; choices: cluster"),
         ("source.path=data source.images=photo", "has no column photo; columns: images, texts"),
         ("source.path=data source.take=some", "source.take=some: must be all"),
-        ("source.path=data --tokenizer none.json", "tokenizer=none.json: does not exist"),
+        ("source.path=data tokenizer=none.json", "tokenizer=none.json: does not exist"),
         ("source.path=data tokenizer=data/a.parquet", "tokenizer=data/a.parquet: no tokenizer.json"),
     ],
 )
@@ -77,7 +77,7 @@ def test_a_tokenizer_that_is_a_file(data: Path) -> None:
     tokenizer.save("tokenizer.json")
     write_tar(data / "s.tar", [("1.txt", b"a b a b a"), ("2.txt", b"c")])
     command = ["trace", "source=webdataset", f"source.path={data}", "output=w.parquet", "workers=1"]
-    assert run_command([*command, "--tokenizer", "tokenizer.json"]) == 0
+    assert run_command([*command, "tokenizer=tokenizer.json"]) == 0
     import pandas as pd
 
     assert pd.read_parquet("w.parquet")["text_tokens"].tolist() == [5, 1]

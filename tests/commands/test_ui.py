@@ -7,6 +7,7 @@ import pytest
 
 from entrain_bench.base.errors import ExecutionError, UserError
 from entrain_bench.commands import ui
+from entrain_bench.config.grammar import Request
 from entrain_bench.records.records import Results
 
 
@@ -20,14 +21,14 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"--port={port}: must be free"):
-            ui.main(["--results-dir", str(tmp_path), "--port", str(port)])
+        with pytest.raises(UserError, match=f"port={port}: must be free"):
+            ui.main(Request(ui.Keys(str(tmp_path), port)))
 
 
-@pytest.mark.parametrize("port", ["0", "65536"])
-def test_a_port_out_of_range_is_named(tmp_path: Path, port: str) -> None:
-    with pytest.raises(UserError, match=f"--port={port}: must be in 1..65535"):
-        ui.main(["--results-dir", str(tmp_path), "--port", port])
+@pytest.mark.parametrize("port", [0, 65536])
+def test_a_port_out_of_range_is_named(port: int) -> None:
+    with pytest.raises(UserError, match=f"port={port}: must be in 1..65535"):
+        ui.Keys(port=port)
 
 
 def test_a_server_that_ends_at_once_is_an_error(
@@ -38,7 +39,7 @@ def test_a_server_that_ends_at_once_is_an_error(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with pytest.raises(ExecutionError, match="did not start"):
-        ui.main(["--results-dir", str(tmp_path), "--port", str(port)])
+        ui.main(Request(ui.Keys(str(tmp_path), port)))
     assert "a link" not in capsys.readouterr().out
 
 

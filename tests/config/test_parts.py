@@ -85,7 +85,7 @@ def test_a_part_with_options_in_its_yaml_keeps_these_alone(folder: Path) -> None
     assert compose("strategy/assigner=full", config_dir=own).strategy["assigner"] == bare | {"first": 0.25}
     changed = compose("strategy/assigner=bare", "strategy.assigner.second=[3]", config_dir=own).strategy["assigner"]
     assert changed["second"] == [3]
-    with pytest.raises(UserError, match=r"key=frist: unknown \(did you mean first\?\); choices: first, limit, second"):
+    with pytest.raises(UserError, match=r"frist=1: unknown key \(did you mean strategy.assigner.first=1\?\)"):
         compose("strategy/assigner=bare", "strategy.assigner.frist=1", config_dir=own)
 
 

@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from entrain_bench.answers.tracking.sweep import Sweep
+from entrain_bench.answers.answer import Answer
 from entrain_bench.figures._standings import MAX_VARIANTS, PANEL_IN, draw, standings_png
 from entrain_bench.figures._style import styled
 from entrain_bench.records.records import Record
@@ -34,7 +34,7 @@ def planned(planners: Sequence[str], workloads: Sequence[str] = ("text",)) -> li
 
 def picture(records: Sequence[Record]) -> Figure:
     with styled():
-        return draw(Sweep.of(records))
+        return draw(Answer.of(records))
 
 
 def panel_in(figure: Figure) -> float:
@@ -69,7 +69,7 @@ def test_all_that_is_written_has_room_and_the_panel_keeps_its_height(
 
 
 def test_every_bar_has_its_colour_and_its_name() -> None:
-    sweep = Sweep.of(SWEEPS["names of several lines"])
+    sweep = Answer.of(SWEEPS["names of several lines"])
     figure = picture(sweep.records)
     (legend,) = figure.legends
     names = [text.get_text() for text in legend.get_texts()]
@@ -93,5 +93,5 @@ def test_it_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_same_data_gives_the_same_bytes() -> None:
-    sweep = Sweep.of(SWEEPS["long names"])
+    sweep = Answer.of(SWEEPS["long names"])
     assert standings_png(sweep) == standings_png(sweep)

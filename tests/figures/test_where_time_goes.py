@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from matplotlib.patches import Rectangle
 
-from entrain_bench.answers.words import TIME_WORDS
+from entrain_bench.answers.text import TIME_WORDS
 from entrain_bench.figures.where_time_goes import LOOKS, by_family
 from entrain_bench.records.time_shares import TIME_SHARES
 from support.figures import MANY, TRACES, drawn, table, written

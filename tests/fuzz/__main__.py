@@ -1,4 +1,4 @@
-"""Tries random command lines and traces; names every one that ends in a traceback, an internal error or too late."""
+"""Tries random command lines, traces and sweeps; names what ends in a traceback, an error of ours, or too late."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from entrain_bench.run.workers import Died, work_off
 from .draw import command_line, trace
 from .trial import Case, in_limits
 
-TRACES_PER_LINE = 0.25
+TRACES_PER_LINE, SWEEPS_PER_LINE = 0.25, 0.1
 
 
 def main() -> int:
     """Try what is drawn; 1 if anything is wrong."""
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="what is drawn (default: 0)")
-    parser.add_argument("--count", type=int, default=2000, help="command lines; a quarter as many traces besides")
+    parser.add_argument(
+        "--count", type=int, default=2000, help="command lines; also a quarter as many traces, a tenth as many sweeps"
+    )
     options = parser.parse_args()
     with TemporaryDirectory(prefix="fuzz-") as folder:
         problems, longest_s, longest = 0, 0.0, ""
-        all_cases = cases(options.seed, options.count, int(options.count * TRACES_PER_LINE), folder)
+        numbers = (int(options.count * share) for share in (1, TRACES_PER_LINE, SWEEPS_PER_LINE))
+        all_cases = cases(options.seed, *numbers, folder)
         for number, (case, found) in enumerate(work_off(in_limits, all_cases, 1), start=1):
             problem, seconds = (str(found), 0.0) if isinstance(found, Died) else found
-            what = shlex.join(case.words) if case.trace is None else f"trace {number - options.count}"
+            what = _name(case, number - options.count)
             if seconds > longest_s:
                 longest_s, longest = seconds, what
             if problem:
@@ -39,11 +42,16 @@ def main() -> int:
     return 1 if problems else 0
 
 
-def cases(seed: int, num_lines: int, num_traces: int, folder: str) -> list[Case]:
+def _name(case: Case, number: int) -> str:
+    """What a case is called; ``number`` is its place behind the command lines."""
+    return shlex.join(case.words) or (f"trace {number}" if case.sweep is None else f"sweep {case.sweep}")
+
+
+def cases(seed: int, num_lines: int, num_traces: int, num_sweeps: int, folder: str) -> list[Case]:
     """What is tried: the same for the same seed."""
     lines = [Case(folder, command_line(np.random.default_rng([seed, 0, i]))) for i in range(num_lines)]
     traces = [Case(folder, trace=trace(np.random.default_rng([seed, 1, i]))) for i in range(num_traces)]
-    return [*lines, *traces]
+    return [*lines, *traces, *(Case(folder, sweep=seed + number) for number in range(num_sweeps))]
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from entrain_bench.commands.help import verbs
 from entrain_bench.config.comments import documented_keys
 from entrain_bench.config.compose import compose
 from entrain_bench.config.tree import choices
@@ -32,9 +33,14 @@ FACTORS = (0.01, 0.1, 0.5, 0.9, 1.1, 2, 3, 10, 100)
 WHOLE = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 64)
 NAMES = ("blocking", "overlapped", "truncate", "drop", "vision", "llm")
 SHARES = (0, 0.1, 0.25, 0.5, 0.9, 1)
-COMMANDS = ("calibrate", "check", "figure", "figures", "profile", "report", "verify", "reference")
-OPTIONS = ("--help", "--nope", "-x", "--config-dir=/nope", "--results-dir", "--help=seed", "--help=nope", "--retry")
-FLAGS = ("--multirun", "-m", "--help", "--cfg", "--info", "--config-name=x", "--config-dir=/nope", "--version", "--")
+COMMANDS = (*verbs(), "figure", "recomend")
+# None of them lets a verb do its work.
+WORDS = (
+    *("--help", "--nope", "-x", "--config-dir=/nope", "--results-dir", "--help=seed", "--help=nope", "--retry", "-c"),
+    *("results_dir=/dev/null/x", "results_dir=a,b", "tp=4", "retry=all", "port=-1", "within=x", "seconds=nan"),
+    *("nothing", "chartqa", "'"),
+)
+FLAGS = ("--multirun", "-m", "--help", "--cfg", "--config-name=x", "--config-dir=/nope", "--version", "--", "verifi")
 COLUMNS = ("sample_id", "n_images", "image_widths", "image_heights", "audio_seconds", "video_seconds", "text_tokens")
 CELLS: tuple[Any, ...] = (0, 1, -1, 7, 1.5, 1e308, -1e308, float("nan"), float("inf"), 2**62, None, "x", b"x", True)
 
@@ -42,7 +48,7 @@ CELLS: tuple[Any, ...] = (0, 1, -1, 7, 1.5, 1e308, -1e308, float("nan"), float("
 def command_line(rng: np.random.Generator) -> tuple[str, ...]:
     """A command line."""
     if rng.random() < 0.1:
-        return _pick(rng, COMMANDS), *(_pick(rng, OPTIONS) for _ in range(rng.integers(1, 3)))
+        return _pick(rng, COMMANDS), *(_pick(rng, WORDS) for _ in range(rng.integers(1, 3)))
     words = [_override(rng) for _ in range(rng.integers(1, 4))]
     if rng.random() < 0.15:
         words.insert(int(rng.integers(0, len(words) + 1)), _pick(rng, FLAGS))

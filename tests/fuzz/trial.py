@@ -7,13 +7,15 @@ import re
 import resource
 import signal
 from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from entrain_bench.base.errors import TRACEBACK_VARIABLE
 from entrain_bench.cli import run_command
+from support.sweeps import make_folder, sweep_problem
 
 from .draw import SMALL
 
@@ -25,11 +27,12 @@ MEMORY_BYTES = 12 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is tried in a folder: the words of a command line, or the bytes of a trace."""
+    """What is tried in a folder: the words of a command line, the bytes of a trace, or the commands of a sweep."""
 
     folder: str
     words: tuple[str, ...] = ()
     trace: bytes | None = None
+    sweep: int | None = None
 
 
 def in_limits(case: Case) -> tuple[str, float]:
@@ -46,6 +49,10 @@ def in_limits(case: Case) -> tuple[str, float]:
 def try_case(case: Case) -> str:
     """What is wrong with how the command ended; empty if nothing is."""
     folder, words = Path(case.folder), case.words
+    if case.sweep is not None:
+        with TemporaryDirectory(dir=folder) as here, chdir(here):
+            make_folder(Path(here))
+            return sweep_problem(case.sweep)
     if case.trace is not None:
         path = folder / "fuzz.parquet"
         path.write_bytes(case.trace)
@@ -74,8 +81,8 @@ def _problem(words: Sequence[str]) -> str:
 
 
 def _wrong_words(said: str) -> str:
-    """What is wrong with what bad input was answered with: one line, below argparse's usage if it is its own."""
+    """What is wrong with what bad input was answered with: more or less than one line of ours."""
     *before, last = said.splitlines() or [""]
-    if not re.match(r"entrain-bench( \w+)?: ", last):
+    if not last.startswith("entrain-bench: "):
         return f"exit code 2 and no line of ours: {last}"
-    return f"exit code 2 and {len(before) + 1} lines" if before and not before[0].startswith("usage: ") else ""
+    return f"exit code 2 and {len(before) + 1} lines" if before else ""

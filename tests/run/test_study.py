@@ -126,7 +126,7 @@ def test_the_command_reports_missing_data_with_exit_code_1(
     monkeypatch.setattr(study_module, "run_cells", fail)
     monkeypatch.setattr("entrain_bench.commands.outputs.log_to_mlflow", lambda *_: None)
     root = study.results.root
-    assert run_command(["figures", "iteration_time", "schedule_gantt", "--results-dir", str(root)]) == 1
+    assert run_command(["figures", "iteration_time", "schedule_gantt", f"results_dir={root}"]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert [line[:5] for line in lines[:2]] == ["[1/2]", "[2/2]"]
     assert "failed: told so" in lines[0]

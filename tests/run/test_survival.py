@@ -184,7 +184,7 @@ def test_figures_that_are_stopped_leave_their_runs_in_the_table(
     monkeypatch.setattr("entrain_bench.run.study.Study.cells", lambda *_: [cell, cell])
     monkeypatch.setattr("entrain_bench.commands.outputs.num_processes", lambda: 0)
     monkeypatch.setattr("entrain_bench.commands.outputs.log_to_mlflow", lambda _, found, *__: logged.append(len(found)))
-    assert run_command(["figures", "iteration_time", "--results-dir", str(tmp_path)]) == 130
+    assert run_command(["figures", "iteration_time", f"results_dir={tmp_path}"]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "interrupted; what was finished is kept"
     assert statuses(tmp_path) == ["ok"]
     assert logged == [1]

@@ -103,7 +103,7 @@ def opened(results: Results) -> Iterator[Pages]:
     programs, port = chromium(), free_port()
     if programs is None:
         raise RuntimeError("chromium and chromedriver must be on PATH")
-    command = [sys.executable, "-m", "entrain_bench.cli", "ui", "--results-dir", str(results.root), "--port", str(port)]
+    command = [sys.executable, "-m", "entrain_bench.cli", "ui", f"results_dir={results.root}", f"port={port}"]
     options = Options()
     options.binary_location = programs[0]
     # The sandbox needs what containers do not give.

@@ -9,13 +9,13 @@ from typing import Any
 
 import pandas as pd
 
-from entrain_bench.answers.comparison import TIME, Comparison, Standing, compare
+from entrain_bench.answers.comparison import TIME, Standing, compare
 from entrain_bench.answers.documents.markdown import markdown_table
 from entrain_bench.answers.documents.table import labelled, source_of
 from entrain_bench.answers.labels import names
-from entrain_bench.answers.statistics import Interval
 from entrain_bench.answers.tables import run_table, times_by_seed, without_result
-from entrain_bench.base.arithmetic import decisive, exp, log
+from entrain_bench.answers.text import seconds, speedup, times
+from entrain_bench.base.arithmetic import exp, log
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.run.study import Study, SweepOverrides
 
@@ -126,39 +126,23 @@ def _rivals(lead: Lead, row: str, study: Study) -> Iterator[tuple[tuple[str, str
 
 
 def _row(own: pd.DataFrame, rivals: Mapping[tuple[str, str], pd.DataFrame]) -> _Row:
-    times = {LEADER: times_by_seed(own)} | {name: times_by_seed(runs) for name, runs in rivals.items()}
-    fastest = _fastest(compare({name: times[name] for name in rivals}, {}))
-    pair = compare({name: times[name] for name in (LEADER, fastest)}, {LEADER: fastest})
+    found = {LEADER: times_by_seed(own)} | {name: times_by_seed(runs) for name, runs in rivals.items()}
+    fastest = compare({name: found[name] for name in rivals}, {}).ranked[0]
+    pair = compare({name: found[name] for name in (LEADER, fastest)}, {LEADER: fastest})
     done = own[own["status"] == "ok"]
     gap = float((done[TIME] / done["cluster_bound_s"] - 1).mean())
     return _Row(", ".join(filter(None, reversed(fastest))), pair.standings[fastest], pair.standings[LEADER], gap)
 
 
-def _fastest(comparison: Comparison[tuple[str, str]]) -> tuple[str, str]:
-    """The rival with the least mean of those that have most results."""
-    standings = comparison.standings
-    most = max(standing.num_ok for standing in standings.values())
-    return min(
-        (name for name, standing in standings.items() if standing.num_ok == most),
-        key=lambda name: decisive(standings[name].time.mean) if standings[name].time else math.inf,  # type: ignore[union-attr]
-    )
-
-
 def _texts(row: _Row) -> list[str]:
     gap = "" if math.isnan(row.gap) else f"{100 * row.gap:.0f}%"
-    return [row.rival, _seconds(row.other), _seconds(row.own), _times_as_fast(row.own.speedup), gap]
+    return [row.rival, _seconds(row.other), _seconds(row.own), speedup(row.own.speedup) if row.own.speedup else "", gap]
 
 
 def _seconds(standing: Standing) -> str:
     lacking = len(standing.times) - standing.num_ok
     failed = f"{lacking} of {len(standing.times)} without result" if lacking else ""
-    return ", ".join(filter(None, [f"{standing.time.mean:.3f}" if standing.time else "", failed]))
-
-
-def _times_as_fast(speedup: Interval | None) -> str:
-    if speedup is None:
-        return ""
-    return f"{speedup.mean:.2f}x" + (f" ({speedup.low:.2f} to {speedup.high:.2f})" if speedup.num_values > 1 else "")
+    return ", ".join(filter(None, [seconds(standing.time.mean) if standing.time else "", failed]))
 
 
 def _together(rows: Sequence[_Row]) -> Iterator[str]:
@@ -168,6 +152,6 @@ def _together(rows: Sequence[_Row]) -> Iterator[str]:
         return
     gaps = pd.Series([row.gap for row in rows])
     yield (
-        f"all rows: {exp(math.fsum(map(log, ratios)) / len(ratios)):.2f}x in the geometric mean, {min(ratios):.2f}x at"
-        f" least; gap {100 * gaps.median():.0f}% in the median, {100 * gaps.max():.0f}% at most"
+        f"all rows: {times(exp(math.fsum(map(log, ratios)) / len(ratios)))} in the geometric mean, "
+        f"{times(min(ratios))} at least; gap {100 * gaps.median():.0f}% in the median, {100 * gaps.max():.0f}% at most"
     )

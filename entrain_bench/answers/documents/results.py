@@ -11,6 +11,7 @@ import pandas as pd
 from entrain_bench.answers.documents.markdown import markdown_table
 from entrain_bench.answers.labels import FAMILIES, families, names
 from entrain_bench.answers.tables import compared, interval_over_seeds, over_seeds, run_table, without_result
+from entrain_bench.answers.text import seconds
 from entrain_bench.base.files import write_atomically
 from entrain_bench.run.study import Output, Study
 
@@ -34,9 +35,10 @@ TITLES = {
 INTRODUCTION = """
 Generated from the runs of the figures: seconds an iteration, mean over seeds ± half of its 95% interval; in brackets
 the gap to the lower bound of the layout that the strategy chose, which compares schedules, and that to the bound of
-every layout, all ideal work on all GPUs, which compares strategies ([metrics.md](../docs/metrics.md)). Bold is every
-strategy that is not significantly slower than the best of all tables under a heading, italic the same within its own
-table, seed by seed: at a seed all get the same samples, so differences are known better than times. Runs without result
+every layout, all ideal work on all GPUs, which compares strategies ([metrics.md](../docs/metrics.md)). Bold is
+the fastest strategy of all tables under a heading and every strategy that is as good (not significantly slower, and at
+most 5% slower); italic is the same within a table. For a given seed, all strategies receive the same samples, so paired
+differences have tighter confidence intervals than times. Runs without result
 are counted in their cell and named below the table. 64 simulated A40, global batch 512, microbatches of 4; every sweep
 is a YAML in `experiments/figure/`.
 """
@@ -122,10 +124,10 @@ def _cell(row: Mapping[Hashable, Any], mark: str) -> str:
     """Mean and interval between marks, gaps of the runs that have a result, and how many have none."""
     if not row["num_ok"]:
         return str(row["status"])
-    seconds = f"{row['iteration_time_s']:.3f}"
+    text = seconds(row["iteration_time_s"])
     if row["num_ok"] > 1:
-        seconds += f" ± {(row['iteration_time_s_high'] - row['iteration_time_s_low']) / 2:.3f}"
+        text += f" ± {seconds((row['iteration_time_s_high'] - row['iteration_time_s_low']) / 2)}"
     lacking = row["num_runs"] - row["num_ok"]
     gaps = ", ".join(f"{100 * row[name]:.0f}%" for name in GAPS)
     note = f", {lacking} of {row['num_runs']} {row['status']}" if lacking else ""
-    return f"{mark}{seconds}{mark} ({gaps}){note}"
+    return f"{mark}{text}{mark} ({gaps}){note}"

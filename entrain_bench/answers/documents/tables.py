@@ -49,44 +49,63 @@ LAYERS = r" layers [\d/]+"
 RECOMPUTING = r"(\S+) tp[^;]* recompute"
 
 
-def load_tables(config_dir: str | None = None) -> list[Table | Lead]:
-    """Return every table, file by file, ours before those in a folder of the user's."""
-    families = strategies_by_family()
+def load_tables() -> list[Table | Lead]:
+    """Every table of ours, file by file."""
+    return _tables_in(config_tree(), strategies_by_family())
 
+
+def tables_of(config_dir: str | None) -> list[Table | Lead]:
+    """The tables of a folder of the user's; their leads know the families of its strategies, too.
+
+    Raises:
+        UserError: for one that is called as one of ours.
+    """
+    if config_dir is None:
+        return []
+    ours = {table.name for table in load_tables()}
+    theirs = [replace(table, file="") for table in _tables_in(Path(config_dir), strategies_by_family(config_dir))]
+    for table in theirs:
+        if table.name in ours:
+            raise UserError(f"{config_dir}: there is a table {table.name}; must have another name")
+    return theirs
+
+
+def _tables_in(folder: Path, families: Mapping[str, Sequence[str]]) -> list[Table | Lead]:
     def parse(name: str, values: Mapping[str, Any]) -> Table | Lead:
         return parse_lead(name, values, families) if "leader" in values else parse_table(name, values)
 
-    ours, theirs = _definitions("table"), sorted(Path(config_dir).glob("table/*.yaml")) if config_dir else []
     return [
-        replace(table, file=path.stem if path in ours else "")
-        for path in (*ours, *theirs)
+        replace(table, file=path.stem)
+        for path in _definitions(folder, "table")
         for table in load_definitions(path, "tables", {*KEYS, *LEAD_KEYS}, parse, verbatim="show")
     ]
 
 
-def _definitions(kind: str) -> list[Path]:
-    return sorted((config_tree() / kind).glob("*.yaml"))
+def _definitions(folder: Path, kind: str) -> list[Path]:
+    return sorted((folder / kind).glob("*.yaml"))
 
 
-def strategies_by_family() -> dict[str, list[str]]:
+def strategies_by_family(config_dir: str | None = None) -> dict[str, list[str]]:
     """Names of the strategies of every family that a strategy's YAML states."""
     found: dict[str, list[str]] = {}
-    for path in _definitions("strategy"):
-        if family := yaml.safe_load(path.read_text()).get("family"):
-            found.setdefault(str(family), []).append(path.stem)
+    for folder in (config_tree(), *([Path(config_dir)] if config_dir else [])):
+        for path in _definitions(folder, "strategy"):
+            if family := yaml.safe_load(path.read_text()).get("family"):
+                found.setdefault(str(family), []).append(path.stem)
     return found
 
 
-def tables_output(config_dir: str | None = None) -> Output:
-    """The tables; each is read once."""
-    tables = load_tables(config_dir)
-    sweeps = [sweep for table in tables for sweep in table.sweeps]
-    counted = [sweep for table in tables if _counts_microbatches(table) for sweep in table.sweeps]
+def tables_output(table: Table | Lead | None = None) -> Output:
+    """A table, or all of ours; each is read once."""
+    tables = [table] if table else load_tables()
+    sweeps = [sweep for each in tables for sweep in each.sweeps]
+    counted = [sweep for each in tables if _counts_microbatches(each) for sweep in each.sweeps]
 
     def timelines(study: Study) -> list[list[Cell]]:
         return [[cell] for sweep in counted for cell in study.cells(*sweep)]
 
-    return Output("tables", sweeps, lambda study: write_tables(tables, study), timelines=timelines)
+    name = table.name if table else "tables"
+    return Output(name, sweeps, lambda study: write_tables(tables, study), timelines=timelines)
 
 
 def _counts_microbatches(table: Table | Lead) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from entrain_bench.answers.recommend import megatron
-from entrain_bench.answers.recommend.answer import Answer, reason_of
-from entrain_bench.answers.recommend.session import Contender, Raced, Session
+from entrain_bench.answers.recommend.recommendation import Recommendation, reason_of
+from entrain_bench.answers.recommend.strategy_race import Raced, StrategyRace, StrategyVariant
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.plan_file import TrainingPlan
@@ -60,9 +60,9 @@ FRAMEWORKS: Mapping[str, Framework] = {
 }
 
 
-def contenders_within(
+def variants_within(
     framework: Framework, names: Mapping[str, Sequence[str]], model: ModelSpec | None
-) -> list[Contender]:
+) -> list[StrategyVariant]:
     """The strategies as a framework may run them.
 
     Args:
@@ -72,7 +72,7 @@ def contenders_within(
     """
     again = framework.recomputation(model) if model else {"": None}
     return [
-        Contender(
+        StrategyVariant(
             f"{name}{suffix}",
             (f"strategy={name}", *own, *([] if modules is None else [f"layout.recompute=[{','.join(modules)}]"])),
         )
@@ -93,26 +93,28 @@ class Refusals:
     framework: Framework | None
     reasons: dict[str, str] = field(default_factory=dict)
 
-    def check(self, session: Session) -> Callable[[str, int], bool]:
-        """Whether what a strategy of a session plans at a seed is refused; remembers why."""
+    def check(self, runner: StrategyRace) -> Callable[[str, int], bool]:
+        """Whether what a strategy of a runner plans at a seed is refused; remembers why."""
 
         def refused(name: str, seed: int) -> bool:
-            reason = self._reason(session, name, seed)
+            reason = self._reason(runner, name, seed)
             if reason and self.framework:
                 self.reasons.setdefault(name, f"{self.framework.name} does not run it: {reason}")
             return bool(reason)
 
         return refused
 
-    def reasons_of(self, session: Session, raced: Raced) -> dict[str, str]:
+    def reasons_of(self, runner: StrategyRace, raced: Raced) -> dict[str, str]:
         """Why nobody of a race has a result, by name."""
-        return {name: self.reasons.get(name) or reason_of(session, raced, name) for name in raced.times}
+        return {name: self.reasons.get(name) or reason_of(runner, raced, name) for name in raced.times}
 
-    def lines(self, session: Session, answer: Answer, plan: TrainingPlan, path: Path, width: int) -> Iterator[str]:
+    def lines(
+        self, runner: StrategyRace, answer: Recommendation, plan: TrainingPlan, path: Path, width: int
+    ) -> Iterator[str]:
         """The framework's flags for a plan, and how its microbatches are had."""
         if self.framework is None:
             return
-        setting, program = _program(session, answer.best.name, answer.seeds[0])
+        setting, program = _program(runner, answer.best, answer.seeds[0])
         yield f"Flags of {self.framework.name}"
         flags = self.framework.flags(setting, plan.layout, plan.job.microbatch_size)
         words = textwrap.wrap(
@@ -127,19 +129,19 @@ class Refusals:
         yield from textwrap.wrap(feed, width, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False)
         yield ""
 
-    def _reason(self, session: Session, name: str, seed: int) -> str:
+    def _reason(self, runner: StrategyRace, name: str, seed: int) -> str:
         if self.framework is None:
             return ""
-        layout = session.layout(name, seed)
-        job = prepare(session.config(name, seed)).job
+        layout = runner.layout(name, seed)
+        job = prepare(runner.config(name, seed)).job
         return self.framework.layout_refusal(job, layout) or self.framework.program_refusal(
-            *_program(session, name, seed)
+            *_program(runner, name, seed)
         )
 
 
-def _program(session: Session, name: str, seed: int) -> tuple[Job, Program]:
+def _program(runner: StrategyRace, name: str, seed: int) -> tuple[Job, Program]:
     """The job of a run, and the program of its first iteration."""
-    config = session.config(name, seed)
+    config = runner.config(name, seed)
     setting = prepare(config)
     shapes = setting.source.batch(0, config.global_batch, seed)
-    return setting.job, setting.strategy.program(shapes, session.layout(name, seed), setting.profile)
+    return setting.job, setting.strategy.program(shapes, runner.layout(name, seed), setting.profile)

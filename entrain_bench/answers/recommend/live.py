@@ -11,9 +11,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from entrain_bench.answers.comparison import TIME, Times
-from entrain_bench.answers.recommend.race import places
-from entrain_bench.answers.recommend.session import Contender
+from entrain_bench.answers.comparison import FASTEST, TIME, Times
+from entrain_bench.answers.recommend.race import standings
+from entrain_bench.answers.recommend.strategy_race import StrategyVariant
 from entrain_bench.answers.recommend.words import ranking_lines, so_far
 from entrain_bench.records.records import Record
 
@@ -43,14 +43,14 @@ class Ticker:
     ) -> None:
         self._live.stop()
 
-    def __call__(self, contender: Contender, seed: int, record: Record) -> None:
+    def __call__(self, variant: StrategyVariant, seed: int, record: Record) -> None:
         """Take a run into account; a new leader is worth a line."""
         self._num_runs += 1
         if not self._num_rounds:
-            self._times[contender.name] = {seed: record.metrics[TIME] if record.status == "ok" else None}
-            leader = places(self._times)[0]
-            if leader.time and leader.name != self._leader:
-                self._leader = leader.name
+            self._times[variant.name] = {seed: record.metrics[TIME] if record.status == "ok" else None}
+            leader = standings(self._times).ranked[0]
+            if self._times[leader].get(seed) is not None and leader != self._leader:
+                self._leader = leader
                 self.say(f"fastest so far: {so_far(self._times)}")
         self._draw()
 
@@ -67,8 +67,8 @@ class Ticker:
 
     def _draw(self) -> None:
         if self._console.is_terminal:
-            ranked = places(self._times) if self._times else []
-            table = ranking_lines(ranked, self._console.width) if ranked and ranked[0].time else []
+            found = standings(self._times) if self._times else None
+            table = ranking_lines(found, self._console.width) if found and found.with_verdict(FASTEST) else []
             line = f"{self._clock()} so far: {self._num_runs} runs, {len(self._times)} of {self._total} strategies"
             self._live.update(Group(*map(Text, [*table, line])), refresh=True)
 

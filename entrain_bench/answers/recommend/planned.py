@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from entrain_bench.answers.recommend.answer import Answer
-from entrain_bench.answers.recommend.session import Job
+from entrain_bench.answers.recommend.recommendation import Recommendation
+from entrain_bench.answers.recommend.strategy_race import JobOverrides
 from entrain_bench.config.overrides import parse
 from entrain_bench.program.plan_file import Expected, PlannedJob, TrainingPlan
 
@@ -15,7 +15,7 @@ STATED = (*CHOSEN, "global_batch", "microbatch_size")
 OF_THE_PLANNER = ("strategy/planner", "strategy.planner", "layout.")
 
 
-def plan_of_answer(answer: Answer, job: Job, usual: Mapping[str, str]) -> TrainingPlan:
+def plan_of_answer(answer: Recommendation, job: JobOverrides, usual: Mapping[str, str]) -> TrainingPlan:
     """The plan.
 
     Args:
@@ -25,7 +25,7 @@ def plan_of_answer(answer: Answer, job: Job, usual: Mapping[str, str]) -> Traini
     """
     keys = {parse(text).key_or_group: text for text in job.overrides}
     chosen = {name: keys[name].partition("=")[2] if name in keys else usual[name] for name in CHOSEN}
-    config, layout, time = answer.config, answer.layout, answer.best.time
+    config, layout, time = answer.config, answer.layout, answer.standing.time
     assert time
     llm = next(name for name, module in config.model["modules"].items() if module["role"] == "llm")
     num_microbatches = layout.module(llm).dp * layout.num_microbatches
@@ -36,6 +36,6 @@ def plan_of_answer(answer: Answer, job: Job, usual: Mapping[str, str]) -> Traini
         seed=config.seed,
         overrides=tuple(text for key, text in keys.items() if key not in STATED),
     )
-    options = tuple(text for text in answer.contender.overrides[1:] if not text.startswith(OF_THE_PLANNER))
+    options = tuple(text for text in answer.variant.overrides[1:] if not text.startswith(OF_THE_PLANNER))
     expected = Expected(time.mean, time.low, time.high, time.num_values)
-    return TrainingPlan(answer.contender.strategy, options, planned, layout, expected)
+    return TrainingPlan(answer.variant.strategy, options, planned, layout, expected)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from entrain_bench.answers.console_table import GAP, Column, decimals, table_lines
-from entrain_bench.answers.words import TIME_WORDS
+from entrain_bench.answers.console_table import GAP, Column, table_lines
+from entrain_bench.answers.text import TIME_WORDS, decimals
 
 # Seconds of an iteration by strategy and class, the fastest strategy first.
 type Spent = Mapping[str, Mapping[str, float]]

@@ -1,54 +1,49 @@
-"""The page of some runs, and of what else is known: a pure function."""
+"""The page of some runs, and of what else is known: a pure function; and the same as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import pandas as pd
 
-from entrain_bench.answers.labels import consecutive, in_order
-from entrain_bench.answers.report.answer import answer, elsewhere
-from entrain_bench.answers.report.cases import Case, cases_of, main_cases
-from entrain_bench.answers.report.evidence import claims_section, environment, failures, fidelity_section, rerun
-from entrain_bench.answers.report.firm import firmness
-from entrain_bench.answers.report.page import Image, Page, Section
-from entrain_bench.answers.report.ranking import ranking, time_spent
-from entrain_bench.answers.report.runs import compared
-from entrain_bench.answers.report.words import listing
+from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.answer_json import answer_json
+from entrain_bench.answers.case import Case, SeedGroup
+from entrain_bench.answers.commands import shared_overrides
+from entrain_bench.answers.comparison import FAILED, TIME
+from entrain_bench.answers.report.evidence import claims_section, environment, fidelity_section, rerun
+from entrain_bench.answers.report.firm import Anchor, firmness
+from entrain_bench.answers.report.page import Block, Bullets, Image, Page, Section, Table, Text, plain, row
+from entrain_bench.answers.report.read import Material, setting_of
+from entrain_bench.answers.sentences import NOBODY, NOT_DECIDED, outcome_of, over_baseline, problems, sentences
+from entrain_bench.answers.text import NOTHING, consecutive, count, seconds, speedup, times
 
 TITLE = "Which balancing strategy to use"
-
-
-@dataclass(frozen=True, slots=True)
-class Material:
-    """What a page is made of.
-
-    Attributes:
-        rows: one row a run, as ``read.read_runs`` returns them.
-        usual: settings that nobody has to name, by column.
-        version: of the suite.
-        num_older: runs of older code that are left out.
-        claims: the rows of ``claims.csv``; None where there are none.
-        fidelity: the rows of ``fidelity.csv``; None where there are none.
-        samples: lines on workloads that were not taken as they are.
-    """
-
-    rows: pd.DataFrame
-    usual: Mapping[str, str]
-    version: str
-    num_older: int = 0
-    claims: pd.DataFrame | None = None
-    fidelity: pd.DataFrame | None = None
-    samples: Sequence[str] = ()
+SURE = (
+    "A speedup is the baseline's time over the strategy's, seed by seed; in brackets stands the 95% confidence "
+    "interval over seeds. As good are strategies that are not significantly slower than the fastest, and at most 5% "
+    "slower. A strategy that failed at any seed cannot win."
+)
+HOW = (
+    "Speedup over {base}: geometric mean over models and workloads at every seed, then over seeds with its 95% "
+    "confidence interval. Strategies that lack a result have no mean, and cases in which {base} lacks one are left out."
+)
+PARTS = (
+    "Means over seeds, in seconds of an iteration. Busy and idle are a GPU's average share: together they are the "
+    "iteration; idle is bubble_ratio of it, and busy includes communication inside forwards and backwards. Exposed "
+    "communication (exposed_comm_s) is the time a GPU waits for communication inside either. Step is the time before "
+    "the first forward and after the last backward (iteration_time_s - core_time_s). The bound (lower_bound_s) holds "
+    "for the layout that the strategy chose."
+)
 
 
 class Pictures(Protocol):
     """Who draws, as PNG."""
 
-    def iteration_time(self, runs: pd.DataFrame) -> bytes:
-        """Iteration times of a row a run."""
+    def standings(self, answer: Answer) -> bytes:
+        """Iteration times of every strategy in every case."""
         ...
 
     def fidelity(self, rows: pd.DataFrame) -> bytes:
@@ -58,46 +53,185 @@ class Pictures(Protocol):
 
 def page_of(material: Material, pictures: Pictures | None = None) -> Page:
     """The page of runs of which at least one has a result; drawing pictures takes most of the time."""
-    runs = compared(material.rows, material.usual)
-    cases = cases_of(runs.table)
+    main, others = material.main, material.others
+    cases = [*main.cases, *others.cases]
+    places = {id(case): f"runs-{number}" for number, case in enumerate(cases, start=1)}
+
+    def anchor(case: Case) -> str:
+        return places[id(case)]
+
     sections = [
-        _and(answer(cases, runs.main), _iteration_times(main_cases(cases), pictures) if pictures else None),
-        ranking(cases),
-        time_spent(cases),
-        firmness(cases),
-        elsewhere(cases),
-        failures(cases),
-        claims_section(material.claims) if material.claims is not None else None,
-        _measured(material.fidelity, pictures) if material.fidelity is not None else None,
-        environment(
-            runs.table, material.version, material.num_older + runs.num_older, runs.num_variants, material.samples
-        ),
-        rerun(cases),
+        _answer(main, material.notes, anchor, pictures),
+        _ranking(main),
+        _time_spent(main, anchor),
+        firmness(main, others, anchor),
+        _others(others, anchor),
+        _failures(material.answer),
+        claims_section(material.claims, material.results_dir) if material.claims is not None else None,
+        _fidelity(material.fidelity, pictures) if material.fidelity is not None else None,
+        environment(material),
+        rerun(material.answer.about(cases), anchor, material.results_dir),
     ]
     return Page(TITLE, [section for section in sections if section])
 
 
-def _and(section: Section, image: Image | None) -> Section:
-    return Section(section.anchor, section.title, [*section.blocks, *([image] if image else [])])
+def report_json(material: Material) -> str:
+    """The sentences and numbers of the page as JSON."""
+    main, others = material.main, material.others
+    found = {
+        "entrain_bench": material.version,
+        "sentences": sentences(main),
+        "cases": answer_json(main, material.results_dir),
+        "other_settings": {"sentences": sentences(others), "cases": answer_json(others, material.results_dir)},
+        "notes": [*material.notes],
+    }
+    return json.dumps(found, indent=1) + "\n"
 
 
-def _measured(rows: pd.DataFrame, pictures: Pictures | None) -> Section:
-    return _and(fidelity_section(rows), _fidelity(rows, pictures) if pictures else None)
+def _answer(main: Answer, notes: Sequence[str], anchor: Anchor, pictures: Pictures | None) -> Section:
+    """The cases of the main setting."""
+    seeds = sorted({seed for case in main.cases for seed in case.comparison.seeds})
+    setting = ", ".join(f"{heading} {text}" for heading, text in setting_of(main.cases[0]).items())
+    shared = " ".join(shared_overrides(main.records, [*main.cases[0].job, "strategy", "seed"]))
+    blocks: list[Block] = [
+        Bullets([(Text(sentence),) for sentence in [*sentences(main), *notes]]),
+        _table(main, anchor, ["workload", "model"]),
+        plain(f"Setting: {setting}; {f'{shared}; ' if shared else ''}seeds {consecutive(seeds)}."),
+        plain(SURE),
+    ]
+    if pictures:
+        caption = "Iteration time: means over seeds, with 95% confidence intervals; same runs as in the table above."
+        blocks.append(Image(pictures.standings(main), caption))
+    return Section("answer", TITLE, blocks)
 
 
-def _iteration_times(cases: Sequence[Case], pictures: Pictures) -> Image:
-    data = in_order(pd.concat([case.runs for case in cases], ignore_index=True))
-    seeds = consecutive(sorted(data["seed"].unique().tolist()))
-    sources = listing(sorted({*data["cost_source"].dropna()}))
-    caption = (
-        f"Iteration time on {listing(sorted({case.cluster for case in cases}))}, seeds {seeds}, costs {sources}. Bars "
-        "are means over seeds, whiskers their 95% intervals, ticks the lower bound of each layout; numbers are the "
-        "speed-up over the first strategy, pale where its interval includes 1. Same runs as the table above."
+def _others(others: Answer, anchor: Anchor) -> Section | None:
+    """The same for every other setting in which several strategies ran; None if there is none."""
+    answer = others.about([case for case in others.cases if case.contested], others.varying)
+    if not answer.cases:
+        return None
+    said: list[Block] = [Bullets([(Text(sentence),) for sentence in sentences(answer)])]
+    return Section("settings", "Other settings", [*said, _table(answer, anchor, answer.varying)])
+
+
+def _table(answer: Answer, anchor: Anchor, naming: Sequence[str]) -> Table:
+    """A row a case."""
+    names = [name for name in naming if name in answer.cases[0].job]
+    return Table(
+        [*names, "use", "speedup", "as good", "why", "without result", "seeds", "runs"],
+        [
+            row(
+                *(case.job[name] for name in names),
+                *_verdict(answer, case),
+                "; ".join(_without(answer, case)) or "none",
+                consecutive(case.comparison.seeds),
+                Text(f"{len(case.records)}", link=anchor(case)),
+            )
+            for case in answer.cases
+        ],
+        right=["runs"],
     )
-    return Image(pictures.iteration_time(data), caption)
 
 
-def _fidelity(rows: pd.DataFrame, pictures: Pictures) -> Image:
+def _verdict(answer: Answer, case: Case) -> Iterator[str | Text]:
+    """What to use, its speedup, what is as good, and why."""
+    outcome, first, good = outcome_of(answer, case)
+    words = {NOBODY: "none", NOT_DECIDED: f"not decided: {' or '.join(first)}"}
+    yield Text(words.get(outcome) or first[0], strong=True)
+    if not case.best:
+        yield from (NOTHING if case.contested else "nothing to compare with", NOTHING, NOTHING)
+        return
+    group = case.groups[case.best[0]]
+    yield over_baseline(case, group) or (f"{case.baseline} itself" if group.strategy == case.baseline else NOTHING)
+    yield "; ".join(good) or "no other"
+    base = _baseline(case)
+    if not base or base is group or not (own := _spent(group)) or not (other := _spent(base)):
+        yield NOTHING
+    else:
+        yield ", ".join(f"{part} {seconds(other[part])} to {seconds(own[part])} s" for part in ("idle", "busy"))
+
+
+def _without(answer: Answer, case: Case) -> Iterator[str]:
+    """Strategies with runs that have no result: ``dip failed at 2 of 8 seeds``."""
+    for own in case.comparison.with_verdict(FAILED):
+        group = case.groups[own]
+        lost = [record.status for record in group.runs.values() if record.status != "ok"]
+        yield f"{answer.variant(group)} {lost[0]} at {len(lost)} of {count(len(group.runs), 'seed')}"
+
+
+def _baseline(case: Case) -> SeedGroup | None:
+    """The group of the baseline; of several the plainest."""
+    groups = (group for group in case.groups.values() if group.strategy == case.baseline)
+    return min(groups, key=lambda group: group.plainness, default=None)
+
+
+def _ranking(main: Answer) -> Section | None:
+    """Strategies over the cases of the main setting; None if there is one case only."""
+    found = main.overall
+    if len(main.cases) < 2 or len(found) < 2:
+        return None
+    rows = [
+        row(
+            name,
+            Text(speedup(each.speedup), link="rerun"),
+            f"{times(each.least)} to {times(each.greatest)}",
+            f"{each.num_best} of {len(main.cases)}",
+        )
+        for name, each in found.items()
+    ]
+    heading = ["strategy", "speedup", "least to greatest", "fastest or as good"]
+    return Section(
+        "ranking", "Ranking over workloads", [Table(heading, rows, heading[1:]), plain(HOW.format(base=main.baseline))]
+    )
+
+
+def _time_spent(main: Answer, anchor: Anchor) -> Section:
+    """Where an iteration's time goes under the baseline and the fastest strategy of every case."""
+    parts = ["iteration", "busy", "idle", "exposed comm.", "step", "bound"]
+    heading = ["workload", "model", "strategy", *(f"{name} (s)" for name in parts), "runs"]
+    rows = []
+    for case in main.cases:
+        shown = [_baseline(case), *(case.groups[own] for own in [*case.best, *case.groups][:1])]
+        for group in {id(each): each for each in shown if each}.values():
+            if found := _spent(group):
+                strong = tuple(group.own.values()) in case.best
+                rows.append(
+                    row(
+                        *(case.job[name] for name in heading[:2]),
+                        Text(main.variant(group), strong=strong),
+                        *(seconds(found[part]) for part in parts),
+                        Text(f"{len(case.records)}", link=anchor(case)),
+                    )
+                )
+    return Section("time", "Where the time goes", [Table(heading, rows, heading[3:]), plain(PARTS)])
+
+
+def _spent(group: SeedGroup) -> dict[str, float | None]:
+    """Mean seconds of an iteration over seeds, by part; empty without a result."""
+    times = group.values(TIME)
+    idle = {seed: ratio * times[seed] for seed, ratio in group.values("bubble_ratio").items()}
+    parts = {
+        "iteration": times,
+        "busy": {seed: times[seed] - part for seed, part in idle.items()},
+        "idle": idle,
+        "exposed comm.": group.values("exposed_comm_s"),
+        "step": {seed: times[seed] - core for seed, core in group.values("core_time_s").items()},
+        "bound": group.values("lower_bound_s"),
+    }
+    means = {name: sum(part.values()) / len(part) if part else None for name, part in parts.items()}
+    return means if times else {}
+
+
+def _failures(answer: Answer) -> Section | None:
+    """A sentence on every strategy that lacks a result somewhere, with its reason; None if none does."""
+    lines = [*problems(answer.results, answer.varying or ["strategy"])]
+    return Section("failed", "Runs without a result", [Bullets([(Text(line),) for line in lines])]) if lines else None
+
+
+def _fidelity(rows: pd.DataFrame, pictures: Pictures | None) -> Section:
+    section = fidelity_section(rows)
+    if pictures is None:
+        return section
     own = rows[rows["prediction"] == rows["prediction"].iloc[-1]]
     caption = "Predicted against measured iteration times, gains over each other, and errors by quantity."
-    return Image(pictures.fidelity(own), caption)
+    return Section(section.anchor, section.title, [*section.blocks, Image(pictures.fidelity(own), caption)])

@@ -1,38 +1,35 @@
-"""What stands behind the answer: claims, fidelity, runs without result, the environment, commands."""
+"""What stands behind the answer: claims, fidelity, the environment, commands."""
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from entrain_bench.answers.cost_source import UNKNOWN
+from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.commands import UNKNOWN, command_line, commands_of, num_unknown, results_word
+from entrain_bench.answers.cost_source import cost_source
 from entrain_bench.answers.documents.claim_pages import decides
-from entrain_bench.answers.documents.claims import SIDE_SEPARATOR
 from entrain_bench.answers.fidelity import pair_rows, summary
-from entrain_bench.answers.labels import consecutive
-from entrain_bench.answers.report.cases import Case
-from entrain_bench.answers.report.commands import COMMAND, commands_of
+from entrain_bench.answers.notices import notices
+from entrain_bench.answers.report.firm import Anchor
 from entrain_bench.answers.report.page import Block, Bullets, Commands, Section, Table, Text, plain, row
-from entrain_bench.answers.report.words import count, of_case
+from entrain_bench.answers.report.read import Material
+from entrain_bench.answers.text import count, listing, spell_seeds
+from entrain_bench.records.records import Record
 
-# How many values a line names before it says how many more there are.
-NAMED = 12
 
-
-def claims_section(claims: pd.DataFrame) -> Section:
-    """Published claims and their verdicts here (``claims.csv``), and how each is measured again."""
+def claims_section(claims: pd.DataFrame, results_dir: str) -> Section:
+    """Published claims and their verdicts here (``claims.csv``), and how they are measured again."""
     counted = "; ".join(
         f"{title}: {_counted(claims[f'{name}_verdict'])}"
         for title, name in (("as published", "published"), ("fair", "fair"))
     )
     heading = ["claim", "where", "paper", "as published", "verdict", "fair", "verdict, fair", "what decides"]
-    found = {f"claim-{place}": each for place, each in enumerate(claims.to_dict("records"), start=1)}
     rows = [
         row(
-            Text(each["claim"], link=anchor),
+            Text(each["claim"], link="claims-command"),
             f"arXiv:{each['paper']}, {each['where']}",
             each["paper_value"],
             each["published_value"] or "-",
@@ -41,21 +38,17 @@ def claims_section(claims: pd.DataFrame) -> Section:
             Text(each["fair_verdict"], strong=True),
             decides(each),
         )
-        for anchor, each in found.items()
+        for each in claims.to_dict("records")
     ]
-    commands = [Commands(anchor, each["name"], _claim_commands(each["runs"])) for anchor, each in found.items()]
-    return Section("claims", "Claims of the papers", [plain(f"{counted}."), Table(heading, rows), *commands])
+    again = command_line(["figures", "claims", *results_word(results_dir)])
+    commands = Commands("claims-command", "Measure all claims again", [again])
+    return Section("claims", "Claims of the papers", [plain(f"{counted}."), Table(heading, rows), commands])
 
 
 def _counted(verdicts: pd.Series[str]) -> str:
     """How many claims have each verdict, other choices and reasons left out."""
     counts = Counter(verdicts.str.split("[:;]", regex=True).str[0])
     return ", ".join(f"{number} {verdict}" for verdict, number in sorted(counts.items()))
-
-
-def _claim_commands(runs: str) -> list[str]:
-    """A sweep for each side."""
-    return [f"{COMMAND} --multirun {side}" for side in runs.split(SIDE_SEPARATOR)]
 
 
 def fidelity_section(rows: pd.DataFrame) -> Section:
@@ -71,7 +64,7 @@ def fidelity_section(rows: pd.DataFrame) -> Section:
         "predicted by",
         "programs",
         "iteration error",
-        "speed-up error",
+        "speedup error",
         "memory error",
         "orders missed",
         "rank correlation",
@@ -82,70 +75,46 @@ def fidelity_section(rows: pd.DataFrame) -> Section:
     return Section("fidelity", "Fidelity", [Table(heading, found, heading[1:-1]), plain(words), again])
 
 
-def failures(cases: Sequence[Case]) -> Section | None:
-    """A sentence on every strategy that lacks a result somewhere, with its reason; None if none does."""
+def environment(material: Material) -> Section:
+    """What made the runs, and what is left out."""
+    records = material.answer.records
+    sources = sorted({f"{r.labels['cluster']} {cost_source(r.config['cluster'])}" for r in records})
+    made = sorted(record.made_at for record in records if record.made_at)
     items = [
-        (Text(f"{sentence}{f' ({case.setting})' if case.setting else ''}"), Text("runs", link=case.anchor))
-        for case in cases
-        for sentence in case.problems
+        f"Runs: {len(records)}, {sum(record.status == 'ok' for record in records)} with a result; harness "
+        f"{_values(records, lambda record: str(record.labels['harness']))}"
+        + (f"; made {made[0]} to {made[-1]}." if made else "."),
+        f"Hosts that planned and assigned: {_values(records, lambda record: record.host)}.",
+        f"Costs: {listing(sources)}. Derived: from datasheets and published measurements; fitted: some constants are "
+        "fitted to published times; profiled: layers timed on a device.",
+        f"entrain-bench {material.version}; commits of the runs: {_values(records, lambda record: record.commit)}; "
+        f"code versions (one for every set of parts): {_values(records, lambda record: record.code_version)}.",
+        f"Libraries: {_values(records, _versions)}.",
+        *(f"Samples, {line}." for line in notices(records)),
     ]
-    return Section("failed", "What has no result", [Bullets(items)]) if items else None
-
-
-def environment(
-    table: pd.DataFrame, version: str, num_older: int, num_variants: int, samples: Sequence[str] = ()
-) -> Section:
-    """What the runs were made by and of.
-
-    Args:
-        table: one row a run that is compared.
-        version: of the suite that wrote the page.
-        num_older: runs of older code that were left out.
-        num_variants: runs that were left out for their strategy's parameters.
-        samples: lines on workloads that were not taken as they are.
-    """
-    hosts, codes = _values(table["host"]), _values(table["code_version"])
-    costs = (f"{source}: {_values(runs['cluster'])}" for source, runs in table.groupby("cost_source"))
-    harnesses = ", ".join(sorted(table["harness"].unique()))
-    items = [
-        f"Runs: {len(table)}, {int((table['status'] == 'ok').sum())} with a result; harness {harnesses}.",
-        f"Host that planned and assigned: {hosts}.",
-        f"Cost source. {'; '.join(costs)}. Derived: from datasheets and published measurements; fitted: some constants "
-        "are fitted to published times; profiled: layers timed on a device.",
-        f"entrain-bench {version}; code versions of the runs (one for every set of parts): {codes}.",
-    ]
-    items += [f"Samples, {line}." for line in samples]
-    if UNKNOWN in {*table["cost_source"]}:
-        items.append("Made from table.csv alone: commands lack what was changed inside of a model or cluster.")
-    if num_older:
-        items.append(f"Left out: {count(num_older, 'run')} of older code.")
-    if num_variants:
-        items.append(
-            f"Left out: {count(num_variants, 'run')} with other parameters of a strategy than most in their setting."
-        )
     return Section("environment", "Environment", [Bullets([(Text(item),) for item in items])])
 
 
-def _values(column: pd.Series[str]) -> str:
-    values = sorted({value for value in column if value})
-    more = f" and {len(values) - NAMED} more" if len(values) > NAMED else ""
-    return ", ".join(values[:NAMED]) + more if values else "not recorded"
+def _versions(record: Record) -> str:
+    return " ".join(f"{name} {version}" for name, version in sorted(record.versions.items()))
 
 
-def rerun(cases: Sequence[Case]) -> Section:
+def _values(records: Sequence[Record], value: Callable[[Record], str]) -> str:
+    values = sorted({text for record in records if (text := value(record))})
+    return listing(values) if values else "not recorded"
+
+
+def rerun(answer: Answer, anchor: Anchor, results_dir: str) -> Section:
     """The commands of all cases; finished runs are read, not run again."""
     blocks: list[Block] = [
-        plain("Runs whose records are there are read, not run again. A run's record is runs/<xx>/<key>.json."),
-        Commands("figures-command", "Everything that the repository draws, and this page", ["make figures report"]),
+        plain(
+            "The commands belong to the folder in which the runs were started. Finished runs are read, not run again. "
+            "The record of a run is runs/<xx>/<key>.json."
+        ),
     ]
-    for case in cases:
-        setting = f" ({case.setting})" if case.setting else ""
-        title = f"{of_case(case)}{setting}, {count(len(case.seeds), 'seed')}: {consecutive(case.seeds)}"
-        blocks.append(Commands(case.anchor, title, _case_commands(case)))
+    for case in answer.cases:
+        lines, unknown = commands_of(case.records, results_dir), num_unknown(case.records)
+        lines += [f"# {count(unknown, 'run')}: {UNKNOWN}"] if unknown else []
+        title = answer.case_name(case) or "All runs"
+        blocks.append(Commands(anchor(case), f"{title}, {spell_seeds(case.comparison.seeds)}", lines))
     return Section("rerun", "How to run it again", blocks)
-
-
-def _case_commands(case: Case) -> list[str]:
-    ran = case.runs.drop_duplicates("strategy")
-    overrides = {str(one): shlex.split(own) for one, own in zip(ran["strategy"], ran["own"], strict=True)}
-    return commands_of(overrides, shlex.split(str(case.runs["shared"].iloc[0])), case.seeds)

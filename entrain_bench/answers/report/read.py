@@ -2,96 +2,137 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import pandas as pd
 
+from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.case import Case
 from entrain_bench.answers.compare import read_text
-from entrain_bench.answers.comparison import TIME
-from entrain_bench.answers.cost_source import UNKNOWN, cost_source
-from entrain_bench.answers.notices import notices
-from entrain_bench.answers.report.build import Material
-from entrain_bench.answers.report.runs import IDENTITY
-from entrain_bench.answers.report.tree import Tree, with_tree
+from entrain_bench.answers.text import count, listing
 from entrain_bench.base.errors import UserError
+from entrain_bench.config.command_line import add_config_dir
 from entrain_bench.records.code import code_version
 from entrain_bench.records.keys import targets_of
-from entrain_bench.records.records import METRICS, Record, Results, parameters_text, table_csv
+from entrain_bench.records.records import Record, Results
 
-# Groups whose parameters are in records only.
-RECORDED = ("model", "cluster", "harness")
 HAS_NONE = "must hold a run with a result; entrain-bench --help shows how to run"
-NEEDED = ("strategy", "workload", "model", "cluster", "seed", "status", TIME)
+# Headings of a case's job that are not its setting.
+NAMED = ("workload", "model")
 
 
-def read_material(results: Results, tree: Tree) -> Material:
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What a page is made of.
+
+    Attributes:
+        answer: of all runs that are compared.
+        version: of the suite.
+        results_dir: where the runs are.
+        notes: sentences on runs that are left out, or that are not known to be of today's code.
+        claims: the rows of ``claims.csv``; None where there are none.
+        fidelity: the rows of ``fidelity.csv``; None where there are none.
+    """
+
+    answer: Answer
+    version: str
+    results_dir: str
+    notes: Sequence[str] = ()
+    claims: pd.DataFrame | None = None
+    fidelity: pd.DataFrame | None = None
+
+    @property
+    def main(self) -> Answer:
+        """The answer in the setting with the most to compare; of equals, that of the fewest overrides."""
+        settings: dict[tuple[str, ...], list[Case]] = {}
+        for case in self.answer.cases:
+            settings.setdefault(tuple(setting_of(case).values()), []).append(case)
+
+        def place(setting: tuple[str, ...]) -> tuple[int, int, int, tuple[str, ...]]:
+            cases = settings[setting]
+            overrides = min(len(record.overrides) for case in cases for record in case.records)
+            num_runs = sum(len(case.records) for case in cases)
+            return -sum(case.contested for case in cases), -num_runs, overrides, setting
+
+        return self.answer.about(settings[min(settings, key=place)])
+
+    @property
+    def others(self) -> Answer:
+        """The answer in all other settings."""
+        main = {id(case) for case in self.main.cases}
+        others = [case for case in self.answer.cases if id(case) not in main]
+        return self.answer.about(others, self.answer.varying)
+
+
+def setting_of(case: Case) -> Mapping[str, str]:
+    """What a case's job is besides workload and model."""
+    return {heading: text for heading, text in case.job.items() if heading not in NAMED}
+
+
+def read_material(results: Results) -> Material:
     """Everything that the page is made of.
 
     Raises:
-        UserError: as ``read_runs`` does, and for a damaged file.
+        UserError: if no run has a result, and for a damaged file.
     """
-    rows, num_older, samples = read_runs(results)
+    records, notes = current_records(results.records())
+    if not any(record.status == "ok" for record in records):
+        raise UserError(f"results_dir={results.root}: {HAS_NONE}")
     return Material(
-        with_tree(rows, tree),
-        tree.usual(),
+        Answer.of(records),
         version("entrain-bench"),
-        num_older,
+        str(results.root),
+        notes,
         _csv(results.root / "claims.csv", text=True),
         _csv(results.root / "fidelity.csv"),
-        samples,
     )
 
 
-def read_runs(results: Results) -> tuple[pd.DataFrame, int, list[str]]:
-    """One row a run: the columns of ``table.csv``, ``<group>_parameters``, ``cost_source``; and what is said of them.
+def current_records(found: Sequence[Record]) -> tuple[list[Record], list[str]]:
+    """Those of some records that may be compared, and what is said of the others.
 
-    Of records those of the code that would run now, if any is; of a folder that has none its table.
-
-    Returns:
-        Rows with texts, but for metrics and the seed, oldest first; the number of records of older code; what
-        became of samples (``notices``).
-
-    Raises:
-        UserError: if no run has a result, or the table is damaged.
+    Records of the code that would run now count; if there are none, all others do, of one configuration the newest.
+    The code of a user's strategy is that of the folder that its record names.
     """
-    found = results.records()
-    records = [record for record in found if is_current(record)] or found
-    records = sorted(records, key=lambda record: results.record_path(record.key).stat().st_mtime_ns)
-    table = results.root / "table.csv"
-    if records:
-        rows = read_text(table_csv(records)).assign(cost_source=[cost_source(r.config["cluster"]) for r in records])
-        for group in RECORDED:
-            rows[f"{group}_parameters"] = [parameters_text(record.config[group]) for record in records]
-    elif table.exists():
-        rows = _table(table)
-    else:
-        raise UserError(f"results_dir={results.root}: {HAS_NONE}")
-    if not (rows["status"] == "ok").any():
-        raise UserError(f"results_dir={results.root}: {HAS_NONE}")
-    numbers = {name: pd.to_numeric(rows[name], errors="coerce") for name in METRICS}
-    return rows.assign(**numbers, seed=rows["seed"].astype(int)), len(found) - len(records), notices(records)
+    folders = sorted({record.config_dir for record in found if record.config_dir})
+    missing = [folder for folder in folders if not Path(folder).is_dir()]
+    for folder in folders:
+        if folder not in missing:
+            add_config_dir(folder)
+    unknown = {record.key for record in found if record.config_dir in missing}
+    current = [record for record in found if record.key in unknown or is_current(record)]
+    notes = []
+    if unknown:
+        notes.append(
+            f"{count(len(unknown), 'run')} of folders that are not there ({listing(missing)}): whether today's code "
+            "would give the same is not known."
+        )
+    if current:
+        if older := len(found) - len(current):
+            notes.append(f"Left out: {count(older, 'run')} of older code; the same commands run them again.")
+        return current, notes
+    newest = {_identity(record): record for record in sorted(found, key=lambda record: record.made_at)}
+    if found:
+        notes.append(f"All {count(len(newest), 'run')} are of older code; the same commands run them again.")
+    if replaced := len(found) - len(newest):
+        notes.append(f"Left out: {count(replaced, 'run')} that newer code ran again.")
+    kept = {record.key for record in newest.values()}
+    return [record for record in found if record.key in kept], notes
 
 
 def is_current(record: Record) -> bool:
     """Whether the code that would run the same configuration now is that of the record."""
-    try:
+    with suppress(UserError):
         return record.code_version == code_version(frozenset(targets_of(record.config)))
-    except UserError:
-        return False
+    return False
 
 
-def _table(path: Path) -> pd.DataFrame:
-    """The rows of a table; columns that it is older than are empty."""
-    try:
-        rows = read_text(path.read_text())
-        rows["seed"].astype(int)
-    except (ValueError, KeyError) as error:
-        raise UserError(f"{path}: is no table of runs ({error})") from error
-    if lacking := [name for name in NEEDED if name not in rows]:
-        raise UserError(f"{path}: is no table of runs (has no column {lacking[0]})")
-    columns = dict.fromkeys([*rows.columns, *IDENTITY, *METRICS, "reason", "host", "code_version", "key"])
-    return rows.reindex(columns=[*columns], fill_value="").assign(cost_source=UNKNOWN)
+def _identity(record: Record) -> str:
+    return repr(sorted(record.labels.items())) + repr(sorted(record.config.items()))
 
 
 def _csv(path: Path, text: bool = False) -> pd.DataFrame | None:

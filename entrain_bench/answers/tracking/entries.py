@@ -11,10 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from entrain_bench.answers.answer import Answer, Point
+from entrain_bench.answers.answer_json import answer_json
 from entrain_bench.answers.comparison import TIME
 from entrain_bench.answers.cost_source import cost_source
 from entrain_bench.answers.notices import run_notices, sample_notices
-from entrain_bench.answers.tracking.sweep import Point, Sweep, describe_sweep, shortened
+from entrain_bench.answers.sentences import sentences
+from entrain_bench.answers.tracking.sweep import describe_sweep, shortened
 from entrain_bench.answers.tracking.words import summary_markdown
 from entrain_bench.records.records import LABELS, METRICS, Record, Results, parameters_text, table_csv
 from entrain_bench.specs.framework import Framework
@@ -42,7 +45,7 @@ type Artifact = Path | bytes | Callable[[], bytes]
 class Pictures(Protocol):
     """Who draws, as PNG."""
 
-    def standings(self, sweep: Sweep) -> bytes:
+    def standings(self, answer: Answer) -> bytes:
         """How the strategies of a sweep do."""
         ...
 
@@ -106,6 +109,7 @@ def entries_of(
     name: str,
     files: Sequence[Path] = (),
     pictures: Pictures | None = None,
+    lost: Sequence[str] = (),
 ) -> list[Entry]:
     """A sweep's runs after their parent, or a single run.
 
@@ -118,21 +122,22 @@ def entries_of(
         name: what the sweep, or the single run, is called.
         files: figures that were drawn from the sweep.
         pictures: who draws what nobody has drawn yet; None for no such pictures.
+        lost: planned runs of the sweep that left no record, by their overrides.
     """
-    sweep = Sweep.of(records)
-    points = [*sweep.points()]
+    answer = Answer.of(records, lost)
+    points = [*answer.points()]
     if len(records) == 1:
         return [_entry_of(points[0], name, "", results)]
     drawn: dict[str, Artifact] = {}
     if pictures:
-        side_by_side = sweep.side_by_side(lambda record: results.timeline_path(record.key).exists())
+        side_by_side = answer.side_by_side(lambda record: results.timeline_path(record.key).exists())
         drawn = {
             f"ranks/{clean(shortened(variant))}.png": partial(pictures.ranks, one)
             for variant, one in side_by_side.items()
         }
-        drawn["iteration_time.png"] = partial(pictures.standings, sweep)
-    parent = _parent(sweep, name, files, drawn)
-    return [parent, *(_entry_of(point, point.name, sweep.baseline, results) for point in points)]
+        drawn["iteration_time.png"] = partial(pictures.standings, answer)
+    parent = _parent(answer, name, results, files, drawn)
+    return [parent, *(_entry_of(point, point.name, answer.baseline, results) for point in points)]
 
 
 def _entry_of(point: Point, name: str, baseline: str, results: Results) -> Entry:
@@ -194,24 +199,28 @@ def _tags(record: Record) -> dict[str, str]:
     return {name: text[:MAX_TEXT] for name, text in tags.items() if text}
 
 
-def _parent(sweep: Sweep, name: str, files: Sequence[Path], pictures: Mapping[str, Artifact]) -> Entry:
-    words, records = summary_markdown(name, sweep), sweep.records
+def _parent(
+    answer: Answer, name: str, results: Results, files: Sequence[Path], pictures: Mapping[str, Artifact]
+) -> Entry:
+    words, records = summary_markdown(name, answer, str(results.root)), answer.records
     metrics = {"num_runs": float(len(records)), "num_ok": float(sum(record.status == "ok" for record in records))}
-    metrics |= {clean(f"speedup/{variant}"): found.speedup.mean for variant, found in sweep.overall.items()}
+    metrics |= {clean(f"speedup/{variant}"): found.speedup.mean for variant, found in answer.overall.items()}
     tags = {NOTE_TAG: words[:MAX_TEXT], "sweep": describe_sweep(records)[:MAX_TEXT]}
-    if sweep.fastest:
-        tags["best_strategy"] = sweep.fastest
-    if sweep.baseline:
-        tags["baseline"] = sweep.baseline
-    if sweep.overall:
-        metrics["best_speedup"] = max(found.speedup.mean for found in sweep.overall.values())
+    tags |= {key: text for key, text in (("best_strategy", answer.fastest), ("baseline", answer.baseline)) if text}
+    if answer.overall:
+        metrics["best_speedup"] = max(found.speedup.mean for found in answer.overall.values())
     drawn = {f"figures/{file.name}": file.read_bytes() for file in files}
-    tables = {"summary.md": words.encode(), "table.csv": table_csv(records).encode()}
+    found = {"sentences": sentences(answer), "cases": answer_json(answer, str(results.root))}
+    tables = {
+        "summary.md": words.encode(),
+        "answer.json": (json.dumps(found, indent=1) + "\n").encode(),
+        "table.csv": table_csv(records).encode(),
+    }
     return Entry(SWEEP, name[:MAX_NAME], False, tags, {}, metrics, (), {**tables, **drawn, **pictures})
 
 
 def speedup_name(baseline: str) -> str:
-    """The metric that holds the speed-up over a strategy."""
+    """The metric that holds the speedup over a strategy."""
     return clean(f"{ANSWER}/speedup_over_{baseline}")
 
 

@@ -37,6 +37,7 @@ def log_records(
     uri: str | None = None,
     files: Sequence[Path] = (),
     pictures: Pictures | None = None,
+    lost: Sequence[str] = (),
 ) -> int:
     """Log the records that MLflow does not show as they are now.
 
@@ -51,6 +52,7 @@ def log_records(
         uri: a tracking server; None for the store in the results folder.
         files: figures that were drawn from the records.
         pictures: who draws a sweep and its ranks; None for no such pictures.
+        lost: planned runs of the sweep that left no record, by their overrides.
 
     Returns:
         How many runs were logged, the parent left out.
@@ -61,7 +63,7 @@ def log_records(
     """
     if not records:
         return 0
-    entries = entries_of(results, records, name, files, pictures)
+    entries = entries_of(results, records, name, files, pictures, lost)
     results.root.mkdir(parents=True, exist_ok=True)
     with FileLock(str(results.root / "mlflow.lock"), timeout=LOCK_TIMEOUT_S):
         store: Store = RemoteStore(uri) if uri else LocalStore(results)

@@ -15,7 +15,7 @@ from entrain_bench.records.records import Results
 from entrain_bench.run.cells import attempt, compose_cells, run_cells
 from entrain_bench.run.experiment import run_experiment
 
-COMMAND_S = 110.0
+COMMAND_S = 280.0
 
 
 def cells(job: Sequence[str] = ("workload=chartqa",), strategies: Sequence[str] = ()) -> Iterator[Measure]:
@@ -55,7 +55,7 @@ def commands(overrides: Sequence[str]) -> Iterator[Measure]:
         folder = Path(name)
         yield "help", _command(["--help"], folder)
         yield "one_run", _command([*overrides, f"results_dir={folder}/runs", "mlflow=false"], folder)
-        quick = ["figures", "quick", "--results-dir", f"{folder}/quick"]
+        quick = ["figures", "quick", f"results_dir={folder}/quick"]
         for label in ("quick_from_nothing", "quick_nothing_to_do"):
             yield label, _command(quick, folder)
 

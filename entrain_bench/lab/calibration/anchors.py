@@ -11,7 +11,7 @@ import yaml
 
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.config.tree import config_tree
-from entrain_bench.lab.calibration.kernels import AttentionKernel, Product, parse_attention, parse_products
+from entrain_bench.lab.calibration.kernels import KernelAnchor, parse_attention, parse_products
 from entrain_bench.specs.parse import check_mapping, parse
 
 HALVES = ("fit", "test")
@@ -117,14 +117,6 @@ class ForwardAnchor:
     def overrides(self) -> tuple[str, ...]:
         """The run whose microbatches are compared: of any strategy, for their mean does not depend on it."""
         return ("strategy=megatron", f"workload={self.workload}", f"model={self.model}", "iterations=1")
-
-
-@dataclass(frozen=True, slots=True)
-class KernelAnchor:
-    """A published kernel and the name of its device's YAML."""
-
-    device: str
-    kernel: Product | AttentionKernel
 
 
 @dataclass(frozen=True, slots=True)

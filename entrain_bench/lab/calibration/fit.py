@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from entrain_bench.base.arrays import FloatArray
-from entrain_bench.lab.calibration.cases import ForwardCase
+from entrain_bench.lab.calibration.points import ForwardPoint
 from entrain_bench.specs.cluster import DeviceSpec
 
 # What is fitted to what, and where the search begins: products, attention, iterations, ranges of forwards (which tell
@@ -34,12 +34,12 @@ class Ratio(Protocol):
         ...
 
 
-def fit_device(device: DeviceSpec, cases: Sequence[Ratio], start: dict[str, float]) -> DeviceSpec:
-    """The device that predicts the cases best, by the squares of their relative errors.
+def fit_device(device: DeviceSpec, points: Sequence[Ratio], start: dict[str, float]) -> DeviceSpec:
+    """The device that predicts the points best, by the squares of their relative errors.
 
     Args:
         device: what is not fitted.
-        cases: of that device.
+        points: of that device.
         start: the constants that are fitted, and where the search begins.
 
     Returns:
@@ -53,10 +53,10 @@ def fit_device(device: DeviceSpec, cases: Sequence[Ratio], start: dict[str, floa
 
     def residuals(scales: FloatArray) -> FloatArray:
         tried = with_constants(scales)
-        return np.array([case.ratio(tried) - 1.0 for case in cases])
+        return np.array([point.ratio(tried) - 1.0 for point in points])
 
     bounds = (0.01, np.where(at < MOST, MOST / at, np.inf))
-    found = with_constants(least_squares(residuals, np.ones(len(at)), bounds=bounds, diff_step=DIFFERENCE).x)
+    found = with_constants(least_squares(residuals, np.ones(len(at)), bounds=bounds, diff_step=[DIFFERENCE]).x)
     values: dict[str, Any] = {name: rounded(getattr(found, name)) for name in names}
     return replace(found, **values)
 
@@ -66,11 +66,11 @@ def rounded(value: float) -> float:
     return float(f"{value:.{DIGITS - 1}e}")
 
 
-def interval(cases: Sequence[ForwardCase], device: DeviceSpec, name: str, values: FloatArray) -> tuple[float, float]:
+def interval(points: Sequence[ForwardPoint], device: DeviceSpec, name: str, values: FloatArray) -> tuple[float, float]:
     """Least and greatest of the tried values of a constant at which every prediction lies in its published range."""
     good = []
     for value in values.tolist():
         changed: dict[str, Any] = {name: value}
-        if all(case.inside(replace(device, **changed)) for case in cases):
+        if all(point.inside(replace(device, **changed)) for point in points):
             good.append(value)
     return (min(good), max(good)) if good else (np.nan, np.nan)

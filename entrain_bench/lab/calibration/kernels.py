@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from entrain_bench.config.compose import Composer
 from entrain_bench.costs.roofline import Roofline, score_area
 from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec
 from entrain_bench.specs.layer import Attention, Gemm
@@ -65,11 +66,24 @@ LARGE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class KernelCase:
+class KernelAnchor:
+    """A published kernel and the name of its device's YAML."""
+
+    device: str
+    kernel: Product | AttentionKernel
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPoint:
     """A published kernel on a cluster's device."""
 
     cluster: ClusterSpec
     kernel: Product | AttentionKernel
+
+    @classmethod
+    def of(cls, anchor: KernelAnchor, composer: Composer) -> KernelPoint:
+        """Return the kernel on the device that it was published for."""
+        return cls(ClusterSpec.from_config(composer.run((f"cluster={anchor.device}x64",)).cluster), anchor.kernel)
 
     @property
     def device(self) -> DeviceSpec:

@@ -14,8 +14,7 @@ from entrain_bench.base.files import write_atomically
 from entrain_bench.figures._accuracy import MODEL_ERROR
 from entrain_bench.figures.forward_variability import microbatch_forward
 from entrain_bench.lab.calibration.anchors import Anchor, Anchors, ForwardAnchor, load_anchors, toggled
-from entrain_bench.lab.calibration.cases import kernel_case
-from entrain_bench.lab.calibration.kernels import AttentionKernel, Product
+from entrain_bench.lab.calibration.kernels import AttentionKernel, KernelPoint, Product
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Record
 from entrain_bench.run.study import Output, Study, by_strategy
@@ -178,7 +177,7 @@ def _forward_ms(anchor: ForwardAnchor, study: Study) -> float | None:
 def _kernels(anchors: Anchors, study: Study) -> str:
     rows = []
     for (device, what), listed in groupby(anchors.kernels, key=lambda each: (each.device, type(each.kernel))):
-        cases = [kernel_case(each, study.composer) for each in listed]
+        cases = [KernelPoint.of(each, study.composer) for each in listed]
         errors = [abs(case.ratio(case.device) - 1.0) for case in cases]
         name = {Product: "products", AttentionKernel: "attention"}[what]
         rows.append([device, name, str(len(cases)), f"{100 * median(errors):.0f}%", f"{100 * max(errors):.0f}%"])

@@ -34,7 +34,7 @@ def program_row(
         predicted_s: the same, predicted.
         repetitions_s: seconds of every measured iteration.
     """
-    repetitions = json.dumps([round(float(each), 5) for each in repetitions_s])
+    repetitions = json.dumps([round(each, 5) for each in repetitions_s])
     times = {"measured_s": measured_s, "predicted_s": predicted_s, "iteration_error": predicted_s / measured_s - 1.0}
     return {**where, "layout": layout, **times, "repetitions_s": repetitions}
 
@@ -99,7 +99,7 @@ def _row(
     bubbles = [_bubble(program, began, ended) for began, ended in zip(starts, ends, strict=True)]
     where = {name: getattr(one, name) for name in ("num_ranks", "workload", "seed", "strategy")}
     layout = "; ".join(f"{name} {text}" for name, text in program.layout.describe().items())
-    return program_row(where, layout, float(middle), float(end.max()), iteration_s) | {
+    return program_row(where, layout, float(middle), float(end.max()), iteration_s.tolist()) | {
         "num_actions": program.num_actions,
         "noise": float((high - low) / 2 / middle),
         "core_error": float((end[passes].max() - start[passes].min()) / np.median(cores_s) - 1.0),

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from entrain_bench.config.schema import RunConfig
+from entrain_bench.lab.programs import first_program
 from entrain_bench.program import Program
 from entrain_bench.program.layout_json import layout_to_json
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import Setting, prepare
 from entrain_bench.train.messages.wire import program_to_bytes
 
 STRATEGIES = ("megatron", "entrain", "disttrain", "dflop", "dip")
@@ -92,19 +92,11 @@ def overrides_of(num_ranks: int, workload: str, seed: int, strategy: str) -> lis
     ]
 
 
-def setting_and_program(config: RunConfig) -> tuple[Setting, Program]:
-    """What a configuration describes, and the program of its first batch."""
-    setting = prepare(config)
-    layout = setting.strategy.plan(setting.profile)
-    shapes = setting.source.batch(0, config.global_batch, config.seed)
-    return setting, setting.strategy.program(shapes, layout, setting.profile)
-
-
 def all_programs() -> Iterator[FidelityProgram]:
     """Yield every program, those of a group one after the other."""
     for num_ranks, workload, seed, strategy in product(NUM_RANKS, WORKLOADS, SEEDS, STRATEGIES):
         (cell,) = compose_cells(overrides_of(num_ranks, workload, seed, strategy))
-        _, program = setting_and_program(cell.config)
+        _, program = first_program(cell.config)
         # Training sends from block to block, whatever relay the layout asks for.
         program = replace(program, layout=replace(program.layout, single_rank_boundary=False))
         yield FidelityProgram(num_ranks, workload, seed, strategy, cell.config, program)

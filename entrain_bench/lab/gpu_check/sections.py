@@ -140,8 +140,8 @@ def _losses(check: Check, dtype: str) -> Rows:
     alone = [*CORRECTNESS, *setup.unprofiled(1), given]
     check.say(f"training {REFERENCE} on one device in {dtype}")
     record = runs.train("one_device", REFERENCE, alone, 1, CORRECTNESS_S)
-    if problem := problem_of(record):
-        return [{"strategy": f"{REFERENCE} on one device", "verdict": FAILED, "reason": problem}]
+    if isinstance(record, str) or problem_of(record):
+        return [{"strategy": f"{REFERENCE} on one device", "verdict": FAILED, "reason": problem_of(record)}]
     reference, strategies = series(record, "loss"), setup.strategies()
     check.say(f"planning {len(strategies)} strategies")
     planned = runs.predict(job, strategies, PREDICTION_S)
@@ -153,8 +153,8 @@ def _losses(check: Check, dtype: str) -> Rows:
             continue
         check.say(f"training {name} in {dtype} ({number} of {len(strategies)})")
         done = runs.train(name, name, [*job, given], setup.num_devices, CORRECTNESS_S)
-        if reason := problem_of(done):
-            rows.append({"strategy": name, "verdict": FAILED, "reason": reason})
+        if isinstance(done, str) or problem_of(done):
+            rows.append({"strategy": name, "verdict": FAILED, "reason": problem_of(done)})
             continue
         row = judge_losses(name, series(done, "loss"), reference, TOLERANCES[dtype])
         rows.append(row | {"layout": layout_of(done)})
@@ -218,7 +218,8 @@ def fidelity(check: Check) -> Finding:
         f"{name} predicted to {error:.1%} (median; target {target:.0%}: {'met' if error <= target else 'missed'})"
         for name, (error, target) in accuracy(pd.DataFrame(rows), pairs).items()
     ]
-    tables = {"Iterations": rows, "Speedups": pairs.to_dict("records"), "Not measured": others}
+    speedups: Rows = [{str(name): value for name, value in row.items()} for row in pairs.to_dict("records")]
+    tables = {"Iterations": rows, "Speedups": speedups, "Not measured": others}
     return verdict_of(others, len(rows), " and ".join(words), tables)
 
 

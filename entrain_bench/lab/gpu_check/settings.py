@@ -8,7 +8,7 @@ from pathlib import Path
 
 from entrain_bench.base.errors import require
 from entrain_bench.config.tree import choices
-from entrain_bench.lab.fidelity.programs import STRATEGIES
+from entrain_bench.lab.fidelity.programs import STRATEGIES, WORKLOADS
 
 # Numbers of devices that layouts are made for.
 NUM_DEVICES = (1, 2, 4, 8)
@@ -36,13 +36,9 @@ GPU_JOB = ("model=qwen25vl_llama3_1b", *FREE)
 CPU_JOB = ("model=tiny", "microbatch_size=2", "p2p=overlapped", *FREE)
 # One device has no pipeline.
 ALONE = ("megatron", "dip", "mdp", "token_budget")
-SIZES = "workload.modalities.image.llm_tokens"
 type Overrides = tuple[str, ...]
 GPU_WORKLOADS: Mapping[str, Overrides] = {name: (f"workload={name}",) for name in ("chartqa", "coco", "opencqa_ocr")}
-CPU_WORKLOADS: Mapping[str, Overrides] = {
-    "even": ("workload=synthetic", "workload.text.median=60", f"{SIZES}.median=60", f"{SIZES}.sigma=0.3"),
-    "uneven": ("workload=synthetic", "workload.text.median=40", f"{SIZES}.median=60"),
-}
+CPU_WORKLOADS: Mapping[str, Overrides] = {name: ("workload=synthetic", *WORKLOADS[name]) for name in ("even", "uneven")}
 # What trains on any number of ranks, one included.
 REFERENCE = "hetero_colocated"
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.lab.files import write_figure
 from entrain_bench.lab.preprocessing import figure
@@ -33,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         if getattr(options, name) < 1:
             parser.error(f"--{name}={getattr(options, name)}: must be at least 1")
     if sys.platform != "linux":
-        raise UserError(f"{COMMAND}: shares memory and reads CPU times as Linux does")
+        parser.error(f"{COMMAND} needs Linux: it shares memory and reads CPU times in /proc")
     folder = options.results_dir / "preprocessing"
     print("making pictures", flush=True)
     prepared = [prepare_pictures(folder, *size, options.pictures, SEED) for size in SIZES]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass
 from math import isfinite
 
@@ -14,7 +15,6 @@ from entrain_bench.base.errors import ExecutionError
 from entrain_bench.program import Program
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.measuring.losses import name_non_finite
-from entrain_bench.train.measuring.memory import peak_bytes
 from entrain_bench.train.messages.control import gather_json
 
 
@@ -86,3 +86,10 @@ def check_finite(program: Program, iteration: int, seen: Seen, control: dist.Pro
     """
     if not isfinite(seen.grad_norm):
         raise ExecutionError(name_non_finite(program, iteration, gather_json(seen.losses, control)))
+
+
+def peak_bytes(device: torch.device) -> float:
+    """Highest memory so far: of the device's allocator, or of the whole process on a CPU."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)

@@ -72,12 +72,7 @@ def constants_of(
 
 def _product_flops(rows: int, dtype: torch.dtype, device: torch.device) -> float:
     left, right = (torch.randn(rows, rows, device=device).to(dtype) for _ in range(2))
-
-    def turn(clock: Clock) -> None:
-        with clock.action(0):
-            torch.mm(left, right)
-
-    return float(2 * rows**3 / sample(turn, device, PATIENCE).min())
+    return 2 * rows**3 / _shortest_s(lambda: torch.mm(left, right), device)
 
 
 def _memory_bytes(device: torch.device) -> int:
@@ -88,20 +83,18 @@ def _memory_bytes(device: torch.device) -> int:
 
 def _bandwidth(size: int, device: torch.device) -> float:
     source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
-
-    def turn(clock: Clock) -> None:
-        with clock.action(0):
-            target.copy_(source)
-
-    return float(2 * size / sample(turn, device, PATIENCE).min())
+    return 2 * size / _shortest_s(lambda: target.copy_(source), device)
 
 
 def _host_bandwidth(size: int, device: torch.device) -> float:
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    return size / _shortest_s(lambda: target.copy_(source, non_blocking=True), device)
 
+
+def _shortest_s(call: Callable[[], object], device: torch.device) -> float:
     def turn(clock: Clock) -> None:
         with clock.action(0):
-            target.copy_(source, non_blocking=True)
+            call()
 
-    return float(size / sample(turn, device, PATIENCE).min())
+    return float(sample(turn, device, PATIENCE).min())

@@ -1,4 +1,4 @@
-"""Forward, backward and recomputation of stages, timed on packs, and the bytes that their forwards keep."""
+"""Stages, timed: forward, backward, recomputation and kept bytes on packs; optimizer steps as training runs them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from entrain_bench.costs.profiled.points import StagePoint
+from entrain_bench.costs.profiled.points import StagePoint, StepPoint
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.profiling.packs import Target
 from entrain_bench.train.profiling.sampling import Patience, quantiles, sample
@@ -19,6 +19,8 @@ from entrain_bench.train.running.step import TrainedStage
 FORWARD, BACKWARD, REMADE = range(3)
 # Of the time of a point; a pack of which a single repetition takes longer is left out.
 TURN_SHARE = 0.5
+# Gradients of a step are clipped to half.
+CLIP, NORM = 1.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +121,20 @@ def _forward(trained: TrainedStage, inputs: Inputs) -> tuple[Tensor, Tensor | No
     if inputs.is_loss:
         return output / sum(inputs.pack.lengths), None
     return output, torch.ones_like(output)
+
+
+def measure_step(target: Target, depth: int, bench: Bench, patience: Patience) -> StepPoint:
+    """The point of a stage of so many layers."""
+    trained = bench.build(target, depth)
+    rows = sample(partial(_step, trained), bench.device, patience)
+    parameters = sum(parameter.numel() for parameter in trained.stage.parameters())
+    return StepPoint(parameters, quantiles(rows[:, 0]), len(rows))
+
+
+def _step(trained: TrainedStage, clock: Clock) -> None:
+    with torch.no_grad():
+        for parameter in trained.stage.parameters():
+            parameter.main_grad.normal_()  # type: ignore[attr-defined]
+    with clock.action(0):
+        trained.gradient_square()
+        trained.step(CLIP, NORM)

@@ -18,12 +18,11 @@ from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import device_name, dtype_name, dtype_on
 from entrain_bench.train.profiling.collectives import measure_collectives
 from entrain_bench.train.profiling.constants import constants_of, subject_of
-from entrain_bench.train.profiling.layers import TargetStages
+from entrain_bench.train.profiling.layers import TargetStages, measure_step
 from entrain_bench.train.profiling.packs import Target, packs_of, targets_of
 from entrain_bench.train.profiling.sampling import Patience
 from entrain_bench.train.profiling.settings import ProfileSettings
 from entrain_bench.train.profiling.stages import Bench, one_of_many
-from entrain_bench.train.profiling.steps import measure_step
 
 # Between two writes of the file.
 WRITE_S = 2.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from entrain_bench.answers.recommend import session as session_module
+from entrain_bench.answers.recommend import strategy_race as session_module
 from entrain_bench.cli import run_command
 from entrain_bench.commands import recommend
 from entrain_bench.config.compose import compose
@@ -88,13 +88,13 @@ def test_an_answer_its_plan_and_that_it_is_kept(
 
 @pytest.mark.wide
 def test_within_a_framework_only_what_it_runs_is_considered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    where = f"--output={tmp_path / 'mine.yaml'}"
+    where = f"output={tmp_path / 'mine.yaml'}"
     (tmp_path / "own" / "strategy").mkdir(parents=True)
     (tmp_path / "own" / "strategy" / "mine.yaml").write_text(MINE)
     mine = ["--config-dir=own", "strategy=megatron,entrain,mine", "layout.recompute=[]", where]
-    out, _ = said(capsys, *TINY, "--within", "megatron", *mine)
+    out, _ = said(capsys, *TINY, "within=megatron", *mine)
     assert out.startswith("Run strategy=megatron strategy.planner.placement=first_stage")
-    assert "entrain" not in out
+    assert "entrain" not in out.replace("entrain-bench", "")
     assert re.search(r"No result: mine: Megatron-LM does not run it: its\s+microbatches have", out)
     assert "  --tensor-model-parallel-size 1 --pipeline-model-parallel-size 2 --context-parallel-size 1" in out
     assert "Samples as they arrive." in out
@@ -126,7 +126,7 @@ def test_without_any_result_the_reasons_are_shown(capsys: pytest.CaptureFixture[
         (["strategy=megatrn"], "strategy=megatrn: unknown (did you mean megatron?); choices: "),
         (["strategy=glob(x*)"], "strategy=glob(x*): describes no run"),
         (["model=tny"], "model=tny: unknown (did you mean tiny?)"),
-        (["modle=tiny"], "key=modle: unknown (did you mean model?)"),
+        (["modle=tiny"], "modle=tiny: unknown key (did you mean model=tiny?)"),
         (["model=tiny,qwen25vl_llama3_1b"], "model=tiny,qwen25vl_llama3_1b: must be one value"),
         (["harness=train"], "harness=train: must be simulate"),
         (["plan=a.yaml"], "plan=a.yaml: is what comes out"),
@@ -135,9 +135,9 @@ def test_without_any_result_the_reasons_are_shown(capsys: pytest.CaptureFixture[
         (["strategy/planner=entrain"], "strategy/planner=entrain: changes every strategy"),
         (["seed=0,1"], "seed=0,1: must be one value"),
         (["seed=0", "seed=1"], "seed=1: seed must be given once"),
-        (["--within", "megatorn"], "--within=megatorn: unknown (did you mean megatron?); choices: megatron"),
-        (["--within", "megatron", "strategy=entrain"], "strategy=entrain: none of these runs within Megatron-LM"),
-        (["--seconds", "0"], "--seconds=0.0: must be above 0"),
+        (["within=megatorn"], "within=megatorn: unknown (did you mean megatron?); choices: megatron"),
+        (["within=megatron", "strategy=entrain"], "strategy=entrain: none of these runs within Megatron-LM"),
+        (["seconds=0"], "seconds=0.0: must be above 0"),
         (["workload=trace", "workload.path=none.parquet"], "workload.path=none.parquet: "),
         (["--config-dir", "nowhere"], "--config-dir=nowhere: must be a folder"),
         (["results_dir=taken/by", "strategy=megatron"], "results_dir=taken/by: must be a writable folder, but "),
@@ -152,7 +152,9 @@ def test_bad_input_is_one_line(arguments: list[str], says: str, capsys: pytest.C
 
 @pytest.mark.wide
 def test_rounds_end_after_the_time_that_is_given(capsys: pytest.CaptureFixture[str]) -> None:
-    out, _ = said(capsys, *TINY, "strategy=megatron,entrain", "--seconds", "1e-9")
+    out, _ = said(capsys, *TINY, "strategy=megatron,entrain", "seconds=1e-9")
     assert "With one seed, chance is not ruled out." in out
-    assert "Ended early by --seconds" in out
+    table = out.split("seeds\n")[1].split("\n\n")[0].split("Behind: ")[0]
+    assert re.findall(r" (behind|as good|slower)\n", table) == ["behind"]
+    assert "Ended early by seconds=" in " ".join(out.split())
     assert yaml.safe_load(Path("results/recommendation.yaml").read_text())["expected"]["num_seeds"] == 1

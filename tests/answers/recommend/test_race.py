@@ -6,8 +6,8 @@ from math import exp
 
 import pytest
 
-from entrain_bench.answers.comparison import Times
-from entrain_bench.answers.recommend.race import AS_GOOD, FAR_BEHIND, FASTEST, NO_RESULT, SLOWER, going_on, places
+from entrain_bench.answers.comparison import AS_GOOD, BEHIND, FAILED, FASTEST, SLOWER, Times
+from entrain_bench.answers.recommend.race import going_on, standings
 
 
 def times(*values: float | None) -> Times:
@@ -20,7 +20,7 @@ def ratios(*logs: float) -> Times:
 
 
 def test_of_one_seed_those_go_on_that_are_not_far_behind() -> None:
-    one = {"a": times(2.0), "b": times(3.0), "c": times(3.01), "d": times(None), "e": times(9.0)}
+    one = {"a": times(2.0), "b": times(3.5), "c": times(3.51), "d": times(None), "e": times(9.0)}
     assert going_on(one) == ["a", "b"]
     assert going_on(one, ["e", "d"]) == ["a", "b", "e"]
 
@@ -55,8 +55,13 @@ def test_nobody_goes_on_without_results() -> None:
     assert going_on({"a": times(1.0, None), "b": times(None, None)}, ["a"]) == []
 
 
-def test_places_of_a_whole_race() -> None:
-    found = places(
+def verdicts(found: dict[str, Times]) -> dict[str, str]:
+    comparison = standings(found)
+    return {name: comparison.standings[name].verdict for name in comparison.ranked}
+
+
+def test_standings_of_a_whole_race() -> None:
+    found = standings(
         {
             "far": times(3.0),
             "slower": times(1.3, 1.3, 1.3),
@@ -65,38 +70,37 @@ def test_places_of_a_whole_race() -> None:
             "best": times(1.0, 1.0, 1.0, 1.0, 1.0),
         }
     )
-    assert [(place.name, place.verdict) for place in found] == [
+    assert [(name, found.standings[name].verdict) for name in found.ranked] == [
         ("best", FASTEST),
         ("good", AS_GOOD),
         ("slower", SLOWER),
-        ("far", FAR_BEHIND),
-        ("lost", NO_RESULT),
+        ("far", BEHIND),
+        ("lost", FAILED),
     ]
-    best, good, slower, far, lost = found
-    assert (best.behind, lost.behind, lost.time) == (None, None, None)
-    assert good.behind
-    assert (good.behind.num_values, good.behind.low < 1 < good.behind.high) == (5, True)
+    best, good, slower, far, _ = (found.standings[name].behind for name in found.ranked)
+    assert best is None
+    assert good
+    assert (good.num_values, good.low < 1 < good.high) == (5, True)
     # Compared at the seeds that both ran.
-    assert slower.behind
-    assert (round(slower.behind.mean, 9), slower.behind.num_values) == (1.3, 3)
-    assert far.behind
-    assert (round(far.behind.mean, 9), far.behind.num_values) == (3.0, 1)
+    assert slower
+    assert (round(slower.mean, 9), slower.num_values) == (1.3, 3)
+    assert far
+    assert (round(far.mean, 9), far.num_values) == (3.0, 1)
 
 
-def test_places_after_one_seed_tell_nobody_apart() -> None:
-    found = places({"b": times(1.2), "a": times(1.0)})
-    assert [(place.name, place.verdict) for place in found] == [("a", FASTEST), ("b", AS_GOOD)]
-    assert [place.verdict for place in places({"a": times(None)})] == [NO_RESULT]
+def test_after_one_seed_nothing_is_as_good() -> None:
+    assert verdicts({"b": times(1.2), "a": times(1.0), "c": times(3.29)}) == {"a": FASTEST, "b": BEHIND, "c": BEHIND}
+    assert verdicts({"a": times(None)}) == {"a": FAILED}
 
 
 def test_who_drops_out_cannot_win_at_fewer_seeds() -> None:
     # Faster at the seeds it ran than the winner's mean, but slower at the same seeds.
-    found = places({"gone": times(1.1, 1.1, 1.1), "best": times(1.0, 1.0, 1.0, 2.0, 2.0)})
-    assert [(place.name, place.verdict) for place in found] == [("best", FASTEST), ("gone", SLOWER)]
+    found = verdicts({"gone": times(1.1, 1.1, 1.1), "best": times(1.0, 1.0, 1.0, 2.0, 2.0)})
+    assert found == {"best": FASTEST, "gone": SLOWER}
 
 
 def test_the_order_of_names_decides_nothing() -> None:
     one = {"a": times(1.0, 1.2, 1.1), "b": times(1.1, 1.0, 1.2), "c": times(2.0, 2.0, 2.1)}
     other = dict(reversed(one.items()))
-    assert [place.name for place in places(one)] == [place.name for place in places(other)]
+    assert standings(one).ranked == standings(other).ranked
     assert sorted(going_on(one)) == sorted(going_on(other))

@@ -8,10 +8,10 @@ import numpy as np
 
 from entrain_bench.answers.recommend.evidence import firm, spent_s
 from entrain_bench.answers.recommend.layout_words import layout_lines, spans
-from entrain_bench.answers.recommend.race import places
+from entrain_bench.answers.recommend.race import standings
 from entrain_bench.answers.recommend.spent_words import loss_words, spent_lines
 from entrain_bench.answers.recommend.words import ranking_lines, so_far
-from entrain_bench.answers.words import TIME_WORDS
+from entrain_bench.answers.text import TIME_WORDS
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.records.records import Record
 from support.builders import as_ints
@@ -20,13 +20,13 @@ TIMES = {"slow": {0: 1.5, 1: 1.6, 2: 1.7}, "fast": {0: 1.0, 1: 1.0, 2: 1.25}, "l
 
 
 def test_a_table_keeps_who_is_how_fast_in_a_narrow_terminal() -> None:
-    ranked = places(TIMES)
+    ranked = standings(TIMES)
     wide = ranking_lines(ranked, 80)
     assert wide[0].split() == ["strategy", "s/iter", "behind", "95%", "seeds"]
     assert wide[2].split() == ["fast", "1.083", "-", "-", "3"]
     assert wide[3].split()[:3] == ["slow", "1.600", "+48.3%"]
     assert wide[4].split()[:3] == ["far", "2.000", "+100.0%"]
-    assert wide[4].endswith("far behind")
+    assert wide[4].endswith("behind")
     narrow = ranking_lines(ranked, 10)
     assert narrow[0].split() == ["strategy", "s/iter", "behind"]
 

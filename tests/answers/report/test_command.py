@@ -1,170 +1,168 @@
-"""``entrain-bench report`` on real runs: commands that run the same again, other folders, bad input."""
+"""The report on real runs: one's own strategy, a quick look and more seeds, lost cells; the same answer everywhere."""
 
 from __future__ import annotations
 
+import json
 import re
-import shlex
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
-from entrain_bench.answers.report.commands import setting_overrides
-from entrain_bench.answers.report.parameters import parameters, suffixes
-from entrain_bench.answers.report.read import read_runs
-from entrain_bench.answers.report.words import TIMES
+from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.commands import commands_of
+from entrain_bench.answers.console_table import summary
+from entrain_bench.answers.report.build import page_of, report_json
+from entrain_bench.answers.report.read import Material
+from entrain_bench.answers.report.render import html, markdown
+from entrain_bench.answers.sentences import sentences
+from entrain_bench.answers.tracking.entries import NOTE_TAG, entries_of
 from entrain_bench.cli import run_command
-from entrain_bench.records.records import Results
-from entrain_bench.run.cells import compose_cells
-from support.report import runs
+from entrain_bench.records.records import Record, Results
+from support.records import at_seeds, runs
+from support.sweeps import pasted
 
 SMALL = ["model=tiny", "cluster=a40x16", "global_batch=32", "microbatch_size=2", "layout.dp=2", "iterations=1"]
-SWEEPS = [
-    ["strategy=megatron,entrain", "seed=0,1"],
-    ["strategy=megatron,disttrain", "speed.gemm=0.5", "layout.recompute=[vision]", "seed=0"],
-    ["strategy=entrain", "strategy/planner=megatron", "strategy.planner.profile_samples=8", "seed=0,1"],
-    [
-        "strategy=megatron",
-        "workload=synthetic",
-        "workload.modalities.image.llm_tokens.sigma=0.25",
-        "cluster.num_nodes=3",
-    ],
-    ["strategy=megatron", "workload=synthetic", "cluster.num_nodes=5", "cluster.name=odd", "layout.dp=null"],
-]
+MINE = """
+defaults: [{planner: megatron}, {assigner: token_budget}, {scheduler: megatron}]
+name: mine
+planner: {profile_samples: 8}
+"""
 
 
-def written(folder: Path) -> str:
-    return (folder / "report.md").read_text()
-
-
-@pytest.mark.wide
-def test_every_run_is_composed_again_by_a_command_of_the_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for sweep in SWEEPS:
-        run_command([*SMALL, f"results_dir={tmp_path}", "mlflow=false", "--multirun", *sweep])
-    assert run_command(["report", f"results_dir={tmp_path}"]) == 0
-    assert "report.html" in capsys.readouterr().err
-    commands = re.findall(r"^    entrain-bench ((?:--multirun )?strategy=.*)$", written(tmp_path), re.M)
-    cells = [
-        cell
-        for line in commands
-        for cell in compose_cells([*shlex.split(line.replace("--multirun ", ""))], multirun=True)
-    ]
-    records = Results(tmp_path).records()
-    assert len(records) == 10
-    assert {cell.key for cell in cells} == {record.key for record in records}
-    assert run_command(["report", "--results-dir", str(tmp_path)]) == 0
-
-
-@pytest.mark.wide
-def test_a_file_of_the_users_is_named_by_its_path_and_a_name_that_is_not_the_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    pd.DataFrame({"text_tokens": [50] * 40}).to_parquet("mine.parquet")
-    mine = [*SMALL, "mlflow=false", "workload=trace", "workload.path=mine.parquet", "seed=3", "strategy=megatron"]
-    for more in ([], ["workload.name=other"]):
-        assert run_command([*mine, *more]) == 0
-    assert run_command(["report"]) == 0
-    lines = re.findall(r"^    entrain-bench (strategy=.*)$", written(tmp_path / "results"), re.M)
-    workloads = [[text for text in shlex.split(line) if "workload" in text] for line in lines]
-    assert sorted(workloads) == [
-        ["workload=trace", 'workload.path="mine.parquet"'],
-        ["workload=trace", 'workload.path="mine.parquet"', 'workload.name="other"'],
-    ]
-    keys = {cell.key for line in lines for cell in compose_cells(shlex.split(line))}
-    assert keys == {record.key for record in Results(Path("results")).records()}
+    (tmp_path / "own" / "strategy").mkdir(parents=True)
+    (tmp_path / "own" / "strategy" / "mine.yaml").write_text(MINE)
+    return tmp_path
+
+
+def sweep(*overrides: str) -> None:
+    assert run_command([*SMALL, "mlflow=false", "--multirun", *overrides]) == 0
+
+
+def written(suffix: str = "md") -> str:
+    return Path(f"results/report.{suffix}").read_text()
+
+
+def pasted_keys() -> set[str]:
+    """Keys of the cells of all commands on the page."""
+    return {cell.key for line in re.findall(r"^    (entrain-bench .*)$", written(), re.M) for cell in pasted(line)}
 
 
 @pytest.mark.wide
-def test_a_table_without_records_is_enough(tmp_path: Path) -> None:
-    runs({"megatron": [2.0, 2.1], "entrain": [1.0, 1.0]}, workload="coco").to_csv(tmp_path / "table.csv", index=False)
-    assert run_command(["report", f"results_dir={tmp_path}"]) == 0
-    assert f"**Entrain** is the fastest for Tiny on COCO (2.05{TIMES} (" in written(tmp_path)
+@pytest.mark.parametrize("told", [[], ["--config-dir", "own"]])
+def test_ones_own_strategy_on_another_device_is_reported_with_and_without_its_folder(told: list[str]) -> None:
+    sweep("--config-dir", "own", "strategy=mine,megatron", "seed=0,1", "cluster/device=h100")
+    assert run_command(["report", *told]) == 0
+    keys = {record.key for record in Results(Path("results")).records()}
+    assert len(keys) == 4
+    assert pasted_keys() == keys
+    (line,) = re.findall(r"^    (entrain-bench .*)$", written(), re.M)
+    assert "--config-dir own" in line
+    assert "cluster/device=h100" in line
+    assert len(line) < 300
+    assert "older code" not in written()
+    assert " of 2 of 21 strategies" in written()
+
+
+@pytest.mark.wide
+def test_a_quick_look_and_then_three_seeds_are_both_in_the_answer() -> None:
+    sweep("strategy=megatron,entrain,disttrain", "seed=0")
+    sweep("strategy=megatron,entrain", "seed=0,1,2")
+    assert run_command(["report"]) == 0
+    text = written()
+    assert re.search(r"(\w+ is the fastest of|Not decided: .* of) 3 of 20 strategies|Not decided: ", text)
+    assert "Fewer seeds than others: disttrain at seed 0." in text
+    assert re.search(r"Not run: braid, .*omnibal, ", text.replace("\\", ""))
+    assert "| 0 to 2 | [7](#runs-1) |" in text
+    assert pasted_keys() == {record.key for record in Results(Path("results")).records()}
+
+
+@pytest.mark.wide
+def test_lost_cells_turn_no_winner() -> None:
+    sweep("strategy=megatron,entrain", "seed=0,1,2")
+    results = Results(Path("results"))
+    records = results.records()
+    first = next(iter(sentences(Answer.of(records))))
+    assert first.startswith("entrain is the fastest of 2 of 20")
+    for record in records:
+        if record.labels["strategy"] == "entrain" and record.labels["seed"]:
+            results.record_path(record.key).unlink()
+    left = results.records()
+    lost = ["strategy=entrain seed=1", "strategy=entrain seed=2"]
+    (parent, *_) = entries_of(results, left, "mine", lost=lost)
+    table = " ".join(line.plain for line in summary(left, 300, lost))
+    assert run_command(["report"]) == 0
+    for text in (table, parent.tags[NOTE_TAG], written()):
+        assert "entrain is the fastest of 2 of 20" in text
+        assert "Fewer seeds than others: entrain at seed 0." in text
+        assert "With one seed, chance is not ruled out." in text
+    assert parent.tags["best_strategy"] == "entrain"
+    for text in (table, parent.tags[NOTE_TAG]):
+        assert "2 of 6 planned runs left no record: strategy=entrain seed=1 and strategy=entrain seed=2." in text
+
+
+FIXTURES = {
+    "decided": runs({"base": [2.0, 2.2, 2.1], "best": [1.0, 1.0, 1.1], "near": [1.01, 1.0, 1.1], "odd": [3.0, None]}),
+    "lost and close": at_seeds(runs({"base": [2.0, 2.2, 2.1], "best": [1.0, 1.0, 1.1], "near": [0.99] * 3}), "near", 0),
+    "far": at_seeds(runs({"base": [2.0, 2.2, 2.1], "best": [1.0] * 3, "far": [4.0] * 3}), "far", 2),
+    "one seed": runs({"base": [2.0], "best": [1.0]}),
+    "several cases": [
+        *runs({"base": [2.0, 2.1], "best": [1.0] * 2}),
+        *runs({"base": [1.0] * 2, "best": [3.0] * 2}, "x"),
+    ],
+}
+
+
+@pytest.mark.parametrize("records", FIXTURES.values(), ids=FIXTURES)
+def test_one_answer_in_all_renderers(records: list[Record]) -> None:
+    answer = Answer.of(records)
+    said = sentences(answer)
+    assert said
+    material = Material(answer, "1.0", "results")
+    page = page_of(material)
+    found = json.loads(report_json(material))
+    parent, *_ = entries_of(Results(Path("results")), records, "mine")
+    shown = {
+        "terminal": " ".join(line.plain for line in summary(records, 100)),
+        "Markdown": markdown(page).replace("\\", ""),
+        "HTML": html(page),
+        "MLflow": parent.tags[NOTE_TAG],
+        "JSON": " ".join(found["sentences"]),
+    }
+    for where, text in shown.items():
+        for sentence in said:
+            assert sentence in text, where
+    assert parent.tags.get("best_strategy", "") == answer.fastest
+    bold = [line.plain.split()[0] for line in summary(records, 100) if line.style == "bold"]
+    best = [answer.variant(case.groups[own]) for case in answer.cases for own in case.best]
+    assert sorted(bold) == sorted(best)
+    assert len(re.findall(r"\*\*\d", parent.tags[NOTE_TAG])) == len(best)
+    for case, values in zip(answer.cases, found["cases"], strict=True):
+        assert [*values["fastest"], *values["as_good"]][: len(case.best)] == [
+            answer.variant(case.groups[own]) for own in case.best
+        ]
+        for own, each in zip(case.groups, values["strategies"], strict=True):
+            standing = case.comparison.standings[own]
+            assert each["verdict"] == standing.verdict
+            assert (each["speedup"] or {}).get("mean") == (standing.speedup.mean if standing.speedup else None)
+        assert values["commands"] == commands_of(case.records)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "must hold a run with a result"),
-        (["seed=0"], "key=seed=0: unknown; choices: results_dir=FOLDER"),
+        (["seed=0"], "seed=0: unknown key; choices: results_dir"),
         (["--config-dir", "nowhere"], "--config-dir=nowhere: must be a folder"),
     ],
 )
 def test_nothing_to_say_and_bad_input_are_one_line(
-    tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command(["report", f"results_dir={tmp_path}", *arguments]) == 2
+    assert run_command(["report", "results_dir=none", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-    assert not [*tmp_path.iterdir()]
-
-
-def test_runs_without_any_result_and_a_damaged_table_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runs({"megatron": [None]}).to_csv(tmp_path / "table.csv", index=False)
-    assert run_command(["report", f"results_dir={tmp_path}"]) == 2
-    (tmp_path / "table.csv").write_text("strategy,seed\nmegatron,zero\n")
-    assert run_command(["report", f"results_dir={tmp_path}"]) == 2
-    first, second = capsys.readouterr().err.splitlines()
-    assert "must hold a run with a result" in first
-    assert "is no table of runs" in second
-
-
-@pytest.mark.wide
-def test_records_of_older_code_are_left_out_while_there_are_others(tmp_path: Path) -> None:
-    arguments = [*SMALL, f"results_dir={tmp_path}", "mlflow=false"]
-    run_command([*arguments, "--multirun", "strategy=megatron", "seed=0,1"])
-    first, _ = sorted((tmp_path / "runs").rglob("*.json"))
-    first.write_text(re.sub(r'"code_version": "[^"]*"', '"code_version": "older"', first.read_text()))
-    rows, num_older, _ = read_runs(Results(tmp_path))
-    assert (len(rows), num_older) == (1, 1)
-    first.rename(tmp_path / "kept")
-    (last,) = (tmp_path / "runs").rglob("*.json")
-    last.unlink()
-    (tmp_path / "kept").rename(first)
-    rows, num_older, _ = read_runs(Results(tmp_path))
-    assert (len(rows), num_older) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    ("column", "text", "overrides"),
-    [
-        ("layout_tp", "", ["layout.tp=null"]),
-        ("layout_recompute", "none", ["layout.recompute=[]"]),
-        ("layout_recompute", "vision+llm", ["layout.recompute=[vision,llm]"]),
-        ("freeze", "", ["freeze=[]"]),
-        ("speed", "gemm=0.7 network=2.0", ["speed.gemm=0.7", "speed.network=2.0"]),
-        ("overlap_grad_reduce", "False", ["overlap_grad_reduce=false"]),
-        ("microbatch_size", "", ["microbatch_size=null"]),
-        # A run that is older than a setting.
-        ("tp_overlap", "", []),
-    ],
-)
-def test_settings_of_the_table_are_overrides(column: str, text: str, overrides: list[str]) -> None:
-    assert setting_overrides(column, text) == overrides
-
-
-def test_parameters_are_read_as_they_are_written() -> None:
-    text = 'a.b=1 path="my file.parquet" c=["x", "y"] d=null e="a \\" b=2"'
-    assert parameters(text) == {
-        "a.b": "1",
-        "path": '"my file.parquet"',
-        "c": '["x", "y"]',
-        "d": "null",
-        "e": '"a \\" b=2"',
-    }
-
-
-def test_names_say_what_differs_from_what_is_most_frequent() -> None:
-    details = pd.Series(["p.a=1 p.b=1", "p.a=1 p.b=1", "p.a=2 p.b=1", "p.a=9"])
-    assert suffixes(pd.Series(["x", "x", "x", "y"]), details).tolist() == ["", "", " (a=2)", ""]
-    assert suffixes(pd.Series(["x", "x", "y", "y"]), pd.Series(["a=1", "a=2", "a=1", "a=1"])).tolist() == [
-        " (a=1)",
-        " (a=2)",
-        "",
-        "",
-    ]
+    assert not Path("none").exists()

@@ -99,7 +99,7 @@ def test_each_record_is_one_run_nested_under_its_sweep_with_all_it_holds(tmp_pat
         f"{strategy} seed {seed}" for strategy in ("megatron", "entrain") for seed in (0, 1)
     }
     pictures = {"iteration_time.png", "ranks/megatron.png", "ranks/entrain.png"}
-    assert artifacts_of(results, parent) == {"summary.md", "table.csv", *pictures}
+    assert artifacts_of(results, parent) == {"answer.json", "summary.md", "table.csv", *pictures}
     for key, run in (runs | single).items():
         record = json.loads(results.record_path(key).read_text())
         headline = {name: value for name, value in run.data.metrics.items() if not name.startswith(SERIES)}
@@ -133,8 +133,8 @@ def test_a_sweep_says_who_is_fastest_and_by_how_much(store: Results, tmp_path: P
     assert parent.data.metrics["best_speedup"] == pytest.approx(4.0)
     assert parent.data.tags["best_strategy"] == "entrain"
     assert parent.data.tags["baseline"] == "megatron"
-    assert "2 strategies (megatron, entrain)" in parent.data.tags["sweep"]
-    assert artifacts_of(store, parent) == {"summary.md", "table.csv", "figures/contest.png"}
+    assert "2 strategies (megatron and entrain)" in parent.data.tags["sweep"]
+    assert artifacts_of(store, parent) == {"answer.json", "summary.md", "table.csv", "figures/contest.png"}
     speedups = {run.info.run_name: run.data.metrics["answer/speedup_over_megatron"] for run in runs.values()}
     expected = {"megatron seed 0": 1.0, "megatron seed 1": 1.0, "entrain seed 0": 2.0, "entrain seed 1": 8.0}
     assert speedups == pytest.approx(expected)
@@ -143,8 +143,9 @@ def test_a_sweep_says_who_is_fastest_and_by_how_much(store: Results, tmp_path: P
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{VIEW}"])
     assert view["selectedColumns"][:2] == ["metrics.`iteration_time_s`", "metrics.`answer/speedup_over_megatron`"]
     assert experiment.tags[NOTE_TAG] == parent.data.tags[NOTE_TAG]
-    assert "entrain 4.00x" in experiment.tags[NOTE_TAG]
-    assert "| all | **6.000** | **1.500** |" in experiment.tags[NOTE_TAG], "two seeds tell nothing apart"
+    assert "entrain is the fastest of 2 of 20 strategies (4.00x (" in experiment.tags[NOTE_TAG]
+    assert "Slower, though not significantly: megatron." in experiment.tags[NOTE_TAG], "two seeds exclude nothing"
+    assert "| all | 6.000 | **1.500** |" in experiment.tags[NOTE_TAG]
 
 
 def test_a_grown_sweep_keeps_its_parent_and_brings_speedups_up_to_date(store: Results) -> None:
@@ -255,7 +256,7 @@ def test_a_moved_folder_has_its_artifacts_and_links(store: Results, tmp_path: Pa
     log_records(store, contest(store, "h"), "moved")
     moved = Results(tmp_path / "elsewhere")
     shutil.copytree(store.root, moved.root)
-    assert artifacts_of(moved, runs_of(moved, "moved")[SWEEP]) == {"summary.md", "table.csv"}
+    assert artifacts_of(moved, runs_of(moved, "moved")[SWEEP]) == {"answer.json", "summary.md", "table.csv"}
     lines = links(moved, "http://127.0.0.1:5000")
     experiment, parent = experiment_of(moved, "moved"), runs_of(moved, "moved")[SWEEP]
     page = f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs"
@@ -265,7 +266,7 @@ def test_a_moved_folder_has_its_artifacts_and_links(store: Results, tmp_path: Pa
 
 
 def test_nothing_logged_has_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["ui", "--results-dir", str(tmp_path)]) == 2
+    assert run_command(["ui", f"results_dir={tmp_path}"]) == 2
     assert "no runs are logged there" in capsys.readouterr().err
 
 

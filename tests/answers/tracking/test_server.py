@@ -90,7 +90,7 @@ def test_the_pages_of_a_results_folder_are_served_wherever_it_is(tmp_path: Path)
     before, folder, port = tmp_path / "before", tmp_path / "after", free_port()
     assert run_command([*SMALL, f"results_dir={before}", "--multirun", *SWEPT]) == 0
     before.rename(folder)
-    command = [sys.executable, "-m", "entrain_bench.cli", "ui", "--results-dir", str(folder), "--port", str(port)]
+    command = [sys.executable, "-m", "entrain_bench.cli", "ui", f"results_dir={folder}", f"port={port}"]
     with serving(command, port) as server:
         assert server.stdout is not None
         name, summary, runs = (server.stdout.readline().strip() for _ in range(3))
@@ -104,7 +104,7 @@ def test_the_pages_of_a_results_folder_are_served_wherever_it_is(tmp_path: Path)
         file = download_artifacts(
             run_id=parent.info.run_id, artifact_path="summary.md", tracking_uri=uri, dst_path=str(tmp_path)
         )
-        assert "Speed-up over megatron" in Path(file).read_text()
+        assert "Speedup over megatron" in Path(file).read_text()
         server.send_signal(signal.SIGTERM)
         assert server.wait(STOP_S) == 0
     with socket.socket() as probe:

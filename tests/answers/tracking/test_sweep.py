@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.tracking.entries import clean
-from entrain_bench.answers.tracking.sweep import Sweep, describe_sweep, shortened, sweep_name
+from entrain_bench.answers.tracking.sweep import describe_sweep, shortened, sweep_name
 from entrain_bench.answers.tracking.words import summary_markdown
 from entrain_bench.commands.outputs import drawn_from, outputs, sweep_of
 from entrain_bench.records.records import Record, Results
@@ -40,16 +41,16 @@ def test_names_carry_what_was_swept_and_nothing_else() -> None:
         for trials in (0, 8)
         for batch in (16, 32)
     ]
-    names = [point.name for point in Sweep.of(records).points()]
+    names = [point.name for point in Answer.of(records).points()]
     assert len(set(names)) == len(names)
     assert {"first trials=0 text global_batch=16 seed 0", "first trials=8 video global_batch=32 seed 0"} <= {*names}
 
 
 def test_a_part_is_named_by_its_class() -> None:
     parts = [record("first", 1.0, own={"planner": {"_target_": f"some.module.{name}"}}) for name in ("Old", "New")]
-    assert [point.name for point in Sweep.of(parts).points()] == [
-        "first planner=Old seed 0",
+    assert [point.name for point in Answer.of(parts).points()] == [
         "first planner=New seed 0",
+        "first planner=Old seed 0",
     ]
 
 
@@ -57,13 +58,13 @@ def test_speedups_are_of_the_same_job_and_seed() -> None:
     times = {("first", "text", 0): 4.0, ("first", "text", 1): 6.0, ("first", "video", 0): 9.0}
     times |= {("second", "text", 0): 2.0, ("second", "text", 1): 1.0, ("third", "video", 0): 18.0}
     records = [record(strategy, time_s, seed, workload) for (strategy, workload, seed), time_s in times.items()]
-    found = Sweep.of(records)
+    found = Answer.of(records)
     assert found.baseline == "first"
     gains = {point.record.key: point.gain for point in found.points()}
     assert [gains[record.key] for record in records] == [1.0, 1.0, 1.0, 2.0, 6.0, 0.5]
     assert found.wins == {"second": 1, "first": 1}
     assert {*found.overall} == {"first"}, "the others lack a case"
-    both = Sweep.of([one for one in records if one.labels["workload"] == "text"])
+    both = Answer.of([one for one in records if one.labels["workload"] == "text"])
     assert {name: each.speedup.mean for name, each in both.overall.items()} == pytest.approx(
         {"second": 12**0.5, "first": 1.0}
     )
@@ -77,7 +78,7 @@ def test_speedups_are_of_the_same_job_and_seed() -> None:
     ],
 )
 def test_a_single_strategy_is_not_compared_with_itself(records: list[Record]) -> None:
-    found = Sweep.of(records)
+    found = Answer.of(records)
     assert not found.baseline
     assert not found.overall
     assert all(point.gain is None for point in found.points())
@@ -86,7 +87,7 @@ def test_a_single_strategy_is_not_compared_with_itself(records: list[Record]) ->
 def test_variants_are_compared_with_the_baseline_of_the_same_parameters() -> None:
     times = {("first", 0): 8.0, ("first", 8): 6.0, ("second", 0): 4.0, ("second", 8): 1.0}
     records = [record(name, time_s, own={"trials": trials}) for (name, trials), time_s in times.items()]
-    gains = {point.name: point.gain for point in Sweep.of(records).points()}
+    gains = {point.name: point.gain for point in Answer.of(records).points()}
     assert gains["second trials=0 seed 0"] == 2.0
     assert gains["second trials=8 seed 0"] == 6.0
 
@@ -94,22 +95,22 @@ def test_variants_are_compared_with_the_baseline_of_the_same_parameters() -> Non
 def test_the_summary_answers() -> None:
     records = [record("first", 4.0, seed) for seed in range(3)] + [record("second", 2.0, seed) for seed in range(3)]
     records += [record("third", 1.0), record("third", None, seed=1), record("third", 1.0, seed=2)]
-    text = summary_markdown("mine", Sweep.of(records))
+    text = summary_markdown("mine", Answer.of(records), "results")
     assert (
-        "3 strategies (first, second, third), workload text, model m, cluster c, harness h, 3 seeds (0, 1, 2)" in text
-    )
+        "3 strategies (first, second and third), workload text, model m, cluster c, harness h, 3 seeds (0, 1 and 2)"
+    ) in text
     assert "8 runs ok" in text
-    assert "Fastest: second." in text, "one that failed at a seed is not a winner"
-    assert "geometric mean over cases and seeds: second 2.00x (2.00 to 2.00)." in text
-    assert "Without a mean, for lack of results: third." in text
+    assert text.startswith("second is the fastest of 3 of 23 strategies (2.00x (2.00 to 2.00) over first).")
+    assert "third cannot win, for it has no result at seed 1; its speedup over the fastest is 2.00x at 2 other" in text
     assert "| all | 4.000 | **2.000** | 1.000 (2 of 3 seeds) |" in text
-    assert "- third seed 1: failed: out of luck" in text
+    assert "- failed: third, 1 of 3 runs (seed 1): out of luck" in text
+    assert "- `entrain-bench --multirun strategy=first,second,third workload=text seed=0,1,2`" in text
 
 
 def test_words_stay_few_however_many_runs_there_are() -> None:
-    records = [record("first", None, seed) for seed in range(300)]
-    assert len(describe_sweep(records)) < 200
-    assert "and 295 more" in summary_markdown("mine", Sweep.of(records))
+    records = [record("first", None, seed, workload=f"w{seed}") for seed in range(300)]
+    assert len(describe_sweep(records)) < 300
+    assert "and 295 more" in summary_markdown("mine", Answer.of(records), "results")
 
 
 def test_names_are_what_mlflow_takes() -> None:

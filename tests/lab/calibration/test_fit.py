@@ -9,9 +9,9 @@ import pytest
 
 from entrain_bench.config.compose import Composer
 from entrain_bench.lab.calibration.anchors import load_anchors
-from entrain_bench.lab.calibration.cases import ForwardCase, iteration_case, kernel_case
 from entrain_bench.lab.calibration.fit import fit_device, interval, rounded
-from entrain_bench.lab.calibration.kernels import AttentionKernel, KernelCase, Product
+from entrain_bench.lab.calibration.kernels import AttentionKernel, KernelPoint, Product
+from entrain_bench.lab.calibration.points import ForwardPoint, IterationPoint
 from entrain_bench.specs.cluster import DeviceSpec
 from support.builders import tiny_cluster
 
@@ -45,8 +45,8 @@ def test_the_fit_finds_the_constant_that_made_the_products() -> None:
     cluster, true = replace(tiny_cluster(), device=device), replace(device, gemm_half_flops=5e9)
     cases = []
     for size in (512, 1024, 2048):
-        seconds = KernelCase(cluster, Product(size, size, size, 1.0)).ratio(true) * 2 * size**3 / 1e12
-        cases.append(KernelCase(cluster, Product(size, size, size, 2 * size**3 / seconds / 1e12)))
+        seconds = KernelPoint(cluster, Product(size, size, size, 1.0)).ratio(true) * 2 * size**3 / 1e12
+        cases.append(KernelPoint(cluster, Product(size, size, size, 2 * size**3 / seconds / 1e12)))
     assert fit_device(device, cases, {"gemm_half_flops": 1e9}).gemm_half_flops == 5e9
 
 
@@ -59,7 +59,7 @@ def test_published_times_of_kernels_by_hand() -> None:
 
 
 def test_kernels_alone_do_not_know_of_training() -> None:
-    case = KernelCase(tiny_cluster(), Product(512, 512, 512, 1.0))
+    case = KernelPoint(tiny_cluster(), Product(512, 512, 512, 1.0))
     assert case.ratio(replace(DEVICE, sustained_fraction=0.5)) == case.ratio(DEVICE)
 
 
@@ -67,7 +67,7 @@ def test_kernels_alone_do_not_know_of_training() -> None:
 @pytest.mark.parametrize("device", ["h100", "a100"])
 def test_the_committed_constants_are_near_the_published_kernels(device: str, kind: type) -> None:
     composer = Composer()
-    found = [kernel_case(each, composer) for each in ANCHORS.kernels if each.device == device]
+    found = [KernelPoint.of(each, composer) for each in ANCHORS.kernels if each.device == device]
     cases = [case for case in found if isinstance(case.kernel, kind)]
     if not cases:
         assert (device, kind) == ("a100", AttentionKernel)
@@ -82,7 +82,7 @@ def test_the_committed_constants_are_near_the_published_kernels(device: str, kin
 
 def test_an_iteration_is_simulated_and_slower_at_a_lower_clock() -> None:
     small = next(each for each in ANCHORS.iterations if each.group.name == "Nemotron-4 15B")
-    case = iteration_case(small, Composer())
+    case = IterationPoint.of(small, Composer())
     full, half = (case.ratio(replace(case.device, sustained_fraction=fraction)) for fraction in (1.0, 0.5))
     assert 0.5 < full < half < 2.5
 
@@ -99,7 +99,7 @@ class Forward:
 
 
 def test_the_interval_is_where_every_range_holds() -> None:
-    cases: list[ForwardCase] = [Forward(20, 40), Forward(25, 100)]  # type: ignore[list-item]
+    cases: list[ForwardPoint] = [Forward(20, 40), Forward(25, 100)]  # type: ignore[list-item]
     assert interval(cases, DEVICE, "sustained_fraction", np.arange(1, 100) / 100) == (0.25, 0.4)
-    none: list[ForwardCase] = [*cases, Forward(1, 2)]  # type: ignore[list-item]
+    none: list[ForwardPoint] = [*cases, Forward(1, 2)]  # type: ignore[list-item]
     assert np.isnan(interval(none, DEVICE, "sustained_fraction", np.arange(1, 100) / 100)).all()

@@ -16,7 +16,8 @@ from entrain_bench.lab.fidelity import figure
 from entrain_bench.lab.fidelity.__main__ import main, report
 from entrain_bench.lab.fidelity.compare import accuracy, all_rows, program_row
 from entrain_bench.lab.fidelity.predict import simulated
-from entrain_bench.lab.fidelity.programs import FidelityProgram, overrides_of, setting_and_program
+from entrain_bench.lab.fidelity.programs import FidelityProgram, overrides_of
+from entrain_bench.lab.programs import first_program
 from entrain_bench.program import Pass
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.simulate import Simulator
@@ -27,7 +28,7 @@ LINKS = {"latency_s": 1e-5, "bandwidth_bytes_per_s": 1e12}
 def program_of(strategy: str, folder: Path, measured_s: float, predicted_s: float) -> FidelityProgram:
     """A program whose files say that its simulated timeline took that long, the measured one give or take 1 %."""
     (cell,) = compose_cells(overrides_of(2, "even", 0, strategy))
-    setting, program = setting_and_program(cell.config)
+    setting, program = first_program(cell.config)
     one = FidelityProgram(2, "even", 0, strategy, cell.config, program)
     timeline = Simulator(setting.truth, 1e12).execute(program)
     start, end = (column / timeline.iteration_time_s for column in (timeline.start_s, timeline.end_s))

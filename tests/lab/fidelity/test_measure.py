@@ -19,8 +19,8 @@ from entrain_bench.lab.fidelity.programs import (
     STRATEGIES,
     WORKLOADS,
     FidelityProgram,
-    setting_and_program,
 )
+from entrain_bench.lab.programs import first_program
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.train.emulate.emulator import Measured
 from entrain_bench.train.emulate.work import PassSeconds
@@ -39,7 +39,7 @@ def small_program(strategy: str) -> FidelityProgram:
             f"strategy={strategy}",
         ]
     )
-    _, program = setting_and_program(cell.config)
+    _, program = first_program(cell.config)
     return FidelityProgram(2, "even", 0, strategy, cell.config, program)
 
 

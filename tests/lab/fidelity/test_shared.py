@@ -9,8 +9,9 @@ import pytest
 
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.costs.truth import CostTruth, Prices
-from entrain_bench.lab.fidelity.programs import overrides_of, setting_and_program
+from entrain_bench.lab.fidelity.programs import overrides_of
 from entrain_bench.lab.fidelity.shared import cores_of_lanes, place_on_cores
+from entrain_bench.lab.programs import first_program
 from entrain_bench.program import Pass, Program
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
@@ -75,7 +76,7 @@ def test_two_ranks_that_compute_take_half_a_core_each() -> None:
 @pytest.mark.parametrize("strategy", ["megatron", "entrain", "dflop", "dip"])
 def test_with_a_core_for_every_rank_it_is_the_simulator(strategy: str) -> None:
     (cell,) = compose_cells([*overrides_of(4, "uneven", 0, strategy), "cluster.tiers.0.bandwidth_bytes_per_s=1e15"])
-    setting, program = setting_and_program(cell.config)
+    setting, program = first_program(cell.config)
     program = replace(program, layout=replace(program.layout, single_rank_boundary=False))
     simulated = Simulator(setting.truth, 1e12).execute(program)
     assert simulated.memory_bytes is not None

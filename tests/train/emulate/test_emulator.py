@@ -255,7 +255,11 @@ def test_what_does_not_fit_the_device_is_named(monkeypatch: pytest.MonkeyPatch) 
         (["harness.dtype=float16"], UserError, "harness.dtype=float16: unknown"),
         (["harness.num_repetitions=0"], UserError, "harness.num_repetitions=0: must be at least 1"),
         (["harness.num_warm_ups=-1"], UserError, "harness.num_warm_ups=-1: must be at least 0"),
-        (["model=mllm_9b"], IncompatibleError, "model=mllm_9b: has a generator .* harness=emulate cannot"),
+        (
+            ["model=mllm_9b", "workload=synthetic"],
+            IncompatibleError,
+            "model=mllm_9b: has a generator .* harness=emulate cannot",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(overrides: list[str], kind: type[UserError], message: str) -> None:

@@ -1,15 +1,14 @@
-"""The answer for a job: who is the fastest, with what plan, why, and how firm that is."""
+"""The recommendation for a job: who is the fastest, with what plan, why, and how firm that is."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from entrain_bench.answers.comparison import with_result
+from entrain_bench.answers.comparison import FAILED, FASTEST, Comparison, Standing
 from entrain_bench.answers.recommend.evidence import ASSUMPTIONS, Firm, firm, mean_of, spent_s
-from entrain_bench.answers.recommend.race import FASTEST, NO_RESULT, Place, places
-from entrain_bench.answers.recommend.session import Contender, Raced, Session
-from entrain_bench.answers.statistics import Interval, ratio_interval
+from entrain_bench.answers.recommend.race import standings
+from entrain_bench.answers.recommend.strategy_race import Raced, StrategyRace, StrategyVariant
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.layout_json import layout_to_json
@@ -23,18 +22,17 @@ NUM_CHANGED = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Recommendation:
     """What is known of a job.
 
     Attributes:
-        contender: the fastest.
+        variant: the fastest.
         config: its run at the first seed.
         num_gpus: of the cluster.
         raced: the race.
-        places: everybody's, the fastest first.
-        reasons: why strategies have no place, by name; of those that have none under any overrides.
-        baseline: the strategy that the speed-up is over; empty if it has no result, or is the fastest.
-        speedup: of the fastest over it, seed by seed.
+        comparison: of all, at the seeds that each ran.
+        reasons: why strategies have no result, by name; of those that have none under any overrides.
+        baseline: the strategy that the speedup is over; empty if it is the fastest.
         layout: the fastest's at the first seed.
         num_replicas: of the LLM in it.
         num_alike: seeds of the fastest at which it plans the same layout.
@@ -45,17 +43,17 @@ class Answer:
         spent: where time goes (``spent_s``), for the fastest and its rivals at the seeds that they share.
         firm: what changed assumptions do, at ``changed_seeds``.
         changed_seeds: the first ones of the race.
-        records: of the fastest and its rivals, by name.
+        spent_seeds: those that the fastest and its rivals share.
+        records: of the fastest, by seed.
     """
 
-    contender: Contender
+    variant: StrategyVariant
     config: RunConfig
     num_gpus: int
     raced: Raced
-    places: Sequence[Place]
+    comparison: Comparison[str]
     reasons: Mapping[str, str]
     baseline: str
-    speedup: Interval | None
     layout: Layout
     num_replicas: int
     num_alike: int
@@ -67,54 +65,63 @@ class Answer:
     spent: Mapping[str, Mapping[str, float]]
     firm: Sequence[Firm]
     changed_seeds: Sequence[int]
-    records: Mapping[str, Sequence[Record]]
+    spent_seeds: Sequence[int]
+    records: Sequence[Record]
 
     @property
-    def best(self) -> Place:
-        """The fastest."""
-        return self.places[0]
+    def best(self) -> str:
+        """The name of the fastest."""
+        return self.variant.name
+
+    @property
+    def standing(self) -> Standing:
+        """How the fastest does."""
+        return self.comparison.standings[self.best]
 
     @property
     def seeds(self) -> list[int]:
         """Those of the fastest."""
-        return sorted(self.raced.times[self.best.name])
+        return sorted(self.raced.times[self.best])
 
 
 def answer_of(
-    session: Session, raced: Raced, baseline: str, refusals: Mapping[str, str], given: Collection[str]
-) -> Answer | None:
+    runner: StrategyRace, raced: Raced, baseline: str, refusals: Mapping[str, str], given: Collection[str]
+) -> Recommendation | None:
     """The answer of a race; None if nobody has a result. Runs the fastest and its rivals under changed assumptions.
 
     Args:
-        session: that of the race.
+        runner: that of the race.
         raced: what it found.
-        baseline: what the speed-up is over.
+        baseline: what the speedup is over.
         refusals: why results of strategies are not taken, by name.
         given: keys of the user's overrides; assumptions about these stay as they are.
     """
-    ranked = places(raced.times)
-    if ranked[0].verdict != FASTEST:
+    anyone, times = next(iter(raced.times.items()))
+    iterations = runner.config(anyone, min(times)).iterations
+    comparison = standings(raced.times, baseline, iterations)
+    if not comparison.with_verdict(FASTEST):
         return None
-    best = ranked[0].name
-    rivals = [place.name for place in ranked[1:] if place.behind][:NUM_RIVALS]
+    (best,) = comparison.with_verdict(FASTEST)
+    lost = comparison.with_verdict(FAILED)
+    ranked = [name for name in comparison.ranked if name not in lost]
+    rivals = [name for name in ranked if comparison.standings[name].behind][:NUM_RIVALS]
     seeds = sorted(raced.times[best])
     shared = [seed for seed in seeds if all(seed in raced.times[name] for name in rivals)]
-    own = session.records([best], seeds)
-    layouts = [session.layout(best, seed) for seed in seeds]
-    config = session.config(best, seeds[0])
+    own = runner.records([best], seeds)
+    layouts = [runner.layout(best, seed) for seed in seeds]
+    config = runner.config(best, seeds[0])
     job = prepare(config).job
-    placed = {session.contenders[place.name].strategy for place in ranked if place.time}
-    variants = {name for name, each in session.contenders.items() if each.strategy in placed}
-    reasons = {place.name: reason_of(session, raced, place.name) for place in ranked if place.verdict == NO_RESULT}
-    return Answer(
-        contender=session.contenders[best],
+    placed = {runner.variants[name].strategy for name in ranked}
+    variants = {name for name, each in runner.variants.items() if each.strategy in placed}
+    reasons = {name: reason_of(runner, raced, name) for name in lost}
+    return Recommendation(
+        variant=runner.variants[best],
         config=config,
         num_gpus=job.cluster.num_ranks,
         raced=raced,
-        places=ranked,
+        comparison=comparison,
         reasons={name: refusals.get(name, reason) for name, reason in reasons.items() if name not in variants},
-        baseline=baseline if speedup_over(raced, best, baseline) else "",
-        speedup=speedup_over(raced, best, baseline),
+        baseline="" if best == baseline else baseline,
         layout=layouts[0],
         num_replicas=layouts[0].modules[job.model.llm_index].dp,
         num_alike=sum(layout_to_json(layout) == layout_to_json(layouts[0]) for layout in layouts),
@@ -123,35 +130,27 @@ def answer_of(
         capacity_bytes=float(job.cluster.device.memory_bytes),
         bound_s=mean_of(own, "cluster_bound_s"),
         layout_bound_s=mean_of(own, "lower_bound_s"),
-        spent={name: spent_s(session.records([name], shared)) for name in (best, *rivals)},
-        firm=firmness(session, raced, [best, *rivals], given),
+        spent={name: spent_s(runner.records([name], shared)) for name in (best, *rivals)},
+        firm=firmness(runner, raced, [best, *rivals], given),
         changed_seeds=seeds[:NUM_CHANGED],
-        records={name: session.records([name], shared) for name in (best, *rivals)},
+        spent_seeds=shared,
+        records=own,
     )
 
 
-def firmness(session: Session, raced: Raced, names: Sequence[str], given: Collection[str]) -> list[Firm]:
+def firmness(runner: StrategyRace, raced: Raced, names: Sequence[str], given: Collection[str]) -> list[Firm]:
     """What changed assumptions do to the first of some strategies and to the others, at the first seeds."""
-    seeds = session.job.seeds(NUM_CHANGED)
+    seeds = runner.job.seeds(NUM_CHANGED)
     usual = {seed: raced.times[names[0]][seed] for seed in seeds}
     changes = {label: change for label, change in ASSUMPTIONS.items() if change.partition("=")[0] not in given}
-    session.fetch((name, seed, (change,)) for seed in seeds for change in changes.values() for name in names)
-    return [firm(label, names[0], usual, session.times(names, seeds, [change])) for label, change in changes.items()]
+    runner.fetch((name, seed, (change,)) for seed in seeds for change in changes.values() for name in names)
+    return [firm(label, names[0], usual, runner.times(names, seeds, [change])) for label, change in changes.items()]
 
 
-def speedup_over(raced: Raced, best: str, baseline: str) -> Interval | None:
-    """The fastest's speed-up over the baseline at the seeds that both have a result at; None for itself, or without."""
-    one, other = with_result(raced.times[best]), with_result(raced.times.get(baseline, {}))
-    shared = [seed for seed in one if seed in other]
-    if best == baseline or not shared or len(shared) < len(raced.times[baseline]):
-        return None
-    return ratio_interval([other[seed] for seed in shared], [one[seed] for seed in shared])
-
-
-def reason_of(session: Session, raced: Raced, name: str) -> str:
+def reason_of(runner: StrategyRace, raced: Raced, name: str) -> str:
     """Why a strategy has no result, at the first of its seeds without one."""
     seeds = sorted(raced.times[name])
-    for seed, record in zip(seeds, session.records([name], seeds), strict=True):
+    for seed, record in zip(seeds, runner.records([name], seeds), strict=True):
         if record.status != "ok":
             return f"at seed {seed}: {record.reason}" if seed != seeds[0] else record.reason
     return ""

@@ -23,7 +23,7 @@ from entrain_bench.run.workers import Crew
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class StrategyVariant:
     """A strategy that is considered.
 
     Attributes:
@@ -41,7 +41,7 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobOverrides:
     """What strategies are compared on.
 
     Attributes:
@@ -58,16 +58,16 @@ class Job:
 
 
 # Told of every run that is there: whose, at which seed, and what came out.
-type Watch = Callable[[Contender, int, Record], None]
+type Watch = Callable[[StrategyVariant, int, Record], None]
 
 
 @dataclass(slots=True)
-class Session:
+class StrategyRace:
     """Runs strategies on a job; what has run before is read.
 
     Attributes:
         job: the job.
-        contenders: all that are considered, by name.
+        variants: all that are considered, by name.
         results: where runs are kept.
         composer: of their configurations.
         num_processes: runs at a time; 0: in this process.
@@ -75,8 +75,8 @@ class Session:
         keys: of all runs that were asked for.
     """
 
-    job: Job
-    contenders: Mapping[str, Contender]
+    job: JobOverrides
+    variants: Mapping[str, StrategyVariant]
     results: Results
     composer: Composer
     num_processes: int
@@ -120,7 +120,7 @@ class Session:
             self.keys[cell.key] = None
             name, seed, changed = new[cell.overrides]
             if not changed:
-                self.watch(self.contenders[name], seed, record)
+                self.watch(self.variants[name], seed, record)
 
     def times(self, names: Sequence[str], seeds: Sequence[int], changed: Sequence[str] = ()) -> dict[str, Times]:
         """Seconds an iteration by strategy and seed; None for a run without a result."""
@@ -138,7 +138,7 @@ class Session:
         return plan_of(prepare(config), config, Plans(self.results.root)).layout
 
     def _overrides(self, name: str, seed: int, changed: Sequence[str]) -> tuple[str, ...]:
-        return (*self.contenders[name].overrides, *self.job.overrides, f"seed={seed}", *changed)
+        return (*self.variants[name].overrides, *self.job.overrides, f"seed={seed}", *changed)
 
     def _run(self, wanted: Mapping[tuple[str, ...], object]) -> Iterator[tuple[Cell, Record]]:
         """Cells with what they left; those that have run come first."""
@@ -172,26 +172,26 @@ class Raced:
 
 
 def race(
-    session: Session,
+    runner: StrategyRace,
     kept: Sequence[str],
     refuse: Callable[[str, int], bool] = lambda *_: False,
     seconds: float | None = None,
     tell: Callable[[Mapping[str, Times]], None] = lambda _: None,
 ) -> Raced:
-    """Race all contenders of a session.
+    """Race all variants of a runner.
 
     Args:
-        session: runs them.
+        runner: runs them.
         kept: strategies that run at all seeds, if they have results.
         refuse: whether what a strategy has planned at a seed is not to be taken.
         seconds: no round begins after so many; None: rounds follow from results alone.
         tell: told of the times after every round.
     """
     started, times = perf_counter(), dict[str, Times]()
-    racing, done = [*session.contenders], 0
+    racing, done = [*runner.variants], 0
     for number, num_seeds in enumerate(ROUNDS, start=1):
-        seeds = session.job.seeds(num_seeds)
-        found = session.times(racing, seeds[done:])
+        seeds = runner.job.seeds(num_seeds)
+        found = runner.times(racing, seeds[done:])
         for name in racing:
             refused = {seed: None for seed, time in found[name].items() if time is not None and refuse(name, seed)}
             times[name] = {**times.get(name, {}), **found[name], **refused}

@@ -73,8 +73,7 @@ def test_every_row_of_a_figure_has_the_users_job() -> None:
             "figure=iteration_tme: unknown (did you mean iteration_time?); choices: ablation, allocations, bubble",
         ),
         ("claims workload=coco", "figure=claims: unknown; choices: "),
-        ("", "figure: a name must come first; choices: ablation, allocations, bubble_ratio, context_length, "),
-        ("workload=coco", "figure: a name must come first; choices: ablation, allocations, "),
+        ("workload=coco", "workload=coco: needs the name of a figure; choices: ablation, allocations, "),
         (
             "iteration_time seed=0",
             "seed: figure iteration_time compares values of seed itself (range(8)); must be left",
@@ -91,12 +90,12 @@ def test_every_row_of_a_figure_has_the_users_job() -> None:
         ("quick hydra/launcher=joblib", "hydra/launcher: says nothing about a run"),
         ("quick workload=coco workload=sroie", "workload=sroie: workload must be given once"),
         ("quick workload=coco workload.max_image_tokens=99,100", "workload: several are called coco; must have names"),
-        ("quick coco", "coco: Error parsing override 'coco'"),
+        ("quick coco", "figure=coco: unknown; choices: ablation"),
         ("quick workload=cocoa", "workload=cocoa: unknown (did you mean coco?)"),
         ("quick workload=trace", "workload.path: must be given"),
         ("quick workload=trace workload.path=no.parquet", "workload.path=no.parquet: does not exist"),
         ("quick workload=coco model.modules.llm.context_tokens=500", "LLM tokens, the model takes at most 500, and "),
-        ("quick layout.tq=1", "layout: key=tq: unknown"),
+        ("quick layout.tq=1", "layout.tq=1: unknown key (did you mean layout.tp=1?)"),
         ("quick results_dir=/dev/null/x workload=coco", "must be a writable folder"),
     ],
 )
@@ -104,7 +103,7 @@ def test_what_is_refused_is_one_line_and_nothing_is_written(
     arguments: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run_command(["figure", *arguments.split()]) == 2
+    assert run_command(["figures", *arguments.split()]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert says in line
     assert not [*tmp_path.iterdir()]
@@ -115,14 +114,14 @@ def test_the_users_job_is_run_once_and_drawn(
     mine: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(outputs, "num_processes", lambda: 1)
-    job = ["figure", "quick", *mine, *TINY, "iterations=1", "mlflow=false", "results_dir=out"]
+    job = ["figures", "quick", *mine, *TINY, "iterations=1", "mlflow=false", "results_dir=out"]
     assert run_command(job) == 0
     assert "5 runs)" in capsys.readouterr().err
     table = pd.read_csv(next(Path("out/figures").glob("quick_mine_*.csv")))
     assert table[["workload", "model"]].drop_duplicates().values.tolist() == [["mine", "tiny"]]
     assert len(table) == 5
     stated = json.loads(next(Path("out/figures").glob("*.json")).read_text())
-    assert stated["command"] == f"entrain-bench figure quick {' '.join([*mine, *TINY])} iterations=1"
+    assert stated["command"] == f"entrain-bench figures quick {' '.join([*mine, *TINY])} iterations=1"
     assert run_command(job) == 0
     assert ", 0 runs)" in capsys.readouterr().err
     assert len([*Path("out/figures").iterdir()]) == 4
@@ -133,7 +132,7 @@ def test_analyses_need_no_run_and_other_jobs_have_other_files(
     mine: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for tokens in (100, 200):
-        job = ["figure", "token_distributions", *mine, "mlflow=false", f"workload.max_image_tokens={tokens}"]
+        job = ["figures", "token_distributions", *mine, "mlflow=false", f"workload.max_image_tokens={tokens}"]
         assert run_command([*job, "global_batch=16"]) == 0
     assert len({path.stem for path in Path("results/figures").iterdir()}) == 2
     assert not Path("results/runs").exists()

@@ -1,4 +1,4 @@
-"""What tells runs apart: which of them differ by their seed only, and which do the same job."""
+"""Cases: which runs do the same job, which of them differ by their seed only, and how they do there."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from entrain_bench.answers.comparison import TIME
+from entrain_bench.answers.comparison import TIME, Comparison, Standing, baseline_of, compare
 from entrain_bench.records.keys import COSMETIC_KEYS
 from entrain_bench.records.leaves import flatten
 from entrain_bench.records.records import LABELS, Record
+
+# The texts of all labels that tell a group from the others of its case.
+type Own = tuple[str, ...]
 
 NAMES = tuple(name for name in LABELS if name != "seed")
 # Last words of paths that say what was chosen: the class of a part, the name of a device.
@@ -25,11 +28,11 @@ ABSENT = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
-    """Runs that differ by their seed only.
+class SeedGroup:
+    """All runs of one configuration, one per seed.
 
     Attributes:
-        labels: text of every label, by its heading; no two contenders share all of them.
+        labels: text of every label, by its heading; no two groups share all of them.
         job: those labels that say what is to be done, rather than how.
         runs: the records by seed.
     """
@@ -55,6 +58,12 @@ class Contender:
         return None if order is None else float(order)
 
     @property
+    def plainness(self) -> tuple[int, int, Own]:
+        """What the variants of a strategy are sorted by: many seeds first, then few overrides, then by labels."""
+        num_overrides = min(len(record.overrides) for record in self.runs.values())
+        return -len(self.runs), num_overrides, tuple(self.own.values())
+
+    @property
     def times(self) -> dict[int, float | None]:
         """Seconds an iteration by seed; None for a run without a result."""
         done = self.values(TIME)
@@ -75,7 +84,87 @@ class _Label:
     texts: Sequence[str]
 
 
-def contenders_of(records: Sequence[Record]) -> list[Contender]:
+@dataclass(frozen=True, slots=True)
+class StrategyResult:
+    """How a group does; ``best`` is whether it is the fastest or as good, of at least two."""
+
+    group: SeedGroup
+    standing: Standing
+    best: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Runs that do the same job.
+
+    Attributes:
+        job: labels of what is to be done, by heading.
+        groups: the fastest first; those without a result come last.
+        comparison: how they do, by the same names.
+        baseline: the strategy that speedups are over, of all cases of the same records; empty where there is one only.
+    """
+
+    job: Mapping[str, str]
+    groups: Mapping[Own, SeedGroup]
+    comparison: Comparison[Own]
+    baseline: str
+
+    @property
+    def contested(self) -> bool:
+        """Whether there is anything to compare."""
+        return len(self.groups) > 1
+
+    @property
+    def best(self) -> Sequence[Own]:
+        """The fastest and all that are as good, the fastest first; nobody where there is nothing to compare."""
+        return self.comparison.best if self.contested else ()
+
+    @property
+    def results(self) -> list[StrategyResult]:
+        """One for each group."""
+        standings = self.comparison.standings
+        return [StrategyResult(group, standings[own], own in self.best) for own, group in self.groups.items()]
+
+    @property
+    def records(self) -> list[Record]:
+        """All runs, group by group."""
+        return [record for group in self.groups.values() for _, record in sorted(group.runs.items())]
+
+
+def cases_of(records: Sequence[Record]) -> list[Case]:
+    """The cases of some records, by workload and model, then in order of appearance.
+
+    The baseline is the first strategy of all records (``baseline_of``). Speedups are over its group with the same
+    parameters, or else over its plainest one.
+    """
+    groups = groups_of(records) if records else []
+    orders = {group.strategy: group.display_order for group in groups}
+    baseline = baseline_of(orders) if len(orders) > 1 else ""
+    jobs: dict[Own, list[SeedGroup]] = {}
+    for group in groups:
+        jobs.setdefault(tuple(group.job.values()), []).append(group)
+    ordered = sorted(jobs.values(), key=lambda job: (job[0].job["workload"], job[0].job["model"]))
+    return [_case(job, baseline) for job in ordered]
+
+
+def _case(groups: Sequence[SeedGroup], baseline: str) -> Case:
+    named = {tuple(group.own.values()): group for group in groups}
+    times = {own: group.times for own, group in named.items()}
+    num_batches = min(max(1, len(record.iterations)) for group in groups for record in group.runs.values())
+    comparison = compare(times, _references(named, baseline), num_batches=num_batches)
+    return Case(groups[0].job, {own: named[own] for own in comparison.ranked}, comparison, baseline)
+
+
+def _references(named: Mapping[Own, SeedGroup], baseline: str) -> dict[Own, Own]:
+    """The group of the baseline that each speedup is over."""
+    bases = sorted(
+        (own for own, group in named.items() if group.strategy == baseline), key=lambda own: named[own].plainness
+    )
+    same = {own: tuple({**group.own, "strategy": baseline}.values()) for own, group in named.items()}
+    return {own: same[own] if same[own] in bases else bases[0] for own in named if bases}
+
+
+def groups_of(records: Sequence[Record]) -> list[SeedGroup]:
     """The runs by all that tells them apart but their seed, in order of appearance."""
     alike: dict[str, list[Record]] = {}
     for record in records:
@@ -84,15 +173,15 @@ def contenders_of(records: Sequence[Record]) -> list[Contender]:
     labels = _labels(firsts)
     owned = OWNED if len({first.labels["strategy"] for first in firsts}) > 1 else (*OWNED, *ASKED)
     runs: dict[tuple[str, ...], dict[int, Record]] = {}
-    for index, group in enumerate(alike.values()):
-        seeds = {record.labels["seed"]: record for record in group}
+    for index, same in enumerate(alike.values()):
+        seeds = {record.labels["seed"]: record for record in same}
         runs.setdefault(tuple(label.texts[index] for label in labels), {}).update(seeds)
-    contenders = []
+    groups = []
     for texts, found in runs.items():
         named = dict(zip([label.heading for label in labels], texts, strict=True))
         job = {label.heading: named[label.heading] for label in labels if label.key not in owned}
-        contenders.append(Contender(named, job, found))
-    return contenders
+        groups.append(SeedGroup(named, job, found))
+    return groups
 
 
 def swept_paths(records: Sequence[Record]) -> list[str]:

@@ -1,27 +1,34 @@
-"""Anchors made ready to be predicted again and again: the program stays, the device changes."""
+"""Published times, ready to be predicted again and again: the program stays, the device changes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
 from entrain_bench.config.compose import Composer
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.lab.calibration.anchors import Anchor, ForwardAnchor, KernelAnchor
-from entrain_bench.lab.calibration.kernels import KernelCase
+from entrain_bench.lab.calibration.anchors import Anchor, ForwardAnchor
+from entrain_bench.lab.programs import first_program
 from entrain_bench.program import Program
-from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate import Simulator
-from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec
+from entrain_bench.specs.cluster import DeviceSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """An anchor's program and the truth that its configuration describes."""
+class ReferencePoint[Published: (Anchor, ForwardAnchor)]:
+    """A published time, its program, and the cost model that its configuration describes."""
 
+    anchor: Published
     truth: CostTruth
     program: Program
+
+    @classmethod
+    def of(cls, anchor: Published, composer: Composer) -> Self:
+        """Plan the layout of an anchor and build its program."""
+        setting, program = first_program(composer.run(anchor.overrides))
+        return cls(anchor, setting.truth, program)
 
     @property
     def device(self) -> DeviceSpec:
@@ -29,15 +36,13 @@ class Case:
         return self.truth.cluster.device
 
     def on(self, device: DeviceSpec) -> CostTruth:
-        """The truth on another device."""
+        """Return the cost model of another device."""
         return replace(self.truth, cluster=replace(self.truth.cluster, device=device))
 
 
 @dataclass(frozen=True, slots=True)
-class IterationCase(Case):
+class IterationPoint(ReferencePoint[Anchor]):
     """A published iteration time."""
-
-    anchor: Anchor
 
     def ratio(self, device: DeviceSpec) -> float:
         """Predicted over published."""
@@ -46,10 +51,8 @@ class IterationCase(Case):
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardCase(Case):
+class ForwardPoint(ReferencePoint[ForwardAnchor]):
     """A published range of a module's forwards."""
-
-    anchor: ForwardAnchor
 
     def predicted_ms(self, device: DeviceSpec) -> float:
         """Mean over the microbatches."""
@@ -68,27 +71,3 @@ class ForwardCase(Case):
         """Whether the prediction lies in the range."""
         low, high = self.anchor.published_ms
         return low <= self.predicted_ms(device) <= high
-
-
-def iteration_case(anchor: Anchor, composer: Composer) -> IterationCase:
-    """Plan an anchor's layout and make its program."""
-    return IterationCase(*_planned(anchor.overrides, composer), anchor)
-
-
-def forward_case(anchor: ForwardAnchor, composer: Composer) -> ForwardCase:
-    """Plan the run of a range and make its program."""
-    return ForwardCase(*_planned(anchor.overrides, composer), anchor)
-
-
-def kernel_case(anchor: KernelAnchor, composer: Composer) -> KernelCase:
-    """A kernel on the device it was published for."""
-    config = composer.run((f"cluster={anchor.device}x64",))
-    return KernelCase(ClusterSpec.from_config(config.cluster), anchor.kernel)
-
-
-def _planned(overrides: tuple[str, ...], composer: Composer) -> tuple[CostTruth, Program]:
-    config = composer.run(overrides)
-    setting = prepare(config)
-    layout = setting.strategy.plan(setting.profile)
-    shapes = setting.source.batch(0, setting.job.global_batch, config.seed)
-    return setting.truth, setting.strategy.program(shapes, layout, setting.profile)

@@ -1,0 +1,185 @@
+"""The answer of some runs: their cases, what strategies are called there, and who ran of all that are known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from entrain_bench.answers.case import Case, SeedGroup, StrategyResult, cases_of
+from entrain_bench.answers.comparison import FASTEST, Overall, overall, place_of, with_result
+from entrain_bench.answers.text import name_of
+from entrain_bench.config.tree import choices
+from entrain_bench.records.records import Record
+
+CHOICE = "strategy="
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A run's place among the others.
+
+    Attributes:
+        record: the run.
+        name: what tells it from the others.
+        gain: its speedup over the baseline's run of the same job and seed; None without such a run.
+    """
+
+    record: Record
+    name: str
+    gain: float | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Runs by case.
+
+    Attributes:
+        records: the runs.
+        cases: what they are compared in.
+        known: strategies that could have run, by name.
+        lost: planned runs without a record, by their overrides.
+        num_planned: runs that were to leave a record, of a sweep; 0 where that is not known.
+        headings: of the labels that cases and groups are named by; empty for those that they do not have in common.
+    """
+
+    records: Sequence[Record]
+    cases: Sequence[Case]
+    known: frozenset[str] = frozenset()
+    lost: Sequence[str] = ()
+    num_planned: int = 0
+    headings: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, records: Sequence[Record], lost: Sequence[str] = ()) -> Answer:
+        """The answer of some records; ``lost`` are planned runs without one."""
+        return cls(records, cases_of(records), known_strategies(records), lost, len(records) + len(lost))
+
+    def about(self, cases: Sequence[Case], headings: Sequence[str] = ()) -> Answer:
+        """The answer of some of the cases."""
+        records = [record for case in cases for record in case.records]
+        return replace(self, records=records, cases=cases, headings=headings)
+
+    @property
+    def baseline(self) -> str:
+        """The strategy that speedups are over; empty if there is one only."""
+        return self.cases[0].baseline if self.cases else ""
+
+    @cached_property
+    def results(self) -> list[StrategyResult]:
+        """One for each group of every case."""
+        return [result for case in self.cases for result in case.results]
+
+    @cached_property
+    def varying(self) -> list[str]:
+        """Headings of the labels that not all groups have in common, or those that are given."""
+        return [*self.headings] or _varying([result.group for result in self.results])
+
+    @cached_property
+    def _own(self) -> dict[str, list[str]]:
+        """By strategy the headings that tell its groups apart."""
+        groups: dict[str, list[SeedGroup]] = {}
+        for result in self.results:
+            groups.setdefault(result.group.strategy, []).append(result.group)
+        return {name: [each for each in _varying(found) if each != "strategy"] for name, found in groups.items()}
+
+    def variant(self, group: SeedGroup) -> str:
+        """What a group is called in its case: its strategy, and what tells it from others of that strategy."""
+        return name_of(group.own, ["strategy", *self._own[group.strategy]])
+
+    def case_name(self, case: Case) -> str:
+        """What a case is called; empty where all runs do the same job."""
+        return name_of(case.job, self.varying)
+
+    def points(self) -> Iterator[Point]:
+        """Every run, group by group."""
+        for case in self.cases:
+            for result in case.results:
+                name = " ".join(filter(None, (self.variant(result.group), self.case_name(case))))
+                for seed, record in sorted(result.group.runs.items()):
+                    yield Point(record, f"{name} seed {seed}", result.standing.gains.get(seed))
+
+    @cached_property
+    def variants(self) -> list[str]:
+        """What groups are called, by the display order of their strategies; those without one last, by name."""
+        orders = {self.variant(result.group): result.group.display_order for result in self.results}
+        return sorted(orders, key=lambda variant: place_of(variant, orders[variant]))
+
+    def side_by_side(self, is_shown: Callable[[Record], bool]) -> dict[str, Record]:
+        """A run of every variant that can be shown in the first case with such runs, at the same seed if possible.
+
+        Args:
+            is_shown: whether there is more of a run than its record.
+        """
+        for case in self.cases:
+            runs = {
+                self.variant(result.group): {
+                    seed: result.group.runs[seed]
+                    for seed in with_result(result.standing.times)
+                    if is_shown(result.group.runs[seed])
+                }
+                for result in case.results
+            }
+            if done := {variant: found for variant, found in runs.items() if found}:
+                shared = set.intersection(*map(set, done.values()))
+                return {variant: found[min(shared or found)] for variant, found in done.items()}
+        return {}
+
+    @cached_property
+    def wins(self) -> Mapping[str, int]:
+        """In how many cases a variant is the fastest, the most frequent first; those that are not decided left out."""
+        winners = [self.variant(group) for case in self.cases if (group := winner_of(case))]
+        return dict(Counter(winners).most_common())
+
+    @property
+    def fastest(self) -> str:
+        """The variant that is the fastest of the most cases; empty where there is nothing to compare."""
+        return next(iter(self.wins), "")
+
+    @cached_property
+    def overall(self) -> Mapping[str, Overall]:
+        """Speedups over the cases in which the baseline has all results, by variant, the fastest first."""
+        comparisons = [case.comparison for case in self.cases if case.comparison.comparable]
+        variants = {own: self.variant(found) for case in self.cases for own, found in case.groups.items()}
+        return {variants[own]: found for own, found in overall(comparisons).items()} if comparisons else {}
+
+    @cached_property
+    def ran(self) -> frozenset[str]:
+        """Strategies with a run, whatever became of it."""
+        return frozenset(result.group.strategy for result in self.results)
+
+    @property
+    def not_run(self) -> list[str]:
+        """Known strategies without a run."""
+        return sorted(self.known - self.ran)
+
+
+def winner_of(case: Case) -> SeedGroup | None:
+    """The fastest of a case; None where there is nothing to compare, or it is not decided."""
+    names = case.comparison.with_verdict(FASTEST)
+    return case.groups[names[0]] if names and case.best else None
+
+
+def known_strategies(records: Sequence[Record]) -> frozenset[str]:
+    """Strategies that could run: the suite's, those of the records' folders if these are there, and those that ran.
+
+    A choice that ran under another name counts as that one.
+    """
+    folders = {record.config_dir for record in records if record.config_dir}
+    own = {file.stem for folder in sorted(folders) for file in (Path(folder) / "strategy").glob("*.yaml")}
+    names = {str(record.labels["strategy"]) for record in records}
+    renamed = {
+        text.removeprefix(CHOICE)
+        for record in records
+        for text in record.overrides
+        if text.startswith(CHOICE) and text != f"{CHOICE}{record.labels['strategy']}"
+    }
+    return frozenset(names | (own | {*choices("strategy")}) - renamed)
+
+
+def _varying(groups: Sequence[SeedGroup]) -> list[str]:
+    """Headings of the labels that some groups do not have in common."""
+    first = groups[0].labels if groups else {}
+    return [heading for heading in first if any(group.labels[heading] != first[heading] for group in groups)]

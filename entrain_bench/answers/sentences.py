@@ -1,0 +1,196 @@
+"""The sentences of an answer, the same wherever it is shown: who is the fastest, of whom, how sure, what is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.case import Case, SeedGroup, StrategyResult
+from entrain_bench.answers.comparison import AS_GOOD, BEHIND, FAILED, FASTEST, OPEN, with_result
+from entrain_bench.answers.statistics import Doubt
+from entrain_bench.answers.text import MAX_NAMES, count, listing, name_of, speedup, spell_seeds, times
+
+PAST = {"failed": ("failed", "failed"), "skipped": ("was skipped", "were skipped")}
+# Between what decides a sentence: what became of a case.
+type Outcome = tuple[str, tuple[str, ...], tuple[str, ...]]
+ONE_SEED = "With one seed, chance is not ruled out."
+WON, NOT_DECIDED, NOBODY = "won", "not decided", "nobody"
+
+
+def sentences(answer: Answer) -> list[str]:
+    """What an answer says, one statement each; nothing where there is nothing to compare."""
+    contested = [case for case in answer.cases if case.contested]
+    found = [*_winners(answer, contested), *_over_cases(answer)]
+    if contested:
+        found += [*_trust(answer, contested), *_unequal_seeds(answer, contested), *_failed(answer, contested)]
+    if answer.not_run and len(answer.ran) > 1:
+        found.append(f"Not run: {', '.join(answer.not_run)}.")
+    return [*found, *_lost(answer)]
+
+
+def outcome_of(answer: Answer, case: Case) -> Outcome:
+    """What became of a case: the word, who is the fastest or might be, and who is as good."""
+    names = {own: answer.variant(group) for own, group in case.groups.items()}
+    verdicts = case.comparison.with_verdict
+    first, good, undecided = ([names[own] for own in verdicts(word)] for word in (FASTEST, AS_GOOD, OPEN))
+    if not first:
+        return NOBODY, (), ()
+    return (NOT_DECIDED, (*first, *good, *undecided), ()) if undecided else (WON, tuple(first), tuple(good))
+
+
+def over_baseline(case: Case, group: SeedGroup) -> str:
+    """A group's speedup over the baseline; empty without one, and for the baseline itself."""
+    gain = case.comparison.standings[tuple(group.own.values())].speedup
+    if gain is None or not case.baseline or group.strategy == case.baseline:
+        return ""
+    return f"{speedup(gain)} over {case.baseline}"
+
+
+def problems(results: Sequence[StrategyResult], headings: Sequence[str]) -> Iterator[str]:
+    """Lines on what has no result: how many runs, at which seeds, why; one for all alike, if labels name them."""
+    groups: dict[tuple[str, str, int], list[StrategyResult]] = {}
+    for result in results:
+        for status in PAST:
+            if lost := [each for each in result.group.runs.values() if each.status == status]:
+                groups.setdefault((status, lost[0].reason, len(lost)), []).append(result)
+    for (status, reason, _), alike in groups.items():
+        shared = [each for each in headings if len({result.group.labels[each] for result in alike}) == 1]
+        first = alike[0].group.labels
+        named = [result for result in results if all(result.group.labels[each] == first[each] for each in shared)]
+        for part, names in [(alike, shared)] if named == alike else [([result], headings) for result in alike]:
+            runs = [(seed, record.status) for result in part for seed, record in result.group.runs.items()]
+            seeds = [seed for seed, found in runs if found == status]
+            name = name_of(part[0].group.labels, names) or "all"
+            yield f"{status}: {name}, {len(seeds)} of {len(runs)} runs ({spell_seeds(seeds)}): {reason}"
+
+
+def losses(results: Sequence[StrategyResult]) -> str:
+    """How many of all runs have no result, and at which seeds, in one sentence; empty if all have."""
+    runs = [(seed, record.status) for result in results for seed, record in result.group.runs.items()]
+    parts = []
+    for status, (one, several) in PAST.items():
+        if seeds := [seed for seed, found in runs if found == status]:
+            parts.append(f"{len(seeds)} {one if len(seeds) == 1 else several} ({spell_seeds(seeds)})")
+    return f"Of {count(len(runs), 'run')} {' and '.join(parts)}." if parts else ""
+
+
+def _winners(answer: Answer, cases: Sequence[Case]) -> Iterator[str]:
+    """A sentence for every outcome, the most frequent first."""
+    outcomes: dict[Outcome, list[Case]] = {}
+    for case in cases:
+        outcomes.setdefault(outcome_of(answer, case), []).append(case)
+    for (word, first, good), mine in sorted(outcomes.items(), key=lambda item: (item[0][0] != WON, -len(item[1]))):
+        where = _places(answer, mine, len(cases))
+        if word == NOBODY:
+            yield f"No strategy has all its results{where}."
+        elif word == NOT_DECIDED:
+            yield f"Not decided{where}: {listing(first, 'or')}, of which not all ran at the same seeds."
+        else:
+            also = f" As good: {listing(good)}." if good else ""
+            yield f"{first[0]} is the fastest{_of(answer, mine)}{where}{_gain(mine)}.{also}"
+
+
+def _of(answer: Answer, cases: Sequence[Case]) -> str:
+    """Of how many strategies that ran, and how many are known; of variants where one strategy has several."""
+    ran = sorted({len({group.strategy for group in case.groups.values()}) for case in cases})
+    groups = sorted({len(case.groups) for case in cases})
+    if ran == [1]:
+        return f" of {_range(groups)} variants"
+    known = len(answer.known)
+    text = f" of {_range(ran)}" + (f" of {known}" if known > ran[-1] else "") + " strategies"
+    return f"{text} ({_range(groups)} variants)" if groups != ran else text
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
+
+
+def _places(answer: Answer, cases: Sequence[Case], num_cases: int) -> str:
+    """Where some cases are: by name, or how many of them."""
+    if len(cases) == num_cases:
+        return f" in all {num_cases} cases" if num_cases > 1 else ""
+    if len(cases) > MAX_NAMES:
+        return f" in {len(cases)} of {num_cases} cases"
+    return f" on {', '.join(map(answer.case_name, cases))}"
+
+
+def _gain(cases: Sequence[Case]) -> str:
+    """The speedup of the fastest over the baseline, from the least to the greatest of several cases."""
+    firsts = [(case, case.groups[case.best[0]]) for case in cases]
+    texts = [text for case, group in firsts if (text := over_baseline(case, group))]
+    if len(texts) < 2:
+        return f" ({texts[0]})" if texts else ""
+    gains = [case.comparison.standings[case.best[0]].speedup for case, _ in firsts]
+    means = [gain.mean for gain in gains if gain]
+    return f" ({times(min(means))} to {times(max(means))} over {cases[0].baseline})"
+
+
+def _over_cases(answer: Answer) -> Iterator[str]:
+    """Speedups over all cases, and who has none there."""
+    if len(answer.cases) < 2 or not answer.baseline:
+        return
+    found = answer.overall
+    if listed := [f"{name} {speedup(each.speedup)}" for name, each in found.items() if name != answer.baseline]:
+        yield f"Speedup over {answer.baseline}, geometric mean over cases and seeds: {', '.join(listed)}."
+    if without := [name for name in answer.variants if name not in found]:
+        yield f"Without a mean, for lack of results: {listing(without)}."
+
+
+def _trust(answer: Answer, cases: Sequence[Case]) -> Iterator[str]:
+    """Who is behind by chance perhaps: compared at one seed only, or not significantly slower."""
+    pairs = [
+        (answer.variant(case.groups[own]), standing.behind.num_values == 1, standing.verdict == BEHIND)
+        for case in cases
+        for own, standing in case.comparison.standings.items()
+        if standing.behind
+    ]
+    single = [*dict.fromkeys(name for name, is_single, _ in pairs if is_single)]
+    unsure = [*dict.fromkeys(name for name, is_single, is_behind in pairs if is_behind and not is_single)]
+    if single and len(single) == len({name for name, *_ in pairs}):
+        yield ONE_SEED
+    elif single:
+        yield f"Compared at one seed only, where chance is not ruled out: {listing(single)}."
+    if unsure:
+        yield f"Slower, though not significantly: {listing(unsure)}."
+    doubts: dict[Doubt, dict[str, None]] = {}
+    for case in cases:
+        for own, standing in case.comparison.standings.items():
+            if standing.speedup and standing.speedup.doubt and case.groups[own].strategy != case.baseline:
+                doubts.setdefault(standing.speedup.doubt, {})[answer.variant(case.groups[own])] = None
+    for doubt, names in doubts.items():
+        yield f"{doubt} ({listing([*names])})."
+
+
+def _unequal_seeds(answer: Answer, cases: Sequence[Case]) -> Iterator[str]:
+    """Who has no record at seeds that others ran."""
+    lacking: dict[str, dict[str, None]] = {}
+    for case in cases:
+        seeds = case.comparison.seeds
+        for group in case.groups.values():
+            if len(group.runs) < len(seeds):
+                lacking.setdefault(spell_seeds([*group.runs]), {})[answer.variant(group)] = None
+    if lacking:
+        parts = [f"{listing([*names])} at {seeds}" for seeds, names in lacking.items()]
+        yield f"Fewer seeds than others: {'; '.join(parts)}. Every two are compared at the seeds that both ran."
+
+
+def _failed(answer: Answer, cases: Sequence[Case]) -> Iterator[str]:
+    """Who would be ahead of the fastest, had it not failed."""
+    for case in cases:
+        for own in case.comparison.with_verdict(FAILED):
+            standing, group = case.comparison.standings[own], case.groups[own]
+            if standing.behind and standing.behind.mean < 1:
+                without = [seed for seed in standing.times if seed not in with_result(standing.times)]
+                where = f" on {answer.case_name(case)}" if len(answer.cases) > 1 else ""
+                yield (
+                    f"{answer.variant(group)} cannot win{where}, for it has no result at {spell_seeds(without)}; its "
+                    f"speedup over the fastest is {times(1 / standing.behind.mean)} at "
+                    f"{count(standing.behind.num_values, 'other seed')}."
+                )
+
+
+def _lost(answer: Answer) -> Iterator[str]:
+    if answer.lost:
+        yield (
+            f"{len(answer.lost)} of {count(answer.num_planned, 'planned run')} left no record: {listing(answer.lost)}."
+        )

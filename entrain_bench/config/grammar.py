@@ -1,0 +1,274 @@
+"""The grammar of the command line: ``entrain-bench [verb] key=value ...``, one parser for all verbs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from entrain_bench.base.errors import UserError, nearest, unknown_key
+from entrain_bench.config.command_line import first_line, one_line_errors
+from entrain_bench.config.comments import groups
+from entrain_bench.config.overrides import NESTED, parse
+from entrain_bench.config.schema import ConfigSchema, check_storage
+
+RUN = "run"
+MULTIRUN, CONFIG_DIR, HELP, VERSION = "--multirun", "--config-dir", "--help", "--version"
+# Those that Hydra itself answers.
+HYDRA_OPTIONS = ("--cfg", "--shell-completion")
+# Every option by what may be typed; those of the second line take a value.
+FLAGS = {MULTIRUN: MULTIRUN, "-m": MULTIRUN, VERSION: VERSION}
+VALUED = {CONFIG_DIR: CONFIG_DIR, "--cfg": "--cfg", "-c": "--cfg"} | dict.fromkeys(
+    ("--shell-completion", "-sc"), "--shell-completion"
+)
+HELP_OPTIONS = (HELP, "-h")
+# Top-level keys of a run, and those that Hydra and a plan add to them.
+RUN_KEYS = (*ConfigSchema.__dataclass_fields__, "plan", "hydra")
+NESTED_KEYS = {group: [*config.__dataclass_fields__] for group, config in NESTED.items()}
+TOP = re.compile(r"[+~]*([A-Za-z_]\w*)")
+
+
+def own(default: Any, meaning: str = "") -> Any:
+    """A field of a verb's keys.
+
+    Args:
+        default: its default.
+        meaning: one line for ``--help``; empty for a key that ``experiments/config.yaml`` explains.
+    """
+    return field(default=default, metadata={"meaning": meaning})
+
+
+@dataclass(frozen=True, slots=True)
+class NoKeys:
+    """The keys of a verb that has none of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The key of a verb that reads a folder of results."""
+
+    results_dir: str = own("results")
+
+
+@dataclass(frozen=True, slots=True)
+class Storage(Folder):
+    """The keys that say where results go and which runs are repeated; those of every run."""
+
+    mlflow: bool = own(True)
+    mlflow_uri: str | None = own(None)
+    retry: str | None = own(None)
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        check_storage(self.mlflow_uri, self.retry)
+
+
+@dataclass(frozen=True, slots=True)
+class Verb[K]:
+    """What a verb takes.
+
+    Attributes:
+        keys: a frozen dataclass of its own keys (``own``).
+        passed: top-level keys of a configuration, whose overrides it composes itself.
+        words: what words without ``=`` name, for its help; empty if it takes none.
+        options: those it takes, besides ``--help``.
+        examples: command lines without ``entrain-bench``.
+        more: further text of its help, with what a folder of the user's adds; nothing: none.
+    """
+
+    keys: type[K]
+    passed: Collection[str] = ()
+    words: str = ""
+    options: Collection[str] = (CONFIG_DIR,)
+    examples: Sequence[str] = ()
+    more: Callable[[str | None], str] | None = None
+
+    @property
+    def fields(self) -> tuple[Field[Any], ...]:
+        """Its own keys."""
+        return fields(self.keys)  # type: ignore[arg-type]
+
+    @property
+    def known(self) -> list[str]:
+        """All keys that it takes."""
+        return [*(each.name for each in self.fields), *self.passed]
+
+
+@dataclass(frozen=True, slots=True)
+class Request[K]:
+    """What a command line asks of a verb.
+
+    Attributes:
+        keys: values of its own keys.
+        words: words without ``=``.
+        overrides: those of a configuration, as typed.
+        options: values of the given options by name; nothing for a flag.
+    """
+
+    keys: K
+    words: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def config_dir(self) -> str | None:
+        """The folder of the user's, if any."""
+        return self.options.get(CONFIG_DIR)
+
+    @property
+    def multirun(self) -> bool:
+        """Whether it is a sweep."""
+        return MULTIRUN in self.options
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A command line, its words sorted by kind.
+
+    Attributes:
+        words: without ``=``.
+        overrides: ``key=value``.
+        options: values of options by name; nothing for a flag, and for ``--help`` without a topic.
+        unknown: what looks like an option and is none, and the value that follows it.
+    """
+
+    words: tuple[str, ...]
+    overrides: tuple[str, ...]
+    options: Mapping[str, str]
+    unknown: Mapping[str, str]
+
+
+def split(arguments: Sequence[str]) -> Line:
+    """Sort the words of a command line; options may stand anywhere.
+
+    Raises:
+        UserError: for an option without its value.
+    """
+    words, overrides, options, unknown = list[str](), list[str](), dict[str, str](), dict[str, str]()
+    rest = [*arguments]
+    while rest:
+        text = rest.pop(0)
+        name, given, value = text.partition("=")
+        follows = rest[0] if rest and not rest[0].startswith("-") else ""
+        if not text.startswith("-"):
+            (overrides if given or text.startswith("~") else words).append(text)
+        elif name in HELP_OPTIONS:
+            options[HELP] = value if given or not follows else rest.pop(0)
+        elif text in FLAGS:
+            options[FLAGS[text]] = ""
+        elif name in VALUED:
+            options[VALUED[name]] = value if given or not follows else rest.pop(0)
+            if not options[VALUED[name]]:
+                raise UserError(f"{name}: needs a value")
+        else:
+            unknown[name] = value if given else "" if "=" in follows else follows
+    return Line(tuple(words), tuple(overrides), options, unknown)
+
+
+def verb_of(line: Line, verbs: Collection[str]) -> tuple[str, Line]:
+    """The verb of a command line, ``run`` without one, and the line without it.
+
+    Raises:
+        UserError: for a first word that is no verb.
+    """
+    if line.unknown:
+        return next((word for word in line.words if word in verbs), RUN), line
+    if not line.words:
+        return RUN, line
+    first, *others = line.words
+    if first not in verbs:
+        raise UserError(_no_verb(first, verbs))
+    return first, Line(tuple(others), line.overrides, line.options, line.unknown)
+
+
+def read[K](line: Line, name: str, verb: Verb[K]) -> Request[K]:
+    """What a line asks of a verb.
+
+    Args:
+        line: without the verb.
+        name: the verb's.
+        verb: what it takes.
+
+    Raises:
+        UserError: for unknown options and keys, each with the nearest; for words that it does not take, and for values
+            of its own keys that do not fit.
+    """
+    for option, value in line.unknown.items():
+        raise UserError(_no_option(option, value, verb))
+    for option in line.options:
+        if option not in (HELP, *verb.options):
+            raise UserError(f"{option}: {name} does not take it; leave it out")
+    if line.words and not verb.words:
+        raise UserError(f"{line.words[0]}: must be KEY=VALUE{_choice_hint(line.words[0])}")
+    mine, texts = {each.name for each in verb.fields}, list[str]()
+    for text in line.overrides:
+        found = TOP.match(text)
+        if found and found[1] not in verb.known:
+            raise unknown_key(text, verb.known, _nested(found[1].lower(), verb))
+        if found and found[1] in mine:
+            texts.append(text)
+    overrides = tuple(text for text in line.overrides if text not in texts)
+    return Request(_values(verb.keys, texts), line.words, overrides, line.options)
+
+
+def _nested(name: str, verb: Verb[Any]) -> str:
+    """The key of a run that ends with a name: ``layout.tp`` for ``tp``; empty if there is none."""
+    found = (f"{group}.{name}" for group in verb.passed if name in NESTED_KEYS.get(group, ()))
+    return next(found, "")
+
+
+def _values[K](keys: type[K], texts: Sequence[str]) -> K:
+    """A verb's own keys, defaults where nothing is given."""
+    node = OmegaConf.structured(keys)
+    # Of a frozen dataclass it would take no value.
+    OmegaConf.set_readonly(node, False)
+    given = set[str]()
+    for text in texts:
+        name = text.partition("=")[0]
+        with one_line_errors([text]):
+            override = parse(text)
+        if override.key_or_group != name or override.is_sweep_override():
+            raise UserError(f"{text}: must be {override.key_or_group}=VALUE, with one value")
+        if name in given:
+            raise UserError(f"{text}: {name} must be given once")
+        given.add(name)
+        try:
+            OmegaConf.update(node, name, override.value())
+        except OmegaConfBaseException as error:
+            raise UserError(f"{text}: {first_line(error)}") from error
+    with one_line_errors(texts):
+        values = OmegaConf.to_container(node, resolve=True)
+    assert isinstance(values, dict)
+    return keys(**{str(name): value for name, value in values.items()})
+
+
+def _no_verb(word: str, verbs: Iterable[str]) -> str:
+    """What to say of a first word that is no verb: the nearest verb, or the key whose choice it is."""
+    if word == "figure":
+        return "unknown verb figure. Use figures NAME key=value"
+    near = nearest(word, verbs)
+    hint = f". Did you mean {near}?" if near else _choice_hint(word) or f". Verbs: {', '.join(sorted(verbs))}"
+    return f"unknown verb {word}{hint}"
+
+
+def _choice_hint(word: str) -> str:
+    """The key that has a word among its choices."""
+    keys = (group for group, choices in groups().items() if "/" not in group and word.lower() in choices)
+    return "".join(f". Did you mean {group}={word.lower()}?" for group in [*keys][:1])
+
+
+def _no_option(option: str, value: str, verb: Verb[Any]) -> str:
+    """What to say of an unknown option: the key that it is, or the nearest option."""
+    name = option.lstrip("-").replace("-", "_")
+    if name == "retry_failed":
+        return f"{option}: is a key. Write retry=failed"
+    kinds = {each.name: each.type for each in verb.fields}
+    if name in verb.known:
+        return f"{option}: is a key. Write {name}={value or ('true' if kinds.get(name) == 'bool' else 'VALUE')}"
+    allowed = [HELP, VERSION, *verb.options]
+    near = nearest(option, allowed)
+    return f"{option}: unknown option" + (f". Did you mean {near}?" if near else f"; choices: {', '.join(allowed)}")

@@ -1,0 +1,115 @@
+"""Which figures there are: the modules of this package, and those and the sweeps of a folder of the user's."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+import entrain_bench.figures as package
+from entrain_bench.base.errors import UserError, explain, unknown_choice
+from entrain_bench.config.comments import first_sentence
+from entrain_bench.figures._rows import drawing_of
+from entrain_bench.records.records import Results
+
+# In a folder of the user's: modules, and sweeps that name one as their ``figure.drawing``.
+MODULES, SWEEPS = "figures", "figure"
+
+
+class FigureModule(Protocol):
+    """A module that draws a figure; the package's docstring says what its members mean."""
+
+    __name__: str
+    EXPERIMENT: str
+    RUNS: bool
+    TIMELINES: bool
+
+    def load(self, cells: Any, results: Results) -> Any:
+        """The tidy data of the cells; raises ``UserError`` if there is none."""
+        ...
+
+    def draw(self, data: Any) -> tuple[Figure, pd.DataFrame]:
+        """The figure and the table of what it shows."""
+        ...
+
+
+def discover(config_dir: str | None = None) -> dict[str, str]:
+    """Every figure and the first line on it, without importing it.
+
+    Args:
+        config_dir: a folder of the user's with further figures; None for none.
+
+    Raises:
+        UserError: for a figure of the user's that is called as one of ours, or is not Python.
+    """
+    return {name: _summary(path) for name, path in _files(config_dir).items()}
+
+
+def module_of(name: str, config_dir: str | None = None) -> tuple[FigureModule, str]:
+    """The module that draws a figure, and the name of the YAML that states its sweep.
+
+    Raises:
+        UserError: for a module of the user's that cannot be imported, or lacks something.
+    """
+    files = _files(config_dir)
+    if files[name].suffix == ".py":
+        module = _imported(files[name])
+        return module, module.EXPERIMENT
+    drawing = drawing_of(files[name])
+    if drawing not in files or files[drawing].suffix != ".py":
+        modules = [each for each, path in files.items() if path.suffix == ".py"]
+        raise unknown_choice(f"{files[name]}: figure.drawing", drawing, modules)
+    return _imported(files[drawing]), name
+
+
+def _files(config_dir: str | None) -> dict[str, Path]:
+    """The module of every figure, or the YAML of a sweep that a module draws."""
+    ours = {path.stem: path for path in sorted(Path(package.__path__[0]).glob("[!_]*.py"))}
+    if config_dir is None:
+        return ours
+    folder = Path(config_dir)
+    sweeps = [path for path in sorted((folder / SWEEPS).glob("*.yaml")) if drawing_of(path)]
+    theirs = dict[str, Path]()
+    for path in (*sorted((folder / MODULES).glob("[!_]*.py")), *sweeps):
+        if path.stem in ours or path.stem in theirs:
+            raise UserError(f"{path}: there is a figure {path.stem}; must have another name")
+        theirs[path.stem] = path
+    return ours | theirs
+
+
+def _summary(path: Path) -> str:
+    if path.suffix == ".yaml":
+        return first_sentence(path)
+    try:
+        return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+    except SyntaxError as error:
+        raise UserError(f"{path}:{error.lineno}: not Python: {error.msg}") from error
+
+
+def _imported(path: Path) -> FigureModule:
+    if path.parent == Path(package.__path__[0]):
+        return cast(FigureModule, importlib.import_module(f"{package.__name__}.{path.stem}"))
+    # Not by its name: something that is installed may be called alike.
+    name = f"{package.__name__}._theirs_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{path}: cannot be imported ({explain(error)})") from error
+    # What it defines can be pickled only if it is found there.
+    sys.modules[name] = module
+    for member in ("EXPERIMENT", "RUNS", "load", "draw"):
+        if not hasattr(module, member):
+            raise UserError(f"{path}: must define EXPERIMENT, RUNS, load and draw; {member} is missing")
+    return cast(FigureModule, module)

@@ -1,0 +1,91 @@
+"""What an output was made of: one whose inputs and files are as they were is not written again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from entrain_bench.base.errors import UserError
+from entrain_bench.base.files import write_atomically
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.code import hash_of, sources_of
+from entrain_bench.records.environment import versions
+from entrain_bench.records.records import Results
+
+# Libraries that decide what is drawn, besides those that decide what is simulated.
+DRAWING = ("matplotlib", "pillow")
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What is left beside the files of an output, in ``stamps/<name>.json``.
+
+    Attributes:
+        inputs: hash of all that the files depend on.
+        files: hash of every file, by its path in the folder of results.
+    """
+
+    inputs: str
+    files: dict[str, str]
+
+    @classmethod
+    def of(cls, inputs: str, files: Iterable[str], root: Path) -> Stamp:
+        """The stamp of files as they are now; a file that is not there has no hash."""
+        return cls(inputs, {file: _hash_of_file(root / file) for file in files})
+
+
+def read_stamp(results: Results, name: str) -> Stamp | None:
+    """The stamp of an output; None if there is none."""
+    with suppress(OSError, ValueError, TypeError):
+        return Stamp(**json.loads(_path(results, name).read_text()))
+    return None
+
+
+def write_stamp(results: Results, name: str, stamp: Stamp) -> None:
+    """Leave a stamp; where it cannot be, the output is written again next time."""
+    with suppress(OSError):
+        write_atomically(_path(results, name), json.dumps(asdict(stamp), indent=1).encode())
+
+
+def hash_of_inputs(
+    module: str, details: Sequence[str], sweeps: Iterable[Sequence[Cell]], shown: Iterable[Cell], results: Results
+) -> str:
+    """Hash of what an output depends on; empty if its code cannot be found.
+
+    Args:
+        module: whose code writes it.
+        details: texts that it depends on.
+        sweeps: the cells that it reads, sweep by sweep.
+        shown: those of them whose timelines it reads.
+        results: their records.
+    """
+    try:
+        code = hash_of(sources_of({module}))
+    except UserError:
+        return ""
+    libraries = {**versions(), **{name: version(name) for name in DRAWING}}
+    digest = hashlib.sha256(json.dumps([code, libraries, *details], sort_keys=True).encode())
+    for cells in sweeps:
+        digest.update(b"\0")
+        for cell in cells:
+            digest.update(f"{cell.key} {results.digest(cell.key)} {' '.join(cell.overrides)}\n".encode())
+    for cell in shown:
+        path = results.timeline_path(cell.key)
+        digest.update(f"{cell.key} {path.stat().st_mtime_ns if path.exists() else ''}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _path(results: Results, name: str) -> Path:
+    return results.root / "stamps" / f"{name}.json"
+
+
+def _hash_of_file(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError:
+        return ""

@@ -1,0 +1,131 @@
+"""One grammar for all verbs: what a line asks for, and the one line that mends a mistake."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from entrain_bench.base.errors import UserError
+from entrain_bench.cli import run_command
+from entrain_bench.config.grammar import CONFIG_DIR, RUN, Request, Storage, Verb, own, read, split, verb_of
+
+
+@dataclass(frozen=True, slots=True)
+class Keys(Storage):
+    """Keys of a verb that is made up."""
+
+    seconds: float | None = own(None, "limit")
+    again: bool = own(False, "repeat")
+
+
+VERB = Verb(Keys, ("model", "layout"), words="what to make")
+
+
+def asked(*arguments: str) -> tuple[str, Request[Keys]]:
+    name, line = verb_of(split(arguments), ["make"])
+    return name, read(line, name, VERB)
+
+
+def test_words_keys_and_options_may_be_mixed() -> None:
+    line = ("--config-dir", "mine", "make", "model=tiny", "a", "seconds=2", "results_dir=/a b/c", "+layout.tp=2", "b")
+    assert asked(*line) == (
+        "make",
+        Request(Keys("/a b/c", seconds=2.0), ("a", "b"), ("model=tiny", "+layout.tp=2"), {CONFIG_DIR: "mine"}),
+    )
+    assert asked(*line)[1].config_dir == "mine"
+    assert not asked(*line)[1].multirun
+
+
+def test_without_a_verb_it_is_a_run() -> None:
+    assert asked("model=tiny") == (RUN, Request(Keys(), (), ("model=tiny",)))
+    assert asked() == (RUN, Request(Keys()))
+
+
+def test_values_are_typed_as_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLACE", "here")
+    typed = ("mlflow=no", "mlflow_uri=http://host:1", "seconds=null", "again=true", "results_dir=2024")
+    assert asked("make", *typed)[1].keys == Keys("2024", mlflow=False, mlflow_uri="http://host:1", again=True)
+    assert asked("make", "results_dir=${oc.env:PLACE}/x")[1].keys.results_dir == "here/x"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("mak", "unknown verb mak. Did you mean make?"),
+        ("MAKE", "unknown verb MAKE. Did you mean make?"),
+        ("figure quick", "unknown verb figure. Use figures NAME key=value"),
+        ("qqq", "unknown verb qqq. Verbs: make"),
+        ("make secods=2", "secods=2: unknown key (did you mean seconds=2?); choices: again, "),
+        ("make tp=2", "tp=2: unknown key (did you mean layout.tp=2?); choices: again, "),
+        ("make --seconds 2", "--seconds: is a key. Write seconds=2"),
+        ("make --seconds=2", "--seconds: is a key. Write seconds=2"),
+        ("make --results-dir x", "--results-dir: is a key. Write results_dir=x"),
+        ("--results-dir x make", "--results-dir: is a key. Write results_dir=x"),
+        ("make --again", "--again: is a key. Write again=true"),
+        ("make --retry-failed", "--retry-failed: is a key. Write retry=failed"),
+        ("make --mlflow-uri", "--mlflow-uri: is a key. Write mlflow_uri=VALUE"),
+        ("make --nope", "--nope: unknown option; choices: --help, --version, --config-dir"),
+        ("make --config-dri x", "--config-dri: unknown option. Did you mean --config-dir?"),
+        ("make --multirun", "--multirun: make does not take it; leave it out"),
+        ("make --config-dir", "--config-dir: needs a value"),
+        ("make seconds=abc", "seconds=abc: Value 'abc' of type 'str' could not be converted to Float"),
+        ("make seconds=1,2", "seconds=1,2: must be seconds=VALUE, with one value"),
+        ("make +seconds=1", "+seconds=1: must be seconds=VALUE, with one value"),
+        ("make ~seconds", "~seconds: must be seconds=VALUE, with one value"),
+        ("make seconds=1 seconds=2", "seconds=2: seconds must be given once"),
+        ("make results_dir=[a]", "results_dir=[a]: "),
+        ("make results_dir=${nope}", "nope"),
+        ("make retry=all", "retry=all: must be null or failed"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_answered_with_what_mends_it(line: str, says: str) -> None:
+    with pytest.raises(UserError, match=re.escape(says)) as caught:
+        asked(*line.split())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("report --results-dir x", "--results-dir: is a key. Write results_dir=x"),
+        ("report results", "results: must be KEY=VALUE"),
+        ("report chartqa", "chartqa: must be KEY=VALUE. Did you mean workload=chartqa?"),
+        ("report strategy=entrain", "strategy=entrain: unknown key; choices: results_dir"),
+        ("report results_dir=nowhere", "results_dir=nowhere: must hold a run with a result"),
+        ("figures --retry-failed", "--retry-failed: is a key. Write retry=failed"),
+        ("recommend within=megatorn", "within=megatorn: unknown (did you mean megatron?)"),
+        ("recommend --seconds 5", "--seconds: is a key. Write seconds=5"),
+        ("recommend --multirun", "--multirun: recommend does not take it"),
+        ("reference --measured", "--measured: is a key. Write measured=true"),
+        ("trace --tokenizer bytes", "--tokenizer: is a key. Write tokenizer=bytes"),
+        ("trace paht=x", "paht=x: unknown key"),
+        ("profile modle=tiny", "modle=tiny: unknown key (did you mean model=tiny?)"),
+        ("calibrate a41", "device=a41: unknown (did you mean a40?)"),
+        ("calibrate anchors=none.yaml", "anchors=none.yaml: must be a file"),
+        ("ui port=99999", "port=99999: must be in 1..65535"),
+        ("verify results_dir=x", "results_dir=x: unknown key"),
+        ("verify --config-dir x", "--config-dir: verify does not take it"),
+        ("check", "strategy: must be given: entrain-bench check strategy=NAME"),
+        ("check entrain", "entrain: must be KEY=VALUE. Did you mean strategy=entrain?"),
+    ],
+)
+def test_every_verb_says_it_alike(
+    line: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command(line.split()) == 2
+    (shown,) = capsys.readouterr().err.splitlines()
+    assert shown.startswith(f"entrain-bench: {says}")
+
+
+def test_the_version_is_the_suites(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["--version"]) == 0
+    shown = capsys.readouterr().out
+    assert re.fullmatch(r"entrain-bench \d+\.\d+\.\d+( \(commit [0-9a-f]{40}(\+changes)?\))?\n", shown)
