@@ -105,35 +105,39 @@ hydra:
       seed: 0,1
 figure: {drawing: iteration_time}
 """,
-    "table/seconds.yaml": """
-title: Seconds of both
-common: [workload=growing, model=theirs, cluster=theirs, layout.tp=1, layout.dp=2, global_batch=8, microbatch_size=2,
-  iterations=1, "seed=0,1"]
-corner: strategy
-rows: {theirs: [strategy=theirs], megatron: [strategy=megatron]}
-columns: {"": []}
-show: {s: "{iteration_time_s:.3f}"}
+    "table/page.yaml": """
+defaults:
+  common: [workload=growing, model=theirs, cluster=theirs, layout.tp=1, layout.dp=2, global_batch=8, microbatch_size=2,
+    iterations=1, "seed=0,1"]
+tables:
+  seconds:
+    title: Seconds of both
+    corner: strategy
+    rows: {theirs: [strategy=theirs], megatron: [strategy=megatron]}
+    columns: {"": []}
+    show: {s: "{iteration_time_s:.3f}"}
+  ahead:
+    title: How far theirs is ahead
+    corner: workload
+    rows: {growing: []}
+    leader: [strategy=megatron]
+    strategies: [theirs]
 """,
-    "lead/ahead.yaml": """
-title: How far theirs is ahead
-common: [workload=growing, model=theirs, cluster=theirs, layout.tp=1, layout.dp=2, global_batch=8, microbatch_size=2,
-  iterations=1, "seed=0,1"]
-corner: workload
-rows: {growing: []}
-leader: [strategy=megatron]
-strategies: [theirs]
-""",
-    "claim/theirs.yaml": """
-claim: Theirs is faster
-paper: "2605.27918"
-where: nowhere
-value: 1.1
-unit: x
-paper_setting: none
-measure: {metric: iteration_time_s}
-published: {setting: none, common: [workload=growing], of: [strategy=megatron_rigid], to: [strategy=theirs]}
-fair: {setting: none, common: [workload=growing], of: [strategy=megatron], to: [strategy=theirs]}
-why: because
+    "claim/paper.yaml": """
+claims:
+  theirs:
+    claim: Theirs is faster
+    paper: "2605.27918"
+    where: nowhere
+    value: 1.1
+    unit: x
+    paper_setting: none
+    measure: iteration_time_s
+    common: [workload=growing]
+    to: [strategy=theirs]
+    published: {setting: none, of: [strategy=megatron_rigid]}
+    fair: {setting: none, of: [strategy=megatron]}
+    why: because
 """,
 }
 
@@ -156,6 +160,9 @@ def draw(data):
     figure.add_subplot().plot(data["s"])
     return figure, data
 '''
+
+
+TABLE = "tables: {mine: {title: t, common: [], corner: c, rows: {a: []}, show: '{mfu:.1f}'}}"
 
 
 @pytest.fixture
@@ -264,8 +271,12 @@ def test_their_figures_are_listed(folder: Path, capsys: pytest.CaptureFixture[st
         ("figures/quick.py", "", "there is a figure quick; must have another name"),
         ("figures/drawn.py", "", "there is a figure drawn; must have another name"),
         ("figure/quick.yaml", "figure: {drawing: quick}", "there is a figure quick; must have another name"),
-        ("table/claims.yaml", YAMLS["table/seconds.yaml"], "table claims: must have a name that no figure or document"),
-        ("table/cp_split.yaml", YAMLS["table/seconds.yaml"], "there is a table cp_split; must have another name"),
+        (
+            "table/claims.yaml",
+            TABLE.replace("mine", "claims"),
+            "table claims: must have a name that no figure",
+        ),
+        ("table/cp_split.yaml", TABLE.replace("mine", "cp_split"), "there is a table cp_split; must have another name"),
         ("figures/own_plot.py", "def", "own_plot.py:1: not Python: "),
         ("figures/own_plot.py", "import nothing_at_all", "own_plot.py: cannot be imported ("),
         ("figures/own_plot.py", "RUNS = True", "must define EXPERIMENT, RUNS, load and draw; EXPERIMENT is missing"),
@@ -288,6 +299,7 @@ def test_what_is_wrong_with_their_figures_is_one_line(
 def test_their_claims_come_after_ours(folder: Path) -> None:
     ours, both = load_claims(), load_claims(str(folder))
     assert both[: len(ours)] == ours
+    assert both[-1].config_dir == str(folder)
     assert [claim.name for claim in both[len(ours) :]] == ["theirs"]
 
 

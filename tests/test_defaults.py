@@ -44,9 +44,6 @@ MEANT = {
     "workload/dflop_multi.yaml": {"images"},
     "workload/dflop_single.yaml": {"images"},
     "workload/dflop_video.yaml": {"video"},
-    # The scheduler is everybody's, recomputation by stage is OmniBal's.
-    "strategy/planner/mdp.yaml": {"encoder_tp"},
-    "strategy/scheduler/omnibal.yaml": {"memory"},
     # Sources are of fields; these say which a kind of data set has.
     "source/parquet.yaml": {"images", "text"},
     "source/hub.yaml": {"images", "text"},

@@ -35,6 +35,11 @@ def command_line(arguments: Sequence[str], config_dir: str | None = None) -> str
     return shlex.join([COMMAND, *arguments, *folder])
 
 
+def sweep_command(overrides: Sequence[str], config_dir: str | None = None) -> str:
+    """The command that runs a sweep."""
+    return command_line(["--multirun", *overrides], config_dir)
+
+
 def commands_of(records: Iterable[Record], results_dir: str | Path = RESULTS_DIR) -> list[str]:
     """Command lines that give exactly the keys of some records, in order of appearance.
 

@@ -31,7 +31,7 @@ OF_THEIR_OWN = ("tables", "free_degrees")
 ON_REQUEST = frozenset({"calibration", "measured_gantt", "quick", *OF_THEIR_OWN})
 DOCUMENTS = {
     "calibration": "Predicted against published times; calibration.md.",
-    "claims": "What the papers claim, and what comes out here; claims.md and claims.csv.",
+    "claims": "Verdicts on published claims; claims.csv, claims.md and claims/<paper>.md.",
     "results": "Iteration times of every strategy; results.md.",
     "free_degrees": "The same with degrees of each planner's choice; free_degrees.md.",
     "tables": "The measured tables of docs/strategies; tables/<name>.md.",

@@ -42,7 +42,7 @@ class Reference:
 
     def path_of(self, file: Path) -> Path:
         """Where a generated file is committed, by its path in a folder of results."""
-        return self.documents / file.name if file.suffix == ".md" else self.results / file
+        return self.documents / file if file.suffix == ".md" else self.results / file
 
 
 @dataclass(frozen=True, slots=True)

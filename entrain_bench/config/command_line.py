@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from entrain_bench.base.errors import UserError, unknown_choice, unknown_key
+from entrain_bench.config.parts import read_parts
 from entrain_bench.config.schema import GROUP_KEYS, ConfigSchema
 from entrain_bench.config.tree import CONFIG_MODULE
 
@@ -46,6 +47,7 @@ def add_config_dir(config_dir: str | None) -> list[str]:
 @contextmanager
 def in_tree() -> Iterator[None]:
     """Inside, Hydra composes of the configuration tree, for one thread at a time: its state is the process's."""
+    read_parts()
     with _COMPOSING, initialize_config_module(CONFIG_MODULE, version_base="1.3"):
         yield
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import yaml
+
 from entrain_bench.config.command_line import CONFIG_NAME
+from entrain_bench.config.parts import option_lines
 from entrain_bench.config.tree import config_tree
 
 # A group under defaults, a key, and a key inside of one; each with its value, and a comment on its line.
@@ -74,10 +77,14 @@ def groups(config_dir: str | None = None) -> dict[str, dict[str, str]]:
 
 
 def text_of(group: str, choice: str, config_dir: str | None = None) -> str:
-    """The YAML of a choice, a folder's of the user's before the suite's, without where Hydra puts it."""
+    """The YAML of a choice, a folder's of the user's before the suite's, without where Hydra puts it.
+
+    Options that a part's YAML leaves to its class are shown with their defaults and meanings.
+    """
     paths = [root / group / f"{choice}.yaml" for root in _roots(config_dir)]
-    lines = next(path for path in reversed(paths) if path.exists()).read_text().splitlines()
-    return "\n".join(line for line in lines if not line.startswith(PACKAGE))
+    text = next(path for path in reversed(paths) if path.exists()).read_text()
+    lines = [line for line in text.splitlines() if not line.startswith(PACKAGE)]
+    return "\n".join([*lines, *option_lines(f"{group}/{choice}", yaml.safe_load(text) or {})])
 
 
 def first_sentences(group: str) -> dict[str, str]:

@@ -28,6 +28,7 @@ from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, first
 from entrain_bench.config.given_plan import with_plan
 from entrain_bench.config.known import KnownRuns
 from entrain_bench.config.overrides import NESTED, group_of, is_choice, is_inside, is_plain, parse
+from entrain_bench.config.parts import sources_stamp
 from entrain_bench.config.schema import (
     GROUP_KEYS,
     ConfigSchema,
@@ -390,10 +391,12 @@ def _keys_of(file: Path) -> frozenset[str]:
 def _tree_hash(config_dir: str | None) -> str:
     """Hash of all that compositions depend on, besides their overrides."""
     digest = hashlib.sha256(f"hydra {version('hydra-core')}, omegaconf {version('omegaconf')}".encode())
-    for module in ("compose.py", "known.py", "overrides.py", "schema.py"):
+    for module in ("compose.py", "known.py", "overrides.py", "parts.py", "schema.py"):
         digest.update(Path(__file__).with_name(module).read_bytes())
     for folder in (config_tree(), *([Path(config_dir).resolve()] if config_dir else [])):
         digest.update(str(folder).encode() + b"\0")
         for file in sorted(map(str, folder.rglob("*.yaml"))):
             digest.update(file.removeprefix(str(folder)).encode() + b"\0" + Path(file).read_bytes() + b"\0")
+        parts = [file.read_text() for file in sorted((folder / "strategy").glob("*/*.yaml"))]
+        digest.update(sources_stamp("\n".join(parts)).encode())
     return digest.hexdigest()[:16]

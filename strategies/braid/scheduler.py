@@ -55,10 +55,10 @@ class BraidScheduler(Recomputation):
 
     rollouts: int = 256
     llm_leads: tuple[int, ...] = (1000, 8)
-    holds: tuple[float, ...] = (0.0, 50.0, 20.0)
+    holds: tuple[float, ...] = (0, 50, 20)
     alternate: bool = True
     aheads: tuple[int, ...] = (0, 4)
-    keeps: tuple[float, ...] = (0.0, 1.0)
+    keeps: tuple[float, ...] = (0, 1)
     goes_on: bool = True
     memory: str = field(default="greedy", kw_only=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -44,7 +45,7 @@ SHARE = {key: VALUES["fair"][key] for key in ("setting", "common", "of")}
 
 def claim_with(published: Any = None, fair: Any = None, **changes: Any) -> Claim:
     settings = {"published": VALUES["published"] | (published or {}), "fair": VALUES["fair"] | (fair or {})}
-    return parse_claim("some", VALUES | settings | changes)
+    return replace(parse_claim("some", VALUES | settings | changes), file="paper", system="Some")
 
 
 def runs(*rows: tuple[str, str, float]) -> pd.DataFrame:

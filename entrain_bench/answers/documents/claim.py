@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from entrain_bench.answers.documents.definition import OVERRIDES, merge_overrides, override_key
 from entrain_bench.answers.statistics import Interval
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.records.records import METRICS
@@ -13,9 +14,10 @@ from entrain_bench.records.records import METRICS
 TEXTS = ("claim", "paper", "where", "paper_setting")
 PUBLISHED, FAIR = SETTINGS = ("published", "fair")
 REQUIRED = {*TEXTS, "value", "unit", "measure", *SETTINGS}
-KEYS = REQUIRED | {"assumption", "judged_by", "no_source", "why"}
+# Overrides stated at a claim hold for both settings.
+KEYS = REQUIRED | {"system", "choices", "assumption", "judged_by", "no_source", "why", *OVERRIDES}
 SIDES = ("common", "of", "to")
-SETTING_KEYS = {"setting", *SIDES, "at", "against", "measure"}
+SETTING_KEYS = {"setting", "measure", *OVERRIDES}
 # Of the metric in the unit: of a ratio, of a change or share, of bytes, of a count.
 SCALES = {"x": 1.0, "%": 100.0, "GB": 1e-9, "stages": 1.0}
 # Units of the metric itself, which is never compared.
@@ -57,7 +59,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ClaimSide:
     """The runs of which a number is made.
 
     Attributes:
@@ -89,7 +91,7 @@ class Setting:
         """The same, one after another."""
         return [side for pair in self.pairs for side in pair]
 
-    def changed(self, change: Change) -> Setting:
+    def changed(self, change: Change) -> ClaimSide:
         """The setting with overrides of the same keys replaced, and others added.
 
         What one side alone changes of ``common``, the other side keeps.
@@ -97,12 +99,12 @@ class Setting:
         Raises:
             UserError: for a key that tells the two situations apart.
         """
-        everywhere, of, to = ({_key(text) for text in texts} for texts in (change.common, change.of, change.to))
+        everywhere, of, to = ({override_key(text) for text in texts} for texts in (change.common, change.of, change.to))
         for text in (*self.at, *self.against):
-            changed = _key(text) in everywhere | of | to
-            require(not changed, "change", _key(text), "a key other than those of at and against")
+            changed = override_key(text) in everywhere | of | to
+            require(not changed, "change", override_key(text), "a key other than those of at and against")
         shared = _without(self.common, everywhere)
-        split = tuple(text for text in shared if _key(text) in of | to)
+        split = tuple(text for text in shared if override_key(text) in of | to)
         return replace(
             self,
             common=(*_without(shared, of | to), *change.common),
@@ -133,7 +135,7 @@ class Claim:
     """A published number and how it is measured here.
 
     Attributes:
-        name: the YAML's name.
+        name: its name in the YAML.
         claim: what is claimed, in words.
         paper, where: arXiv number, and the place in the paper.
         value: the published number, or the ends of a range, in ``unit``; empty if the paper states an order without a
@@ -150,6 +152,9 @@ class Claim:
             paper's point is no gain, or no comparison), ``limit`` (that it is at most so much).
         no_source: whether the number could not be found in the paper, so that nothing can be judged.
         why: what explains agreement or difference, as runs have shown; empty if none has.
+        system: the system that the paper presents.
+        file: name of the YAML, without its suffix.
+        config_dir: the user's folder that it is in; None for a claim of this repository.
     """
 
     name: str
@@ -160,29 +165,32 @@ class Claim:
     unit: str
     measure: Measure
     paper_setting: str
-    published: Setting
-    fair: Setting
-    choices: Mapping[str, Setting] = field(default_factory=dict)
+    published: ClaimSide
+    fair: ClaimSide
+    choices: Mapping[str, ClaimSide] = field(default_factory=dict)
     assumption: Assumption | None = None
     judged_by: str = GAIN
     no_source: bool = False
     why: str = ""
+    system: str = ""
+    file: str = ""
+    config_dir: str | None = None
 
     @property
-    def toggled(self) -> Setting | None:
+    def toggled(self) -> ClaimSide | None:
         """The setting in which the assumption is otherwise; None without an assumption."""
         if not self.assumption:
             return None
         setting = self.fair if self.assumption.of_setting == FAIR else self.published
         return setting.changed(self.assumption.change)
 
-    def under(self, setting: Setting) -> Claim:
+    def under(self, setting: ClaimSide) -> Claim:
         """The claim with what a setting measures otherwise."""
         own = {each.name: getattr(self.measure, each.name) for each in fields(Measure)}
         return replace(self, measure=_measure({**own, **setting.measure}))
 
     @property
-    def settings(self) -> list[Setting]:
+    def settings(self) -> list[ClaimSide]:
         """All that have to run."""
         toggled = self.toggled
         return [self.published, *self.choices.values(), self.fair, *([toggled] if toggled else [])]
@@ -214,9 +222,7 @@ class Claim:
 def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
     """A claim from plain values; checks keys, texts, metric and ranges."""
     _check_keys("", values, KEYS, REQUIRED)
-    published = dict(values[PUBLISHED])
-    choices = published.pop("choices", {})
-    settings = {PUBLISHED: _setting(PUBLISHED, published), FAIR: _setting(FAIR, values[FAIR])}
+    settings = {each: _setting(each, values[each], values) for each in SETTINGS}
     value = values["value"]
     numbers = value if isinstance(value, list) else [] if value is None else [value]
     unit, relative = values["unit"], bool(settings[PUBLISHED].to)
@@ -224,6 +230,8 @@ def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
     require(unit not in BARE or not relative, "published.to", [*settings[PUBLISHED].to], f"empty for {unit}")
     judged_by = values.get("judged_by", GAIN)
     require(judged_by in JUDGED_BY, "judged_by", judged_by, f"one of {', '.join(JUDGED_BY)}")
+    listed = values.get("choices", {})
+    choices = {k: v for each in listed for k, v in each.items()} if isinstance(listed, list) else listed
     level = judged_by == GAIN or (value is not None and (unit != "%" or not relative))
     require(level, "judged_by", judged_by, "gain for an order and for a change")
     compared = relative or bool(settings[PUBLISHED].against)
@@ -243,7 +251,7 @@ def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
         assumption=_assumption(values["assumption"]) if "assumption" in values else None,
         judged_by=judged_by,
         no_source=bool(values.get("no_source", False)),
-        **{key: _words(values.get(key, "")) for key in (*TEXTS, "why")},
+        **{key: _words(values.get(key, "")) for key in (*TEXTS, "why", "system")},
     )
     for setting in settings.values():
         claim.under(setting)
@@ -252,7 +260,8 @@ def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
     return claim
 
 
-def _measure(values: Mapping[str, Any]) -> Measure:
+def _measure(values: Mapping[str, Any] | str) -> Measure:
+    values = {"metric": values} if isinstance(values, str) else values
     _check_keys("measure: ", values, {each.name for each in fields(Measure)}, {"metric"})
     measure = Measure(**values)
     known = (*METRICS, *PRODUCTS, ENCODER_STAGES)
@@ -262,10 +271,11 @@ def _measure(values: Mapping[str, Any]) -> Measure:
     return measure
 
 
-def _setting(name: str, values: Mapping[str, Any]) -> Setting:
-    _check_keys(f"{name}: ", values, SETTING_KEYS, {"setting", "of"})
-    sides = {key: tuple(values[key]) for key in SETTING_KEYS - {"setting", "measure"} if key in values}
-    setting = Setting(_words(values["setting"]), **{"common": (), **sides}, measure=values.get("measure", {}))
+def _setting(name: str, values: Mapping[str, Any], claim: Mapping[str, Any]) -> ClaimSide:
+    _check_keys(f"{name}: ", values, SETTING_KEYS, {"setting"})
+    sides = {key: tuple(merge_overrides(claim.get(key, []), values.get(key, []))) for key in OVERRIDES}
+    require(bool(sides["of"]), f"{name}.of", "[]", "the overrides of the runs in the numerator")
+    setting = ClaimSide(_words(values["setting"]), **sides, measure=values.get("measure", {}))
     require(bool(setting.at) == bool(setting.against), f"{name}.against", [*setting.against], f"given with {name}.at")
     return setting
 
@@ -298,8 +308,4 @@ def _words(text: object) -> str:
 
 
 def _without(overrides: Sequence[str], keys: set[str]) -> tuple[str, ...]:
-    return tuple(text for text in overrides if _key(text) not in keys)
-
-
-def _key(override: str) -> str:
-    return override.partition("=")[0].lstrip("+~")
+    return tuple(text for text in overrides if override_key(text) not in keys)

@@ -1,18 +1,18 @@
-"""The claims table: every YAML of ``experiments/claim``, and of a user's folder, measured and judged."""
+"""Claims measured and judged: those of ``experiments/claim``, and those of a user's folder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from entrain_bench.answers.documents.claim import ENCODER_STAGES, FAIR, Claim, Setting, parse_claim
-from entrain_bench.answers.documents.definition import load_definition
-from entrain_bench.answers.documents.markdown import markdown_table
+from entrain_bench.answers.documents.claim import ENCODER_STAGES, FAIR, KEYS, Claim, ClaimSide, parse_claim
+from entrain_bench.answers.documents.claim_pages import INDEX, PAGES, claims_markdown, claims_pages
+from entrain_bench.answers.documents.definition import load_definitions
 from entrain_bench.answers.documents.verdict import central, combined, measured, verdict
 from entrain_bench.answers.tables import MISSING, encoder_stages, run_table
 from entrain_bench.base.errors import UserError
@@ -22,6 +22,7 @@ from entrain_bench.records.cells import Cell
 from entrain_bench.run.study import Output, Study
 from entrain_bench.specs.module_layers import Role
 
+TABLE = "claims.csv"
 NOT_MEASURED = "not measured"
 # Between the overrides of a claim's sides.
 SIDE_SEPARATOR = " / "
@@ -45,35 +46,18 @@ COLUMNS = (
     "runs",
     "why",
 )
-INTRODUCTION = """# Claims
-
-What the papers claim and what comes out here, generated from runs, twice: *as published*, in the paper's model, data
-shape, batch, GPUs, baseline and measure as far as it states them, and *fair*, with every baseline tuned by the same
-rules. What a paper does not state is a choice; where other choices were run, their range stands behind the number,
-with how many of them have no result, and a verdict that depends on them says so. The last column names what decides:
-an assumption, and what comes out where it is otherwise. A claim is a YAML in `experiments/claim/`; its runs are in the
-table of runs like all others. In brackets stands the 95% interval over seeds, whose runs are compared seed by seed
-([metrics.md](../docs/metrics.md)); where all samples are alike, one seed says it all.
-
-The verdict follows one rule, applied to the gain (a ratio's distance from 1, a change, or a share itself):
-*reproduced*: at least 80% of the paper's gain, or beyond; *partly*: at least a third of it; *not reproduced*: less, or
-the other direction; *undecided*: not the same at both ends of the interval; *no source*: the number was not found in
-the paper. Of a range the end nearer to no gain is taken. Where a paper gives an order and no number ("> 1"),
-*reproduced* means that it holds by more than 2%, with the whole interval, for every workload and model measured,
-*partly* for at least a third of them; *undecided* that it depends on those whose interval lies on both sides. Where the
-number itself is the point (memory in GB, or a ratio near 1, which says that nothing was gained), *reproduced* means
-within a factor of 1.25 of it, *partly* within 2; of a number of pipeline stages that it is the same, *partly* that it
-is one off; of a limit, that it is kept, *partly* that it is exceeded by up to a quarter. Seeds at which a run has no
-result are left out and counted. Hardware, data and cost model differ from the papers' ([costs.md](../docs/costs.md)),
-so agreement is not expected to the digit.
-"""
+# What runs decide of a row; the rest is in the YAML.
+MEASURED = (*COLUMNS[5:9], *COLUMNS[10:13])
 
 
 def load_claims(config_dir: str | None = None) -> list[Claim]:
-    """Every claim by name, ours before those in a folder of the user's."""
-    folders = [config_tree(), *([Path(config_dir)] if config_dir else [])]
+    """Return every claim: by file, then by name, ours before those in a folder of the user's."""
+    folders = {config_tree(): None, **({Path(config_dir): config_dir} if config_dir else {})}
     return [
-        load_definition(path, parse_claim) for folder in folders for path in sorted((folder / "claim").glob("*.yaml"))
+        replace(claim, file=path.stem, system=claim.system or path.stem, config_dir=own)
+        for folder, own in folders.items()
+        for path in sorted((folder / "claim").glob("*.yaml"))
+        for claim in sorted(load_definitions(path, "claims", KEYS, parse_claim), key=lambda each: each.name)
     ]
 
 
@@ -81,27 +65,22 @@ def claims_output(config_dir: str | None = None) -> Output:
     """The document; its claims are read once."""
     claims = load_claims(config_dir)
     sweeps = [sweep for claim in claims for setting in claim.settings for sweep in setting.sweeps]
-    return Output(
-        "claims",
-        [*dict.fromkeys(sweeps)],
-        lambda study: write_claims(claims, study),
-        ["claims.md"],
-        files=["claims.csv"],
-    )
+    files = [TABLE, INDEX, *dict.fromkeys(f"{PAGES}/{claim.file}.md" for claim in claims)]
+    return Output("claims", [*dict.fromkeys(sweeps)], lambda study: write_claims(claims, study), files)
 
 
 def write_claims(claims: Sequence[Claim], study: Study) -> str:
-    """Write ``claims.csv`` and ``claims.md``; returns what could not be measured, if anything."""
+    """Write ``claims.csv``, ``claims.md`` and a page per paper; returns what could not be measured, if anything."""
     rows = [claim_row(claim, study) for claim in claims]
     csv = claims_table(rows).to_csv(index=False, lineterminator="\n")
-    write_atomically(study.results.root / "claims.csv", csv.encode())
-    write_atomically(study.results.root / "claims.md", claims_markdown(rows).encode())
+    for name, text in {TABLE: csv, INDEX: claims_markdown(claims, rows), **claims_pages(claims, rows)}.items():
+        write_atomically(study.results.root / name, text.encode())
     found = [(row["name"], name, row[f"{name}_verdict"]) for row in rows for name in ("published", "fair", "otherwise")]
     return "; ".join(f"{claim} ({name}): {text}" for claim, name, text in found if text.startswith(NOT_MEASURED))
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ClaimResult:
     """What came out of a setting: the number in words and bare, and the verdict; without results why there is none."""
 
     text: str
@@ -109,43 +88,56 @@ class Outcome:
     number: float | None = None
 
 
+def read_rows(claims: Sequence[Claim], path: Path) -> list[dict[str, str]]:
+    """The row of each claim, measured as ``claims.csv`` says; a claim that is not in it says so."""
+    table = pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else pd.DataFrame(columns=["name"])
+    known = {row["name"]: {name: row[name] for name in MEASURED} for row in table.to_dict("records")}
+    unknown = {name: f"{NOT_MEASURED}: run make claims" if "verdict" in name else "" for name in MEASURED}
+    return [_words(claim) | known.get(claim.name, unknown) for claim in claims]
+
+
 def claim_row(claim: Claim, study: Study) -> dict[str, str]:
     """Measure and judge a claim; without results the verdict is the reason."""
-    published, fair = (_outcome(claim, setting, study) for setting in (claim.published, claim.fair))
-    choices = {label: _outcome(claim, setting, study) for label, setting in claim.choices.items()}
+    published, fair = (_result(claim, setting, study) for setting in (claim.published, claim.fair))
+    choices = {label: _result(claim, setting, study) for label, setting in claim.choices.items()}
     others = [f"{label}: {one.text or 'nothing'} ({one.verdict})" for label, one in choices.items()]
-    toggled = claim.toggled
-    otherwise = _outcome(claim, toggled, study) if toggled else Outcome("", "")
-    sweeps = dict.fromkeys(sweep for setting in claim.settings for sweep in setting.sweeps)
-    return {
-        **{name: str(getattr(claim, name)) for name in COLUMNS if hasattr(claim, name)},
-        "paper_value": claim.format(claim.value),
+    otherwise = _result(claim, claim.toggled, study) if claim.toggled else ClaimResult("", "")
+    return _words(claim) | {
         "published_value": published.text + _range(claim, [*choices.values()]),
         "published_verdict": published.verdict + _dissent(published, choices.values()),
         "fair_value": fair.text,
         "fair_verdict": fair.verdict,
-        "assumption": _assumed(claim),
         "otherwise_value": otherwise.text,
         "otherwise_verdict": otherwise.verdict,
         "other_choices": "; ".join(others),
-        "published_setting": claim.published.words,
-        "fair_setting": claim.fair.words,
-        "runs": SIDE_SEPARATOR.join(" ".join(sweep) for sweep in sweeps),
     }
 
 
-def _outcome(claim: Claim, setting: Setting, study: Study) -> Outcome:
+def _words(claim: Claim) -> dict[str, str]:
+    """What a claim's row states before anything is measured."""
+    sweeps = dict.fromkeys(sweep for setting in claim.settings for sweep in setting.sweeps)
+    return {
+        **{name: str(getattr(claim, name)) for name in COLUMNS if hasattr(claim, name)},
+        "paper_value": claim.format(claim.value),
+        "assumption": _assumed(claim),
+        "published_setting": claim.published.words,
+        "fair_setting": claim.fair.words,
+        "runs": SIDE_SEPARATOR.join(map(shlex.join, sweeps)),
+    }
+
+
+def _result(claim: Claim, setting: ClaimSide, study: Study) -> ClaimResult:
     claim = claim.under(setting)
     try:
         tables = [[_side_table(side, study) for side in pair] for pair in setting.pairs]
         complete, lacking = _complete(tables)
         cases = measured(claim, complete)
     except UserError as error:
-        return Outcome("", f"{NOT_MEASURED}: {error}")
-    return Outcome(combined(claim, cases) + lacking, verdict(claim, cases), central(claim, cases))
+        return ClaimResult("", f"{NOT_MEASURED}: {error}")
+    return ClaimResult(combined(claim, cases) + lacking, verdict(claim, cases), central(claim, cases))
 
 
-def _range(claim: Claim, choices: Sequence[Outcome]) -> str:
+def _range(claim: Claim, choices: Sequence[ClaimResult]) -> str:
     """The range of the numbers under other choices, and how many of these have none."""
     if not choices:
         return ""
@@ -157,7 +149,7 @@ def _range(claim: Claim, choices: Sequence[Outcome]) -> str:
     return f"; {ends} under other choices" + (f" ({lacking} of {len(choices)} without result)" if lacking else "")
 
 
-def _dissent(published: Outcome, choices: Iterable[Outcome]) -> str:
+def _dissent(published: ClaimResult, choices: Iterable[ClaimResult]) -> str:
     """The verdicts under other choices, if they are not the same."""
     others = dict.fromkeys(choice.verdict for choice in choices if choice.number is not None)
     others.pop(published.verdict, None)
@@ -217,49 +209,3 @@ def _complete(pairs: Sequence[Sequence[pd.DataFrame]]) -> tuple[list[list[pd.Dat
 def claims_table(rows: Sequence[dict[str, str]]) -> pd.DataFrame:
     """The rows of ``claims.csv``."""
     return pd.DataFrame(rows, columns=[*COLUMNS])
-
-
-def claims_markdown(rows: Sequence[dict[str, str]]) -> str:
-    """``claims.md``: one table, then a paragraph a claim with settings, command and explanation."""
-    heading = ["claim", "paper", "paper value", "as published", "verdict", "fair", "verdict", "what decides"]
-    shown = [
-        [
-            f"[{row['claim']}](#{row['name']})",
-            _source(row),
-            *(row[name] for name in COLUMNS[4:9]),
-            decides(row),
-        ]
-        for row in rows
-    ]
-    return "\n".join([INTRODUCTION, markdown_table(heading, shown), *map(_details, rows)])
-
-
-def _source(row: Mapping[str, str]) -> str:
-    return f"arXiv:{row['paper']}, {row['where']}"
-
-
-def decides(row: Mapping[Any, Any]) -> str:
-    """The assumption that decides a claim, and what comes out where it is otherwise."""
-    if not row["assumption"]:
-        return "not toggled"
-    return f"{row['assumption']}: {_found(row, 'otherwise')}"
-
-
-def _found(row: Mapping[str, str], name: str) -> str:
-    return f"{row[f'{name}_value'] or 'nothing'} ({row[f'{name}_verdict']})"
-
-
-def _details(row: Mapping[str, str]) -> str:
-    runs = "".join(f"    {side}\n" for side in row["runs"].split(SIDE_SEPARATOR))
-    parts = [
-        f"## {row['name']}",
-        f"{row['claim']}: {row['paper_value']} in the paper.",
-        f"*Paper* ({_source(row)}). {row['paper_setting']}",
-        f"*As published*: {_found(row, 'published')}. {row['published_setting']}",
-        f"*Other choices*: {row['other_choices']}." if row["other_choices"] else "",
-        f"*Fair*: {_found(row, 'fair')}. {row['fair_setting']}",
-        f"*What decides*: {decides(row)}." if row["assumption"] else "",
-        f"*Why*: {row['why']}" if row["why"] else "",
-        runs,
-    ]
-    return "\n\n".join(filter(None, parts))

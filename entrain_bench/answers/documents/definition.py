@@ -1,31 +1,126 @@
-"""Claims and tables are defined by one YAML each."""
+"""Files of definitions (claims, tables, leads): many of one kind, with what they share stated once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from entrain_bench.base.errors import UserError
-from entrain_bench.config.tree import config_tree
+from entrain_bench.base.errors import UserError, require, unknown_choice
+
+# `{name}` in any text: a field of the case, of its definition, or of `shared`.
+FIELD = re.compile(r"\{([a-z_0-9]+)\}")
+SHARED, DEFAULTS, CASES = "shared", "defaults", "cases"
+# Lists of overrides: a later layer replaces overrides of the same key in place and appends others.
+OVERRIDES = ("common", "of", "to", "at", "against")
 
 
-def load_definition[T](path: Path, parse: Callable[[str, Mapping[str, Any]], T]) -> T:
-    """What ``parse`` makes of a file's name and of the values in it.
+def load_definitions[T](
+    path: Path, kind: str, keys: set[str], parse: Callable[[str, Mapping[str, Any]], T], verbatim: str = ""
+) -> Iterator[T]:
+    """Parse every definition of a file.
+
+    A file holds ``kind`` (definitions by name), ``defaults`` (what all of them share) and ``shared`` (values by name).
+    A definition with ``cases`` stands for one definition per case: each case states its name and its differences.
+    ``{name}`` inserts a field: any key that is not in ``keys``, or a value of ``shared``. A text that consists of one
+    field takes the value itself; a list in a list becomes part of the outer list.
+
+    Args:
+        path: the YAML file.
+        kind: the key of the definitions, such as ``claims``.
+        keys: keys that a definition may have; all others are fields.
+        parse: makes an object of a name and its values.
+        verbatim: a key whose value keeps its braces.
 
     Raises:
-        UserError: naming the file and what is wrong in it.
+        UserError: naming the file, the definition and what is wrong in it.
     """
-    values = yaml.safe_load(path.read_text())
+    content = yaml.safe_load(path.read_text()) or {}
     try:
-        return parse(path.stem, values)
+        for key in content:
+            require(key in (kind, SHARED, DEFAULTS), "key", key, f"one of {kind}, {DEFAULTS}, {SHARED}")
+        require(kind in content, "key", kind, "stated: the definitions by name")
+        for name in content.get(SHARED, {}):
+            require(name not in keys, f"{SHARED}.{name}", name, "a name that is no key of a definition")
     except UserError as error:
         raise UserError(f"{path.name}: {error}") from error
+    shared = content.get(SHARED, {})
+    for name, values in content[kind].items():
+        unused = set(values) - keys - {CASES}
+        for case, differences in values.get(CASES, {name: {}}).items():
+            layers = [content.get(DEFAULTS, {}), values, differences]
+            try:
+                resolved, used = _resolved(layers, shared, keys, verbatim)
+                unused -= used
+                for key in sorted({str(key) for key in differences} - keys - used):
+                    raise unknown_choice("key", key, keys)
+                yield parse(case, resolved)
+            except UserError as error:
+                raise UserError(f"{path.name}: {case}: {error}") from error
+        for key in sorted(unused, key=str):
+            raise UserError(f"{path.name}: {name}: {unknown_choice('key', str(key), keys)}")
 
 
-def source_of(kind: str, name: str) -> str:
-    """A link from a page of ``docs/strategies`` to the YAML of a table of ours; the name of another's."""
-    ours = (config_tree() / kind / f"{name}.yaml").is_file()
-    return f"[{name}](../../experiments/{kind}/{name}.yaml)" if ours else name
+def override_key(override: str) -> str:
+    """The configuration key of an override."""
+    return override.partition("=")[0].lstrip("+~")
+
+
+def _resolved(
+    layers: list[Mapping[str, Any]], shared: Mapping[str, Any], keys: set[str], verbatim: str
+) -> tuple[dict[str, Any], set[str]]:
+    """The merged layers, the most general first, with all fields inserted; and the names of these fields.
+
+    Raises:
+        UserError: for an unknown field, and for a field that contains itself.
+    """
+    fields = {**shared, **{str(key): value for layer in layers for key, value in layer.items()}}
+    used: set[str] = set()
+
+    def field(name: str, within: frozenset[str]) -> Any:
+        if name not in fields:
+            raise unknown_choice("field", name, fields)
+        require(name not in within, "field", name, "free of itself")
+        used.add(name)
+        return insert(fields[name], within | {name})
+
+    def insert(value: Any, within: frozenset[str]) -> Any:
+        if isinstance(value, Mapping):
+            return {str(insert(str(key), within)): insert(each, within) for key, each in value.items()}
+        if isinstance(value, list):
+            found = [(each, insert(each, within)) for each in value]
+            lists = [new if isinstance(new, list) and isinstance(old, str) else [new] for old, new in found]
+            return [each for part in lists for each in part]
+        if not isinstance(value, str):
+            return value
+        whole = FIELD.fullmatch(value)
+        return field(whole[1], within) if whole else FIELD.sub(lambda match: str(field(match[1], within)), value)
+
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        own = {key: value for key, value in layer.items() if key in keys}
+        merged = _merge(merged, {k: v if k == verbatim else insert(v, frozenset()) for k, v in own.items()})
+    return merged, used
+
+
+def _merge(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings key by key, lists of overrides override by override; anything else is replaced."""
+    merged = dict(base)
+    for key, value in more.items():
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            merged[key] = _merge(old, value)
+        elif key in OVERRIDES and old:
+            merged[key] = merge_overrides(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def merge_overrides(base: list[str], more: list[str]) -> list[str]:
+    """Overrides in which later ones replace those of the same key, in their place; others follow."""
+    own = {override_key(text): text for text in more}
+    return [own.pop(override_key(text), text) for text in base] + [*own.values()]

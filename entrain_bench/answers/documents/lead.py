@@ -1,4 +1,4 @@
-"""How far one strategy leads the fastest of its rivals, job by job: a YAML of ``experiments/lead`` as Markdown."""
+"""How far one strategy leads the fastest of its rivals, job by job: a table with a ``leader`` as Markdown."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 
 from entrain_bench.answers.comparison import TIME, Standing, compare
-from entrain_bench.answers.documents.definition import source_of
 from entrain_bench.answers.documents.markdown import markdown_table
+from entrain_bench.answers.documents.table import labelled, source_of
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.tables import run_table, times_by_seed, without_result
 from entrain_bench.answers.text import seconds, speedup, times
@@ -29,7 +29,7 @@ class Lead:
     """A table of the speedups of one strategy over the fastest of others.
 
     Attributes:
-        name: the YAML's name.
+        name: its name in the YAML.
         title: what is shown, in words.
         common: overrides of all runs.
         corner: heading of the first column: what the rows are.
@@ -37,6 +37,7 @@ class Lead:
         leader: overrides of that strategy.
         strategies: names of the strategies that it is compared with.
         rivals: overrides that each of them gets, by a label; several labels are rivals of their own.
+        file: name of the YAML, without its suffix; empty in a folder of the user's.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Lead:
     leader: SweepOverrides
     strategies: Sequence[str]
     rivals: Mapping[str, SweepOverrides]
+    file: str = ""
 
     def of_leader(self, row: str) -> SweepOverrides:
         """The overrides of the leader's runs in a job."""
@@ -82,7 +84,7 @@ def parse_lead(name: str, values: Mapping[str, Any], families: Mapping[str, Sequ
     if isinstance(chosen, str):
         require(chosen in families, "strategies", chosen, f"a list, or one of {', '.join(families)}")
         chosen = families[chosen]
-    rows, rivals = ({str(label): tuple(each) for label, each in filled[key].items()} for key in ("rows", "rivals"))
+    rows, rivals = labelled(filled["rows"]), labelled(filled["rivals"])
     title = " ".join(filled["title"].split())
     return Lead(
         name, title, tuple(filled["common"]), filled["corner"], rows, tuple(filled["leader"]), tuple(chosen), rivals
@@ -110,8 +112,7 @@ def lead_markdown(lead: Lead, study: Study) -> str:
         notes += [f"{row}: {sentence}" for sentence in without_result(runs)]
     heading = [lead.corner, "fastest of the others", "its s", f"{leader}, s", "times as fast (95%)", "gap"]
     rows = [[label, *_texts(row)] for label, row in found.items()]
-    source = source_of("lead", lead.name)
-    caption = f"{lead.title} ({source}: `{' '.join(lead.common)}`).\n\n"
+    caption = f"{lead.title} ({source_of(lead.name, lead.file)}: `{' '.join(lead.common)}`).\n\n"
     told = "".join(f"\n- {note}" for note in [*_together([*found.values()]), *notes])
     return caption + markdown_table(heading, rows, heading[2:]) + (f"{told}\n" if told else "")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from string import Formatter
 from typing import Any
 
@@ -46,13 +47,14 @@ class Table:
     """A table of measured numbers.
 
     Attributes:
-        name: the YAML's name.
+        name: its name in the YAML.
         title: what is shown, in words.
         common: overrides of all runs.
         corner: heading of the first column: what the rows are.
         rows: overrides of each row, by what stands before it.
         columns: overrides of each column, by its heading.
         show: what each column shows, by a further heading; texts with numbers in braces, as ``str.format`` takes them.
+        file: name of the YAML, without its suffix; empty in a folder of the user's.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Table:
     rows: Mapping[str, SweepOverrides]
     columns: Mapping[str, SweepOverrides]
     show: Mapping[str, str]
+    file: str = ""
 
     def sweep(self, row: str, column: str) -> SweepOverrides:
         """The overrides of the runs behind a cell."""
@@ -95,9 +98,23 @@ def parse_table(name: str, values: Mapping[str, Any]) -> Table:
     show = filled["show"] if isinstance(filled["show"], Mapping) else {"": filled["show"]}
     for text in show.values():
         _check_text(text)
-    rows, columns = ({str(label): tuple(each) for label, each in filled[key].items()} for key in ("rows", "columns"))
+    rows, columns = labelled(filled["rows"]), labelled(filled["columns"])
     title = " ".join(filled["title"].split())
     return Table(name, title, tuple(filled["common"]), filled["corner"], rows, columns, show)
+
+
+def source_of(name: str, file: str) -> str:
+    """A table's name, with a link to its YAML if that is in this repository."""
+    return f"[{name}](../../experiments/table/{file}.yaml)" if file else name
+
+
+def labelled(values: Mapping[str, Any] | list[Mapping[str, Any]]) -> dict[str, SweepOverrides]:
+    """Overrides by label; of a list of mappings every combination, with the labels joined by spaces."""
+    listed = values if isinstance(values, list) else [values]
+    return {
+        " ".join(str(label) for label, _ in combination): tuple(text for _, texts in combination for text in texts)
+        for combination in product(*(each.items() for each in listed))
+    }
 
 
 def _check_text(text: str) -> None:

@@ -1,23 +1,26 @@
-"""Measured tables: ``experiments/table`` and ``experiments/lead`` as Markdown, and how pages of ``docs`` take them."""
+"""Measured tables: ``experiments/table`` as Markdown, and how pages of ``docs`` take them."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import yaml
 
-from entrain_bench.answers.documents.definition import load_definition, source_of
+from entrain_bench.answers.documents.definition import load_definitions
+from entrain_bench.answers.documents.lead import KEYS as LEAD_KEYS
 from entrain_bench.answers.documents.lead import Lead, lead_markdown, parse_lead
 from entrain_bench.answers.documents.markdown import markdown_table
 from entrain_bench.answers.documents.table import (
     DEGREES,
     GIB,
+    KEYS,
     MICROBATCHES,
     RECOMPUTED,
     SAMPLES,
@@ -25,6 +28,7 @@ from entrain_bench.answers.documents.table import (
     Table,
     fields_of,
     parse_table,
+    source_of,
 )
 from entrain_bench.answers.statistics import mean_interval
 from entrain_bench.answers.tables import run_actions, run_table, without_result
@@ -46,7 +50,7 @@ RECOMPUTING = r"(\S+) tp[^;]* recompute"
 
 
 def load_tables() -> list[Table | Lead]:
-    """Every table of ours, by kind and name."""
+    """Every table of ours, file by file."""
     return _tables_in(config_tree(), strategies_by_family())
 
 
@@ -59,7 +63,7 @@ def tables_of(config_dir: str | None) -> list[Table | Lead]:
     if config_dir is None:
         return []
     ours = {table.name for table in load_tables()}
-    theirs = _tables_in(Path(config_dir), strategies_by_family(config_dir))
+    theirs = [replace(table, file="") for table in _tables_in(Path(config_dir), strategies_by_family(config_dir))]
     for table in theirs:
         if table.name in ours:
             raise UserError(f"{config_dir}: there is a table {table.name}; must have another name")
@@ -67,10 +71,13 @@ def tables_of(config_dir: str | None) -> list[Table | Lead]:
 
 
 def _tables_in(folder: Path, families: Mapping[str, Sequence[str]]) -> list[Table | Lead]:
-    parse = partial(parse_lead, families=families)
+    def parse(name: str, values: Mapping[str, Any]) -> Table | Lead:
+        return parse_lead(name, values, families) if "leader" in values else parse_table(name, values)
+
     return [
-        *(load_definition(path, parse_table) for path in _definitions(folder, "table")),
-        *(load_definition(path, parse) for path in _definitions(folder, "lead")),
+        replace(table, file=path.stem)
+        for path in _definitions(folder, "table")
+        for table in load_definitions(path, "tables", {*KEYS, *LEAD_KEYS}, parse, verbatim="show")
     ]
 
 
@@ -125,8 +132,7 @@ def table_markdown(table: Table, study: Study) -> str:
     rows = [
         [row, *(text for column in table.columns for text in _texts(table, row, column, study))] for row in table.rows
     ]
-    source = source_of("table", table.name)
-    caption = f"{table.title} ({source}: `{' '.join(table.common)}`).\n\n"
+    caption = f"{table.title} ({source_of(table.name, table.file)}: `{' '.join(table.common)}`).\n\n"
     notes = "".join(f"\n- {note}" for note in _notes(table, study))
     return caption + markdown_table([table.corner, *shows], rows, right) + (f"{notes}\n" if notes else "")
 

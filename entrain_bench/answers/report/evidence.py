@@ -10,7 +10,7 @@ import pandas as pd
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.commands import UNKNOWN, command_line, commands_of, num_unknown, results_word
 from entrain_bench.answers.cost_source import cost_source
-from entrain_bench.answers.documents.claims import decides
+from entrain_bench.answers.documents.claim_pages import decides
 from entrain_bench.answers.fidelity import pair_rows, summary
 from entrain_bench.answers.notices import notices
 from entrain_bench.answers.report.firm import Anchor

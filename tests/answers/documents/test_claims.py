@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,19 @@ from typing import Any
 import pytest
 
 from entrain_bench.answers.documents import claims
-from entrain_bench.answers.documents.claim import Change, Setting, parse_claim
-from entrain_bench.answers.documents.claims import claim_row, claims_markdown, claims_table, load_claims, write_claims
+from entrain_bench.answers.documents.claim import Change, ClaimSide, parse_claim
+from entrain_bench.answers.documents.claim_pages import (
+    claim_commands,
+    claim_text,
+    claims_markdown,
+    claims_pages,
+    claims_text,
+    counts,
+)
+from entrain_bench.answers.documents.claims import claim_row, claims_table, load_claims, read_rows, write_claims
 from entrain_bench.answers.documents.verdict import verdict
 from entrain_bench.base.errors import UserError
+from entrain_bench.cli import run_command
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results, new_record
 from entrain_bench.run.study import Output, Study, bring_up_to_date
@@ -50,7 +60,7 @@ def test_every_claim_is_complete_and_cites_its_paper() -> None:
         ({"fair": SHARE | {"choices": {}}}, "fair: key=choices: must be one of"),
         ({"published": SHARE, "fair": SHARE}, "published.to=.*: must be given for a ratio"),
         ({"fair": SHARE}, "fair.to=.*: must be given in both settings or none"),
-        ({"published": VALUES["published"] | {"choices": {"none": {}}}}, "none={}: must be overrides that make"),
+        ({"choices": {"none": {}}}, "none={}: must be overrides that make"),
         ({"assumption": {"text": "a"}}, "assumption: otherwise: missing"),
         (
             {"assumption": {"text": "a", "otherwise": "b", "of": ["c=1"], "of_setting": "ours"}},
@@ -74,21 +84,21 @@ def test_stages_are_those_of_the_encoders(tmp_path: Path) -> None:
 
 
 def test_a_change_takes_the_place_of_overrides_of_the_same_key() -> None:
-    setting = Setting("", ("a=1", "b=2"), ("strategy=x", "c=3"), ("strategy=y",), ("d=1",), ("d=2",))
-    assert setting.changed(Change(common=("a=5", "c=6", "e=7"))) == Setting(
+    setting = ClaimSide("", ("a=1", "b=2"), ("strategy=x", "c=3"), ("strategy=y",), ("d=1",), ("d=2",))
+    assert setting.changed(Change(common=("a=5", "c=6", "e=7"))) == ClaimSide(
         "", ("b=2", "a=5", "c=6", "e=7"), ("strategy=x",), ("strategy=y",), ("d=1",), ("d=2",)
     )
     # What one side changes of all runs, the other keeps.
-    assert setting.changed(Change(to=("b=9", "strategy=z"))) == Setting(
+    assert setting.changed(Change(to=("b=9", "strategy=z"))) == ClaimSide(
         "", ("a=1",), ("b=2", "strategy=x", "c=3"), ("b=9", "strategy=z"), ("d=1",), ("d=2",)
     )
     with pytest.raises(UserError, match="change=d: must be a key other than those of at and against"):
         setting.changed(Change(common=("d=8",)))
-    alone = Setting("", ("a=1",), ("b=2",))
-    assert alone.changed(Change(of=("a=3",))) == Setting("", (), ("b=2", "a=3"))
+    alone = ClaimSide("", ("a=1",), ("b=2",))
+    assert alone.changed(Change(of=("a=3",))) == ClaimSide("", (), ("b=2", "a=3"))
 
 
-def record_times(study: Study, setting: Setting, seconds: Callable[[Cell], float]) -> None:
+def record_times(study: Study, setting: ClaimSide, seconds: Callable[[Cell], float]) -> None:
     """Records with the time of each run; of those whose time is 0 a failure."""
     for sweep in setting.sweeps:
         for cell in study.cells(*sweep):
@@ -119,7 +129,7 @@ def test_seeds_without_a_result_are_left_out_and_counted(tmp_path: Path) -> None
 def test_other_choices_and_the_assumption_are_measured_and_told(tmp_path: Path) -> None:
     choices = {"small": {"common": ["global_batch=32"]}, "large": {"to": ["strategy=dip"]}}
     claim = claim_with(
-        {"choices": choices},
+        choices=choices,
         assumption={"text": "rigid", "otherwise": "tuned", "of": ["strategy=megatron"], "to": ["strategy=dflop"]},
     )
     study = Study(Results(tmp_path))
@@ -139,9 +149,12 @@ def test_other_choices_and_the_assumption_are_measured_and_told(tmp_path: Path) 
     assert row["other_choices"] == (
         "small: 2.50x (2.50 to 2.50x) (reproduced); large: 1.25x (1.25 to 1.25x) (not reproduced)"
     )
-    text = claims_markdown([row])
-    assert "| rigid; otherwise, tuned: 1.00x (1.00 to 1.00x) (not reproduced) |" in text
-    assert "*Other choices*: small: 2.50x" in text
+    text = claim_text(claim, row)
+    assert "  What decides: rigid; otherwise, tuned: 1.00x (1.00 to 1.00x) (not reproduced)." in text
+    assert "  Other choices: small: 2.50x" in text
+    # The first page leaves out what other choices gave, but not that the verdict depends on them.
+    line = "| 2.00x (2.00 to 2.00x) | reproduced; under other choices not reproduced | 1.00x (1.00 to 1.00x) |"
+    assert line in claims_markdown([claim], [row])
     # Nothing can be judged without the paper's number.
     assert claim_row(replace(claim, no_source=True), study)["fair_verdict"] == "no source"
 
@@ -149,7 +162,7 @@ def test_other_choices_and_the_assumption_are_measured_and_told(tmp_path: Path) 
 @pytest.mark.wide
 def test_choices_without_a_result_are_counted(tmp_path: Path) -> None:
     choices = {"small": {"common": ["global_batch=32"]}, "large": {"common": ["global_batch=128"]}}
-    claim, study = claim_with({"choices": choices}), Study(Results(tmp_path))
+    claim, study = claim_with(choices=choices), Study(Results(tmp_path))
 
     def record(failing: tuple[int, ...]) -> str:
         for setting in claim.settings:
@@ -181,11 +194,53 @@ def test_a_claim_is_run_measured_judged_and_written(tmp_path: Path) -> None:
     assert row["fair_verdict"] == verdict(claim, cases(ratios))
     assert claims_table([row])["fair_verdict"].tolist() == [row["fair_verdict"]]
     text = (tmp_path / "claims.md").read_text()
-    assert text == claims_markdown([row])
-    assert "| [One is faster than the other](#some) | arXiv:2605.27918, Table 3 | 2.00x |" in text
+    assert text == claims_markdown([claim], [row])
+    assert text.startswith("# 1 claim: as published 1 ")
+    assert "| [One is faster than the other](claims/paper.md#some) | Table 3 | 2.00x |" in text
+    page = (tmp_path / "claims" / "paper.md").read_text()
+    assert "## some\n\n- *Claim*: One is faster than the other: 2.00x (arXiv:2605.27918, Table 3)\n" in page
     # Three strategies, of which both settings run one alike.
-    assert text.count("seed=0,1") == 3
+    assert page.count("seed=0,1") == 3
     assert (tmp_path / "claims.csv").read_text().startswith("name,claim,paper")
+    assert read_rows([claim], tmp_path / "claims.csv") == [row]
+
+
+@pytest.mark.wide
+def test_a_pasted_command_runs_the_cells_of_its_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    short = "workload.text={kind: lognormal, median: 20, sigma: 0.25, min: 1, max: 40}"
+    claim = claim_with({"common": [*TINY, "workload=synthetic", short, "seed=0,1"], "of": ["strategy=megatron_rigid"]})
+    label, command = claim_commands(claim)[0]
+    assert label == "as published"
+    assert run_command([*shlex.split(command)[1:], "mlflow=false"]) == 0
+    keys = {cell.key for cell in Study(Results(Path("results"))).cells(*claim.published.sweeps[0])}
+    assert {record.key for record in Results(Path("results")).records()} == keys
+
+
+def test_commands_of_their_claims_name_their_folder() -> None:
+    (_, command), *_ = claim_commands(replace(claim_with(), config_dir="a folder"))
+    assert command.startswith("entrain-bench --multirun ")
+    assert command.endswith(" --config-dir 'a folder'")
+
+
+def test_counts_come_first_and_know_every_verdict() -> None:
+    verdicts = ["reproduced; under other choices partly", "no source", "not measured: 3 of 3 failed", "reproduced"]
+    rows = [{"published_verdict": each, "fair_verdict": "partly"} for each in verdicts]
+    assert counts(rows) == "4 claims: as published 2 reproduced, 1 no source, 1 not measured; fair 4 partly"
+
+
+def test_the_committed_pages_are_those_of_the_committed_numbers() -> None:
+    docs, found = Path(__file__).parents[3] / "docs", load_claims()
+    rows = read_rows(found, docs.parent / "results" / "reference" / "claims.csv")
+    committed = (docs / "claims.md").read_text()
+    assert committed == claims_markdown(found, rows)
+    assert committed.splitlines()[0] == f"# {counts(rows)}"
+    assert len(committed.split()) <= 8000
+    for path, text in claims_pages(found, rows).items():
+        assert (docs / path).read_text() == text
+    shown = claims_text(found, rows)
+    assert shown.startswith(counts(rows))
+    assert all(f"  {claim.name} " in shown for claim in found)
 
 
 def test_a_claim_whose_cells_have_no_result_is_not_measured_and_says_why(tmp_path: Path) -> None:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from entrain_bench.answers.documents.definition import load_definition
 from entrain_bench.answers.documents.lead import Lead, lead_markdown, parse_lead
-from entrain_bench.answers.documents.tables import strategies_by_family
+from entrain_bench.answers.documents.tables import load_tables
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
-from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.records.records import Results, new_record
 from entrain_bench.run.study import Study, SweepOverrides
 
+LEADS = [each for each in load_tables() if isinstance(each, Lead)]
 FAMILIES = {"published": ["entrain", "dip"]}
 VALUES: dict[str, Any] = {
     "title": "Who\nleads",
@@ -29,7 +29,7 @@ VALUES: dict[str, Any] = {
 
 
 def lead_with(**changes: Any) -> Lead:
-    return parse_lead("some", VALUES | changes, FAMILIES)
+    return replace(parse_lead("some", VALUES | changes, FAMILIES), file="mine")
 
 
 def write_runs(study: Study, sweep: SweepOverrides, times: Mapping[str, list[float | None]]) -> None:
@@ -60,7 +60,7 @@ def test_the_fastest_rival_with_all_results_seed_by_seed(tmp_path: Path) -> None
         write_runs(study, lead.of_leader(row), times)
         write_runs(study, lead.of_rival(row, ""), times)
     text = lead_markdown(lead, study)
-    assert text.startswith("Who leads (some: `model=tiny cluster=tiny seed=0,1`)")
+    assert text.startswith("Who leads ([some](../../experiments/table/mine.yaml): `model=tiny cluster=tiny seed=0,1`)")
     first, second = rows_of(text)
     assert first[:4] == ["one", "Entrain", "3.000", "0.750"]
     assert first[4].startswith("4.00x (")
@@ -105,10 +105,8 @@ def test_what_is_wrong_is_named(change: dict[str, Any], message: str) -> None:
         lead_with(**change)
 
 
-@pytest.mark.parametrize("name", choices("lead"))
-def test_every_row_composes(name: str) -> None:
-    path = config_tree() / "lead" / f"{name}.yaml"
-    lead = load_definition(path, lambda stem, values: parse_lead(stem, values, strategies_by_family()))
+@pytest.mark.parametrize("lead", LEADS, ids=lambda each: each.name)
+def test_every_row_composes(lead: Lead) -> None:
     composer = Composer()
     for row in lead.rows:
         composer.run([text for text in lead.of_leader(row) if not text.startswith("seed=")])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.documents.definition import load_definition
-from entrain_bench.answers.documents.table import Spread, Table, parse_table
+from entrain_bench.answers.documents.definition import load_definitions
+from entrain_bench.answers.documents.table import KEYS, Spread, Table, parse_table
 from entrain_bench.answers.documents.tables import (
     load_tables,
     microbatches,
@@ -23,10 +24,10 @@ from entrain_bench.answers.documents.tables import (
 )
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
-from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.records.records import Results, new_record
 from entrain_bench.run.study import Study
 
+TABLES = [each for each in load_tables() if isinstance(each, Table)]
 PAGES = Path(__file__).parents[3] / "docs" / "strategies"
 VALUES: dict[str, Any] = {
     "title": "Seconds\nand more",
@@ -39,7 +40,7 @@ VALUES: dict[str, Any] = {
 
 
 def table_with(**changes: Any) -> Table:
-    return parse_table("some", VALUES | changes)
+    return replace(parse_table("some", VALUES | changes), file="mine")
 
 
 def write_runs(study: Study, sweep: tuple[str, ...], *runs: dict[str, Any]) -> None:
@@ -77,9 +78,9 @@ def test_a_table_that_says_something_wrong_is_named(change: dict[str, Any], mess
 
 
 def test_what_is_missing_is_named_with_its_file(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("title: t\ncommon: []\ncorner: c\nrows: {}\n")
-    with pytest.raises(UserError, match=r"mine.yaml: show: missing"):
-        load_definition(tmp_path / "mine.yaml", parse_table)
+    (tmp_path / "mine.yaml").write_text("tables: {one: {title: t, common: [], corner: c, rows: {}}}")
+    with pytest.raises(UserError, match=r"mine.yaml: one: show: missing"):
+        list(load_definitions(tmp_path / "mine.yaml", "tables", {*KEYS}, parse_table))
 
 
 def test_a_cell_has_the_overrides_of_all_its_row_and_its_column() -> None:
@@ -88,6 +89,9 @@ def test_a_cell_has_the_overrides_of_all_its_row_and_its_column() -> None:
     assert table.sweep("other", "first") == (*VALUES["common"], "workload=coco", "strategy=megatron")
     assert len(table.sweeps) == 4
     single = parse_table("some", {key: value for key, value in VALUES.items() if key != "columns"})
+    # Of several mappings of rows every combination is a row.
+    crossed = table_with(rows=[{1: ["a=1"], 2: ["a=2"]}, {"x": ["b=x", "c=0"]}])
+    assert crossed.rows == {"1 x": ("a=1", "b=x", "c=0"), "2 x": ("a=2", "b=x", "c=0")}
     assert single.sweeps == [(*VALUES["common"], "workload=chartqa"), (*VALUES["common"], "workload=coco")]
 
 
@@ -113,7 +117,7 @@ def test_cells_show_means_over_seeds_and_count_what_has_no_result(tmp_path: Path
     write_runs(study, table.sweep("one", "second"), done, {"status": "failed"})
     write_runs(study, table.sweep("other", "first"), {"status": "skipped"}, {"status": "skipped"})
     caption, _, *lines = table_markdown(table, study).splitlines()
-    assert caption.startswith("Seconds and more (some: `model=tiny cluster=tiny")
+    assert caption.startswith("Seconds and more ([some](../../experiments/table/mine.yaml): `model=tiny cluster=tiny")
     assert lines == [
         "| workload | first s | first GiB | second s | second GiB |",
         "| --- | ---: | ---: | ---: | ---: |",
@@ -209,9 +213,11 @@ def test_every_table_is_on_exactly_one_page_of_the_strategies() -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("name", choices("table"))
-def test_every_row_and_every_column_composes(name: str) -> None:
-    table, composer = load_definition(config_tree() / "table" / f"{name}.yaml", parse_table), Composer()
+@pytest.mark.parametrize(
+    "table", [each for each in load_tables() if isinstance(each, Table)], ids=lambda each: each.name
+)
+def test_every_row_and_every_column_composes(table: Table) -> None:
+    composer = Composer()
     for index in range(max(len(table.rows), len(table.columns))):
         row, column = ([*labels][index % len(labels)] for labels in (table.rows, table.columns))
         composer.run([text for text in table.sweep(row, column) if not text.startswith("seed=")])

@@ -1,0 +1,123 @@
+"""Options of a strategy's parts, from their dataclasses: a YAML with ``_target_`` alone has every field as a key."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult
+from hydra.utils import get_class
+from omegaconf import OmegaConf
+
+TARGET = "_target_"
+PART = re.compile(r"/?strategy/(planner|assigner|scheduler)/[^/]+")
+# In a docstring: the section on fields, and an entry of it, whose further lines are indented.
+SECTION = re.compile(r"^Attributes:\n((?:[ ]+.*\n|\n)*)", re.MULTILINE)
+ENTRY = re.compile(r"^(\w+(?:, \w+)*): (.*(?:\n[ ]+.*)*)", re.MULTILINE)
+
+
+def options_of(target: str) -> dict[str, Any]:
+    """The fields of a class that have a default, as a YAML writes the defaults; none of what is no dataclass.
+
+    Args:
+        target: its path, ``module.Class``.
+    """
+    return dict(_defaults(get_class(target)))
+
+
+def meanings_of(target: str) -> dict[str, str]:
+    """What docstrings say of a class's fields, its bases' included."""
+    found: dict[str, str] = {}
+    for cls in reversed(get_class(target).__mro__):
+        section = SECTION.search(inspect.cleandoc(cls.__doc__ or "") + "\n")
+        for names, text in ENTRY.findall(textwrap.dedent(section[1])) if section else ():
+            found |= dict.fromkeys(names.split(", "), _plain(text))
+    return found
+
+
+def with_options(group_and_name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A choice's YAML, with the options of the class that it names if it is a part and names nothing else.
+
+    A class that cannot be found has none: the run that builds the part says what is wrong.
+    """
+    target = values.get(TARGET)
+    if not PART.fullmatch(group_and_name) or {*values} - {"defaults"} != {TARGET}:
+        return dict(values)
+    try:
+        return {**values, **options_of(str(target))}
+    except (ImportError, ValueError):
+        return dict(values)
+
+
+def option_lines(group_and_name: str, values: Mapping[str, Any]) -> Iterator[str]:
+    """The lines that ``with_options`` adds to a YAML, each with what its docstring says."""
+    added = {key: value for key, value in with_options(group_and_name, values).items() if key not in values}
+    meanings = meanings_of(str(values[TARGET])) if added else {}
+    for name, default in added.items():
+        text = yaml.safe_dump(default, default_flow_style=True).removesuffix("...\n").strip()
+        yield f"{name}: {text}" + (f"  # {meanings[name]}" if name in meanings else "")
+
+
+def read_parts() -> None:
+    """Let Hydra see the options of parts, in this repository's tree and in folders of the user's."""
+    Plugins.instance()
+    SourcesRegistry.instance().types |= {source.scheme(): source for source in (_Tree, _Folder)}
+
+
+def sources_stamp(text: str) -> str:
+    """A text that differs once any source file differs of the packages whose modules the targets in some YAMLs name."""
+    modules = {target.rpartition(".")[0] for target in re.findall(rf"{TARGET}: ([\w.]+)", text)}
+    names = sorted({module.rpartition(".")[0] or module for module in modules})
+    specs = [spec for name in names if (spec := find_spec(name))]
+    files = (
+        file
+        for spec in specs
+        for place in spec.submodule_search_locations or [spec.origin or ""]
+        for file in ([Path(place)] if place.endswith(".py") else sorted(Path(place).rglob("*.py")))
+    )
+    return "\n".join(f"{file} {(stat := file.stat()).st_mtime_ns} {stat.st_size}" for file in files)
+
+
+def _plain(text: str) -> str:
+    """A docstring's entry as a comment of a YAML, which writes None as null."""
+    return " ".join(text.replace("``", "").replace("None", "null").split()).rstrip(".")
+
+
+def _defaults(cls: type) -> Iterator[tuple[str, Any]]:
+    for field in fields(cls) if is_dataclass(cls) else ():
+        made = field.default if field.default_factory is MISSING else field.default_factory()
+        if field.init and made is not MISSING:
+            yield field.name, [*made] if isinstance(made, tuple) else made
+
+
+class _Tree(ImportlibResourcesConfigSource):
+    """YAMLs of this repository."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        return _filled(config_path, super().load_config(config_path))
+
+
+class _Folder(FileConfigSource):
+    """YAMLs in a folder of the user's."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        return _filled(config_path, super().load_config(config_path))
+
+
+def _filled(config_path: str, found: ConfigResult) -> ConfigResult:
+    name = config_path.removesuffix(".yaml")
+    if PART.fullmatch(name):
+        values: Any = OmegaConf.to_container(found.config, resolve=False)
+        found.config = OmegaConf.create(with_options(name, values))
+    return found

@@ -1,0 +1,33 @@
+"""``entrain-bench claims``: counts, one claim with its commands, the nearest name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from entrain_bench.answers.documents.claims import load_claims
+from entrain_bench.cli import run_command
+
+
+def test_counts_first_then_a_line_per_claim(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["claims", f"results_dir={tmp_path}"]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    number = len(load_claims())
+    assert first.startswith(f"{number} claims: as published ")
+    assert sum("| fair " in line for line in lines) == number
+    assert any(line.startswith("Entrain, ") for line in lines)
+
+
+def test_a_claim_has_its_settings_and_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Of a folder with results its own numbers, and of what it lacks that it was not measured.
+    (tmp_path / "claims.csv").write_text("name,published_value\n")
+    assert run_command(["claims", "entrain_end_to_end", f"results_dir={tmp_path}"]) == 0
+    text = capsys.readouterr().out
+    assert "  As published: nothing (not measured: run make claims). The same job, simulated" in text
+    assert "# fair\nentrain-bench --multirun model=qwen25vl_llama3_1b,qwen25vl_llama3_3b workload=" in text
+
+
+def test_a_wrong_name_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["claims", "entrain_end2end"]) == 2
+    assert "claim=entrain_end2end: unknown (did you mean entrain_end_to_end?)" in capsys.readouterr().err
