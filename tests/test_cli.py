@@ -96,7 +96,8 @@ def test_finished_cells_are_skipped_and_failed_ones_tried_again(tmp_path: Path, 
 @pytest.mark.wide
 def test_a_single_run_leaves_a_trace_also_of_what_a_sweep_has_finished(tmp_path: Path) -> None:
     assert run(tmp_path, "--multirun", "seed=0,1") == 0
-    assert len([*(tmp_path / "timelines").rglob("*.parquet")]) == 2
+    # A sweep keeps the timelines of its first job and seed.
+    assert len([*(tmp_path / "timelines").rglob("*.parquet")]) == 1
     assert not [*(tmp_path / "timelines").rglob("*.json")]
     assert run(tmp_path, "seed=1") == 0
     (trace,) = (tmp_path / "timelines").rglob("*.json")
@@ -157,7 +158,7 @@ def test_a_killed_sweep_loses_at_most_the_run_in_flight(tmp_path: Path) -> None:
     for name, content in survived.items():
         record = json.loads(content)
         assert record["status"] == "ok"
-        assert Results(tmp_path).timeline_path(name[:-5]).exists()
+        assert Results(tmp_path).timeline_path(name[:-5]).exists() is (record["labels"]["seed"] == 0)
     assert run_command(arguments) == 0
     finished = {path.name: path.read_bytes() for path in runs.rglob("[0-9a-f]*.json")}
     assert len(finished) == 8
@@ -256,6 +257,7 @@ def test_compilation_is_not_charged_to_the_first_iteration(tmp_path: Path, monke
         return layout
 
     planned = Strategy.plan
+    monkeypatch.setattr("entrain_bench.run.experiment._warm", set())
     monkeypatch.setattr(Strategy, "program", make)
     monkeypatch.setattr(Strategy, "plan", plan)
     assert run(tmp_path, "strategy=entrain") == 0

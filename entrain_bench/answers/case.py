@@ -21,7 +21,7 @@ NAMES = tuple(name for name in LABELS if name != "seed")
 IDENTITIES = ("_target_", "name")
 # What a strategy owns: runs that differ here alone do the same job.
 OWNED = ("strategy",)
-# What the user asks of all strategies alike; of a single one, what it is compared with itself by.
+# Keys that the user sets for all strategies; of a single strategy, its variants.
 ASKED = ("layout", "microbatch_size")
 # What stands for a key that a configuration does not have.
 ABSENT = ()
@@ -116,7 +116,7 @@ class Case:
 
     @property
     def best(self) -> Sequence[Own]:
-        """The fastest and all that are as good, the fastest first; nobody where there is nothing to compare."""
+        """The fastest and all that are as good, the fastest first; none if there is nothing to compare."""
         return self.comparison.best if self.contested else ()
 
     @property
@@ -256,7 +256,7 @@ def _headings(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _texts(values: Sequence[object], spell: Callable[[object], str]) -> list[str]:
-    """Values as texts of one line each, alike only where the values are."""
+    """Values as texts of one line each; equal texts only for equal values."""
     shown = {repr(value): value for value in values}
     for spelling in (spell, _spell, repr):
         texts = {key: spelling(value) for key, value in shown.items()}

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from entrain_bench.config.compose import SWEEP_KEYS
+from entrain_bench.config.overrides import parse
 from entrain_bench.config.schema import ASIDE
 from entrain_bench.config.tree import config_tree
 from entrain_bench.records.leaves import flatten
@@ -82,10 +83,10 @@ def is_known(record: Record) -> bool:
 
 
 def decisive_overrides(overrides: Sequence[str], config_dir: str = "") -> dict[str, str]:
-    """What decides a run: the overrides by their keys, each value as Hydra reads it; the last one of a key counts.
+    """Return the overrides that decide a run, by key, each value as Hydra reads it; the last one of a key counts.
 
-    Keys that say where results go, what is run anew and how a sweep is launched are left out. ``figure=`` names a
-    sweep, whose values the other overrides hold; what its YAML sets for single runs comes first, as values.
+    Keys that say where results go, which runs are retried and how a sweep is launched are left out. ``figure=`` names a
+    sweep, whose values the other overrides hold; values that its YAML sets for single runs come first.
     """
     found: dict[str, str] = {}
     for text in overrides:
@@ -108,16 +109,11 @@ def quoted(value: Any) -> str:
         return "[" + ",".join(map(quoted, value)) + "]"
     if not isinstance(value, str):
         return str(value).lower() if isinstance(value, bool) else repr(value)
-    if PLAIN.fullmatch(value) and not _is_number_or_word(value):
+    if PLAIN.fullmatch(value) and parse(f"key={value}").value() == value:
         return value
     # Backslashes before a quote are doubled, the quote escaped.
     escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", value)
     return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
-
-
-def _is_number_or_word(text: str) -> bool:
-    """Whether YAML reads a text as a number, a boolean or null."""
-    return not isinstance(yaml.safe_load(text), str)
 
 
 def _word(key: str, texts: Sequence[str]) -> str:

@@ -1,9 +1,9 @@
-"""The one comparison: who is the fastest of a case, who is as good, and what is not decided.
+"""The one comparison: which strategy of a case is the fastest, which are as good, and which cases are not decided.
 
-A case is what is to be done: model, workload, cluster and all settings that no strategy owns. Its groups are the
-strategies, or one strategy several times with what it owns changed. Every two of them are compared on all seeds that
-both ran (``statistics``). A group that failed or was skipped at a seed cannot win; one that lacks seeds, as it was
-never run there or its record was lost, can neither win nor lose by that: if it might be the fastest, nobody is.
+A case is a model, a workload, a cluster and all settings that no strategy owns. Its groups are the strategies, or
+variants of a strategy. Every two groups are compared on all seeds that both ran (``statistics``). A group that failed
+or was skipped at a seed cannot win. A group can lack seeds because it did not run there or its record was lost; if such
+a group might be the fastest, the case is not decided.
 """
 
 from __future__ import annotations
@@ -72,19 +72,13 @@ class Comparison[Name: Hashable]:
 
     @property
     def best(self) -> list[Name]:
-        """The fastest and all that are as good, the fastest first; nobody where that is not decided."""
+        """The fastest and all that are as good, the fastest first; none if that is not decided."""
         return [] if self.with_verdict(OPEN) else self.with_verdict(FASTEST, AS_GOOD)
 
     @property
     def seeds(self) -> list[int]:
         """The seeds of all groups."""
         return sorted({seed for standing in self.standings.values() for seed in standing.times})
-
-    @property
-    def num_shared(self) -> int:
-        """Seeds that the fastest shares with the others, of whom at least; 0 where there is nobody to compare with."""
-        rivals = [standing.behind.num_values for standing in self.standings.values() if standing.behind]
-        return min(rivals, default=0)
 
     def complete(self, name: Name) -> bool:
         """Whether a group has a result at all seeds of the case."""
@@ -98,7 +92,7 @@ class Comparison[Name: Hashable]:
 
     @property
     def comparable(self) -> bool:
-        """Whether anybody has a speedup at all seeds, as the baseline itself has where it lacks no result."""
+        """Whether any group has a speedup at all seeds; the baseline itself has one if it lacks no result."""
         return any(map(self.gains_everywhere, self.standings))
 
 
@@ -189,7 +183,7 @@ def overall[Name: Hashable](comparisons: Sequence[Comparison[Name]]) -> dict[Nam
 
 
 def _fastest[Name: Hashable](times: Mapping[Name, Mapping[int, float]]) -> Name:
-    """Who is ahead of most others, each compared on the seeds that both have; nobody is where all have the same."""
+    """Return the name that the fewest others are ahead of, each pair compared on the seeds that both have."""
 
     def losses(name: Name) -> int:
         return sum(_mean_ratio(times[other], times[name]) < 1 for other in times if other != name)

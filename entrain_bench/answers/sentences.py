@@ -14,7 +14,7 @@ PAST = {"failed": ("failed", "failed"), "skipped": ("was skipped", "were skipped
 # Between what decides a sentence: what became of a case.
 type Outcome = tuple[str, tuple[str, ...], tuple[str, ...]]
 ONE_SEED = "With one seed, chance is not ruled out."
-WON, NOT_DECIDED, NOBODY = "won", "not decided", "nobody"
+WON, NOT_DECIDED, NO_RESULT = "decided", "not decided", "no strategy has all its results"
 
 
 def sentences(answer: Answer) -> list[str]:
@@ -34,7 +34,7 @@ def outcome_of(answer: Answer, case: Case) -> Outcome:
     verdicts = case.comparison.with_verdict
     first, good, undecided = ([names[own] for own in verdicts(word)] for word in (FASTEST, AS_GOOD, OPEN))
     if not first:
-        return NOBODY, (), ()
+        return NO_RESULT, (), ()
     return (NOT_DECIDED, (*first, *good, *undecided), ()) if undecided else (WON, tuple(first), tuple(good))
 
 
@@ -47,7 +47,7 @@ def over_baseline(case: Case, group: SeedGroup) -> str:
 
 
 def problems(results: Sequence[StrategyResult], headings: Sequence[str]) -> Iterator[str]:
-    """Lines on what has no result: how many runs, at which seeds, why; one for all alike, if labels name them."""
+    """Lines on runs without a result: how many, at which seeds, why; one line for all runs of equal reason."""
     groups: dict[tuple[str, str, int], list[StrategyResult]] = {}
     for result in results:
         for status in PAST:
@@ -81,10 +81,10 @@ def _winners(answer: Answer, cases: Sequence[Case]) -> Iterator[str]:
         outcomes.setdefault(outcome_of(answer, case), []).append(case)
     for (word, first, good), mine in sorted(outcomes.items(), key=lambda item: (item[0][0] != WON, -len(item[1]))):
         where = _places(answer, mine, len(cases))
-        if word == NOBODY:
+        if word == NO_RESULT:
             yield f"No strategy has all its results{where}."
         elif word == NOT_DECIDED:
-            yield f"Not decided{where}: {listing(first, 'or')}, of which not all ran at the same seeds."
+            yield f"Not decided{where}: {listing(first, 'or')}. They did not run at the same seeds."
         else:
             also = f" As good: {listing(good)}." if good else ""
             yield f"{first[0]} is the fastest{_of(answer, mine)}{where}{_gain(mine)}.{also}"
@@ -108,7 +108,7 @@ def _range(numbers: Sequence[int]) -> str:
 def _places(answer: Answer, cases: Sequence[Case], num_cases: int) -> str:
     """Where some cases are: by name, or how many of them."""
     if len(cases) == num_cases:
-        return f" in all {num_cases} cases" if num_cases > 1 else ""
+        return f" in {'both' if num_cases == 2 else f'all {num_cases}'} cases" if num_cases > 1 else ""
     if len(cases) > MAX_NAMES:
         return f" in {len(cases)} of {num_cases} cases"
     return f" on {', '.join(map(answer.case_name, cases))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 from entrain_bench.base.errors import unknown_choice
 from entrain_bench.config.comments import documented_keys, groups, text_of
-from entrain_bench.config.grammar import CONFIG_DIR, MULTIRUN, Verb
+from entrain_bench.config.grammar import CONFIG_DIR, MULTIRUN, RUN_KEYS, Verb
 
 WIDTH = 100
 INDENT = "  "
@@ -116,6 +117,9 @@ def _verb_lines(name: str, config_dir: str | None) -> Iterator[str]:
     if "seed" in verb.passed:
         yield f"And keys of a run, such as model=, cluster=, layout.tp=: entrain-bench --help={KEYS}"
         yield ""
+    elif passed := [key for key in verb.passed if key in RUN_KEYS]:
+        yield f"And of a run (entrain-bench --help={KEYS}): {', '.join(passed)}"
+        yield ""
     yield from (f"Example: entrain-bench {name} {example}".rstrip() for example in verb.examples)
     if verb.more:
         yield ""
@@ -128,7 +132,7 @@ def columns(rows: Mapping[str, str]) -> str:
 
 
 def _shown(default: object) -> str:
-    return "null" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+    return "null" if default is None else json.dumps(default, separators=(",", ":")).strip('"')
 
 
 def _group_lines(group: str, known: dict[str, dict[str, str]]) -> Iterator[str]:

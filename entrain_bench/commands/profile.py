@@ -13,25 +13,18 @@ from rich.progress import Progress
 from rich.table import Table
 
 from entrain_bench.commands.watch import say
-from entrain_bench.config.grammar import NoKeys, Request, Verb
-from entrain_bench.config.profile import CONFIG_NAME, ProfileSchema, compose_profile
-from entrain_bench.config.tree import config_tree
+from entrain_bench.config.compose import Composer
+from entrain_bench.config.grammar import Request, Verb
 from entrain_bench.costs.profiled.cluster import fitted_link
 from entrain_bench.costs.profiled.layers import Residual, residuals
 from entrain_bench.costs.profiled.points import DeviceProfile
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.specs.parse import parse
 from entrain_bench.train.profiling.settings import ProfileSettings, check_model
 
-VERB = Verb(
-    NoKeys,
-    (*ProfileSchema.__dataclass_fields__,),
-    examples=["model=tiny"],
-    more=lambda _: "Keys and their defaults:\n\n" + (config_tree() / f"{CONFIG_NAME}.yaml").read_text(),
-)
+VERB = Verb(ProfileSettings, ("model",), examples=["model=tiny", "model=tiny tokens=[16,256] tp=[1]"])
 
 
-def main(request: Request[NoKeys]) -> int:
+def main(request: Request[ProfileSettings]) -> int:
     """Profile the device, or go on with an unfinished profile.
 
     Returns:
@@ -41,8 +34,9 @@ def main(request: Request[NoKeys]) -> int:
         UserError: for bad options, a model that cannot be profiled, or a file of another profile.
         ExecutionError: if communication between ranks fails.
     """
-    config, values = compose_profile(request.overrides, request.config_dir)
-    model, settings = ModelSpec.from_config(config), parse(ProfileSettings, values, "profile")
+    settings, composer = request.keys, Composer(request.config_dir)
+    model = ModelSpec.from_config(composer.run(request.overrides).model)
+    composer.save()
     check_model(model)
     profile, path = _measure(model, settings)
     print_summary(profile, model)

@@ -15,6 +15,7 @@ from entrain_bench.config.command_line import first_line, one_line_errors
 from entrain_bench.config.comments import groups
 from entrain_bench.config.overrides import NESTED, parse
 from entrain_bench.config.schema import ConfigSchema, check_storage
+from entrain_bench.specs.parse import parse as parse_values
 
 RUN = "run"
 MULTIRUN, CONFIG_DIR, HELP, VERSION = "--multirun", "--config-dir", "--help", "--version"
@@ -212,7 +213,7 @@ def read[K](line: Line, name: str, verb: Verb[K]) -> Request[K]:
         if found and found[1] in mine:
             texts.append(text)
     overrides = tuple(text for text in line.overrides if text not in texts)
-    return Request(_values(verb.keys, texts), line.words, overrides, line.options)
+    return Request(_values(name, verb.keys, texts), line.words, overrides, line.options)
 
 
 def _nested(name: str, verb: Verb[Any]) -> str:
@@ -221,7 +222,7 @@ def _nested(name: str, verb: Verb[Any]) -> str:
     return next(found, "")
 
 
-def _values[K](keys: type[K], texts: Sequence[str]) -> K:
+def _values[K](verb: str, keys: type[K], texts: Sequence[str]) -> K:
     """A verb's own keys, defaults where nothing is given."""
     node = OmegaConf.structured(keys)
     # Of a frozen dataclass it would take no value.
@@ -242,8 +243,7 @@ def _values[K](keys: type[K], texts: Sequence[str]) -> K:
             raise UserError(f"{text}: {first_line(error)}") from error
     with one_line_errors(texts):
         values = OmegaConf.to_container(node, resolve=True)
-    assert isinstance(values, dict)
-    return keys(**{str(name): value for name, value in values.items()})
+    return parse_values(keys, values, verb)
 
 
 def _no_verb(word: str, verbs: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""How far one contender leads the fastest of its rivals, job by job: a YAML of ``experiments/lead`` as Markdown."""
+"""How far one strategy leads the fastest of its rivals, job by job: a YAML of ``experiments/lead`` as Markdown."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from entrain_bench.base.errors import UserError, require
 from entrain_bench.run.study import Study, SweepOverrides
 
 KEYS = ("title", "common", "corner", "rows", "leader", "strategies", "rivals")
-# The contender that leads; rivals are called by their label and their strategy.
+# The strategy that leads; rivals are called by their label and their strategy.
 LEADER = ("", "")
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """A table of how many times as fast one contender is as the fastest of others.
+    """A table of the speedups of one strategy over the fastest of others.
 
     Attributes:
         name: the YAML's name.
@@ -34,7 +34,7 @@ class Lead:
         common: overrides of all runs.
         corner: heading of the first column: what the rows are.
         rows: overrides of each job, by what stands before it.
-        leader: overrides of the contender.
+        leader: overrides of that strategy.
         strategies: names of the strategies that it is compared with.
         rivals: overrides that each of them gets, by a label; several labels are rivals of their own.
     """
@@ -49,7 +49,7 @@ class Lead:
     rivals: Mapping[str, SweepOverrides]
 
     def of_leader(self, row: str) -> SweepOverrides:
-        """The overrides of the contender's runs in a job."""
+        """The overrides of the leader's runs in a job."""
         return (*self.common, *self.rows[row], *self.leader)
 
     def of_rival(self, row: str, label: str) -> SweepOverrides:

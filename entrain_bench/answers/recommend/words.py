@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from entrain_bench.answers.commands import commands_of
-from entrain_bench.answers.comparison import AS_GOOD, BEHIND, FASTEST, MARGIN, OPEN, Comparison, Times
+from entrain_bench.answers.comparison import AS_GOOD, BEHIND, FAILED, FASTEST, MARGIN, OPEN, Comparison, Times
 from entrain_bench.answers.console_table import GAP, Column, table_lines
 from entrain_bench.answers.recommend.evidence import Firm
 from entrain_bench.answers.recommend.layout_words import layout_lines
@@ -95,17 +95,19 @@ def headline(answer: Recommendation) -> str:
 
 def _as_good(comparison: Comparison[str]) -> str:
     undecided, good, behind = map(comparison.with_verdict, (OPEN, AS_GOOD, BEHIND))
-    rivals = [standing.behind.num_values for standing in comparison.standings.values() if standing.behind]
+    rivals = {name: each.behind.num_values for name, each in comparison.standings.items() if each.behind}
     if not rivals:
         return "There is nothing to compare it with."
-    if max(rivals) == 1:
+    if max(rivals.values()) == 1:
         return ONE_SEED
+    unsure = [name for name in behind if rivals[name] > 1]
     parts = [
         f"Not decided against {listing(undecided)}, which ran at fewer seeds." if undecided else "",
         f"As good: {listing(good)}." if good else "",
-        f"Behind, though not significantly or at one seed only: {listing(behind)}." if behind else "",
+        f"Slower, though not significantly: {listing(unsure)}." if unsure else "",
     ]
-    return " ".join(filter(None, parts)) or "All others are significantly slower."
+    early = ", or far behind at the first seed" if len(behind) > len(unsure) else ""
+    return " ".join(filter(None, parts)) or f"All others are significantly slower{early}."
 
 
 def setting(answer: Recommendation) -> str:
@@ -118,7 +120,8 @@ def setting(answer: Recommendation) -> str:
 
 def ranking_lines(comparison: Comparison[str], width: int) -> list[str]:
     """A table of those with a result, as many columns of it as there is room for."""
-    ranked = [(name, each) for name in comparison.ranked if (each := comparison.standings[name]).time]
+    able = [name for name in comparison.ranked if comparison.standings[name].verdict != FAILED]
+    ranked = [(name, comparison.standings[name]) for name in able]
     shown = [(name, each.time, each.behind, each.verdict) for name, each in ranked if each.time]
     digits = decimals([time.mean for _, time, *_ in shown])
     columns = [
@@ -144,9 +147,10 @@ def so_far(found: Mapping[str, Times]) -> str:
         return f"no result yet ({len(found)} of the strategies, {seeds})"
     best = comparison.standings[firsts[0]].time
     assert best
-    named = [
-        f"{name} {percent(behind.mean)}" for name in comparison.ranked if (behind := comparison.standings[name].behind)
+    ranked = [
+        (name, each.behind) for name in comparison.ranked if (each := comparison.standings[name]).verdict != FAILED
     ]
+    named = [f"{name} {percent(behind.mean)}" for name, behind in ranked if behind]
     then = f", then {', '.join(named[:NUM_NAMED])}" if named else ""
     lost = len(found) - len(named) - 1
     without = f", {lost} without a result" if lost else ""

@@ -17,7 +17,7 @@ from entrain_bench.answers.report.evidence import claims_section, environment, f
 from entrain_bench.answers.report.firm import Anchor, firmness
 from entrain_bench.answers.report.page import Block, Bullets, Image, Page, Section, Table, Text, plain, row
 from entrain_bench.answers.report.read import Material, setting_of
-from entrain_bench.answers.sentences import NOBODY, NOT_DECIDED, outcome_of, over_baseline, problems, sentences
+from entrain_bench.answers.sentences import NO_RESULT, NOT_DECIDED, outcome_of, over_baseline, problems, sentences
 from entrain_bench.answers.text import NOTHING, consecutive, count, seconds, speedup, times
 
 TITLE = "Which balancing strategy to use"
@@ -136,7 +136,7 @@ def _table(answer: Answer, anchor: Anchor, naming: Sequence[str]) -> Table:
 def _verdict(answer: Answer, case: Case) -> Iterator[str | Text]:
     """What to use, its speedup, what is as good, and why."""
     outcome, first, good = outcome_of(answer, case)
-    words = {NOBODY: "none", NOT_DECIDED: f"not decided: {' or '.join(first)}"}
+    words = {NO_RESULT: "none", NOT_DECIDED: f"not decided: {' or '.join(first)}"}
     yield Text(words.get(outcome) or first[0], strong=True)
     if not case.best:
         yield from (NOTHING if case.contested else "nothing to compare with", NOTHING, NOTHING)

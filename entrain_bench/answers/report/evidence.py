@@ -52,7 +52,7 @@ def _counted(verdicts: pd.Series[str]) -> str:
 
 
 def fidelity_section(rows: pd.DataFrame) -> Section:
-    """Predicted beside measured on real ranks (``fidelity.csv``)."""
+    """Predicted and measured times on real ranks (``fidelity.csv``)."""
     found = []
     for prediction, own in rows.groupby("prediction", sort=False):
         values = summary(own, pair_rows(own))

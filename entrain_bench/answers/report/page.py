@@ -12,7 +12,7 @@ class Text:
     """Words of a line.
 
     Attributes:
-        text: as they are; whoever renders them escapes them.
+        text: plain; renderers escape them.
         strong: whether they stand out.
         link: the anchor on the page that they lead to; empty for none.
     """

@@ -1,4 +1,4 @@
-"""A page as HTML that needs nothing beside it, and as Markdown."""
+"""A page as self-contained HTML, and as Markdown."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def _block(block: Block) -> str:
             rows = [[_line([cell]) for cell in cells] for cells in block.rows]
             return markdown_table([escaped(name) for name in block.heading], rows, [*map(escaped, block.right)])
         case Commands():
-            lines = "".join(f"    {' '.join(line.split())}\n" for line in block.lines)
+            # Commands as they are: a space within quotes counts.
+            lines = "".join(f"    {line}\n" for line in block.lines)
             return f'<a id="{block.anchor}"></a>\n\n{escaped(block.title)}\n\n{lines}'
         case Image():
             return f"*Figure, in the HTML page: {escaped(block.caption)}*\n"

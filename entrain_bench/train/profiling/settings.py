@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from entrain_bench.base.errors import IncompatibleError, UserError, require, unknown_choice
+from entrain_bench.config.grammar import own
 from entrain_bench.program.layout import check_tensor_parallel
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.settings import DEVICES, DTYPES
@@ -15,24 +16,36 @@ USUAL_TP = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class ProfileSettings:
-    """What is timed, and how long; see experiments/profile.yaml."""
+    """What is timed, and how long; the keys of ``entrain-bench profile``."""
 
-    tokens: tuple[int, ...]
-    tp: tuple[int, ...] | None
-    ranks: tuple[int, ...] | None
-    message_bytes: tuple[int, ...]
-    device: str
-    sequence_parallel: bool
-    dtype: str | None
-    threads: int
-    min_repetitions: int
-    max_repetitions: int
-    precision: float
-    point_s: float
-    peak_bf16_flops: float | None
-    memory_bytes: int | None
-    host_bandwidth_bytes_per_s: float | None
-    output: str | None
+    tokens: tuple[int, ...] = own(
+        tuple(4**exponent for exponent in range(9)),
+        "packed tokens at which every layer type is timed (one sequence, a few, many); runs interpolate",
+    )
+    tp: tuple[int, ...] | None = own(
+        None,
+        "tensor-parallel degrees, timed as one rank's shard; null: those of 1, 2, 4, 8 that divide the model",
+    )
+    ranks: tuple[int, ...] | None = own(
+        None,
+        "numbers of ranks whose communication is timed; []: none; null: 2 and 4, as far as there are GPUs",
+    )
+    message_bytes: tuple[int, ...] = own((4096, 65536, 2**20, 2**24), "bytes of the tensors that ranks communicate")
+    device: str = own("auto", "cpu, cuda, or auto: a GPU if there is one")
+    sequence_parallel: bool = own(True, "time shards of more than one rank with sequence parallelism, as in later runs")
+    dtype: str | None = own(None, "float32 or bfloat16; null: bfloat16 on a GPU, float32 on a CPU")
+    threads: int = own(1, "CPU threads of the process; ranks have as many in training")
+    min_repetitions: int = own(5, "least repetitions of a point")
+    max_repetitions: int = own(50, "most repetitions of a point")
+    precision: float = own(0.02, "repeat until the 95% interval of the median is within +-precision, in (0, 1)")
+    point_s: float = own(10.0, "most seconds of a point; a pack that takes half of that once is left out")
+    peak_bf16_flops: float | None = own(None, "FLOP/s that mfu is a share of; null: the best large product measured")
+    memory_bytes: int | None = own(None, "memory of a rank; null: all that the device has")
+    host_bandwidth_bytes_per_s: float | None = own(None, "between device and host, each way; null: measured")
+    output: str | None = own(
+        None,
+        "JSON file, resumed if unfinished; null: results/profiles/<model>-<device>-<dtype>.json",
+    )
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:

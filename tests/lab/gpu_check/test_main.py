@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,13 @@ import pytest
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
-from entrain_bench.config.profile import compose_profile
 from entrain_bench.config.tree import choices
 from entrain_bench.lab.gpu_check import __main__ as command
 from entrain_bench.lab.gpu_check.__main__ import chosen_sections, main, run_sections
 from entrain_bench.lab.gpu_check.result import FAILED, PASSED, SKIPPED, Finding
 from entrain_bench.lab.gpu_check.sections import SECTIONS, Check, Section
 from entrain_bench.lab.gpu_check.settings import CORRECTNESS, Setup
+from support.cli import asked
 from support.gpu_check import machine
 
 
@@ -148,7 +149,9 @@ def test_jobs_are_ones_that_there_are(kind: str, num_devices: int, everything: b
     for job in jobs:
         given = [*job, *setup.training(num_devices), f"harness.dtype={setup.dtype}"]
         assert Composer(None).run(given).global_batch % num_devices == 0
-    compose_profile(setup.profiling(), None)
+    name, request = asked(shlex.join(["profile", *setup.profiling()]))
+    assert name == "profile"
+    assert "model" in {text.partition("=")[0] for text in request.overrides}
 
 
 # Eleven starts of torch and megatron-core, most of them on two ranks.

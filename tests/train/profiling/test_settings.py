@@ -1,26 +1,27 @@
 """Options of ``entrain-bench profile``: whatever is wrong with them is one line, before anything is measured."""
 
+import shlex
 from pathlib import Path
 
 import pytest
 
 from entrain_bench.cli import run_command
-from entrain_bench.config.profile import compose_profile
+from entrain_bench.config.compose import compose
 from entrain_bench.costs.profiled.file import write_profile
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.specs.parse import parse
 from entrain_bench.train.profiling.settings import ProfileSettings
+from support.cli import asked
 from support.profiled import profile_of_formula
 
 
 def composed(*overrides: str) -> tuple[ModelSpec, ProfileSettings]:
-    model, values = compose_profile(overrides)
-    return ModelSpec.from_config(model), parse(ProfileSettings, values, "profile")
+    _, request = asked(shlex.join(["profile", *overrides]))
+    return ModelSpec.from_config(compose(*request.overrides).model), request.keys
 
 
 BAD_OPTIONS = [
     ("model=tinny", "did you mean tiny?"),
-    ("token=[1]", "did you mean tokens?"),
+    ("token=[1]", "did you mean tokens=[1]?"),
     ("tokens=many", "tokens"),
     ("tokens=[]", "at least one number of tokens"),
     ("tokens=[16,0]", "tokens=[16, 0]: must be different integers of at least 1"),
@@ -77,4 +78,4 @@ def test_degrees_are_those_that_divide_the_model() -> None:
 def test_help_shows_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["profile", "--help"]) == 0
     shown = capsys.readouterr().out
-    assert all(f"{name}:" in shown for name in ProfileSettings.__dataclass_fields__)
+    assert all(f"  {name}=" in shown for name in ProfileSettings.__dataclass_fields__)
