@@ -5,11 +5,15 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 # Compositions and what modules import, known to later runs of the tests as to a user's later commands.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path(__file__).parents[1] / ".pytest_cache" / "cache"))
+# A busy machine decides nothing.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 # A shell's background jobs ignore Ctrl-C, and what they start inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
