@@ -92,12 +92,6 @@ class Request:
 def plan_batches(shapes: SampleShapes | str | Path, request: Request, layout: Layout | str, counts: str) -> BatchPlan:
     """Read the configuration and the samples, and lay out the model.
 
-    Args:
-        shapes: the samples, or a shape trace.
-        request: what is asked for.
-        layout: a layout, ``data_parallel`` or ``planned``.
-        counts: how many microbatches ranks have (``deal``).
-
     Raises:
         UserError: naming what is wrong in the arguments, the configuration or the data.
     """

@@ -63,11 +63,6 @@ class Bench:
 
         Where a backward does not follow its forward at once, a CPU's caches have forgotten what it needs.
 
-        Args:
-            program: whose samples are run.
-            shapes: the stages that a rank holds, by module and stage.
-            orders: of ranks that hold such stages.
-
         Returns:
             What each pass took ``[repetitions, actions]``, for each order, and the optimizer step of each stage, in
             seconds.

@@ -63,12 +63,6 @@ class Kernels:
 def candidates(request: str, machine: Machine, dtype: torch.dtype, head_dim: int) -> tuple[AttentionKernel, ...]:
     """Kernels that may compute a module's attention, the preferred first.
 
-    Args:
-        request: ``harness.kernels``.
-        machine: where.
-        dtype: of queries, keys and values.
-        head_dim: their width.
-
     Raises:
         UserError: for a kernel that this machine or dtype does not have.
         IncompatibleError: for a kernel that cannot take such heads.
@@ -117,12 +111,7 @@ def find_kernels(
 
     A process has one kernel for sequences of different lengths; modules whose heads it cannot take have ``sdpa``.
 
-    Args:
-        request: ``harness.kernels``: ``auto``, ``torch`` (no other packages), ``sdpa``, ``flash3`` or ``flash4``.
-        modules: whose attention.
-        dtype: of parameters and activations.
-        device: where.
-        machine: what to choose by, if it is not to be found out.
+    ``machine`` is found out unless given.
 
     Raises:
         UserError: for a kernel that is asked for and not there, or fails its trial.

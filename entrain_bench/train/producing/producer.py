@@ -25,11 +25,7 @@ ANSWER_BYTES = 4096
 def produce(rendezvous: Rendezvous, number: int, num_ranks: int, ahead: int) -> None:
     """Serve the ranks of a machine until all of them are gone.
 
-    Args:
-        rendezvous: where they meet.
-        number: of this producer.
-        num_ranks: ranks of the machine.
-        ahead: values that may wait for a lane.
+    ``ahead`` values may wait for a lane.
     """
     lines = rendezvous.accept(number, num_ranks)
     members, shared = dict[int, list[Connection]](), None

@@ -39,13 +39,7 @@ class Patience:
 
 
 def sample(turn: Callable[[Clock], None], device: torch.device, patience: Patience) -> FloatArray:
-    """Seconds of what each turn times, a row a repetition ``[repetitions, parts]``.
-
-    Args:
-        turn: does it once, and tells the clock when each part begins and ends.
-        device: where it computes.
-        patience: when to stop.
-    """
+    """Seconds of what each turn times, a row a repetition ``[repetitions, parts]``."""
     clock, started = Clock(device), perf_counter()
     for _ in range(WARM_UPS):
         _run(turn, clock, 1)

@@ -92,8 +92,7 @@ class Session:
     def run(self, advance: Callable[[str], None]) -> DeviceProfile:
         """Measure what is missing.
 
-        Args:
-            advance: called for every pack, and every point of communication, with what is next.
+        ``advance`` is called for every pack, and every point of communication, with what is next.
 
         Returns:
             The profile, which the file holds.

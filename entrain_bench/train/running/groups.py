@@ -41,11 +41,7 @@ class GroupMaker:
 
     Runtimes that take turns share one: each group of gloo has a thread that wakes a hundred times a second.
 
-    Args:
-        control: a gloo group of all ranks.
-        timeout_s: longest time a rank waits for another.
-        device: of messages.
-        apart: whether channels of messages wait for none of the others.
+    Unless ``apart``, all channels of messages are in one group.
     """
 
     def __init__(
@@ -85,12 +81,7 @@ def make_groups(
 ) -> Groups:
     """Create all groups of a layout; collective over all ranks.
 
-    Args:
-        layout: the layout.
-        places: what this rank holds.
-        tied_modules: modules whose first and last stage share an embedding.
-        maker: of the groups.
-        sequence_parallel: whether tensor parallel ranks hold different tokens between products, for every module.
+    ``tied_modules`` are those whose first and last stage share an embedding.
     """
     for other in range(maker.control.size()):
         maker.make((other,))

@@ -150,10 +150,6 @@ class Runtime:
     def run(self, work: Work, clock: Clock) -> RankResult:
         """One iteration: every action of this rank in the program's order; collective over all ranks.
 
-        Args:
-            work: what ``prepare`` made of the same program on every rank.
-            clock: told when each action starts and ends.
-
         Raises:
             OutOfMemoryError: naming the action and the bytes it was predicted to need.
         """

@@ -212,11 +212,7 @@ def train_stage(
 ) -> TrainedStage:
     """Wrap a stage; collective over its data and context parallel ranks.
 
-    Args:
-        stage: the stage.
-        groups: its process groups.
-        alone: a group of this rank only, for dimensions that stages do not have here.
-        settings: of the optimizer.
+    ``alone`` is a group of this rank only, for dimensions that stages do not have here.
     """
     collection = ProcessGroupCollection()
     for name in ("dp", "dp_cp", "intra_dp_cp", "intra_dist_opt"):
@@ -273,11 +269,7 @@ def global_norm(
 ) -> float:
     """Norm of all modules' gradients; collective over all ranks.
 
-    Args:
-        stages: what this rank holds.
-        group: all ranks.
-        device: of the gradients.
-        other: a scalar added to the square; nan makes every rank's norm nan.
+    ``other`` is added to the square; nan makes every rank's norm nan.
     """
     square = torch.zeros((), dtype=torch.float64, device=device) + other
     for trained in stages.values():

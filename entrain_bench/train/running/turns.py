@@ -33,10 +33,6 @@ def empty_passes(program: Program, steps: Sequence[Step]) -> dict[int, list[Empt
     """What a rank runs before some of its steps, by the step's place; nothing if no module is sharded.
 
     All ranks go through the collective passes in one order, which follows from the program alone.
-
-    Args:
-        program: of all ranks.
-        steps: this rank's actions in order; the sharded modules are on all ranks.
     """
     if not any(placed.sharded for placed in program.layout.modules):
         return {}
