@@ -72,7 +72,7 @@ class Ledger:
         return len(self._sizes)
 
     def place(self, num_bytes: int) -> Placement:
-        """Hand a value to all ranks: the least free block that holds it, or a new one in place of the least free one."""
+        """Hand a value to all ranks: the least free block that holds it, or a new one for the least free one."""
         assert self.has_room
         assert num_bytes
         self._waiting = [waiting + 1 for waiting in self._waiting]
