@@ -33,13 +33,7 @@ OWN_KEYS = ("strategy", "model", "cluster", "workload", "workload.path", "global
 class BatchPlan:
     """How global batches become microbatches, the same on every rank.
 
-    Attributes:
-        setting: strategy, job and beliefs.
-        layout: data-parallel ranks are the replicas of its LLM.
-        shapes: all samples, a row for each index of the dataset.
-        counts: how many microbatches ranks have (``deal``).
-        num_microbatches: microbatches of every rank in every iteration, where they are fixed.
-        name: of the configuration and the layout: a hash.
+    ``shapes`` has a row for each index of the dataset; ``name`` is a hash of the configuration and the layout.
     """
 
     setting: Setting

@@ -34,12 +34,7 @@ _KNOWN = {
 class Failure:
     """An exception that ended a rank.
 
-    Attributes:
-        rank: the rank.
-        time_s: when, seconds since the epoch.
-        kind: name of the exception's class; empty if it was none of this package's.
-        text: one line.
-        trace: the traceback.
+    ``time_s`` is since the epoch; ``kind`` is empty if the exception's class was none of this package's.
     """
 
     rank: int

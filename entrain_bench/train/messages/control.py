@@ -55,12 +55,7 @@ def named_wait(setting: str, timeout_s: float) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class PlanningGroup:
-    """All ranks over gloo, for what rank 0 plans and assigns, which may take it longer than any message.
-
-    Attributes:
-        group: the group.
-        timeout_s: longest time the others wait for rank 0.
-    """
+    """All ranks over gloo, for what rank 0 plans and assigns, which may take it longer than any message."""
 
     group: dist.ProcessGroup
     timeout_s: float

@@ -37,12 +37,7 @@ class AttentionKernel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What a layer's attention is given in place of a mask.
-
-    Attributes:
-        segments: who attends to whom.
-        rotation: of queries and keys, if positions are rotary.
-    """
+    """What a layer's attention is given in place of a mask."""
 
     segments: Segments
     rotation: Rotation | None = None

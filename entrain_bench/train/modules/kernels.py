@@ -36,10 +36,7 @@ NUM_HEADS, NUM_KV_HEADS = 4, 2
 class Machine:
     """What a choice goes by.
 
-    Attributes:
-        device: ``cpu`` or ``cuda``.
-        capability: compute capability of the GPU; (0, 0) for none.
-        packages: kernels of ``PACKAGES`` that can be imported.
+    ``capability`` is the GPU's; ``packages`` are the kernels of ``PACKAGES`` that can be imported.
     """
 
     device: str
@@ -51,9 +48,7 @@ class Machine:
 class Kernels:
     """What computes attention.
 
-    Attributes:
-        attention: by module.
-        passed_over: kernels that were preferred but did not pass their trial, and why, one line each.
+    ``passed_over`` are kernels that were preferred but did not pass their trial, and why, one line each.
     """
 
     attention: Mapping[str, AttentionKernel] = field(default_factory=dict)

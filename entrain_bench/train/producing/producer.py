@@ -56,12 +56,7 @@ def serve(lanes: list[Lane]) -> None:
 class Lane:
     """Ranks that are handed the same values.
 
-    Attributes:
-        producer: number of the producer.
-        readers: lines to the ranks.
-        ahead: values that may wait for them.
-        shared: what makers refer to.
-        lines: those that are still open.
+    ``lines`` are those to ``readers`` that are still open.
     """
 
     producer: int

@@ -30,11 +30,6 @@ class Rendezvous:
 
     Every user of the machine can see the names and connect. Who is another user, does not know the key, or is silent
     is turned away.
-
-    Attributes:
-        name: begins their names.
-        key: what both ends must know.
-        num_producers: how many there are.
     """
 
     name: str

@@ -26,10 +26,8 @@ Z = 1.96
 class Patience:
     """When enough is enough.
 
-    Attributes:
-        least, most: repetitions.
-        precision: half width of the median's 95% interval, relative, that suffices.
-        point_s: time of a point; a repetition that is under way is finished.
+    ``precision`` is the half width of the median's 95% interval, relative, that suffices. ``point_s`` is the time of a
+    point; a repetition that is under way is finished.
     """
 
     least: int

@@ -34,13 +34,7 @@ USUAL_RANKS = (2, 4)
 class Session:
     """A profile that grows.
 
-    Attributes:
-        model: whose layers are timed.
-        settings: what is timed, and how long.
-        path: the file.
-        profile: what is measured so far.
-        device: what it is measured on.
-        left_out: packs that took too long or too much memory.
+    ``left_out`` are packs that took too long or too much memory.
     """
 
     model: ModelSpec

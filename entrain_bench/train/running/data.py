@@ -47,10 +47,7 @@ class Inputs:
 class SampleData:
     """Data of one iteration's samples.
 
-    Attributes:
-        shapes: of the samples.
-        content: of the samples.
-        pinned: whether features are in memory that a GPU can copy from by itself.
+    If ``pinned``, features are in memory that a GPU can copy from by itself.
     """
 
     shapes: SampleShapes

@@ -19,13 +19,8 @@ from entrain_bench.train.modules import StageGroups
 class Groups:
     """The process groups of one rank.
 
-    Attributes:
-        stages: tensor, context and data parallel groups of each stage the rank holds, by module and stage.
-        tied: the ranks that hold the two copies of a tied embedding, by module; only where they are different ranks.
-        channels: of messages between ranks; none is open yet.
-        world: all ranks.
-        control: all ranks over gloo, for small host data.
-        alone: this rank only.
+    ``stages`` and ``tied`` (the two copies of an embedding, on different ranks) are by module and stage, and by module;
+    ``control`` is of all ranks over gloo, ``alone`` of this one.
     """
 
     stages: dict[tuple[int, int], StageGroups]

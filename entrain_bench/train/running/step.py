@@ -29,13 +29,7 @@ from entrain_bench.train.modules.split import WeightPass
 class OptimizerSettings:
     """Adam's settings.
 
-    Attributes:
-        learning_rate: of the first iteration; ``set_learning_rate`` changes it.
-        betas: of the moments.
-        weight_decay: decoupled.
-        epsilon: added to the root of the second moment.
-        clip_grad: limit of the gradient norm over all modules; 0 for none.
-        framework: how the framework runs the job.
+    ``learning_rate`` is of the first iteration; ``clip_grad`` is a limit of the norm over all modules, 0 for none.
     """
 
     learning_rate: float = 1e-3

@@ -15,13 +15,7 @@ from entrain_bench.train.messages.rank_plan import Step
 
 @dataclass(frozen=True, slots=True)
 class EmptyPass:
-    """A pass of a sharded module in which a replica has no chunk.
-
-    Attributes:
-        module: position among the model's modules.
-        kind: forward or backward.
-        microbatch, part: of the others' chunks.
-    """
+    """A pass of a sharded module in which a replica has no chunk."""
 
     module: int
     kind: Pass
