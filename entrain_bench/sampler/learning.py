@@ -18,7 +18,7 @@ from entrain_bench.sampler.microbatches import Dealt
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 
-# Seconds of forward and backward of every microbatch of every rank, for each module.
+# Seconds of forward and backward of every microbatch of every rank, for each module ``[ranks, microbatches, 2]``.
 type Timings = Mapping[str, Sequence[Sequence[Sequence[float]]]]
 
 
@@ -69,12 +69,7 @@ def executed(model: ModelSpec, shapes: SampleShapes, layout: Layout, dealt: Deal
 
     Its actions have their measured durations; when they began is not known, and all begin at 0.
 
-    Args:
-        model: the model.
-        shapes: the global batch.
-        layout: of one stage a module.
-        dealt: the microbatches that ran.
-        timings: seconds of forward and backward ``[ranks, microbatches, 2]`` of every module.
+    ``timings`` are those of every module.
 
     Raises:
         UserError: for a layout with several stages, and for timings that are not those of the microbatches.

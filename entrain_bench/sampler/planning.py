@@ -33,13 +33,7 @@ OWN_KEYS = ("strategy", "model", "cluster", "workload", "workload.path", "global
 class BatchPlan:
     """How global batches become microbatches, the same on every rank.
 
-    Attributes:
-        setting: strategy, job and beliefs.
-        layout: data-parallel ranks are the replicas of its LLM.
-        shapes: all samples, a row for each index of the dataset.
-        counts: how many microbatches ranks have (``deal``).
-        num_microbatches: microbatches of every rank in every iteration, where they are fixed.
-        name: of the configuration and the layout: a hash.
+    ``shapes`` has a row for each index of the dataset; ``name`` is a hash of the configuration and the layout.
     """
 
     setting: Setting
@@ -91,12 +85,6 @@ class Request:
 
 def plan_batches(shapes: SampleShapes | str | Path, request: Request, layout: Layout | str, counts: str) -> BatchPlan:
     """Read the configuration and the samples, and lay out the model.
-
-    Args:
-        shapes: the samples, or a shape trace.
-        request: what is asked for.
-        layout: a layout, ``data_parallel`` or ``planned``.
-        counts: how many microbatches ranks have (``deal``).
 
     Raises:
         UserError: naming what is wrong in the arguments, the configuration or the data.

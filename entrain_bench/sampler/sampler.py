@@ -129,15 +129,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
     ) -> Self:
         """The sampler of a plan's file (``entrain-bench recommend``): its job, its strategy and its layout.
 
-        Args:
-            shapes: as of the constructor; the samples of the plan's workload, or others.
-            plan: the file.
-            rank: replica of the plan's LLM that this process is part of; None asks ``torch.distributed``.
-            world_size: how many replicas the plan's LLM has; None likewise.
-            shuffle: as of the constructor.
-            counts: likewise.
-            learning_lag: likewise.
-            config_dir: likewise.
+        A rank is a replica of the plan's LLM; other arguments are those of the constructor.
 
         Raises:
             UserError: naming the file, the argument or the data that is wrong.
@@ -204,10 +196,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
     def microbatches(self, iteration: int, epoch: int | None = None, rank: int | None = None) -> list[list[int]]:
         """A rank's microbatches of one iteration: how many there are, whatever a loader has taken ahead.
 
-        Args:
-            iteration: of the epoch, from 0.
-            epoch: the present one by default.
-            rank: this one by default.
+        Iterations count from 0, in the present epoch by default.
         """
         epoch = self._epoch if epoch is None else epoch
         dealt = self._deal(epoch, iteration)
@@ -219,9 +208,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
 
         The slowest rank over the mean is what imbalance costs a loop whose ranks hold the whole model.
 
-        Args:
-            iteration: of the epoch, from 0.
-            epoch: the present one by default.
+        Iterations count from 0, in the present epoch by default.
         """
         epoch = self._epoch if epoch is None else epoch
         ranks = self._deal(epoch, iteration).ranks

@@ -31,9 +31,7 @@ def device_of(settings: TrainSettings) -> torch.device:
 def find_device(name: str, key: str = "device") -> torch.device:
     """The CPU, or the first GPU of this process.
 
-    Args:
-        name: ``cpu``, ``cuda``, or ``auto`` for a GPU where there is one.
-        key: what the user calls it.
+    ``auto`` is a GPU where there is one; ``key`` is what the user calls the setting.
 
     Raises:
         UserError: if a GPU is asked for and there is none for this process.

@@ -31,42 +31,8 @@ CHOICES = {
 class TrainSettings:
     """How ``num_ranks`` ranks train.
 
-    Attributes:
-        truth: cost truth of the job, for predictions beside the measurements.
-        memory_budget_bytes: memory of a rank that programs may use.
-        num_ranks: ranks; must be those of the cluster.
-        device: ``cpu`` (gloo), ``cuda`` (NCCL), or ``auto`` for a GPU where there is one.
-        dtype: of parameters and activations: ``float32``, ``bfloat16``, or ``auto``, bfloat16 on a GPU and float32 on
-            a CPU; gradients are fp32.
-        kernels: what computes attention: ``auto`` the best that passes a trial, ``torch`` without other packages,
-            ``sdpa`` one call for all sequences of a length, or ``flash3``, ``flash4``, packages that must be there.
-        data: what samples hold: ``made_up`` of the seed, or ``files``, those of the data set that a trace was scanned
-            from.
-        data_path: where that data set is now; None: where it was scanned.
-        data_root: folder of the files that it names; None: as scanned.
-        data_tokenizer: where the scan's ``tokenizer.json`` is now; None: as scanned.
-        learning_rate: of Adam, at its highest.
-        min_learning_rate: at the end of a decay.
-        warmup_iterations: iterations in which the rate rises to its highest.
-        learning_rate_decay: how it goes down afterwards: ``constant``, ``linear`` or ``cosine``.
-        decay_iterations: iterations after which it is at its lowest; 0: those of the run.
-        betas: of Adam's moments.
-        weight_decay, epsilon, clip_grad: of Adam; ``clip_grad`` 0 does not clip.
-        loss_chunk_tokens: text tokens whose logits exist at a time; 0: all, and those of other tokens.
-        weights: a folder of published weights that training starts from; None: random ones.
-        save_weights: a folder where weights are written in the same format after the last iteration; None: nowhere.
-        p2p_groups: process groups of messages: ``per_channel``, so that no channel waits for another, or ``one`` for
-            all, in which a rank's messages run one after the other, in an order that all ranks share.
-        timeout_s: longest time a rank waits for another while it trains.
-        planning_timeout_s: longest time ranks wait for rank 0 to plan, or to assign an iteration.
-        on_non_finite: what a loss that is not finite does: ``stop`` the run, or ``skip`` the optimizer step.
-        checkpoint_dir: where checkpoints are written and resumed from; None for none.
-        checkpoint_every: iterations between checkpoints.
-        preprocessing: who makes the inputs of forwards: the rank when it needs them (``inline``), a ``thread`` of each
-            rank ahead of it, or ``processes`` of their own.
-        preprocessing_processes: how many of them there are on each machine; None: as many as cores are left, between
-            one and two a rank.
-        profile_dir: where ``torch.profiler`` leaves a trace of each rank; None for none.
+    What each means, its unit and its default: ``experiments/harness/train.yaml``. ``truth`` is of the job, for
+    predictions beside the measurements.
     """
 
     truth: CostTruth

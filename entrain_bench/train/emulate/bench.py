@@ -31,15 +31,7 @@ from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, tr
 
 @dataclass(slots=True)
 class Bench:
-    """Measures the passes of one rank after the other, as rank 0 of a world whose other ranks are absent.
-
-    Attributes:
-        device_name: a setting of the harness.
-        dtype: of parameters and activations, by torch's name.
-        num_warm_ups: runs of a rank's passes before those that are measured.
-        num_repetitions: measured runs.
-        framework: how the framework runs the job.
-    """
+    """Measures the passes of one rank after the other, as rank 0 of a world whose other ranks are absent."""
 
     device_name: str
     dtype: str
@@ -62,11 +54,6 @@ class Bench:
         """Time passes in the order in which ranks run them, and optimizer steps.
 
         Where a backward does not follow its forward at once, a CPU's caches have forgotten what it needs.
-
-        Args:
-            program: whose samples are run.
-            shapes: the stages that a rank holds, by module and stage.
-            orders: of ranks that hold such stages.
 
         Returns:
             What each pass took ``[repetitions, actions]``, for each order, and the optimizer step of each stage, in
@@ -196,12 +183,7 @@ class Bench:
 class _PassRun:
     """A pass to run.
 
-    Attributes:
-        action: its number.
-        kind: what it does.
-        key: module, stage and chunk.
-        inputs: of a forward.
-        num_loss_tokens: predicted tokens of the batch where the stage ends in the loss, else 0.
+    ``key`` is module, stage and chunk; ``num_loss_tokens`` is 0 unless the stage ends in the loss.
     """
 
     action: int

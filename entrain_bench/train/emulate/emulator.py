@@ -40,12 +40,7 @@ TALKATIVE = ("megatron", "torch.utils.cpp_extension")
 
 @dataclass(slots=True)
 class Measured:
-    """What a device took so far.
-
-    Attributes:
-        passes: of each stage's packed chunks.
-        optimizer_s: of each stage's optimizer step.
-    """
+    """What a device took so far."""
 
     passes: dict[StageWork, PassSeconds] = field(default_factory=dict)
     optimizer_s: dict[StageShape, float] = field(default_factory=dict)
@@ -59,14 +54,7 @@ class Emulator:
     cost truth's. Ranks whose passes have the same layers and packed lengths as others' are not run. Device memory holds
     what one rank's does; the memory that is reported is modelled.
 
-    Attributes:
-        truth: cost truth of the job, for communication and memory.
-        memory_budget_bytes: memory of a rank that programs may use.
-        device: ``cpu``, ``cuda``, or ``auto`` for a GPU where there is one.
-        dtype: of parameters and activations; gradients are fp32.
-        num_warm_ups: runs of a rank's passes before those that are measured.
-        num_repetitions: measured runs of a rank's passes; the median of those alike counts.
-        measured: what is known; filled while programs are executed.
+    What each setting means: ``experiments/harness/emulate.yaml``. ``measured`` is filled while programs are executed.
     """
 
     truth: CostTruth

@@ -80,9 +80,7 @@ def stage_shapes(module: ModuleSpec, placed: ModuleLayout) -> list[StageShape]:
 class LaneOrder:
     """The passes of a lane.
 
-    Attributes:
-        actions: their numbers, in order.
-        waits_s: idle seconds before each.
+    ``waits_s`` are idle seconds before each.
     """
 
     actions: IntArray

@@ -39,13 +39,6 @@ class PatchRules:
     def of(cls, width: int, pixels: int, merged: int, checkpoint: str | None, where: str) -> PatchRules:
         """The rules of an encoder.
 
-        Args:
-            width: features of a patch.
-            pixels: side of a patch.
-            merged: side of the square of patches that becomes an LLM token.
-            checkpoint: the published architecture, if it is one: Qwen2.5-VL's has CLIP's colours.
-            where: what the encoder is called.
-
         Raises:
             IncompatibleError: for a width that is not one of whole patches.
         """

@@ -34,12 +34,7 @@ _KNOWN = {
 class Failure:
     """An exception that ended a rank.
 
-    Attributes:
-        rank: the rank.
-        time_s: when, seconds since the epoch.
-        kind: name of the exception's class; empty if it was none of this package's.
-        text: one line.
-        trace: the traceback.
+    ``time_s`` is since the epoch; ``kind`` is empty if the exception's class was none of this package's.
     """
 
     rank: int
@@ -102,13 +97,7 @@ def show_life(work: Path, rank: int) -> None:
 
 
 def silent_rank(work: Path, ranks: Iterable[int], least_s: float) -> tuple[int, float] | None:
-    """The rank of which nothing was heard for longest, and for how many seconds; None if all showed life lately.
-
-    Args:
-        work: the folder in which ranks leave their signs.
-        ranks: those that still run.
-        least_s: seconds that are not lately any more.
-    """
+    """The rank of which nothing was heard for longest, and for how many seconds; None if all showed life lately."""
     now = time.time()
     since = {rank: now - sign_of_life(work, rank).stat().st_mtime for rank in ranks}
     rank = max(since, key=lambda one: since[one], default=None)
@@ -125,12 +114,8 @@ def first_cause(
 ) -> Exception:
     """The failure that came first; later ones only follow from it. Of a rank that others wait for in vain, its silence.
 
-    Args:
-        work: the folder in which ranks leave their failures.
-        exit_codes: of every rank, by rank; the number of a signal is negative, None is a rank that still ran.
-        timeout_s: after which a rank that waits for another gives up.
-        uses_nccl: whether NCCL aborts it.
-        producers: exit codes of producers.
+    Exit codes are by rank and by producer; that of a signal is negative, None is of one that still ran. ``timeout_s``
+    is what a rank waits for another.
     """
     for producer, code in (producers or {}).items():
         # They leave nothing: what they fail to make they hand to the rank that wants it.

@@ -22,12 +22,8 @@ def on_ranks(
 ) -> list[Any]:
     """Call ``function(*args, group)`` on every rank and return the results by rank.
 
-    Args:
-        function: importable by name; returns values that JSON can hold.
-        num_ranks: number of processes.
-        *args: of the function.
-        device: ``cpu`` (gloo) or ``cuda`` (NCCL); ``group`` is a gloo group of all ranks in both cases.
-        cores: cores that ranks are pinned to in turn; empty: no pinning.
+    The function is importable by name and returns values that JSON can hold; ``group`` is a gloo group of all ranks, on
+    ``cuda`` too. Ranks are pinned to ``cores`` in turn, if there are any.
 
     Raises:
         UserError: if a rank rejects the input.

@@ -76,12 +76,8 @@ def run_on_ranks[T](
 ) -> T:
     """Do a job on ranks of this machine; the first that fails, or a signal to this process, ends all.
 
-    Args:
-        job: what each rank does.
-        crew: the ranks.
-        files: what they find in the folder they share, by name.
-        collect: reads what they left there.
-        progress: called with the number of steps that rank 0 has reported.
+    ``files`` are put in the folder they share, from which ``collect`` reads what they leave; ``progress`` is told the
+    steps that rank 0 has reported.
 
     Raises:
         UserError: what a rank found wrong with the input.

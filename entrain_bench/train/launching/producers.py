@@ -51,12 +51,7 @@ def start_producers(
 ) -> None:
     """Start a machine's producers, appending each.
 
-    Args:
-        processes: those that were started.
-        rendezvous: where they meet the ranks.
-        num_ranks: ranks of the machine.
-        context: starts them.
-        work: where they leave what they print; None: with this process.
+    What they print goes to ``work``, or where this process prints.
     """
     # All of it: a server has the environment of its own start. A GPU would only get a context that nobody uses.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

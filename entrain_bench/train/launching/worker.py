@@ -27,13 +27,7 @@ type RankJob = Callable[[Path, Callable[[int], None]], None]
 
 
 def run_rank(environment: Mapping[str, str], work: Path, job: RankJob) -> None:
-    """Do a job as a process of ``launch``; rank 0 leaves a byte in ``progress`` for every step.
-
-    Args:
-        environment: of the process that starts the ranks, and what torch.distributed reads.
-        work: the folder shared with that process.
-        job: what to do.
-    """
+    """Do a job as a process of ``launch``; rank 0 leaves a byte in ``progress`` for every step."""
     os.environ.update(environment)
     rank = int(environment["RANK"])
     end_with_parent()
@@ -67,13 +61,7 @@ def run_rank(environment: Mapping[str, str], work: Path, job: RankJob) -> None:
 
 
 def train_rank(work: Path, report: Callable[[int], None], timeout_s: float) -> None:
-    """Train; rank 0 leaves the outcome in the folder.
-
-    Args:
-        work: where the configuration is.
-        report: called with the number of finished iterations.
-        timeout_s: longest time a rank waits for another.
-    """
+    """Train; rank 0 leaves the outcome in the folder."""
     from entrain_bench.train.launching.producers import producers_of_launcher
 
     config = config_from_json((work / "config.json").read_text())
@@ -83,13 +71,7 @@ def train_rank(work: Path, report: Callable[[int], None], timeout_s: float) -> N
 
 
 def run_torchrun_rank(config: RunConfig, settings: TrainSettings, progress: Callable[[int], None]) -> Outcome:
-    """Train as one of torchrun's ranks; only rank 0 returns, the others end, having nothing to record.
-
-    Args:
-        config: the run.
-        settings: of training.
-        progress: called with the number of finished iterations.
-    """
+    """Train as one of torchrun's ranks; only rank 0 returns, the others end, having nothing to record."""
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from entrain_bench.train.launching.producers import producers_under_torchrun

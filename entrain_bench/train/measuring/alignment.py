@@ -19,10 +19,6 @@ def clock_offset(control: dist.ProcessGroup, timer: Callable[[], float]) -> floa
 
     Each rank asks rank 0 for its time, and takes the middle of the shortest of its round trips for the moment at which
     rank 0 answered (as NTP does, RFC 5905, section 8): wrong by half of that trip at most, if clocks run equally fast.
-
-    Args:
-        control: all ranks over gloo.
-        timer: this rank's clock, in seconds.
     """
     told = torch.zeros(1, dtype=torch.float64)
     if control.rank() == 0:

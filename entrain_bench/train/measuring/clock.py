@@ -36,9 +36,6 @@ class Clock:
         """Take as zero a moment at which no rank's device has anything to do; collective over all ranks.
 
         Ranks leave a barrier one after the other; ``began_s`` tells by how much.
-
-        Args:
-            control: all ranks over gloo.
         """
         offset = clock_offset(control, self.timer)
         if self.device.type == "cuda":

@@ -15,10 +15,8 @@ MOST_NAMED = 8
 def total_loss(program: Program, losses: Sequence[Sequence[tuple[int, float]]]) -> float:
     """Mean loss of a predicted token.
 
-    Args:
-        program: what ran.
-        losses: action and loss of every chunk, by rank; tensor-parallel ranks hold copies, context-
-            parallel ranks parts.
+    ``losses`` are action and loss of every chunk, by rank; tensor-parallel ranks hold copies, context-parallel ranks
+    parts.
     """
     llm = next(index for index, module in enumerate(program.model.modules) if not module.is_encoder)
     tp = program.layout.modules[llm].tp

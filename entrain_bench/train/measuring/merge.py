@@ -19,10 +19,7 @@ def merge_timeline(program: Program, rows: Sequence[FloatArray], peak_bytes: Seq
     communication is known apart for gradient synchronisation only. An action waited for a transfer from the moment its
     ranks were free and its inputs computed.
 
-    Args:
-        program: what ran.
-        rows: action, start and end of every action of each rank ``[ranks][actions, 3]``.
-        peak_bytes: highest memory of each rank.
+    ``rows`` are action, start and end of every action of each rank ``[ranks][actions, 3]``.
     """
     start = np.full(program.num_actions, -np.inf)
     end = np.full(program.num_actions, -np.inf)

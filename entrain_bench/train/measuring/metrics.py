@@ -26,13 +26,7 @@ OF_THE_CLUSTER = ("mfu", "lower_bound_s", "gap_to_lower_bound", "cluster_bound_s
 
 
 def why_not_of_the_cluster(device: torch.device, dtype: torch.dtype, cluster: ClusterSpec) -> str:
-    """Why a run cannot be held against the cluster's constants; empty if it can.
-
-    Args:
-        device: where ranks compute.
-        dtype: of parameters and activations.
-        cluster: the cluster.
-    """
+    """Why a run cannot be held against the cluster's constants; empty if it can."""
     if device.type == "cpu":
         return "ranks compute on a CPU, of which the cluster's constants say nothing"
     if (ran := dtype_name(dtype)) != (peak := cluster.device.peak_dtype):
@@ -45,12 +39,7 @@ def metrics_of(
 ) -> tuple[dict[str, float], Timeline]:
     """Metrics of an iteration and its timeline, out of what all ranks saw.
 
-    Args:
-        program: what ran.
-        everyone: what ranks saw, by rank.
-        truth: of the job.
-        host_time: what the program took to make.
-        left_out: metrics that say nothing of the run.
+    ``left_out`` are metrics that say nothing of the run.
     """
     grad_norm, stalls_s = everyone[0].grad_norm, [seen.input_stall_s for seen in everyone]
     rows = on_one_clock([seen.rows for seen in everyone], [seen.began_s for seen in everyone])

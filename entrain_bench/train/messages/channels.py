@@ -50,10 +50,7 @@ def _block(program: Program, module: int, replica: int, stage: int) -> list[int]
 class Channels:
     """The channels that are open; every rank opens the same ones in the same order.
 
-    Args:
-        new_group: makes a process group of all ranks; collective.
-        device: of all messages.
-        apart: whether no channel waits for another; else all are in one group.
+    ``new_group`` is collective; unless ``apart`` all channels are in one group.
     """
 
     def __init__(self, new_group: Callable[[], dist.ProcessGroup], device: torch.device, *, apart: bool = True) -> None:

@@ -22,12 +22,7 @@ _WAITED = re.compile("timed out|timing out|timeout after", re.IGNORECASE)
 
 @contextmanager
 def process_group(device: torch.device, timeout_s: float) -> Iterator[dist.ProcessGroup]:
-    """Join the ranks that the launcher started; yields a gloo group of all of them.
-
-    Args:
-        device: where this rank computes; decides the backend.
-        timeout_s: longest time a rank waits for another.
-    """
+    """Join the ranks that the launcher started; yields a gloo group of all of them."""
     timeout = timedelta(seconds=timeout_s)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -60,12 +55,7 @@ def named_wait(setting: str, timeout_s: float) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class PlanningGroup:
-    """All ranks over gloo, for what rank 0 plans and assigns, which may take it longer than any message.
-
-    Attributes:
-        group: the group.
-        timeout_s: longest time the others wait for rank 0.
-    """
+    """All ranks over gloo, for what rank 0 plans and assigns, which may take it longer than any message."""
 
     group: dist.ProcessGroup
     timeout_s: float

@@ -31,9 +31,7 @@ def order_of_actions(program: Program) -> IntArray:
 def positions_of_actions(program: Program, work: IntArray | None = None) -> IntArray:
     """Work of the longest chain of actions that must end before each action starts ``[actions]``.
 
-    Args:
-        program: the program.
-        work: of each action, positive ``[actions]``; None: 1, so that actions are counted.
+    ``work`` is that of each action, positive ``[actions]``; None counts actions.
     """
     lane, action = rows_of(program.lane_offsets), program.lane_actions
     follows = lane[1:] == lane[:-1]

@@ -30,11 +30,8 @@ Rows = slice | IntArray | None
 class Message:
     """A tensor that one action hands to another, on one pair of ranks.
 
-    Attributes:
-        source, target: the actions.
-        sender, receiver: the ranks; equal if the tensor stays where it is.
-        num_rows: tokens in it.
-        source_rows, target_rows: which rows of the producer's output and of the consumer's input they are.
+    The rows are those of the producer's output and of the consumer's input; sender and receiver are equal if the tensor
+    stays where it is.
     """
 
     source: int

@@ -27,12 +27,7 @@ from entrain_bench.train.messages.rank_plan import Message, RankPlan, Step
 class Transfers:
     """The mailbox of a rank in one iteration.
 
-    Attributes:
-        plan: the rank's actions.
-        channels: all that the plan needs, open.
-        width_of: elements a row of a message has.
-        dtype, device: of all messages.
-        framework: whether sends block, and how far ahead receives are posted.
+    All channels that the plan needs are open; ``width_of`` a message is the elements of its rows.
     """
 
     plan: RankPlan

@@ -37,12 +37,7 @@ class AttentionKernel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What a layer's attention is given in place of a mask.
-
-    Attributes:
-        segments: who attends to whom.
-        rotation: of queries and keys, if positions are rotary.
-    """
+    """What a layer's attention is given in place of a mask."""
 
     segments: Segments
     rotation: Rotation | None = None
@@ -67,11 +62,8 @@ class PackedAttention(torch.nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, **_: Any) -> Tensor:
         """Attend.
 
-        Args:
-            query: ``[tokens of this rank, 1, heads, head_dim]``.
-            key: ``[tokens of this rank, 1, key-value heads, head_dim]``.
-            value: as key.
-            mask: who attends to whom, and rotary positions.
+        ``query [tokens of this rank, 1, heads, head_dim]``; ``key`` and ``value [tokens of this rank, 1, key-value
+        heads, head_dim]``.
 
         Returns:
             ``[tokens of this rank, 1, heads * head_dim]``.
@@ -94,13 +86,8 @@ def packed_attention(
 ) -> Tensor:
     """Scaled dot-product attention inside each segment.
 
-    Args:
-        query: ``[sum(query_lengths), heads, head_dim]``.
-        key: ``[sum(key_lengths), key-value heads, head_dim]``.
-        value: as key.
-        segments: rows of each segment.
-        causal: whether a segment's queries, which are its last tokens, see only keys up to themselves.
-        kernel: what computes it.
+    ``query [sum(query_lengths), heads, head_dim]``; ``key`` and ``value [sum(key_lengths), key-value heads,
+    head_dim]``. If ``causal``, a segment's queries, which are its last tokens, see only keys up to themselves.
 
     Returns:
         As query.

@@ -30,17 +30,9 @@ def build_stage(
 ) -> Stage:
     """Build and initialise a stage; call ``prepare_platform`` before.
 
-    Args:
-        model: the model.
-        module: one of its modules.
-        layers: indices into the module's layers: the embedding, the blocks, the head.
-        groups: process groups of this rank.
-        dtype: of parameters and activations: float32 or bfloat16.
-        seed: of the initial weights, which do not depend on the layout.
-        device: of the parameters.
-        recompute: whether each block keeps its input only and runs again in backward.
-        loss_chunk_tokens: predicted tokens whose logits exist at a time; 0: those of all tokens.
-        kernels: what computes attention; None: what ``harness.kernels=auto`` finds.
+    ``layers`` are indices into the module's: the embedding, the blocks, the head. Weights follow from the seed, not
+    from the layout. With ``recompute`` each block keeps its input only. ``loss_chunk_tokens`` logits exist at a time;
+    0: all.
 
     Raises:
         IncompatibleError: for an architecture that cannot be built.

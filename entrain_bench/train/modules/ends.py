@@ -226,11 +226,8 @@ class LanguageHead(torch.nn.Module):
     def forward(self, hidden: Tensor, pack: Pack, share: Share, weight: Parameter | None) -> Tensor:
         """Sum of the cross entropy over this rank's labelled positions, a float32 scalar.
 
-        Args:
-            hidden: ``[tokens of this rank, hidden_size]``.
-            pack: with labels.
-            share: the tokens whose logits this rank has.
-            weight: the input embedding, where it is tied and on this stage.
+        Of ``hidden [tokens of this rank, hidden_size]``; ``share`` is the tokens whose logits this rank has, ``weight``
+        a tied input embedding on this stage.
         """
         assert pack.labels is not None
         labels = share.pad(pack.labels, -1)

@@ -36,10 +36,7 @@ NUM_HEADS, NUM_KV_HEADS = 4, 2
 class Machine:
     """What a choice goes by.
 
-    Attributes:
-        device: ``cpu`` or ``cuda``.
-        capability: compute capability of the GPU; (0, 0) for none.
-        packages: kernels of ``PACKAGES`` that can be imported.
+    ``capability`` is the GPU's; ``packages`` are the kernels of ``PACKAGES`` that can be imported.
     """
 
     device: str
@@ -51,9 +48,7 @@ class Machine:
 class Kernels:
     """What computes attention.
 
-    Attributes:
-        attention: by module.
-        passed_over: kernels that were preferred but did not pass their trial, and why, one line each.
+    ``passed_over`` are kernels that were preferred but did not pass their trial, and why, one line each.
     """
 
     attention: Mapping[str, AttentionKernel] = field(default_factory=dict)
@@ -62,12 +57,6 @@ class Kernels:
 
 def candidates(request: str, machine: Machine, dtype: torch.dtype, head_dim: int) -> tuple[AttentionKernel, ...]:
     """Kernels that may compute a module's attention, the preferred first.
-
-    Args:
-        request: ``harness.kernels``.
-        machine: where.
-        dtype: of queries, keys and values.
-        head_dim: their width.
 
     Raises:
         UserError: for a kernel that this machine or dtype does not have.
@@ -117,12 +106,7 @@ def find_kernels(
 
     A process has one kernel for sequences of different lengths; modules whose heads it cannot take have ``sdpa``.
 
-    Args:
-        request: ``harness.kernels``: ``auto``, ``torch`` (no other packages), ``sdpa``, ``flash3`` or ``flash4``.
-        modules: whose attention.
-        dtype: of parameters and activations.
-        device: where.
-        machine: what to choose by, if it is not to be found out.
+    ``machine`` is found out unless given.
 
     Raises:
         UserError: for a kernel that is asked for and not there, or fails its trial.

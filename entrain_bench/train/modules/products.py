@@ -79,13 +79,7 @@ def fold_between(channels: int, rows_per_token: float, gemm: Gemm, where: str) -
 class Products(torch.nn.Module):
     """Products with GELU between them, column and row parallel as their specification says.
 
-    Args:
-        gemms: the products.
-        folds: how rows become the input of each product.
-        config: of the module.
-        groups: of the stage.
-        bias: whether products add a bias.
-        activate_last: whether GELU follows the last product as well.
+    ``folds`` are how rows become the input of each product.
     """
 
     def __init__(

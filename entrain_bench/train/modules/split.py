@@ -65,12 +65,6 @@ class Splitter:
     ) -> tuple[Tensor | None, WeightPass]:
         """The first pass.
 
-        Args:
-            output: where the graph of the stage's output begins.
-            gradient: of the output.
-            leaf: the input that wants a gradient.
-            parameters: those that learn.
-
         Returns:
             The gradient of ``leaf``, and what is left to do.
         """
@@ -93,12 +87,8 @@ class Splitter:
     ) -> Tensor:
         """``rows`` times ``weight`` plus ``bias``, whose backward leaves the weight's gradient to the second pass.
 
-        Args:
-            rows: ``[..., k]``.
-            weight: ``[n, k]``.
-            bias: ``[n]``.
-            gathered: ranks that hold a part of the rows each, if the product has those of all.
-            how: of megatron-core's product.
+        Of ``rows [..., k]`` and ``weight [n, k]``; ranks in ``gathered`` hold a part of the rows each, and ``how`` is
+        megatron-core's.
         """
         product = linear_with_frozen_weight(rows, weight.detach(), None, **how)
         product = self._later(product, weight, partial(_part_of_product, weight, gathered), rows.detach())

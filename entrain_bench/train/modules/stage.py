@@ -31,15 +31,7 @@ from entrain_bench.train.modules.split import ColumnProduct, RowProduct, Splitte
 
 
 class Stage(torch.nn.Module):
-    """Layers of a module: layer 0 embeds, the last projects (encoders) or gives the loss (LLM).
-
-    Attributes:
-        module: the module.
-        config: megatron-core's description of its blocks.
-        groups: process groups of this rank.
-        held: the layers held.
-        attention: what computes the attention of its blocks.
-    """
+    """Layers of a module: layer 0 embeds, the last projects (encoders) or gives the loss (LLM)."""
 
     def __init__(
         self,

@@ -20,11 +20,7 @@ GRAIN_BYTES = 2**20
 class Placement:
     """Where a value goes.
 
-    Attributes:
-        block: number of the block.
-        size: of the block, bytes.
-        is_new: whether nothing was in it before.
-        dropped: a block that it takes the place of.
+    ``dropped`` is a block that it takes the place of.
     """
 
     block: int
@@ -41,9 +37,7 @@ class Ledger:
     only when all have let go of it. What waits to be taken is bounded: there are never more blocks than ``ahead`` and
     those that ranks held at the same time.
 
-    Attributes:
-        num_readers: ranks of the lane.
-        ahead: values that may wait for a rank.
+    At most ``ahead`` values may wait for a rank.
     """
 
     num_readers: int
@@ -72,11 +66,7 @@ class Ledger:
         return len(self._sizes)
 
     def place(self, num_bytes: int) -> Placement:
-        """Hand a value to all ranks: the least free block that holds it, or a new one in place of the least free one.
-
-        Args:
-            num_bytes: of the value, at least 1.
-        """
+        """Hand a value to all ranks: the least free block that holds it, or a new one for the least free one."""
         assert self.has_room
         assert num_bytes
         self._waiting = [waiting + 1 for waiting in self._waiting]

@@ -94,12 +94,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """In place of a value, what making it raised.
-
-    Attributes:
-        error: for the rank to raise.
-        trace: the producer's traceback.
-    """
+    """In place of a value, what making it raised."""
 
     error: Exception
     trace: str

@@ -34,13 +34,7 @@ class Outline:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A value to be written.
-
-    Attributes:
-        tensors: its tensors, with the offsets of their bytes.
-        rest: all else, pickled.
-        outline: where the rest goes.
-    """
+    """A value to be written."""
 
     tensors: list[tuple[int, Tensor]]
     rest: bytes

@@ -25,11 +25,7 @@ ANSWER_BYTES = 4096
 def produce(rendezvous: Rendezvous, number: int, num_ranks: int, ahead: int) -> None:
     """Serve the ranks of a machine until all of them are gone.
 
-    Args:
-        rendezvous: where they meet.
-        number: of this producer.
-        num_ranks: ranks of the machine.
-        ahead: values that may wait for a lane.
+    ``ahead`` values may wait for a lane.
     """
     lines = rendezvous.accept(number, num_ranks)
     members, shared = dict[int, list[Connection]](), None
@@ -60,12 +56,7 @@ def serve(lanes: list[Lane]) -> None:
 class Lane:
     """Ranks that are handed the same values.
 
-    Attributes:
-        producer: number of the producer.
-        readers: lines to the ranks.
-        ahead: values that may wait for them.
-        shared: what makers refer to.
-        lines: those that are still open.
+    ``lines`` are those to ``readers`` that are still open.
     """
 
     producer: int

@@ -26,11 +26,7 @@ class Reader:
     def __init__(self, lines: Sequence[Connection], hello: Hello, timeout_s: float, *, leads: bool) -> None:
         """Introduce this rank to the producers.
 
-        Args:
-            lines: to the producers.
-            hello: what it says.
-            timeout_s: longest time it waits for a value.
-            leads: whether it asks for its lane; the lane's other ranks are handed the same.
+        One rank ``leads`` its lane: it asks for what all are handed. It waits for a value for ``timeout_s`` at most.
         """
         self._lines, self._shared, self._timeout_s, self._leads = lines, hello.shared, timeout_s, leads
         self._blocks: list[dict[int, Block]] = [{} for _ in lines]

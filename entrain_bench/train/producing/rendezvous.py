@@ -30,11 +30,6 @@ class Rendezvous:
 
     Every user of the machine can see the names and connect. Who is another user, does not know the key, or is silent
     is turned away.
-
-    Attributes:
-        name: begins their names.
-        key: what both ends must know.
-        num_producers: how many there are.
     """
 
     name: str
@@ -56,13 +51,7 @@ class Rendezvous:
         return cls(**json.loads(text))
 
     def accept(self, producer: int, num_ranks: int, handshake_s: float = HANDSHAKE_S) -> list[Connection]:
-        """A producer's lines to the ranks of its machine, once all have come.
-
-        Args:
-            producer: its number.
-            num_ranks: ranks of the machine.
-            handshake_s: longest time for one that connects to show that it knows the key.
-        """
+        """A producer's lines to the ranks of its machine, once all have come."""
         lines: list[Connection] = []
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self._address(producer))

@@ -33,13 +33,7 @@ def measure_collectives(
 ) -> list[CollectivePoint]:
     """Time every operation at every size on ranks of this machine.
 
-    Args:
-        device: ``cpu`` (gloo) or ``cuda`` (NCCL).
-        num_ranks: number of ranks.
-        message_bytes: sizes.
-        patience: how often to repeat.
-        operations: some of ``COLLECTIVES``.
-        cores: cores that ranks are pinned to in turn; empty: no pinning.
+    On a CPU ranks are pinned to ``cores`` in turn, if there are any.
 
     Raises:
         ExecutionError: if a rank fails.

@@ -26,10 +26,8 @@ Z = 1.96
 class Patience:
     """When enough is enough.
 
-    Attributes:
-        least, most: repetitions.
-        precision: half width of the median's 95% interval, relative, that suffices.
-        point_s: time of a point; a repetition that is under way is finished.
+    ``precision`` is the half width of the median's 95% interval, relative, that suffices. ``point_s`` is the time of a
+    point; a repetition that is under way is finished.
     """
 
     least: int
@@ -39,13 +37,7 @@ class Patience:
 
 
 def sample(turn: Callable[[Clock], None], device: torch.device, patience: Patience) -> FloatArray:
-    """Seconds of what each turn times, a row a repetition ``[repetitions, parts]``.
-
-    Args:
-        turn: does it once, and tells the clock when each part begins and ends.
-        device: where it computes.
-        patience: when to stop.
-    """
+    """Seconds of what each turn times, a row a repetition ``[repetitions, parts]``."""
     clock, started = Clock(device), perf_counter()
     for _ in range(WARM_UPS):
         _run(turn, clock, 1)

@@ -34,13 +34,7 @@ USUAL_RANKS = (2, 4)
 class Session:
     """A profile that grows.
 
-    Attributes:
-        model: whose layers are timed.
-        settings: what is timed, and how long.
-        path: the file.
-        profile: what is measured so far.
-        device: what it is measured on.
-        left_out: packs that took too long or too much memory.
+    ``left_out`` are packs that took too long or too much memory.
     """
 
     model: ModelSpec
@@ -92,8 +86,7 @@ class Session:
     def run(self, advance: Callable[[str], None]) -> DeviceProfile:
         """Measure what is missing.
 
-        Args:
-            advance: called for every pack, and every point of communication, with what is next.
+        ``advance`` is called for every pack, and every point of communication, with what is next.
 
         Returns:
             The profile, which the file holds.

@@ -28,11 +28,7 @@ SEED = 0
 class Bench:
     """Where stages are built and run.
 
-    Attributes:
-        model: the model.
-        groups: of a rank that is the first of so many tensor-parallel ones, by their number.
-        alone: this rank only.
-        dtype, device: of parameters and activations.
+    ``groups`` are of a rank that is the first of so many tensor-parallel ones, by their number.
     """
 
     model: ModelSpec
@@ -85,10 +81,7 @@ class Bench:
 class Inputs:
     """What a stage is run with.
 
-    Attributes:
-        pack: the sequences.
-        start: makes what the first layer takes, anew for each forward; of an encoder's features on the device.
-        is_loss: whether the stage ends in the loss.
+    ``start`` makes what the first layer takes, anew for each forward.
     """
 
     pack: Pack

@@ -28,9 +28,7 @@ from entrain_bench.train.modules import NamedParameter
 class Box:
     """Numbers that lie together in a whole tensor.
 
-    Attributes:
-        offsets: of the first one in each dimension.
-        values: a view of what this rank holds.
+    ``offsets`` are of the first one in each dimension; ``values`` is a view.
     """
 
     offsets: tuple[int, ...]

@@ -44,16 +44,7 @@ def build_runtime(
 
     Weights follow from seed, module and layer alone, so every layout starts from the same model.
 
-    Args:
-        job: what is trained.
-        layout: where.
-        settings: of training.
-        device: of this rank.
-        seed: of weights and data.
-        control: a gloo group of all ranks.
-        maker: of process groups, for runtimes that share them.
-        content: of the samples; None: made up of the seed.
-        rendezvous: with this machine's producers, where they make the inputs.
+    Content is made up of the seed unless given; ``maker`` is for runtimes that share process groups.
 
     Raises:
         IncompatibleError: for a layout that only the simulator runs, or heads that the kernel asked for cannot take.

@@ -61,10 +61,6 @@ class MadeUp:
 
     Features are uniform with mean 0 and variance 1, and made where they are used, of the keys of their rows
     (``made_up``); tokens are uniform over the vocabulary.
-
-    Attributes:
-        seed: of the content.
-        vocab_size: of the LLM.
     """
 
     seed: int
@@ -84,12 +80,7 @@ class MadeUp:
 
 @dataclass(frozen=True, slots=True)
 class FromFiles:
-    """Content of the samples themselves, preprocessed as by the processors of published models.
-
-    Attributes:
-        samples: reads them.
-        rules: the model's token rules.
-    """
+    """Content of the samples themselves, preprocessed as by the processors of published models."""
 
     samples: Samples
     rules: TokenRules

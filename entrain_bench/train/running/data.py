@@ -47,10 +47,7 @@ class Inputs:
 class SampleData:
     """Data of one iteration's samples.
 
-    Attributes:
-        shapes: of the samples.
-        content: of the samples.
-        pinned: whether features are in memory that a GPU can copy from by itself.
+    If ``pinned``, features are in memory that a GPU can copy from by itself.
     """
 
     shapes: SampleShapes
@@ -68,12 +65,7 @@ class SampleData:
     ) -> Inputs:
         """What a stage of a module needs for a chunk of the given items (encoder) or samples (LLM).
 
-        Args:
-            module: the module.
-            stage: which of its stages.
-            members: items or samples.
-            remade: blocks of the stage that the chunk recomputes.
-            splits_backward: whether gradients of weights have a pass of their own.
+        ``remade`` blocks of the stage are recomputed.
         """
         pack = self.encoder_pack(members) if module.is_encoder else self.llm_pack(members)
         if module.config.mrope_sections:

@@ -42,10 +42,8 @@ class WorkFeed:
     def __init__(self, feed: Feed, planning: PlanningGroup, prepare: Callable[[Program], Work]) -> None:
         """Begin nothing yet.
 
-        Args:
-            feed: of the run; from now on of this object alone.
-            planning: from now on of these threads alone: the order of calls in a group must be the same on all ranks.
-            prepare: makes this rank's work of a program.
+        From now on ``feed`` is of this object alone, and ``planning`` of its threads alone: the order of calls in a
+        group must be the same on all ranks.
         """
         self._feed, self._planning, self._prepare = feed, planning, prepare
         self._next: Future[tuple[Work, HostTime]] | None = None

@@ -19,13 +19,8 @@ from entrain_bench.train.modules import StageGroups
 class Groups:
     """The process groups of one rank.
 
-    Attributes:
-        stages: tensor, context and data parallel groups of each stage the rank holds, by module and stage.
-        tied: the ranks that hold the two copies of a tied embedding, by module; only where they are different ranks.
-        channels: of messages between ranks; none is open yet.
-        world: all ranks.
-        control: all ranks over gloo, for small host data.
-        alone: this rank only.
+    ``stages`` and ``tied`` (the two copies of an embedding, on different ranks) are by module and stage, and by module;
+    ``control`` is of all ranks over gloo, ``alone`` of this one.
     """
 
     stages: dict[tuple[int, int], StageGroups]
@@ -41,11 +36,7 @@ class GroupMaker:
 
     Runtimes that take turns share one: each group of gloo has a thread that wakes a hundred times a second.
 
-    Args:
-        control: a gloo group of all ranks.
-        timeout_s: longest time a rank waits for another.
-        device: of messages.
-        apart: whether channels of messages wait for none of the others.
+    Unless ``apart``, all channels of messages are in one group.
     """
 
     def __init__(
@@ -85,12 +76,7 @@ def make_groups(
 ) -> Groups:
     """Create all groups of a layout; collective over all ranks.
 
-    Args:
-        layout: the layout.
-        places: what this rank holds.
-        tied_modules: modules whose first and last stage share an embedding.
-        maker: of the groups.
-        sequence_parallel: whether tensor parallel ranks hold different tokens between products, for every module.
+    ``tied_modules`` are those whose first and last stage share an embedding.
     """
     for other in range(maker.control.size()):
         maker.make((other,))

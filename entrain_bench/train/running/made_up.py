@@ -27,10 +27,6 @@ _NUM_ON_CPU = 2**17
 def made_up_features(keys: Tensor, width: int) -> Tensor:
     """Rows ``[rows, width]`` of their keys ``[rows, 2]``, on the keys' device.
 
-    Args:
-        keys: two int32 words a row (``row_keys``).
-        width: numbers of a row.
-
     Returns:
         Independent uniform numbers with mean 0 and variance 1, float32.
     """

@@ -43,10 +43,6 @@ class _DataOnly(pickle.Unpickler):
 
 
 def check_metadata(folder: Path) -> None:
-    """Raise ``pickle.UnpicklingError`` if a checkpoint's metadata hold anything but what torch writes there.
-
-    Args:
-        folder: of the checkpoint.
-    """
+    """Raise ``pickle.UnpicklingError`` if a checkpoint's metadata hold anything but what torch writes there."""
     with (folder / METADATA).open("rb") as file:
         _DataOnly(file).load()

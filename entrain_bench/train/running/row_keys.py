@@ -18,11 +18,8 @@ type Words = NDArray[np.uint64]
 def row_keys(seed: int, samples: IntArray, numbers: IntArray, lengths: IntArray) -> NDArray[np.int32]:
     """Keys of the rows of some items, the same in whatever company an item is asked for.
 
-    Args:
-        seed: of the data.
-        samples: identity of each item's sample ``[items]``.
-        numbers: each item's number in its sample ``[items]``.
-        lengths: rows of each item ``[items]``.
+    ``samples`` and ``numbers`` are the identity of each item's sample and its number there, ``lengths`` its rows, all
+    ``[items]``.
 
     Returns:
         Two words a row ``[sum(lengths), 2]``.

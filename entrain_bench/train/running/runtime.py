@@ -45,12 +45,8 @@ from entrain_bench.train.weights.reading import Roots
 class Graph:
     """What a forward leaves for its backward.
 
-    Attributes:
-        leaf: the input that wants a gradient.
-        output: where the graph of the output begins; the output itself is gone as soon as it is sent. None where
-            nothing that led to it learns.
-        shape: of the output.
-        splits: whether its backward leaves the gradients of weights to a pass of their own.
+    ``leaf`` is the input that wants a gradient. The output itself is gone as soon as it is sent; ``output`` is None
+    where nothing that led to it learns.
     """
 
     leaf: Tensor | None
@@ -73,12 +69,8 @@ class Graph:
 class Work:
     """What a rank does in an iteration.
 
-    Attributes:
-        program: of all ranks.
-        plan: this rank's part of it.
-        num_loss_tokens: predicted tokens of the whole batch.
-        inputs: of this rank's forwards, in order.
-        empty: passes that it takes part in without a chunk of its own, by the step that they come before.
+    ``inputs`` are of this rank's forwards, in order; ``empty`` are passes that it takes part in without a chunk of its
+    own, by the step that they come before.
     """
 
     program: Program
@@ -92,15 +84,7 @@ class Work:
 class Runtime:
     """Executes programs on this rank.
 
-    Attributes:
-        stages: stages this rank holds, by module and stage.
-        groups: process groups of the layout.
-        settings: optimizer settings.
-        dtype, device: of activations.
-        content: of the samples.
-        loader: where inputs come from.
-        roots: beginnings of the names of published weights, by module and root.
-        kernels: what computes attention.
+    ``stages`` are by module and stage, ``roots`` (beginnings of the names of published weights) by module and root.
     """
 
     stages: Mapping[tuple[int, int], TrainedStage | ShardedStage]
@@ -149,10 +133,6 @@ class Runtime:
 
     def run(self, work: Work, clock: Clock) -> RankResult:
         """One iteration: every action of this rank in the program's order; collective over all ranks.
-
-        Args:
-            work: what ``prepare`` made of the same program on every rank.
-            clock: told when each action starts and ends.
 
         Raises:
             OutOfMemoryError: naming the action and the bytes it was predicted to need.

@@ -84,9 +84,7 @@ class ShardedStage:
     def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
         """Sum gradients of parameters that saw a part of the tokens over tensor parallel ranks.
 
-        Args:
-            tied: None; one stage holds both copies of a tied embedding.
-            first_copy: None, likewise.
+        One stage holds both copies of a tied embedding.
         """
         assert tied is None
         assert first_copy is None
@@ -130,11 +128,6 @@ def shard_stage(stage: Stage, groups: StageGroups, settings: OptimizerSettings) 
     """Shard a stage over its data and context parallel ranks, each of its layers by itself; collective over them.
 
     A tied embedding stays with the root, whose weights are whole from a forward to the end of its backward.
-
-    Args:
-        stage: a whole module.
-        groups: its process groups.
-        settings: of the optimizer.
     """
     notes: dict[str, dict[str, Any]] = {
         name: {note: getattr(parameter, note) for note in NOTES if hasattr(parameter, note)}

@@ -29,13 +29,7 @@ from entrain_bench.train.modules.split import WeightPass
 class OptimizerSettings:
     """Adam's settings.
 
-    Attributes:
-        learning_rate: of the first iteration; ``set_learning_rate`` changes it.
-        betas: of the moments.
-        weight_decay: decoupled.
-        epsilon: added to the root of the second moment.
-        clip_grad: limit of the gradient norm over all modules; 0 for none.
-        framework: how the framework runs the job.
+    ``learning_rate`` is of the first iteration; ``clip_grad`` is a limit of the norm over all modules, 0 for none.
     """
 
     learning_rate: float = 1e-3
@@ -212,11 +206,7 @@ def train_stage(
 ) -> TrainedStage:
     """Wrap a stage; collective over its data and context parallel ranks.
 
-    Args:
-        stage: the stage.
-        groups: its process groups.
-        alone: a group of this rank only, for dimensions that stages do not have here.
-        settings: of the optimizer.
+    ``alone`` is a group of this rank only, for dimensions that stages do not have here.
     """
     collection = ProcessGroupCollection()
     for name in ("dp", "dp_cp", "intra_dp_cp", "intra_dist_opt"):
@@ -273,11 +263,7 @@ def global_norm(
 ) -> float:
     """Norm of all modules' gradients; collective over all ranks.
 
-    Args:
-        stages: what this rank holds.
-        group: all ranks.
-        device: of the gradients.
-        other: a scalar added to the square; nan makes every rank's norm nan.
+    ``other`` is added to the square; nan makes every rank's norm nan.
     """
     square = torch.zeros((), dtype=torch.float64, device=device) + other
     for trained in stages.values():

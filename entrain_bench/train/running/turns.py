@@ -15,13 +15,7 @@ from entrain_bench.train.messages.rank_plan import Step
 
 @dataclass(frozen=True, slots=True)
 class EmptyPass:
-    """A pass of a sharded module in which a replica has no chunk.
-
-    Attributes:
-        module: position among the model's modules.
-        kind: forward or backward.
-        microbatch, part: of the others' chunks.
-    """
+    """A pass of a sharded module in which a replica has no chunk."""
 
     module: int
     kind: Pass
@@ -33,10 +27,6 @@ def empty_passes(program: Program, steps: Sequence[Step]) -> dict[int, list[Empt
     """What a rank runs before some of its steps, by the step's place; nothing if no module is sharded.
 
     All ranks go through the collective passes in one order, which follows from the program alone.
-
-    Args:
-        program: of all ranks.
-        steps: this rank's actions in order; the sharded modules are on all ranks.
     """
     if not any(placed.sharded for placed in program.layout.modules):
         return {}

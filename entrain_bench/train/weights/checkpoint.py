@@ -22,9 +22,7 @@ SINGLE = "model.safetensors"
 class Checkpoint:
     """A checkpoint in Hugging Face's format.
 
-    Attributes:
-        folder: where it is.
-        files: the file of every tensor, by name.
+    ``files`` are those of every tensor, by name.
     """
 
     folder: Path

@@ -22,14 +22,7 @@ Roots = dict[tuple[str, str], str]
 
 
 def load_weights(checkpoint: Checkpoint, model: ModelSpec, stages: Iterable[Stage], roots: Roots) -> None:
-    """Fill stages.
-
-    Args:
-        checkpoint: of the whole model, checked.
-        model: the model.
-        stages: of this rank.
-        roots: that ``check_tensors`` returned.
-    """
+    """Fill stages."""
     for stage in stages:
         stored = stored_tensors(model, stage.module)
         for named in named_parameters(stage):

@@ -35,13 +35,7 @@ def save_weights(
 ) -> None:
     """Write all stages into a folder; collective over all ranks.
 
-    Args:
-        folder: is made; files of these names are replaced, others stay.
-        model: the model.
-        layout: of the model.
-        stages: of this rank, by module and stage, with whole weights.
-        groups: their process groups.
-        roots: beginnings of the names, as read or ``default_roots``.
+    Files of the same names are replaced, others stay. Stages have whole weights.
 
     Raises:
         ExecutionError: if the folder cannot be written.
