@@ -32,13 +32,7 @@ PARTNER = "megatron"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One check of one run.
-
-    Attributes:
-        check: what is checked.
-        name: on which run.
-        examine: raises what is wrong.
-    """
+    """One check of one run; ``examine`` raises what is wrong."""
 
     check: str
     name: str

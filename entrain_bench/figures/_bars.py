@@ -53,15 +53,7 @@ class Grid:
 
 
 def draw_bars(panel: Axes, grid: Grid, workload: str, table: pd.DataFrame, metric: str) -> None:
-    """Bars of a mean with its interval for every model and strategy of a workload.
-
-    Args:
-        panel: takes the bars.
-        grid: their places and colours.
-        workload: its name.
-        table: rows of ``tables.interval_over_seeds`` by workload, model and strategy.
-        metric: column of the mean.
-    """
+    """Bars of a mean with its interval (``interval_over_seeds``) for every model and strategy of a workload."""
     own = table[table["workload"] == workload].set_index(["model", "strategy"]).to_dict("index")
     for model, strategy, position in grid.places():
         row = own.get((model, strategy), {"num_ok": 0, "status": "no cell"})

@@ -40,10 +40,7 @@ class FigureModule(Protocol):
 
 
 def discover(config_dir: str | None = None) -> dict[str, str]:
-    """Every figure and the first line on it, without importing it.
-
-    Args:
-        config_dir: a folder of the user's with further figures; None for none.
+    """Every figure and the first line on it, without importing it; also those of a folder of the user's.
 
     Raises:
         UserError: for a figure of the user's that is called as one of ours, or is not Python.

@@ -23,12 +23,7 @@ MARK_COLUMNS = 3
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Strategies that share a place on the x axis.
-
-    Attributes:
-        name: of the family; empty for the baseline.
-        strategies: its members, by display order.
-    """
+    """Strategies by display order that share a place on the x axis: a family, or the baseline without a name."""
 
     name: str
     strategies: tuple[str, ...]
@@ -50,12 +45,8 @@ def draw_groups(
 ) -> None:
     """One panel: for every model a place for each group.
 
-    Args:
-        panel: where.
-        cases: rows of ``interval_over_seeds`` of the iteration time, by model and strategy.
-        grid: names and colours.
-        groups: what shares a place.
-        draw_bar: draws a row as a bar at a position with a width.
+    ``cases`` are rows of ``interval_over_seeds`` of the iteration time by model and strategy; ``draw_bar`` draws one at
+    a position with a width.
     """
     width = FILLED / len(groups)
     for place, model in enumerate(grid.models):

@@ -21,16 +21,10 @@ MAX_NAME = 60
 
 
 def own_sweeps(figure: str, experiment: str, overrides: Sequence[str], config_dir: str | None = None) -> Sweeps:
-    """The sweeps of a figure with overrides of the user's.
+    """The sweeps of a figure with overrides of the user's: several values for what is ``REPLACED``, or inside of it.
 
     An override takes the place of the figure's value for that key, and of those inside of it; what the figure says
     nothing about is added.
-
-    Args:
-        figure: its name, for errors.
-        experiment: its YAML.
-        overrides: ``key=value``; several values for what is ``REPLACED``, or inside of it.
-        config_dir: a folder of the user's with further figures; None for none.
 
     Raises:
         UserError: for keys whose values the figure compares, for several values of others, and for what is no override.

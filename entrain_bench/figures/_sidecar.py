@@ -15,12 +15,7 @@ from entrain_bench.records.cells import Cell
 
 
 def sidecar(title: str, command: str, cells: Iterable[Cell]) -> bytes:
-    """The file of a figure.
-
-    Args:
-        title: what it shows.
-        command: what draws it again.
-        cells: what it is drawn of.
+    """The file of a figure that is drawn of these cells.
 
     Returns:
         JSON: ``command``, ``caption``, ``setting`` (every value that the cells have, by its key), ``seeds``,

@@ -80,11 +80,7 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 
 def gains(data: pd.DataFrame) -> pd.DataFrame:
-    """Mean iteration times of every combination, and ``speedup`` over the first planner, assigner and scheduler.
-
-    Returns:
-        The columns of ``interval_over_seeds``, ``speedup``, ``speedup_low`` and ``speedup_high``.
-    """
+    """Mean iteration times (``interval_over_seeds``), with ``speedup`` over the first of each part together."""
     table = interval_over_seeds(data, CASE, "iteration_time_s")
     base = (data[PARTS] == data[PARTS].iloc[0]).all(axis="columns")
     slower = relative_over_seeds(data, data[base], CASE, JOB, "iteration_time_s")

@@ -64,10 +64,7 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 
 def summarise(data: pd.DataFrame) -> pd.DataFrame:
-    """One row for every workload, model and strategy: means and intervals over the seeds that succeeded, what failed.
-
-    ``speedup`` is over the first strategy, with ``speedup_low`` and ``speedup_high``.
-    """
+    """Means, intervals and failures by workload, model and strategy, with ``speedup`` over the first strategy."""
     table = interval_over_seeds(data, CASE, "iteration_time_s")
     bounds = over_seeds(data, CASE, lower_bound_s=("lower_bound_s", "mean"))
     table = table.merge(bounds[[*CASE, "lower_bound_s"]], on=CASE)

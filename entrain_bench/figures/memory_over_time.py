@@ -96,11 +96,10 @@ def _reason(table: pd.DataFrame, key: tuple[str, str, str]) -> str:
 
 
 def peak_replica(actions: pd.DataFrame) -> pd.DataFrame:
-    """Memory over time on the lanes of the replica that holds the most.
+    """Memory over time on the lanes of the replica that holds the most: a row where it changes, and a lane's last one.
 
     Returns:
-        Columns ``lane`` (from 0), ``holds`` (encoder, llm or both), ``time_s``, ``bytes``: a row where a lane's
-        memory changes, and its last one.
+        Columns ``lane`` (from 0), ``holds`` (encoder, llm or both), ``time_s``, ``bytes``.
     """
     mine = extreme_replica(actions, "memory_bytes")
     sides = mine[mine["replica"] >= 0].groupby("lane")["side"].unique()

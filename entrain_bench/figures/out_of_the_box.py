@@ -74,11 +74,7 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 
 def gains(data: pd.DataFrame) -> pd.DataFrame:
-    """Mean iteration times by stack, model, trace and strategy, and ``speedup`` over the first strategy's.
-
-    Returns:
-        The columns of ``interval_over_seeds``, ``speedup``, ``speedup_low`` and ``speedup_high``.
-    """
+    """Mean iteration times by stack, model, trace and strategy, with ``speedup`` over the first strategy's."""
     table = interval_over_seeds(data, CASE, "iteration_time_s")
     first = data[data["strategy"] == data["strategy"].iloc[0]]
     slower = relative_over_seeds(data, first, CASE, CASE[:3], "iteration_time_s")

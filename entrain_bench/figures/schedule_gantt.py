@@ -90,11 +90,7 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
 
 
 def slowest_replica(actions: pd.DataFrame) -> pd.DataFrame:
-    """The lanes of the replica whose last forward or backward ends last, steps included.
-
-    Returns:
-        The actions, lanes counted from 0, with the columns ``deferred`` (see the module) and ``kind`` (legend label).
-    """
+    """The lanes of the replica whose last pass ends last, with ``deferred`` (see the module) and ``kind``."""
     mine = extreme_replica(actions, "end_s")
     first = mine.groupby(MICROBATCH)["part"].transform("min")
     deferred = (mine["side"] == "encoder") & (mine["part"] > first)
@@ -112,10 +108,7 @@ def _kinds(actions: pd.DataFrame, deferred: pd.Series[bool]) -> list[str]:
 
 
 def colours_of(actions: pd.DataFrame) -> dict[str, Colour]:
-    """A hue for each module, and one for deferred parts; light is forward, full is backward, dark is the weights' pass.
-
-    Grey is the step.
-    """
+    """A hue for each module, and one for deferred parts: light is forward, full backward, dark weights, grey steps."""
     modules = [spell(name) for name in actions.sort_values("side")["module"].unique()]
     hues = palette([*modules, "deferred"])
     colours = {}

@@ -38,17 +38,7 @@ def write_figure(
     seeds: Sequence[int],
     costs: str,
 ) -> None:
-    """Write ``<stem>.{pdf,png,csv,json}``, as figures of runs have them.
-
-    Args:
-        stem: place and name of the files.
-        module: its first line is the title.
-        draw: makes figure and table.
-        command: that draws the figure again.
-        setting: values by key.
-        seeds: of the samples.
-        costs: source of the seconds.
-    """
+    """Write ``<stem>.{pdf,png,csv,json}`` as figures of runs have them; the module's first line is the title."""
     title = (module.__doc__ or "").partition("\n")[0]
     files = render(draw) | {"json": described(title, command, setting, seeds, {"ranks of this machine": costs})}
     for suffix, content in files.items():

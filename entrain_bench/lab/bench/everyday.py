@@ -61,11 +61,7 @@ def commands(overrides: Sequence[str]) -> Iterator[Measure]:
 
 
 def _command(arguments: Sequence[str], folder: Path) -> dict[str, float]:
-    """CPU seconds of a command and of all its processes.
-
-    Raises:
-        RuntimeError: if it fails.
-    """
+    """CPU seconds of a command and of all its processes; ``RuntimeError`` if it fails."""
     log, before = folder / "log", _children_s()
     environment = {"XDG_CACHE_HOME": str(folder / "cache")}
     problem = run_python(["-m", "entrain_bench.cli", *arguments], log, COMMAND_S, environment)

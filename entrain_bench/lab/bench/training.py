@@ -116,14 +116,10 @@ class MegatronSchedule:
 
 
 def take_turns(overrides: Sequence[str], repeats: int, control: dist.ProcessGroup) -> dict[str, float]:
-    """Time both runtimes on this rank; collective.
+    """Time both runtimes on this rank; collective, over gloo.
 
-    Each trains weights of its own from the same start. They run in turn, each first as often as the other.
-
-    Args:
-        overrides: of a run with one LLM in as many stages as there are ranks, and microbatches of equal size.
-        repeats: timed iterations of each.
-        control: a gloo group of all ranks.
+    Each trains weights of its own from the same start. They run in turn, each first as often as the other. The
+    overrides are of a run with one LLM in as many stages as there are ranks, and microbatches of equal size.
 
     Returns:
         Median and shortest seconds of an iteration, from barrier to barrier; the last stage's rank adds the largest

@@ -36,13 +36,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A published table or study.
-
-    Attributes:
-        device: name of the device's YAML.
-        framework: what ran, in words.
-        source: where it stands, when it was published and read.
-    """
+    """A published table or study: its device's YAML, what ran in words, and where and when it stands."""
 
     name: str
     device: str
@@ -52,12 +46,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A published iteration time.
-
-    Attributes:
-        half: whether constants are fitted to it (``fit``) or tested on it (``test``).
-        more: overrides beyond what follows from the settings.
-    """
+    """A published iteration time, to which constants are fitted or on which they are tested (its ``half``)."""
 
     group: Group
     settings: Settings
@@ -101,11 +90,7 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class ForwardAnchor:
-    """The published range of a module's forward, a microbatch's over all stages.
-
-    Attributes:
-        published_ms: least and greatest.
-    """
+    """The published range of a module's forward, a microbatch's over all stages: least and greatest."""
 
     group: Group
     workload: str
@@ -121,11 +106,7 @@ class ForwardAnchor:
 
 @dataclass(frozen=True, slots=True)
 class Anchors:
-    """All published times.
-
-    Attributes:
-        toggles: overrides in place of a run's own, by what they assume.
-    """
+    """All published times; ``toggles`` are overrides in place of a run's own, by what they assume."""
 
     iterations: tuple[Anchor, ...]
     forwards: tuple[ForwardAnchor, ...]
@@ -145,11 +126,7 @@ class Anchors:
 
 
 def load_anchors(path: Path | None = None) -> Anchors:
-    """The committed anchors, or those of a file.
-
-    Raises:
-        UserError: naming file, group and what is wrong.
-    """
+    """The committed anchors, or those of a file; ``UserError`` names file, group and what is wrong."""
     path = path or config_tree() / "anchors.yaml"
     values = check_mapping(yaml.safe_load(path.read_text()), path.name)
     iterations = [anchor for group in values["iterations"] for anchor in _iterations(group, path.name)]

@@ -40,10 +40,7 @@ def fit_device(device: DeviceSpec, points: Sequence[Ratio], start: dict[str, flo
     Args:
         device: what is not fitted.
         points: of that device.
-        start: the constants that are fitted, and where the search begins.
-
-    Returns:
-        The device with fitted constants, rounded to ``DIGITS`` significant digits.
+        start: the constants that are fitted, and where the search begins; rounded to ``DIGITS`` significant digits.
     """
     names, at = [*start], np.array([*start.values()])
 

@@ -25,27 +25,14 @@ TARGET_ITERATION, TARGET_SPEEDUP = 0.10, 0.05
 def program_row(
     where: Mapping[str, Any], layout: str, measured_s: float, predicted_s: float, repetitions_s: Sequence[float]
 ) -> dict[str, Any]:
-    """Return the columns that every comparison of a trained program with its prediction has.
-
-    Args:
-        where: ranks, workload, seed and strategy.
-        layout: of every module, as text.
-        measured_s: seconds of an iteration, over the repetitions.
-        predicted_s: the same, predicted.
-        repetitions_s: seconds of every measured iteration.
-    """
+    """The columns that every comparison of a trained program with its prediction has; ``where`` comes first."""
     repetitions = json.dumps([round(each, 5) for each in repetitions_s])
     times = {"measured_s": measured_s, "predicted_s": predicted_s, "iteration_error": predicted_s / measured_s - 1.0}
     return {**where, "layout": layout, **times, "repetitions_s": repetitions}
 
 
 def accuracy(rows: pd.DataFrame, pairs: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """Return the median size of the error and its target, of iterations and of speedups, where there are any.
-
-    Args:
-        rows: of ``program_row``.
-        pairs: of ``answers.fidelity.pair_rows``.
-    """
+    """Median size of the error and its target, of iterations and of speedups (``pair_rows``), where there are any."""
     kinds = {
         "iterations": (rows, "iteration_error", TARGET_ITERATION),
         "speedups": (pairs, "error", TARGET_SPEEDUP),

@@ -93,15 +93,9 @@ def _unpack(held: Any) -> Tensor:
 
 
 def train_programs(programs: Sequence[FidelityProgram], repeats: int, folder: Path, control: dist.ProcessGroup) -> None:
-    """Train every program and leave what was measured in ``<folder>/<key>.json``; collective.
+    """Train programs of one group and leave what was measured in ``<folder>/<key>.json``; collective, over gloo.
 
-    The programs run in turn, so background load affects all of them equally.
-
-    Args:
-        programs: of one group.
-        repeats: measured iterations of each, after warm-up.
-        folder: where files go.
-        control: a gloo group of all ranks.
+    They run in turn, so background load affects all of them equally.
     """
     prepare_platform()
     torch.set_num_threads(1)

@@ -76,11 +76,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def chosen_sections(text: str | None) -> list[str]:
-    """Return names of sections, in the order in which they run.
-
-    Raises:
-        UserError: for an unknown name.
-    """
+    """Names of sections in the order in which they run; ``UserError`` for an unknown one."""
     names = text.split(",") if text else [*SECTIONS]
     for name in names:
         if name not in SECTIONS:
@@ -89,11 +85,7 @@ def chosen_sections(text: str | None) -> list[str]:
 
 
 def prepare(folder: Path, device: str, num_devices: int | None, everything: bool) -> Check:
-    """Look at the machine.
-
-    Raises:
-        UserError: if it has less than is asked for, or if the folder holds something else.
-    """
+    """Look at the machine; ``UserError`` if it has less than is asked for, or if the folder holds something else."""
     claim(folder)
     machine = look(folder, device)
     if device == "cuda" and not machine.gpus:
@@ -104,11 +96,7 @@ def prepare(folder: Path, device: str, num_devices: int | None, everything: bool
 
 
 def claim(folder: Path) -> None:
-    """Make the folder of a check, or resume the check that made it.
-
-    Raises:
-        UserError: if the folder holds something else, or cannot be written to.
-    """
+    """Make the folder of a check, or resume the check that made it; ``UserError`` if it cannot be used."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         fresh = (folder / MARK).exists() or not any(folder.iterdir())
@@ -119,11 +107,7 @@ def claim(folder: Path) -> None:
 
 
 def look(folder: Path, device: str) -> Machine:
-    """Return what a process of its own finds on this machine.
-
-    Raises:
-        UserError: if that process fails.
-    """
+    """Return what a process of its own finds on this machine; ``UserError`` if that process fails."""
     place, log = folder / "machine.json", folder / "machine.log"
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     log.unlink(missing_ok=True)
@@ -139,12 +123,7 @@ def origin_of(machine: Machine) -> str:
 
 
 def identity_of(setup: Setup, tests: Sequence[Path]) -> str:
-    """Hash of what a result depends on: its origin, devices, options, and all code, configuration and data.
-
-    Args:
-        setup: origin, devices and options.
-        tests: files of the tests that a section runs.
-    """
+    """Hash of what a result depends on: its origin, devices, options, these tests, all code and configuration."""
     packages = (Path(next(iter(importlib.import_module(name).__path__))) for name in sorted(OWN_PACKAGES))
     read = [path for place in (config_tree(), *packages) for path in sorted(place.rglob("*")) if path.suffix in READ]
     files = [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in [*read, *sorted(tests)]]
@@ -160,14 +139,8 @@ def run_sections(
 ) -> list[SectionResult]:
     """Run sections without a result that stands; an error in one does not stop the next.
 
-    Args:
-        check: what they look at.
-        names: of the sections.
-        again: rerun those that passed or were skipped, too.
-        sections: by name.
-
-    Returns:
-        Their results. The folder keeps them, with those of other sections, and the report of all.
+    The folder keeps their results, with those of other sections, and the report of all. ``again`` reruns those that
+    passed or were skipped, too.
     """
     folder, results = check.setup.folder, list[SectionResult]()
     identity = identity_of(check.setup, [*check.gpu_tests, *(check.tests / "support").rglob("*.py")])

@@ -21,14 +21,7 @@ FORMATS = {
 
 
 def page(title: str, command: str, results: Sequence[SectionResult], sections: Mapping[str, Section]) -> str:
-    """Return the report.
-
-    Args:
-        title: its heading.
-        command: what made it.
-        results: of sections, in their order.
-        sections: all sections; those without a result are listed as not run.
-    """
+    """Return the report: a title, what made it, and results in order; sections without one are listed as not run."""
     return "\n".join(_lines(title, command, results, sections)) + "\n"
 
 

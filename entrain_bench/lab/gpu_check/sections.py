@@ -47,14 +47,7 @@ THROUGHPUT = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What sections look at.
-
-    Attributes:
-        machine: what there is.
-        setup: which of it is used, and for what.
-        tests: folder of the suite's tests; those marked ``gpu`` are run.
-        say: prints a line of progress.
-    """
+    """What sections look at; ``tests`` is the folder of the suite's tests, ``say`` prints a line of progress."""
 
     machine: Machine
     setup: Setup
@@ -101,12 +94,7 @@ def gpu_tests(check: Check) -> Finding:
 
 
 def judge_tests(output: str, wrong: str) -> Finding:
-    """Return what pytest printed: its last line, and a row per test that failed or was skipped.
-
-    Args:
-        output: with the short summary of failures and skips (``-rfEs``).
-        wrong: what was wrong with the process; empty for nothing.
-    """
+    """Return what pytest printed: its last line, and a row per test that failed or was skipped (``-rfEs``)."""
     lines = [line for line in output.splitlines() if line.strip()]
     found = (re.match(r"(FAILED|ERROR|SKIPPED) (.*)", line) for line in lines)
     rows = [{"verdict": each[1].lower(), "test": each[2][:LONGEST]} for each in found if each]
@@ -264,14 +252,7 @@ def _measure(check: Check, section: str, matrix: TestMatrix) -> tuple[list[Measu
 
 
 def verdict_of(others: Rows, count: int, what: str, tables: dict[str, Rows]) -> Finding:
-    """Fail if a run did, or if no run was left.
-
-    Args:
-        others: rows of the runs that were not measured.
-        count: runs that were measured.
-        what: their result, in words.
-        tables: of the finding.
-    """
+    """Fail if a run did, or if no run was left; ``others`` are the rows of those that were not measured."""
     wrong = [row for row in others if row["verdict"] == FAILED]
     left_out = len(others) - len(wrong)
     line = f"{count} runs: {what}{f'; {left_out} do not fit these devices' if left_out else ''}"
@@ -284,13 +265,7 @@ def verdict_of(others: Rows, count: int, what: str, tables: dict[str, Rows]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the check.
-
-    Attributes:
-        question: that it answers.
-        run: looks, and returns what it found.
-        note: how its tables are to be read.
-    """
+    """A part of the check: the question that it answers, what looks, and how its tables are to be read."""
 
     question: str
     run: Callable[[Check], Finding]

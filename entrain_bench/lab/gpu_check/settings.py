@@ -63,15 +63,7 @@ class Setup:
 
     @classmethod
     def of(cls, kind: str, found: int, num_devices: int | None, everything: bool, folder: Path, origin: str) -> Setup:
-        """Return the setup of a machine.
-
-        Args:
-            kind: ``cuda`` or ``cpu``.
-            found: GPUs of the machine.
-            num_devices: how many to use; None: the most for which layouts exist.
-            everything: all strategies and workloads.
-            folder: of the report.
-            origin: of what is measured.
+        """Return the setup of a machine; without a number of devices, of the most for which layouts exist.
 
         Raises:
             UserError: for a number of devices that the machine lacks, or for which no layout exists.
@@ -158,13 +150,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class TestMatrix:
-    """Strategies on workloads: what is trained and predicted.
-
-    Attributes:
-        strategies: names.
-        workloads: overrides by name.
-        job: overrides of all.
-    """
+    """Strategies on workloads: what is trained and predicted, under the overrides of all and of each workload."""
 
     strategies: tuple[str, ...]
     workloads: Mapping[str, Overrides]

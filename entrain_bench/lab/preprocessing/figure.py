@@ -33,10 +33,6 @@ def summary(runs: pd.DataFrame, pictures: Sequence[Prepared]) -> pd.DataFrame:
     """Means over repetitions with 95% intervals, a row a size and way to make inputs.
 
     Columns ``*_ratio`` are geometric means of ratios to ``COMPARED_WITH`` in the same repetition.
-
-    Args:
-        runs: a row a run.
-        pictures: what they trained on.
     """
     rows = []
     for prepared in pictures:

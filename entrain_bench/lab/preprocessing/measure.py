@@ -50,10 +50,10 @@ SIZES = ((640, 480), (1600, 1200), (3264, 2448))
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Pictures of one size that runs can train on.
+    """Pictures of one size (``<width>x<height>``) that runs can train on.
 
     Attributes:
-        name: ``<width>x<height>``.
+        name: their size.
         trace: the shape trace of their file.
         picture_bytes: mean size of one, encoded.
         decode_s: median CPU seconds to read the pixels of one in one process.
@@ -66,11 +66,7 @@ class Prepared:
 
 
 def prepare_pictures(folder: Path, width: int, height: int, num: int, seed: int) -> Prepared:
-    """Make pictures, and scan them as a user does.
-
-    Raises:
-        ExecutionError: if they cannot be scanned.
-    """
+    """Make pictures, and scan them as a user does; ``ExecutionError`` if they cannot be scanned."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{width}x{height}"
     path, trace = folder / f"{name}.parquet", folder / f"{name}-trace.parquet"

@@ -32,14 +32,7 @@ KEPT = 16
 
 
 def write_pictures(path: Path, num: int, width: int, height: int, seed: int) -> tuple[int, list[bytes]]:
-    """Write rows of a picture and a caption each, in the columns of FineVision.
-
-    Args:
-        path: the file.
-        num: rows.
-        width: of pictures, pixels.
-        height: of pictures, pixels.
-        seed: of everything.
+    """Write rows of a picture and a caption each, in the columns of FineVision; width and height in pixels.
 
     Returns:
         Bytes of all pictures, and the first ``KEPT`` pictures.
