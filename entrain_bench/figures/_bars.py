@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from entrain_bench.answers.labels import names, orders
+from entrain_bench.answers.tables import relative_over_seeds, run_table
 from entrain_bench.figures._style import INK, Colour, strategy_colours
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.records import Results
 
 # Of the distance between two models, the share that their strategies fill.
 FILLED = 0.8
@@ -50,6 +53,20 @@ class Grid:
         panel.set_xlim(-0.5, len(self.models) - 0.5)
         panel.tick_params(axis="x", length=0)
         panel.grid(visible=False, axis="x")
+
+
+def run_tables(cells: Mapping[str, Sequence[Cell]], results: Results) -> pd.DataFrame:
+    """The runs of all rows of a figure's YAML, by the column ``row``."""
+    tables = [run_table(mine, results).assign(row=label) for label, mine in cells.items()]
+    return pd.concat(tables, ignore_index=True)
+
+
+def speedup_over(reference: pd.DataFrame, data: pd.DataFrame, keys: Sequence[str], on: Sequence[str]) -> pd.DataFrame:
+    """``speedup`` with its ends over reference runs that share keys (``relative_over_seeds``), by the keys."""
+    slower = relative_over_seeds(data, reference, keys, on, "iteration_time_s")
+    # A ratio's ends are those of its inverse the other way round.
+    ends = {"speedup": "relative", "speedup_low": "relative_high", "speedup_high": "relative_low"}
+    return pd.DataFrame({name: 1 / slower[end] for name, end in ends.items()})
 
 
 def draw_bars(panel: Axes, grid: Grid, workload: str, table: pd.DataFrame, metric: str) -> None:

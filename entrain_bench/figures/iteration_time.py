@@ -17,12 +17,18 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from entrain_bench.answers.tables import interval_over_seeds, over_seeds, relative_over_seeds, run_table
-from entrain_bench.figures._bars import FILLED, Grid, draw_interval, interval_handle, mark_failed, mark_gap
+from entrain_bench.answers.tables import interval_over_seeds, over_seeds, run_table
+from entrain_bench.figures._bars import (
+    FILLED,
+    Grid,
+    draw_interval,
+    interval_handle,
+    mark_failed,
+    mark_gap,
+    speedup_over,
+)
 from entrain_bench.figures._families import Group, draw_groups, groups_of, other_handle
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, INK, legend_above, panels, strategy_handles
-from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Results
 
 EXPERIMENT = "iteration_time"
 RUNS = True
@@ -34,13 +40,7 @@ HEADROOM = 1.35
 # More strategies are drawn by families.
 MAX_BARS = 9
 CASE = ["workload", "model", "strategy"]
-# A ratio's ends, by those of its inverse.
-ENDS = (("low", "high"), ("high", "low"))
-
-
-def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
-    """The table of the sweep's runs."""
-    return run_table(cells, results)
+load = run_table
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
@@ -69,11 +69,7 @@ def summarise(data: pd.DataFrame) -> pd.DataFrame:
     bounds = over_seeds(data, CASE, lower_bound_s=("lower_bound_s", "mean"))
     table = table.merge(bounds[[*CASE, "lower_bound_s"]], on=CASE)
     first = data[data["strategy"] == table["strategy"].iloc[0]]
-    slower = relative_over_seeds(data, first, CASE, CASE[:2], "iteration_time_s")
-    speedup = pd.DataFrame(
-        {"speedup": 1 / slower["relative"], **{f"speedup_{a}": 1 / slower[f"relative_{b}"] for a, b in ENDS}}
-    )
-    return table.join(speedup, on=CASE)
+    return table.join(speedup_over(first, data, CASE, CASE[:2]), on=CASE)
 
 
 def _columns(grid: Grid, num_bars: int) -> int:
@@ -97,7 +93,8 @@ def _draw_panel(panel: Axes, table: pd.DataFrame, grid: Grid, groups: Sequence[G
         if strategy != next(iter(grid.strategies)) and not pd.isna(row["speedup"]):
             equal = row["speedup_low"] < 1 < row["speedup_high"]
             text = f"{row['speedup']:.2f}\N{MULTIPLICATION SIGN}"
-            _write_above(panel, position, row["iteration_time_s_high"] + 0.03 * top, text, FAINT if equal else INK)
+            look: Any = {"rotation": 90, "ha": "center", "va": "bottom", "color": FAINT if equal else INK, "zorder": 4}
+            panel.text(position, row["iteration_time_s_high"] + 0.03 * top, text, **look)
         mark_failed(panel, position, row)
 
     if groups:
@@ -112,7 +109,3 @@ def _draw_panel(panel: Axes, table: pd.DataFrame, grid: Grid, groups: Sequence[G
     panel.set_ylim(0, HEADROOM * top if top > 0 else 1)
     panel.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     grid.label_models(panel)
-
-
-def _write_above(panel: Axes, position: float, height: float, text: str, colour: str) -> None:
-    panel.text(position, height, text, rotation=90, ha="center", va="bottom", color=colour, zorder=4)

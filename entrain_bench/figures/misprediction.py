@@ -8,7 +8,7 @@ without estimates stay at 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -18,17 +18,11 @@ from entrain_bench.answers.tables import interval_over_seeds, relative_over_seed
 from entrain_bench.figures._bars import Grid
 from entrain_bench.figures._lines import draw_lines, line_handles
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels
-from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Results
 
 EXPERIMENT = "misprediction"
 RUNS = True
 CASE = ["workload", "model", "strategy"]
-
-
-def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
-    """The table of the sweep's runs."""
-    return run_table(cells, results, {"belief_error": "belief_error"})
+load = partial(run_table, settings={"belief_error": "belief_error"})
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:

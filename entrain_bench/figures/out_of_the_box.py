@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from entrain_bench.answers.tables import interval_over_seeds, relative_over_seeds, run_table
-from entrain_bench.figures._bars import Grid
+from entrain_bench.answers.tables import interval_over_seeds
+from entrain_bench.figures._bars import Grid, run_tables, speedup_over
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
     FAINT,
@@ -32,8 +32,6 @@ from entrain_bench.figures._style import (
     panels,
     show_reason,
 )
-from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Results
 
 EXPERIMENT = "out_of_the_box"
 RUNS = True
@@ -44,14 +42,7 @@ MARK = 3.6
 # What stands in the place of a mark, by the state of the runs; those that are ok have nothing to be compared with.
 WORDS = {"failed": "fails", "skipped": "incompatible", "missing": "not run", "ok": "no reference"}
 NO_CELL = "no cell"
-# A ratio's ends, by those of its inverse.
-ENDS = (("low", "high"), ("high", "low"))
-
-
-def load(cells: Mapping[str, Sequence[Cell]], results: Results) -> pd.DataFrame:
-    """The runs of all stacks, by the column ``row``."""
-    tables = [run_table(mine, results).assign(row=label) for label, mine in cells.items()]
-    return pd.concat(tables, ignore_index=True)
+load = run_tables
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
@@ -77,9 +68,7 @@ def gains(data: pd.DataFrame) -> pd.DataFrame:
     """Mean iteration times by stack, model, trace and strategy, with ``speedup`` over the first strategy's."""
     table = interval_over_seeds(data, CASE, "iteration_time_s")
     first = data[data["strategy"] == data["strategy"].iloc[0]]
-    slower = relative_over_seeds(data, first, CASE, CASE[:3], "iteration_time_s")
-    ends = {f"speedup_{a}": 1 / slower[f"relative_{b}"] for a, b in ENDS}
-    return table.join(pd.DataFrame({"speedup": 1 / slower["relative"], **ends}), on=CASE)
+    return table.join(speedup_over(first, data, CASE, CASE[:3]), on=CASE)
 
 
 def _draw_stack(
