@@ -21,15 +21,8 @@ from entrain_bench.lab.files import write_json
 from entrain_bench.records.environment import versions
 
 # Packages that decide what training does and how fast it is, in addition to those that decide simulated results.
-PACKAGES = (
-    "torch",
-    "megatron-core",
-    "transformer-engine",
-    "transformer-engine-torch",
-    "flash-attn",
-    "apex",
-    "triton",
-)
+TRANSFORMER_ENGINE = ("transformer-engine", "transformer-engine-torch")
+PACKAGES = ("torch", "megatron-core", *TRANSFORMER_ENGINE, "flash-attn", "apex", "triton")
 # Variables that change what communication and kernels do; other variables may hold secrets.
 VARIABLES = ("NCCL_", "TORCH_NCCL_", "CUDA_", "NVTE_", "GLOO_", "OMP_")
 QUERY = "index,name,driver_version,memory.total,power.limit,clocks.max.sm,pcie.link.gen.max,pcie.link.width.max"

@@ -71,5 +71,4 @@ def _command(arguments: Sequence[str], folder: Path) -> dict[str, float]:
 
 
 def _children_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])

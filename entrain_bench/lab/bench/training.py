@@ -34,11 +34,7 @@ from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.running.step import TrainedStage, global_norm
 from entrain_bench.train.settings import TrainSettings
 
-SCHEDULE_MODULES = (
-    "megatron.core.pipeline_parallel.schedules",
-    "megatron.core.pipeline_parallel.p2p_communication",
-)
-NUM_RANKS = 2
+SCHEDULE_MODULES = tuple(f"megatron.core.pipeline_parallel.{name}" for name in ("schedules", "p2p_communication"))
 CPU = torch.device("cpu")
 WARM_UPS = 3
 

@@ -82,9 +82,12 @@ def _measured(one: FidelityProgram, links: Mapping[str, float], lane: LaneOrder)
 
 
 def _emulator(one: FidelityProgram, links: Mapping[str, float], measured: Measured) -> Emulator:
+    return Emulator(_truth(one, links), float("inf"), "cpu", "float32", measured=measured)
+
+
+def _truth(one: FidelityProgram, links: Mapping[str, float]) -> CostTruth:
     job = prepare(one.config).job
-    truth = CostTruth(job.model, joined_by(job.cluster, links), job.framework)
-    return Emulator(truth, float("inf"), "cpu", "float32", measured=measured)
+    return CostTruth(job.model, joined_by(job.cluster, links), job.framework)
 
 
 def simulated(
@@ -124,9 +127,8 @@ def _values(prices: Prices, timeline: Timeline) -> dict[str, Any]:
 
 def replayed_s(one: FidelityProgram, links: Mapping[str, float], took_s: FloatArray) -> float:
     """From the first pass to the end of the last, if passes take as long as they did ``[actions]``."""
-    job, program = prepare(one.config).job, one.program
-    prices = CostTruth(job.model, joined_by(job.cluster, links), job.framework).price(program)
-    passes = program.is_pass
+    program, passes = one.program, one.program.is_pass
+    prices = _truth(one, links).price(program)
     start, end, _ = place_program(program, replace(prices, duration_s=np.where(passes, took_s, 0.0)))
     return float(end[passes].max() - start[passes].min())
 

@@ -82,9 +82,9 @@ class Kept:
             self.now -= size
 
 
+@dataclass(eq=False)
 class _Holder:
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    tensor: Tensor
 
 
 def _unpack(held: Any) -> Tensor:
