@@ -63,26 +63,16 @@ def draw_groups(
                 column = (index % MARK_COLUMNS + 1) / (MARK_COLUMNS + 1)
                 colour = grid.colours[str(row["strategy"])]
                 position = left + bar + column * (width - bar)
-                panel.plot(position, _time(row), "o", markersize=2.4, color=colour, mec=INK, mew=0.25, zorder=3)
+                style: dict[str, Any] = {"markersize": 2.4, "color": colour, "mec": INK, "mew": 0.25}
+                panel.plot(position, row["iteration_time_s"], "o", **style, zorder=3)
 
 
 def other_handle() -> Artist:
     """What marks are."""
-    style: dict[str, Any] = {
-        "color": "white",
-        "marker": "o",
-        "linestyle": "",
-        "markersize": 2.4,
-        "mec": INK,
-        "mew": 0.5,
-    }
-    return Line2D([], [], **style, label="others of the family")
+    style: dict[str, Any] = {"color": "white", "marker": "o", "linestyle": "", "markersize": 2.4}
+    return Line2D([], [], **style, mec=INK, mew=0.5, label="others of the family")
 
 
 def _place(row: Mapping[Hashable, Any]) -> tuple[bool, float]:
     """The fastest first; those that fail at some seeds come after all others."""
-    return row["num_ok"] < row["num_runs"], _time(row)
-
-
-def _time(row: Mapping[Hashable, Any]) -> float:
-    return float(row["iteration_time_s"])
+    return row["num_ok"] < row["num_runs"], row["iteration_time_s"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -109,24 +109,16 @@ def _name_cases(panel: Axes, names: Sequence[str], width_in: float) -> None:
 
 
 def _colours(answer: Answer) -> dict[str, Colour]:
-    """A colour for each variant: its strategy's, where no other variant has that."""
-    return dict(_apart(_wanted_colours(answer)))
-
-
-def _apart(colours: Mapping[str, Colour]) -> Iterator[tuple[str, Colour]]:
-    """The same colours; one that another name has is lighter."""
-    taken = set[Colour]()
-    for name, colour in colours.items():
-        yield name, lighter(colour) if colour in taken else colour
-        taken.add(colour)
-
-
-def _wanted_colours(answer: Answer) -> dict[str, Colour]:
+    """A colour for each variant: its strategy's, if all are strategies; one that another has gets lighter."""
     shown = answer.variants[:MAX_VARIANTS]
     orders = {row.group.strategy: row.group.display_order for row in answer.results}
+    colours, taken, wanted = {}, set[Colour](), palette(shown)
     if {*shown} <= {*orders}:
-        return strategy_colours({name: None if orders[name] is None else int(orders[name] or 0) for name in shown})
-    return palette(shown)
+        wanted = strategy_colours({name: None if orders[name] is None else int(orders[name] or 0) for name in shown})
+    for name, colour in wanted.items():
+        colours[name] = lighter(colour) if colour in taken else colour
+        taken.add(colour)
+    return colours
 
 
 def _draw_case(

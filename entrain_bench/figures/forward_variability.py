@@ -159,16 +159,8 @@ def _draw_std(panel: Axes, spread: pd.DataFrame, grid: Grid) -> None:
             else:
                 ends = max(row["std_ms_low"], row["std_ms"] / MOST_BELOW), row["std_ms_high"]
                 panel.vlines(start + position, *ends, color=grid.colours[strategy], linewidth=0.7)
-                panel.scatter(
-                    start + position,
-                    row["std_ms"],
-                    12,
-                    marker=markers[model],
-                    color=grid.colours[strategy],
-                    zorder=2,
-                    ec="white",
-                    lw=0.3,
-                )
+                mark: Any = {"marker": markers[model], "color": grid.colours[strategy], "ec": "white", "lw": 0.3}
+                panel.scatter(start + position, row["std_ms"], 12, zorder=2, **mark)
         ticks.append(start + (len(grid.models) - 1) / 2)
     panel.set_yscale("log")
     low, high = panel.get_ylim()

@@ -27,7 +27,10 @@ load = partial(run_table, settings={"belief_error": "belief_error"})
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """A panel a model and trace, a line a strategy."""
-    grid, table = Grid.of(data), relative_times(data)
+    grid, keys = Grid.of(data), [*CASE, "belief_error"]
+    # NaN without a run without error at the same seed.
+    ratios = relative_over_seeds(data, data[data["belief_error"] == 0], keys, CASE, "iteration_time_s")
+    table = interval_over_seeds(data, keys, "iteration_time_s").join(ratios, on=keys)
     figure, axes = panels(len(grid.models), len(grid.workloads), DOUBLE_COLUMN_IN, 0.4 + 1.7 * len(grid.models))
     for place, panel in enumerate(axes):
         model, workload = [*grid.models][place // len(grid.workloads)], [*grid.workloads][place % len(grid.workloads)]
@@ -40,12 +43,3 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     figure.supxlabel("Relative error of the estimates", fontsize="medium")
     legend_above(figure, line_handles(grid.colours, grid.strategies))
     return figure, table
-
-
-def relative_times(data: pd.DataFrame) -> pd.DataFrame:
-    """Mean iteration times over seeds, and their ratios to those without error at the same seed (NaN without any)."""
-    keys = [*CASE, "belief_error"]
-    table = interval_over_seeds(data, keys, "iteration_time_s")
-    return table.join(
-        relative_over_seeds(data, data[data["belief_error"] == 0], keys, CASE, "iteration_time_s"), on=keys
-    )

@@ -79,7 +79,10 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
         draw_lanes(overview, bars[name], colours, whole)
         draw_lanes(enlarged, bars[name], colours, part)
         enlarged.set_yticks([])
-        _mark_window(overview, part)
+        # Outlines what the enlarged panels show.
+        low, high = sorted(overview.get_ylim())
+        corner, size = (part[0], low), (part[1] - part[0], high - low)
+        overview.add_patch(Rectangle(corner, *size, fill=False, edgecolor=INK, linewidth=0.8))
     axes[1].set_title("enlarged", loc="right")
     for last in axes[-2:]:
         last.set_xlabel("Time (s)")
@@ -94,17 +97,11 @@ def slowest_replica(actions: pd.DataFrame) -> pd.DataFrame:
     mine = extreme_replica(actions, "end_s")
     first = mine.groupby(MICROBATCH)["part"].transform("min")
     deferred = (mine["side"] == "encoder") & (mine["part"] > first)
-    return mine.assign(deferred=deferred, kind=_kinds(mine, deferred))
-
-
-def _kinds(actions: pd.DataFrame, deferred: pd.Series[bool]) -> list[str]:
-    kinds = []
-    for module, kind, later in zip(actions["module"], actions["pass"], deferred, strict=True):
-        if kind in PASSES:
-            kinds.append(f"{spell(module)} {PASSES[kind]}{', deferred' if later else ''}")
-        else:
-            kinds.append(STEP)
-    return kinds
+    kinds = [
+        f"{spell(module)} {PASSES[kind]}{', deferred' if later else ''}" if kind in PASSES else STEP
+        for module, kind, later in zip(mine["module"], mine["pass"], deferred, strict=True)
+    ]
+    return mine.assign(deferred=deferred, kind=kinds)
 
 
 def colours_of(actions: pd.DataFrame) -> dict[str, Colour]:
@@ -145,10 +142,3 @@ def _lane_name(stages: pd.DataFrame) -> str:
         f"{spell(str(module))} {', '.join(map(str, rows['stage']))}"
         for module, rows in stages.groupby("module", sort=False)
     )
-
-
-def _mark_window(panel: Axes, window: tuple[float, float]) -> None:
-    """Outline what the enlarged panels show."""
-    low, high = sorted(panel.get_ylim())
-    frame = Rectangle((window[0], low), window[1] - window[0], high - low, fill=False, edgecolor=INK, linewidth=0.8)
-    panel.add_patch(frame)
