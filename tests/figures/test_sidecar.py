@@ -10,9 +10,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from entrain_bench.answers.commands import command_line
 from entrain_bench.answers.cost_source import cost_source
 from entrain_bench.figures._runner import Drawing, draw_figure
-from entrain_bench.figures._sidecar import command_of, sidecar
+from entrain_bench.figures._sidecar import sidecar
 from entrain_bench.figures._style import empty_figure
 from entrain_bench.records.records import Results
 from entrain_bench.run.cells import compose_cells
@@ -45,7 +46,7 @@ def test_every_figure_has_one_and_its_csv_stays_plain(tmp_path: Path) -> None:
 
 
 def test_the_command_names_the_users_folder() -> None:
-    assert command_of(["figures", "quick"], "my folder") == "entrain-bench figures quick --config-dir 'my folder'"
+    assert command_line(["figures", "quick"], "my folder") == "entrain-bench figures quick --config-dir 'my folder'"
 
 
 def test_cost_sources_are_told_by_what_their_constants_stand_on() -> None:
