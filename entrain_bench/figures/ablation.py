@@ -68,13 +68,9 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
             panel.set_ylabel(f"scheduler\n{scheduler}", rotation=270, va="bottom")
     figure.supylabel("planner", fontsize="medium")
     figure.supxlabel("assigner", fontsize="medium")
-    legend_above(
-        figure,
-        [
-            Patch(facecolor="white", edgecolor="#b0b0b0", hatch="////", label="parts do not fit together"),
-            Patch(facecolor="none", label="number: speed-up over the first of each; italics: interval includes 1"),
-        ],
-    )
+    unfit = Patch(facecolor="white", edgecolor="#b0b0b0", hatch="////", label="parts do not fit together")
+    number = Patch(facecolor="none", label="number: speed-up over the first of each; italics: interval includes 1")
+    legend_above(figure, [unfit, number])
     return figure, table
 
 

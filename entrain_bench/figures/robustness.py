@@ -46,9 +46,8 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         Patch(facecolor=lighter(colour), label=f"{letters[name]}  {grid.strategies[name]}")
         for name, colour in grid.colours.items()
     ]
-    legend_above(
-        figure, [*handles, Patch(facecolor="white", edgecolor=INK, label="first row's fastest is significantly slower")]
-    )
+    slower = Patch(facecolor="white", edgecolor=INK, label="first row's fastest is significantly slower")
+    legend_above(figure, [*handles, slower])
     return figure, table
 
 

@@ -39,7 +39,6 @@ def write_figure(
     costs: str,
 ) -> None:
     """Write ``<stem>.{pdf,png,csv,json}`` as figures of runs have them; the module's first line is the title."""
-    title = (module.__doc__ or "").partition("\n")[0]
-    files = render(draw) | {"json": described(title, command, setting, seeds, {"ranks of this machine": costs})}
-    for suffix, content in files.items():
+    title, source = (module.__doc__ or "").partition("\n")[0], {"ranks of this machine": costs}
+    for suffix, content in (render(draw) | {"json": described(title, command, setting, seeds, source)}).items():
         write_atomically(stem.with_name(f"{stem.name}.{suffix}"), content)

@@ -48,9 +48,8 @@ READ = (".py", ".yaml", ".parquet")
 
 def main(arguments: Sequence[str]) -> int:
     """Run the sections that are not done; return 1 if one failed, 2 for bad options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m entrain_bench.lab.gpu_check", description=__doc__, allow_abbrev=False
-    )
+    program = "python -m entrain_bench.lab.gpu_check"
+    parser = argparse.ArgumentParser(prog=program, description=__doc__, allow_abbrev=False)
     parser.add_argument("--output", type=Path, help="folder of the report (default: results/gpu-check-<date>)")
     parser.add_argument("--device", default="auto", choices=DEVICES, help="auto: GPUs if there are any")
     parser.add_argument("--devices", type=int, help="1, 2, 4 or 8 (default: all GPUs, or 2 ranks on a CPU)")
@@ -78,9 +77,8 @@ def main(arguments: Sequence[str]) -> int:
 def chosen_sections(text: str | None) -> list[str]:
     """Names of sections in the order in which they run; ``UserError`` for an unknown one."""
     names = text.split(",") if text else [*SECTIONS]
-    for name in names:
-        if name not in SECTIONS:
-            raise unknown_choice("--sections", name, SECTIONS)
+    if unknown := [name for name in names if name not in SECTIONS]:
+        raise unknown_choice("--sections", unknown[0], SECTIONS)
     return [name for name in SECTIONS if name in names]
 
 
@@ -152,7 +150,11 @@ def run_sections(
             results.append(known)
             continue
         if again:
-            forget(check, name)
+            # None of its runs counts as finished.
+            for runs in check.setup.runs.glob(f"{name}_*"):
+                shutil.rmtree(runs)
+            if name == "profile":
+                check.setup.profile.unlink(missing_ok=True)
         check.say(counted)
         started = perf_counter()
         try:
@@ -166,14 +168,6 @@ def run_sections(
         write_report(check, identity)
     write_report(check, identity)
     return results
-
-
-def forget(check: Check, name: str) -> None:
-    """Remove the runs of a section, so that none of them counts as finished."""
-    for runs in check.setup.runs.glob(f"{name}_*"):
-        shutil.rmtree(runs)
-    if name == "profile":
-        check.setup.profile.unlink(missing_ok=True)
 
 
 def write_report(check: Check, identity: str) -> None:

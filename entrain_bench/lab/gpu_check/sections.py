@@ -18,21 +18,13 @@ from entrain_bench.costs.profiled.file import read_profile
 from entrain_bench.lab.fidelity.compare import accuracy, program_row
 from entrain_bench.lab.gpu_check.result import FAILED, PASSED, SKIPPED, TOLERANCES, Finding, Rows, judge_losses
 from entrain_bench.lab.gpu_check.runs import Runs, layout_of, problem_of, series
-from entrain_bench.lab.gpu_check.settings import (
-    CORRECTNESS,
-    CORRECTNESS_S,
-    PREDICTION_S,
-    PROFILE_S,
-    PROGRAM_S,
-    REFERENCE,
-    TESTS_S,
-    Setup,
-    TestMatrix,
-)
+from entrain_bench.lab.gpu_check.settings import CORRECTNESS, REFERENCE, Setup, TestMatrix
 from entrain_bench.lab.machine import Machine
 from entrain_bench.lab.processes import last_line, run_python
 from entrain_bench.records.records import Record
 
+# Seconds that a process may take; ranks that wait for each other give up after two minutes.
+TESTS_S, PREDICTION_S, CORRECTNESS_S, PROFILE_S, PROGRAM_S = 900.0, 600.0, 300.0, 900.0, 420.0
 # Longest message of a test in a table, characters.
 LONGEST = 200
 # Columns of the throughput table: metric, factor.

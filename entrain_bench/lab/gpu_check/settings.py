@@ -14,8 +14,6 @@ from entrain_bench.lab.fidelity.programs import STRATEGIES, WORKLOADS
 NUM_DEVICES = (1, 2, 4, 8)
 # Ranks over gloo where there is no GPU.
 CPU_RANKS = 2
-# Seconds that a process may take; ranks that wait for each other give up after two minutes.
-TESTS_S, PREDICTION_S, CORRECTNESS_S, PROFILE_S, PROGRAM_S = 900.0, 600.0, 300.0, 900.0, 420.0
 # The planner chooses degrees; samples are small, for what is checked is that all strategies compute the same.
 CORRECTNESS = (
     "model=tiny",

@@ -49,7 +49,7 @@ def summary(runs: pd.DataFrame, pictures: Sequence[Prepared]) -> pd.DataFrame:
             }
             for name in QUANTITIES:
                 row |= _columns(name, mean_interval(own[name].tolist()))
-            for name in ("iteration_time_s", "cpu_s"):
+            for name in QUANTITIES[1:]:
                 row |= _columns(f"{name}_ratio", ratio_interval(own[name].tolist(), other[name].tolist()))
             rows.append(row)
     return pd.DataFrame(rows)

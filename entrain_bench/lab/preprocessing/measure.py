@@ -76,16 +76,12 @@ def prepare_pictures(folder: Path, width: int, height: int, num: int, seed: int)
     log = folder / "scan.log"
     if wrong := run_python(["-m", "entrain_bench.cli", "trace", *scan], log, SCAN_S, {}):
         raise ExecutionError(f"{path}: cannot be scanned: {wrong} ({last_line(log)})")
-    return Prepared(name, trace, num_bytes / num, _decode_s(first))
-
-
-def _decode_s(pictures: Sequence[bytes]) -> float:
-    found = []
-    for content in pictures:
+    decode_s = []
+    for content in first:
         started = process_time()
         np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
-        found.append(process_time() - started)
-    return float(np.median(found))
+        decode_s.append(process_time() - started)
+    return Prepared(name, trace, num_bytes / num, float(np.median(decode_s)))
 
 
 def measure(pictures: Sequence[Prepared], repetitions: int) -> Iterator[pd.DataFrame]:
@@ -101,13 +97,8 @@ def measure(pictures: Sequence[Prepared], repetitions: int) -> Iterator[pd.DataF
             for shift in range(len(PREPROCESSING)):
                 mode = PREPROCESSING[(repetition + shift) % len(PREPROCESSING)]
                 rows.append({"repetition": repetition, **_run(prepared, mode)})
-                print(
-                    " ".join(
-                        f"{name}={value:.4g}" if isinstance(value, float) else f"{value}"
-                        for name, value in rows[-1].items()
-                    ),
-                    flush=True,
-                )
+                texts = (f"{key}={v:.4g}" if isinstance(v, float) else f"{v}" for key, v in rows[-1].items())
+                print(*texts, flush=True)
         yield pd.DataFrame(rows)
 
 
@@ -117,14 +108,8 @@ def _run(prepared: Prepared, mode: str) -> dict[str, object]:
     load, started, cpu_s = os.getloadavg()[0], perf_counter(), children_cpu_s()
     outcome = run_experiment(cell.config)
     wanted = ("iteration_time_s", "input_stall_s", "input_stall_mean_s", "loss")
-    return {
-        "size": prepared.name,
-        "preprocessing": mode,
-        **{name: outcome.metrics[name] for name in wanted},
-        "cpu_s": children_cpu_s() - cpu_s,
-        "run_s": perf_counter() - started,
-        "load": load,
-    }
+    found = {"size": prepared.name, "preprocessing": mode} | {name: outcome.metrics[name] for name in wanted}
+    return found | {"cpu_s": children_cpu_s() - cpu_s, "run_s": perf_counter() - started, "load": load}
 
 
 def children_cpu_s() -> float:
