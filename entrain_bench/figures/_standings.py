@@ -63,7 +63,10 @@ def draw(answer: Answer) -> Figure:
         rows = {answer.variant(row.group): row for row in case.results}
         _draw_case(panel, place, rows, {name: _label(case, rows[name]) for name in labelled}, colours)
     panel.set_ylabel("Iteration time (s)")
-    panel.set_ylim(0.0, _top(cases))
+    bars = [(row.standing.time, row.best) for case in cases for row in case.results if row.standing.time]
+    # Above all bars, and above the labels of the best.
+    tops = [time.high / (1.0 - LABEL_SHARE if best else 0.95) for time, best in bars]
+    panel.set_ylim(0.0, max(tops, default=1.0))
     panel.grid(visible=False, axis="x")
     panel.set_title(_left_out(answer), color=FAINT)
     _name_cases(panel, [answer.case_name(case) for case in cases], width_in)
@@ -143,10 +146,3 @@ def _draw_case(
 def _label(case: Case, row: StrategyResult) -> str:
     gain = row.standing.speedup if row.group.strategy != case.baseline else None
     return f"best, {times(gain.mean)}" if gain else "best"
-
-
-def _top(cases: Sequence[Case]) -> float:
-    """Where the panel ends, in seconds: above all bars, and above the labels of the best."""
-    found = [(row.standing.time, row.best) for case in cases for row in case.results if row.standing.time]
-    ends = [time.high / (1.0 - LABEL_SHARE if best else 0.95) for time, best in found]
-    return max(ends, default=1.0)

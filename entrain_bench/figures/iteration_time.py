@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from entrain_bench.answers.labels import FAMILIES, families
 from entrain_bench.answers.tables import interval_over_seeds, over_seeds, run_table
 from entrain_bench.figures._bars import (
     FILLED,
@@ -27,7 +28,6 @@ from entrain_bench.figures._bars import (
     mark_gap,
     speedup_over,
 )
-from entrain_bench.figures._families import Group, draw_groups, groups_of, other_handle
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, INK, legend_above, panels, strategy_handles
 
 EXPERIMENT = "iteration_time"
@@ -39,6 +39,10 @@ AXIS_IN, BAR_IN = 0.4, 0.12
 HEADROOM = 1.35
 # More strategies are drawn by families.
 MAX_BARS = 9
+# Of a family's place on the x axis, the share of its bar; marks of the others share the rest.
+BAR_SHARE = 0.5
+# Marks that stand beside each other before the next is above the first again, and their size.
+MARK_COLUMNS, MARK = 3, 2.4
 CASE = ["workload", "model", "strategy"]
 load = run_table
 
@@ -51,14 +55,15 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     rows = -(-len(grid.workloads) // columns)
     figure, axes = panels(rows, columns, DOUBLE_COLUMN_IN, 0.35 + 1.6 * rows)
     for panel, workload in zip(axes, grid.workloads, strict=False):
-        _draw_panel(panel, table[table["workload"] == workload], grid, groups if many else None)
+        _draw_panel(panel, table[table["workload"] == workload], grid, groups if many else [])
         panel.set_title(grid.workloads[workload])
     for panel in axes[len(grid.workloads) :]:
         panel.set_visible(False)
     for panel in axes[::columns]:
         panel.set_ylabel("Iteration time (s)")
     bound = Line2D([], [], color=INK, linewidth=1.4, label="lower bound of the layout")
-    others = [other_handle()] if many else []
+    look: dict[str, Any] = {"color": "white", "marker": "o", "linestyle": "", "markersize": MARK}
+    others = [Line2D([], [], **look, mec=INK, mew=0.5, label="others of the family")] if many else []
     legend_above(figure, [*strategy_handles(grid.colours, grid.strategies), *others, bound, *interval_handle(table)])
     return figure, table
 
@@ -72,6 +77,13 @@ def summarise(data: pd.DataFrame) -> pd.DataFrame:
     return table.join(speedup_over(first, data, CASE, CASE[:2]), on=CASE)
 
 
+def groups_of(data: pd.DataFrame) -> list[tuple[str, ...]]:
+    """Strategies that share a place: the first one as the baseline, then every family's others by display order."""
+    (baseline, _), *others = families(data).items()
+    members = (tuple(name for name, theirs in others if theirs == family) for family in FAMILIES)
+    return [(baseline,), *filter(None, members)]
+
+
 def _columns(grid: Grid, num_bars: int) -> int:
     """Panels side by side that leave every bar wide enough."""
     panel_in = AXIS_IN + len(grid.models) * BAR_IN * num_bars / FILLED
@@ -80,7 +92,7 @@ def _columns(grid: Grid, num_bars: int) -> int:
     return -(-len(grid.workloads) // -(-len(grid.workloads) // most))
 
 
-def _draw_panel(panel: Axes, table: pd.DataFrame, grid: Grid, groups: Sequence[Group] | None) -> None:
+def _draw_panel(panel: Axes, table: pd.DataFrame, grid: Grid, groups: Sequence[Sequence[str]]) -> None:
     cases = {(row["model"], row["strategy"]): row for row in table.to_dict("records")}
     top = float(table["iteration_time_s_high"].max())
 
@@ -97,15 +109,26 @@ def _draw_panel(panel: Axes, table: pd.DataFrame, grid: Grid, groups: Sequence[G
             panel.text(position, row["iteration_time_s_high"] + 0.03 * top, text, **look)
         mark_failed(panel, position, row)
 
-    if groups:
-        draw_groups(panel, cases, grid, groups, draw_bar)
-    else:
-        for model, strategy, position in grid.places():
-            row: dict[Hashable, Any] = cases.get((model, strategy), {"num_ok": 0, "status": "no cell"})
-            if row["num_ok"]:
-                draw_bar(panel, row, position, grid.width)
-            else:
-                mark_gap(panel, position, grid.width, row["status"])
+    width = FILLED / len(groups or grid.strategies)
+    bar = BAR_SHARE * width if groups else width
+    for place, model in enumerate(grid.models):
+        for step, members in enumerate(groups or [[name] for name in grid.strategies]):
+            left = place - FILLED / 2 + step * width
+            rows = [cases[model, name] for name in members if (model, name) in cases]
+            ran = sorted((row for row in rows if row["num_ok"]), key=_place)
+            if not ran:
+                mark_gap(panel, left + bar / 2, bar, rows[0]["status"] if rows else "no cell")
+                continue
+            draw_bar(panel, ran[0], left + bar / 2, bar)
+            for index, row in enumerate(ran[1:]):
+                position = left + bar + (index % MARK_COLUMNS + 1) / (MARK_COLUMNS + 1) * (width - bar)
+                look: Any = {"markersize": MARK, "color": grid.colours[str(row["strategy"])], "mec": INK, "mew": 0.25}
+                panel.plot(position, row["iteration_time_s"], "o", **look, zorder=3)
     panel.set_ylim(0, HEADROOM * top if top > 0 else 1)
     panel.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     grid.label_models(panel)
+
+
+def _place(row: Mapping[Hashable, Any]) -> tuple[bool, float]:
+    """The fastest first; those that fail at some seeds come after all others."""
+    return row["num_ok"] < row["num_runs"], row["iteration_time_s"]

@@ -12,7 +12,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -60,7 +59,16 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         several = f"{grid.models[model]}, " if len(grid.models) > 1 else ""
         panel.set_title(f"{several}{stack}")
     figure.supxlabel(f"Speed-up over {next(iter(grid.strategies.values()))}", fontsize="medium")
-    legend_above(figure, [*_handles(grid.workloads, colours), *_meanings(table)])
+    style: dict[str, Any] = {"markersize": MARK, "linewidth": 0.9}
+    handles = [
+        Line2D([], [], color=colours[name], marker=marker, label=grid.workloads[name], **style)
+        for name, marker in marker_of(grid.workloads).items()
+    ]
+    handles.append(Line2D([], [], color=FAINT, marker="o", label="pale: interval includes 1", **style))
+    if (table["num_ok"].between(1, table["num_runs"] - 1)).any():
+        hollow = style | {"mfc": "white", "linestyle": ""}
+        handles.append(Line2D([], [], color=FAINT, marker="o", label="hollow: some seeds fail", **hollow))
+    legend_above(figure, handles)
     return figure, table
 
 
@@ -102,25 +110,8 @@ def _draw_stack(
     panel.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
 
 
-def _handles(workloads: Mapping[str, str], colours: Mapping[str, Colour]) -> list[Artist]:
-    return [
-        Line2D([], [], color=colours[name], marker=marker, markersize=MARK, linewidth=0.9, label=workloads[name])
-        for name, marker in marker_of(workloads).items()
-    ]
-
-
 def _mark(row: Mapping[Hashable, Any], colour: Colour) -> dict[str, Any]:
     """How a mark is filled: full, or hollow where seeds have no result."""
     if row["num_ok"] < row["num_runs"]:
         return {"markersize": MARK - 0.6, "mfc": "white", "mec": colour, "mew": 0.8}
     return {"markersize": MARK, "mec": "white", "mew": 0.3}
-
-
-def _meanings(table: pd.DataFrame) -> list[Artist]:
-    """What pale and hollow marks are."""
-    style: dict[str, Any] = {"color": FAINT, "marker": "o", "linewidth": 0.9, "markersize": MARK}
-    found: list[Artist] = [Line2D([], [], **style, label="pale: interval includes 1")]
-    if (table["num_ok"].between(1, table["num_runs"] - 1)).any():
-        hollow = style | {"mfc": "white", "linestyle": ""}
-        found.append(Line2D([], [], **hollow, label="hollow: some seeds fail"))
-    return found

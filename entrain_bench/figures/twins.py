@@ -78,7 +78,7 @@ def speedups(data: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for _, rows in seconds.groupby(level=["model", "trace"], sort=False):
         by_seed = rows.iloc[0] / rows
-        means = {side: by_seed[side].mean(axis="columns") for side in SIDES if side in by_seed}
+        means = {side: pd.DataFrame(by_seed[side]).mean(axis="columns") for side in SIDES if side in by_seed}
         gains = pd.DataFrame(means, rows.index).reindex(columns=[*SIDES]).dropna()
         tau = float(stats.kendalltau(gains[TRACE], gains[TWIN]).statistic) if len(gains) > 1 else np.nan
         parts.append(gains.rename(columns={side: f"{side}_speedup" for side in SIDES}).assign(tau=tau))

@@ -79,16 +79,11 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 def by_family(data: pd.DataFrame) -> dict[str, float]:
     """Position of every strategy from the top: in the order of the table, half a bar between families."""
-    found: dict[str, float] = {}
-    stated = families(data)
     # The first is what the others are compared with, beside the family that follows.
-    (first, _), *others = stated.items()
-    groups = list(dict.fromkeys(family for _, family in others))
-    found[first] = 0.0
-    for gap, family in enumerate(groups):
-        for name, own in others:
-            if own == family:
-                found[name] = len(found) + 0.5 * gap
+    (first, _), *others = families(data).items()
+    groups, found = list(dict.fromkeys(family for _, family in others)), {first: 0.0}
+    for name, family in sorted(others, key=lambda pair: groups.index(pair[1])):
+        found[name] = len(found) + 0.5 * groups.index(family)
     return found
 
 

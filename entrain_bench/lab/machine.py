@@ -77,11 +77,10 @@ def find_machine() -> Machine:
     import torch
     from torch.cuda import nccl
 
-    gpus: list[dict[str, Any]] = []
-    for index in range(torch.cuda.device_count()):
-        values = torch.cuda.get_device_properties(index)
-        capability = f"{values.major}.{values.minor}"
-        gpus.append({"name": values.name, "memory_bytes": values.total_memory, "capability": capability})
+    gpus: list[dict[str, Any]] = [
+        {"name": each.name, "memory_bytes": each.total_memory, "capability": f"{each.major}.{each.minor}"}
+        for each in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    ]
     libraries = {
         "CUDA": str(torch.version.cuda or "none"),
         "NCCL": ".".join(map(str, nccl.version())) if gpus else "none",  # type: ignore[no-untyped-call]

@@ -163,9 +163,5 @@ class _Run:
 def _live_bytes() -> int:
     """Bytes of all tensors of this process."""
     gc.collect()
-    storages = {}
-    for each in gc.get_objects():
-        if type(each) in (Tensor, torch.nn.Parameter):
-            storage = each.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+    tensors = [each for each in gc.get_objects() if type(each) in (Tensor, torch.nn.Parameter)]
+    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())

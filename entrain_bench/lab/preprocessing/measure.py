@@ -108,7 +108,8 @@ def _run(prepared: Prepared, mode: str) -> dict[str, object]:
     load, started, cpu_s = os.getloadavg()[0], perf_counter(), children_cpu_s()
     outcome = run_experiment(cell.config)
     wanted = ("iteration_time_s", "input_stall_s", "input_stall_mean_s", "loss")
-    found = {"size": prepared.name, "preprocessing": mode} | {name: outcome.metrics[name] for name in wanted}
+    found: dict[str, object] = {"size": prepared.name, "preprocessing": mode}
+    found |= {name: outcome.metrics[name] for name in wanted}
     return found | {"cpu_s": children_cpu_s() - cpu_s, "run_s": perf_counter() - started, "load": load}
 
 
