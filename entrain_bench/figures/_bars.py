@@ -19,6 +19,7 @@ from entrain_bench.records.records import Results
 
 # Of the distance between two models, the share that their strategies fill.
 FILLED = 0.8
+UPRIGHT: Any = {"rotation": 90, "ha": "center"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +88,8 @@ def mark_gap(panel: Axes, position: float, width: float, status: str) -> None:
     """A hatched place with the reason, where a strategy has no result."""
     span = (position - 0.45 * width, position + 0.45 * width)
     panel.axvspan(*span, facecolor="white", edgecolor="#b0b0b0", hatch="////", linewidth=0.5, zorder=0.5)
-    panel.text(
-        position,
-        0.5,
-        status,
-        transform=panel.get_xaxis_transform(),
-        rotation=90,
-        ha="center",
-        va="center",
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
-    )
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+    panel.text(position, 0.5, status, transform=panel.get_xaxis_transform(), **UPRIGHT, va="center", bbox=box)
 
 
 def draw_interval(panel: Axes, position: float, row: Mapping[Hashable, Any], metric: str) -> None:
@@ -107,16 +100,9 @@ def draw_interval(panel: Axes, position: float, row: Mapping[Hashable, Any], met
 def mark_failed(panel: Axes, position: float, row: Mapping[Hashable, Any]) -> None:
     """How many seeds have a result, at the foot of a bar to which not all contribute."""
     if row["num_ok"] < row["num_runs"]:
-        panel.text(
-            position,
-            0.04,
-            f"{row['num_ok']}/{row['num_runs']} seeds",
-            transform=panel.get_xaxis_transform(),
-            rotation=90,
-            ha="center",
-            va="bottom",
-            bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5, "alpha": 0.7},
-        )
+        box = {"facecolor": "white", "linewidth": 0, "pad": 0.5, "alpha": 0.7}
+        text = f"{row['num_ok']}/{row['num_runs']} seeds"
+        panel.text(position, 0.04, text, transform=panel.get_xaxis_transform(), **UPRIGHT, va="bottom", bbox=box)
 
 
 def interval_handle(table: pd.DataFrame) -> list[Artist]:

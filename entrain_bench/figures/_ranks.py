@@ -39,13 +39,10 @@ def budget_bytes(record: Record) -> float | None:
 
 
 def rank_table(actions: pd.DataFrame) -> pd.DataFrame:
-    """What every lane, a group of ranks that always act together, holds and does in an iteration.
+    """What every lane, a group of ranks that always act together, holds and does in an iteration (``timeline_frame``).
 
     Communication is what a rank waits for (``exposed_comm_s``): collectives inside of actions, data that is under way,
     and the gradients' synchronisation.
-
-    Args:
-        actions: the columns of ``timeline_frame``.
 
     Returns:
         A row a lane by ``rank``, its first: ``peak_bytes`` if the executor can tell memory, ``PARTS`` and ``IDLE`` as

@@ -17,8 +17,7 @@ END_S = 15.0
 def run_python(arguments: Sequence[str], log: Path, timeout_s: float, environment: Mapping[str, str]) -> str:
     """Run Python with arguments, output added to the log; whatever ends this process early ends the other one, too.
 
-    Returns:
-        What was wrong, in a few words; empty if it ended with exit code 0.
+    Returns what was wrong, in a few words; empty if it ended with exit code 0.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:

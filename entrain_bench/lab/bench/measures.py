@@ -92,10 +92,7 @@ def solver_limit(limits_s: Sequence[float], job: Sequence[str], num_samples: int
 def lpt(
     workloads: Sequence[str], job: Sequence[str], target: str, num_samples: int = 2048, repeats: int = REPEATS
 ) -> Iterator[Measure]:
-    """A function (``target``) that fills buckets ``[samples]``, on estimated costs ``[samples, 2]`` of batches.
-
-    Encoder and LLM have one DP.
-    """
+    """A function that fills buckets ``[samples]`` by costs ``[samples, 2]``; encoder and LLM have one DP."""
     fill: Callable[[FloatArray, int], IntArray] = get_method(target)
     for workload in workloads:
         setting, layout = _planned([*job, f"global_batch={num_samples}", f"workload={workload}"])

@@ -93,11 +93,7 @@ def _truth(one: FidelityProgram, links: Mapping[str, float]) -> CostTruth:
 def simulated(
     one: FidelityProgram, truth: Sequence[str], links: Mapping[str, float], cores: Sequence[int]
 ) -> dict[str, Any]:
-    """The program under the cost truth of these overrides, as ``predict_group`` leaves it.
-
-    Raises:
-        UserError: for bad overrides, or a profile that does not fit.
-    """
+    """The same under the cost truth of these overrides; ``UserError`` for bad ones, or a profile that does not fit."""
     (cell,) = compose_cells([*overrides_of(one.num_ranks, one.workload, one.seed, one.strategy), *truth])
     given = prepare(cell.config).truth
     prices = replace(given, cluster=joined_by(given.cluster, links)).price(one.program)

@@ -21,14 +21,7 @@ type Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a section found.
-
-    Attributes:
-        verdict: ``passed``, ``failed`` or ``skipped``.
-        result: one line: what was found, or why the section failed or was skipped.
-        tables: rows by title.
-        text: output that the report shows unmodified, by title.
-    """
+    """What a section found: its verdict, one line on it, tables of rows and output to show unmodified by title."""
 
     verdict: str
     result: str

@@ -61,11 +61,7 @@ class Setup:
 
     @classmethod
     def of(cls, kind: str, found: int, num_devices: int | None, everything: bool, folder: Path, origin: str) -> Setup:
-        """Return the setup of a machine; without a number of devices, of the most for which layouts exist.
-
-        Raises:
-            UserError: for a number of devices that the machine lacks, or for which no layout exists.
-        """
+        """The setup of a machine, of all devices by default; ``UserError`` where it lacks some, or no layout fits."""
         if num_devices is None:
             num_devices = max(n for n in NUM_DEVICES if n <= found) if kind == "cuda" else CPU_RANKS
         require(num_devices in NUM_DEVICES, "--devices", num_devices, "1, 2, 4 or 8")

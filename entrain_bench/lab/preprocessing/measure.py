@@ -50,14 +50,7 @@ SIZES = ((640, 480), (1600, 1200), (3264, 2448))
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Pictures of one size (``<width>x<height>``) that runs can train on.
-
-    Attributes:
-        name: their size.
-        trace: the shape trace of their file.
-        picture_bytes: mean size of one, encoded.
-        decode_s: median CPU seconds to read the pixels of one in one process.
-    """
+    """Pictures of one size: their shape trace, mean encoded size, and median CPU seconds to read one's pixels."""
 
     name: str
     trace: Path

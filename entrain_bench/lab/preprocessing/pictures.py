@@ -31,11 +31,7 @@ KEPT = 16
 
 
 def write_pictures(path: Path, num: int, width: int, height: int, seed: int) -> tuple[int, list[bytes]]:
-    """Write rows of a picture and a caption each, in the columns of FineVision; width and height in pixels.
-
-    Returns:
-        Bytes of all pictures, and the first ``KEPT`` pictures.
-    """
+    """Write rows of a picture (pixels) and a caption; returns all pictures' bytes, and the first ``KEPT`` pictures."""
     rng = np.random.default_rng(seed)
     texture = _texture(rng, width, height)
     total, first, images, texts = 0, list[bytes](), [], []
