@@ -68,7 +68,9 @@ def draw(answer: Answer) -> Figure:
     tops = [time.high / (1.0 - LABEL_SHARE if best else 0.95) for time, best in bars]
     panel.set_ylim(0.0, max(tops, default=1.0))
     panel.grid(visible=False, axis="x")
-    panel.set_title(_left_out(answer), color=FAINT)
+    counts = {"strategies": (MAX_VARIANTS, len(answer.variants)), "cases": (MAX_CASES, len(answer.cases))}
+    cut = [f"{shown} of {there} {what}" for what, (shown, there) in counts.items() if there > shown]
+    panel.set_title(f"{' and '.join(cut)}; table.csv has all" if cut else "", color=FAINT)
     _name_cases(panel, [answer.case_name(case) for case in cases], width_in)
     patches = [Patch(facecolor=colour, label=name) for name, colour in zip(names, colours.values(), strict=True)]
     figure.legend(handles=patches, loc="outside upper center", ncols=_columns(names, width_in))
@@ -77,13 +79,6 @@ def draw(answer: Answer) -> Figure:
         figure.draw_without_rendering()
         figure.set_figheight(figure.get_figheight() + PANEL_IN - panel.get_window_extent().height / figure.dpi)
     return figure
-
-
-def _left_out(answer: Answer) -> str:
-    """What the picture does not show; empty if it shows all."""
-    counts = {"strategies": (MAX_VARIANTS, len(answer.variants)), "cases": (MAX_CASES, len(answer.cases))}
-    cut = [f"{shown} of {there} {what}" for what, (shown, there) in counts.items() if there > shown]
-    return f"{' and '.join(cut)}; table.csv has all" if cut else ""
 
 
 def _columns(names: Sequence[str], width_in: float) -> int:

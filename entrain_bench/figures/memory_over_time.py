@@ -69,7 +69,10 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
             if key in lanes:
                 _draw_lanes(panel, lanes[key], colours)
             else:
-                show_reason(panel, _reason(data.table, key))
+                runs = data.table[(data.table[[*CASE, "strategy"]] == [*key]).all(axis=1)]
+                states = zip(runs["status"], runs["reason"], strict=True)
+                reasons = ("no timeline kept" if status == "ok" else f"{status}: {why}" for status, why in states)
+                show_reason(panel, next(reasons, "no run"))
         for panel in own[len(labels) :]:
             panel.set_visible(False)
         highest = max((float(lanes[key]["bytes"].max()) for key in lanes if key[:2] == (model, trace)), default=GIB)
@@ -84,15 +87,6 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
     keys = [*CASE, "strategy"]
     shown = pd.concat(lanes, names=keys).reset_index(keys)
     return figure, shown[[*keys, *COLUMNS]]
-
-
-def _reason(table: pd.DataFrame, key: tuple[str, str, str]) -> str:
-    """Why a panel of (model, workload, strategy) has no timeline."""
-    mine = table[(table[[*CASE, "strategy"]] == [*key]).all(axis=1)]
-    if mine.empty:
-        return "no run"
-    run = mine.iloc[0]
-    return "no timeline kept" if run["status"] == "ok" else f"{run['status']}: {run['reason']}"
 
 
 def peak_replica(actions: pd.DataFrame) -> pd.DataFrame:

@@ -64,8 +64,7 @@ def _command(arguments: Sequence[str], folder: Path) -> dict[str, float]:
     """CPU seconds of a command and of all its processes; ``RuntimeError`` if it fails."""
     log, before = folder / "log", _children_s()
     environment = {"XDG_CACHE_HOME": str(folder / "cache")}
-    problem = run_python(["-m", "entrain_bench.cli", *arguments], log, COMMAND_S, environment)
-    if problem:
+    if problem := run_python(["-m", "entrain_bench.cli", *arguments], log, COMMAND_S, environment):
         raise RuntimeError(f"{' '.join(arguments)}: {problem} ({last_line(log)})")
     return {"cpu_s": _children_s() - before}
 

@@ -59,10 +59,9 @@ class MegatronSchedule:
     """
 
     def __init__(self, runtime: Runtime, layout: Layout) -> None:
-        ((_, trained),) = runtime.stages.items()
+        (trained,) = runtime.stages.values()
         assert isinstance(trained, TrainedStage)
-        self.trained, self.runtime = trained, runtime
-        groups = self.trained.groups
+        self.trained, self.runtime, groups = trained, runtime, trained.groups
         config = dataclasses.replace(
             self.trained.stage.config,
             pipeline_model_parallel_size=layout.modules[0].pp,

@@ -109,8 +109,7 @@ def look(folder: Path, device: str) -> Machine:
     place, log = folder / "machine.json", folder / "machine.log"
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     log.unlink(missing_ok=True)
-    wrong = run_python(["-m", "entrain_bench.lab.machine", str(place)], log, MACHINE_S, hidden)
-    if wrong:
+    if wrong := run_python(["-m", "entrain_bench.lab.machine", str(place)], log, MACHINE_S, hidden):
         raise UserError(f"--device={device}: device detection failed: {wrong} ({last_line(log)}). See {log}.")
     return Machine(**read_json(place))
 

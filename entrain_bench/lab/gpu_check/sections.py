@@ -164,8 +164,8 @@ def profile(check: Check) -> Finding:
     log = setup.folder / "profile.log"
     log.unlink(missing_ok=True)
     check.say("profiling layers and communication")
-    wrong = run_python(["-m", "entrain_bench.cli", "profile", *setup.profiling()], log, PROFILE_S, setup.environment)
-    if wrong:
+    command = ["-m", "entrain_bench.cli", "profile", *setup.profiling()]
+    if wrong := run_python(command, log, PROFILE_S, setup.environment):
         return Finding(FAILED, f"{wrong} ({last_line(log)}); a second call resumes")
     found = read_profile(setup.profile, str(setup.profile))
     constants = found.constants
