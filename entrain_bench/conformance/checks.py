@@ -46,11 +46,7 @@ class ViolationError(Exception):
 
 
 def require_walls(config: RunConfig) -> None:
-    """Its modules import nothing that is closed to strategies.
-
-    Raises:
-        ViolationError: naming files and lines.
-    """
+    """Its modules import nothing that is closed to strategies; ``ViolationError`` names files and lines."""
     strategy = prepare(config).strategy
     modules = {type(part).__module__ for part in (strategy.planner, strategy.assigner, strategy.scheduler)}
     if found := trespasses(modules):
@@ -78,11 +74,7 @@ def require_valid(config: RunConfig) -> Outcome:
 
 
 def require_repeatable(config: RunConfig) -> None:
-    """Two runs of one seed give one timeline, and wrong estimates still a valid program.
-
-    Raises:
-        UserError, ViolationError: as ``require_valid``, and for timelines that differ.
-    """
+    """Two runs of one seed give one timeline, and wrong estimates still a valid program; raises as above."""
     first, again = require_valid(config), require_valid(config)
     # Throughput may hold the wall time of an assignment slower than these tiny iterations; the timeline may not.
     if first.timeline is None or again.timeline is None or not first.timeline.equals(again.timeline):
@@ -91,11 +83,7 @@ def require_repeatable(config: RunConfig) -> None:
 
 
 def require_blind(config: RunConfig) -> None:
-    """With beliefs held and the truth changed behind them, layout, assignments and programs stay the same.
-
-    Raises:
-        ViolationError: naming what changed.
-    """
+    """With the truth changed behind beliefs, all decisions stay the same; ``ViolationError`` names what changed."""
     config = replace(config, belief_error=WRONG_BELIEF)
     names = ["layout", *(f"program of iteration {i}" for i in range(WATCHED_ITERATIONS))]
     for name, here, there in zip(names, decisions(config), decisions(config, elsewhere), strict=True):
@@ -106,12 +94,7 @@ def require_blind(config: RunConfig) -> None:
 def decisions(
     config: RunConfig, seen: Callable[[ClusterSpec], ClusterSpec] = lambda cluster: cluster
 ) -> list[Layout | Program]:
-    """Layout and programs of the first iterations, each executed before the next is made.
-
-    Args:
-        config: the run.
-        seen: the cluster that the strategy is shown; what it measures is measured on the real one.
-    """
+    """Layout and programs of the first iterations, each executed before the next; ``seen`` is what is shown."""
     setting = prepare(config)
     assert not isinstance(setting.executor, Trainer)
     job = replace(setting.job, cluster=seen(setting.job.cluster))

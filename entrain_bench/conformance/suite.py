@@ -11,13 +11,8 @@ from typing import Any
 from entrain_bench.base.errors import IncompatibleError, UserError, explain
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.conformance.checks import (
-    ViolationError,
-    require_blind,
-    require_repeatable,
-    require_valid,
-    require_walls,
-)
+from entrain_bench.conformance import checks
+from entrain_bench.conformance.checks import ViolationError, require_valid
 
 SMALL = ("global_batch=16", "microbatch_size=2", "layout.tp=1", "layout.dp=2", "iterations=1", "mlflow=false")
 MODELS = ("tiny", "tiny_av")
@@ -32,13 +27,7 @@ PARTNER = "megatron"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One check of one run.
-
-    Attributes:
-        check: what is checked.
-        name: on which run.
-        examine: raises what is wrong.
-    """
+    """One check of one run; ``examine`` raises what is wrong."""
 
     check: str
     name: str
@@ -56,11 +45,7 @@ class Verdict:
 
 
 def cases(composer: Composer, overrides: Sequence[str]) -> list[Case]:
-    """Every check of the strategy that the overrides choose, on small runs; what they fix holds in all of these.
-
-    Raises:
-        UserError: for overrides that cannot be composed.
-    """
+    """Every check of the strategy that the overrides choose, on small runs; what they fix holds in all of these."""
     given = {text.lstrip("+").partition("=")[0] for text in overrides}
 
     def composed(**chosen: str) -> RunConfig:
@@ -75,10 +60,10 @@ def cases(composer: Composer, overrides: Sequence[str]) -> list[Case]:
     nodes = [composed(model=MODELS[1], workload=workload, cluster=NODES[1]) for workload in WORKLOADS]
     partner = composer.run([text for text in SMALL if text not in given] + [f"strategy={PARTNER}"]).strategy
     found = [
-        Case("imports what is open to strategies", "source", lambda: require_walls(settings[0])),
+        Case("imports what is open to strategies", "source", lambda: checks.require_walls(settings[0])),
         *(run(VALID, each, require_valid) for each in settings),
-        *(run("repeatable, also with wrong estimates", each, require_repeatable) for each in nodes),
-        *(run("blind to the truth behind its estimates", each, require_blind) for each in nodes),
+        *(run("repeatable, also with wrong estimates", each, checks.require_repeatable) for each in nodes),
+        *(run("blind to the truth behind its estimates", each, checks.require_blind) for each in nodes),
         *(run("parts mix", mixed(nodes[0], partner, part), require_valid, f", {PARTNER}'s {part}") for part in PARTS),
     ]
     return list({(case.check, case.name): case for case in found}.values())

@@ -42,7 +42,8 @@ def _in_tree(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
         for name in _closed(node, package):
             yield node.lineno, f"imports {name}"
     for attribute in ast.walk(tree):
-        if isinstance(attribute, ast.Attribute) and attribute.attr in HIDDEN and not _is_self(attribute.value):
+        own = getattr(getattr(attribute, "value", None), "id", "") in ("self", "cls")
+        if isinstance(attribute, ast.Attribute) and attribute.attr in HIDDEN and not own:
             yield attribute.lineno, f"reads {ast.unparse(attribute)}"
 
 
@@ -79,7 +80,3 @@ def _is_ours(module: str) -> bool:
 def _is_open(module: str) -> bool:
     top, _, rest = module.partition(".")
     return top == SUITE and rest.partition(".")[0] in OPEN_ROOMS and rest not in CLOSED_MODULES
-
-
-def _is_self(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id in ("self", "cls")

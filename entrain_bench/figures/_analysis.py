@@ -36,8 +36,9 @@ def analyse(
         text = json.dumps([cell.key, compute.__name__, code, parameters], sort_keys=True)
         key = hashlib.sha256(text.encode()).hexdigest()[:16]
         path = results.root / "analysis" / f"{figure}-{key}.parquet"
-        frame = _read(path.read_bytes()) if path.exists() else None
-        if frame is None:
+        try:
+            frame = pd.read_parquet(BytesIO(path.read_bytes()))
+        except (OSError, ValueError):  # absent or damaged
             try:
                 frame = compute(prepare(cell.config).profile, **parameters)
             except UserError as error:
@@ -47,11 +48,3 @@ def analyse(
         columns = {name: labels[name] for name in ("workload", "model")} | label_columns(cell.config)
         frames.append(pd.DataFrame({**dict.fromkeys(columns), **frame}).assign(**columns))
     return pd.concat(frames, ignore_index=True)
-
-
-def _read(content: bytes) -> pd.DataFrame | None:
-    """A cached table; None if the file is damaged."""
-    try:
-        return pd.read_parquet(BytesIO(content))
-    except (OSError, ValueError):
-        return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,14 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from entrain_bench.answers.labels import names, orders
+from entrain_bench.answers.tables import relative_over_seeds, run_table
 from entrain_bench.figures._style import INK, Colour, strategy_colours
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.records import Results
 
 # Of the distance between two models, the share that their strategies fill.
 FILLED = 0.8
+UPRIGHT: Any = {"rotation": 90, "ha": "center"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +56,22 @@ class Grid:
         panel.grid(visible=False, axis="x")
 
 
-def draw_bars(panel: Axes, grid: Grid, workload: str, table: pd.DataFrame, metric: str) -> None:
-    """Bars of a mean with its interval for every model and strategy of a workload.
+def run_tables(cells: Mapping[str, Sequence[Cell]], results: Results) -> pd.DataFrame:
+    """The runs of all rows of a figure's YAML, by the column ``row``."""
+    tables = [run_table(mine, results).assign(row=label) for label, mine in cells.items()]
+    return pd.concat(tables, ignore_index=True)
 
-    Args:
-        panel: takes the bars.
-        grid: their places and colours.
-        workload: its name.
-        table: rows of ``tables.interval_over_seeds`` by workload, model and strategy.
-        metric: column of the mean.
-    """
+
+def speedup_over(reference: pd.DataFrame, data: pd.DataFrame, keys: Sequence[str], on: Sequence[str]) -> pd.DataFrame:
+    """``speedup`` with its ends over reference runs that share keys (``relative_over_seeds``), by the keys."""
+    slower = relative_over_seeds(data, reference, keys, on, "iteration_time_s")
+    # A ratio's ends are those of its inverse the other way round.
+    ends = {"speedup": "relative", "speedup_low": "relative_high", "speedup_high": "relative_low"}
+    return pd.DataFrame({name: 1 / slower[end] for name, end in ends.items()})
+
+
+def draw_bars(panel: Axes, grid: Grid, workload: str, table: pd.DataFrame, metric: str) -> None:
+    """Bars of a mean with its interval (``interval_over_seeds``) for every model and strategy of a workload."""
     own = table[table["workload"] == workload].set_index(["model", "strategy"]).to_dict("index")
     for model, strategy, position in grid.places():
         row = own.get((model, strategy), {"num_ok": 0, "status": "no cell"})
@@ -78,16 +88,8 @@ def mark_gap(panel: Axes, position: float, width: float, status: str) -> None:
     """A hatched place with the reason, where a strategy has no result."""
     span = (position - 0.45 * width, position + 0.45 * width)
     panel.axvspan(*span, facecolor="white", edgecolor="#b0b0b0", hatch="////", linewidth=0.5, zorder=0.5)
-    panel.text(
-        position,
-        0.5,
-        status,
-        transform=panel.get_xaxis_transform(),
-        rotation=90,
-        ha="center",
-        va="center",
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
-    )
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+    panel.text(position, 0.5, status, transform=panel.get_xaxis_transform(), **UPRIGHT, va="center", bbox=box)
 
 
 def draw_interval(panel: Axes, position: float, row: Mapping[Hashable, Any], metric: str) -> None:
@@ -98,16 +100,9 @@ def draw_interval(panel: Axes, position: float, row: Mapping[Hashable, Any], met
 def mark_failed(panel: Axes, position: float, row: Mapping[Hashable, Any]) -> None:
     """How many seeds have a result, at the foot of a bar to which not all contribute."""
     if row["num_ok"] < row["num_runs"]:
-        panel.text(
-            position,
-            0.04,
-            f"{row['num_ok']}/{row['num_runs']} seeds",
-            transform=panel.get_xaxis_transform(),
-            rotation=90,
-            ha="center",
-            va="bottom",
-            bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5, "alpha": 0.7},
-        )
+        box = {"facecolor": "white", "linewidth": 0, "pad": 0.5, "alpha": 0.7}
+        text = f"{row['num_ok']}/{row['num_runs']} seeds"
+        panel.text(position, 0.04, text, transform=panel.get_xaxis_transform(), **UPRIGHT, va="bottom", bbox=box)
 
 
 def interval_handle(table: pd.DataFrame) -> list[Artist]:

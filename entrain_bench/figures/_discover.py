@@ -40,23 +40,12 @@ class FigureModule(Protocol):
 
 
 def discover(config_dir: str | None = None) -> dict[str, str]:
-    """Every figure and the first line on it, without importing it.
-
-    Args:
-        config_dir: a folder of the user's with further figures; None for none.
-
-    Raises:
-        UserError: for a figure of the user's that is called as one of ours, or is not Python.
-    """
+    """Every figure and its first line, not imported; ``UserError`` for one of the user's called as one of ours."""
     return {name: _summary(path) for name, path in _files(config_dir).items()}
 
 
 def module_of(name: str, config_dir: str | None = None) -> tuple[FigureModule, str]:
-    """The module that draws a figure, and the name of the YAML that states its sweep.
-
-    Raises:
-        UserError: for a module of the user's that cannot be imported, or lacks something.
-    """
+    """The module that draws a figure, and its sweep's YAML; ``UserError`` for one that cannot be imported."""
     files = _files(config_dir)
     if files[name].suffix == ".py":
         module = _imported(files[name])

@@ -21,16 +21,10 @@ MAX_NAME = 60
 
 
 def own_sweeps(figure: str, experiment: str, overrides: Sequence[str], config_dir: str | None = None) -> Sweeps:
-    """The sweeps of a figure with overrides of the user's.
+    """The sweeps of a figure with overrides of the user's: several values for what is ``REPLACED``, or inside of it.
 
     An override takes the place of the figure's value for that key, and of those inside of it; what the figure says
     nothing about is added.
-
-    Args:
-        figure: its name, for errors.
-        experiment: its YAML.
-        overrides: ``key=value``; several values for what is ``REPLACED``, or inside of it.
-        config_dir: a folder of the user's with further figures; None for none.
 
     Raises:
         UserError: for keys whose values the figure compares, for several values of others, and for what is no override.
@@ -42,7 +36,7 @@ def own_sweeps(figure: str, experiment: str, overrides: Sequence[str], config_di
     for key, several in given.items():
         _check(figure, key, several, compared)
     texts = dict(zip(given, overrides, strict=True))
-    kept = {key: text for key, text in params.items() if not any(_inside(key, other) for other in given)}
+    kept = {key: text for key, text in params.items() if not any(key.startswith(f"{other}.") for other in given)}
     merged = {key: f"{key}={value}" for key, value in kept.items()} | texts
     sweeps = {}
     for label, row in (rows or {UNLABELLED: ()}).items():
@@ -76,14 +70,10 @@ def _check(figure: str, key: str, several: bool, compared: Mapping[str, str]) ->
     group = re.split(r"[./]", key)[0]
     if group in NOT_OF_A_RUN:
         raise UserError(f"{key}: says nothing about a run; must be left out")
-    inside = [other for other in compared if _inside(other, key)]
+    inside = [other for other in compared if other.startswith(f"{key}.")]
     for other in inside or ([key] if key in compared and key not in REPLACED else []):
         raise UserError(
             f"{key}: figure {figure} compares values of {other} itself ({compared[other]}); must be left out"
         )
     if several and group not in REPLACED:
         raise UserError(f"{key}: must be one value; a figure takes several of {' and '.join(REPLACED)} only")
-
-
-def _inside(key: str, other: str) -> bool:
-    return key.startswith(f"{other}.")

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
@@ -40,13 +39,10 @@ def budget_bytes(record: Record) -> float | None:
 
 
 def rank_table(actions: pd.DataFrame) -> pd.DataFrame:
-    """What every lane, a group of ranks that always act together, holds and does in an iteration.
+    """What every lane, a group of ranks that always act together, holds and does in an iteration (``timeline_frame``).
 
     Communication is what a rank waits for (``exposed_comm_s``): collectives inside of actions, data that is under way,
     and the gradients' synchronisation.
-
-    Args:
-        actions: the columns of ``timeline_frame``.
 
     Returns:
         A row a lane by ``rank``, its first: ``peak_bytes`` if the executor can tell memory, ``PARTS`` and ``IDLE`` as
@@ -87,14 +83,9 @@ def draw(table: pd.DataFrame, budget_bytes: float | None) -> Figure:
     right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     right.set_ylabel("Share of the first iteration")
     right.legend(loc="lower left", bbox_to_anchor=(-0.03, 0.98), ncols=3, **DENSE)
-    for panel in (left, right):
-        _label_ranks(panel, table)
-    return figure
-
-
-def _label_ranks(panel: Axes, table: pd.DataFrame) -> None:
     step = -(-len(table) // MAX_TICKS)
-    panel.set_xticks(np.arange(0, len(table), step) + 0.5, [str(rank) for rank in table["rank"][::step]])
-    panel.set_xlim(0, len(table))
-    panel.set_xlabel("Rank")
-    panel.grid(visible=False, axis="x")
+    for panel in (left, right):
+        panel.set_xticks(np.arange(0, len(table), step) + 0.5, [str(rank) for rank in table["rank"][::step]])
+        panel.set(xlim=(0, len(table)), xlabel="Rank")
+        panel.grid(visible=False, axis="x")
+    return figure

@@ -30,11 +30,7 @@ def shown_in(experiment: str, config_dir: str | None = None) -> SweepOverrides:
 
 
 def rows_of(experiment: str, config_dir: str | None = None) -> dict[str, SweepOverrides]:
-    """Overrides of every row of ``experiments/figure/<experiment>.yaml`` by its label; empty if it has none.
-
-    Raises:
-        UserError: for a row that is not a list of overrides.
-    """
+    """Overrides of every row of ``experiments/figure/<experiment>.yaml`` by its label; ``UserError`` for others."""
     rows = _figure(experiment, config_dir).get("rows", {})
     for label, overrides in rows.items():
         listed = isinstance(overrides, list) and all(isinstance(text, str) for text in overrides)

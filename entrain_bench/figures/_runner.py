@@ -28,14 +28,7 @@ SUFFIXES = ("pdf", "png", "csv", "json")
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A figure, and what it is drawn of.
-
-    Attributes:
-        name: of its files, in ``figures``.
-        module: draws it.
-        sweeps: those of its cells.
-        command: arguments that draw it again.
-    """
+    """A figure (``name`` is of its files), the sweeps of its cells, and the arguments that draw it again."""
 
     name: str
     module: FigureModule
@@ -97,12 +90,7 @@ def draw_figure(drawing: Drawing, study: Study) -> str:
 
 
 def render(draw: Callable[[], tuple[Figure, pd.DataFrame]], stated: bool = False) -> dict[str, bytes]:
-    """The files of a figure by suffix; the same data gives the same bytes.
-
-    Args:
-        draw: makes figure and table.
-        stated: whether the model error is put below times.
-    """
+    """The files of a figure by suffix, the model error below if ``stated``; the same data gives the same bytes."""
     with styled():
         figure, table = draw()
         if stated:

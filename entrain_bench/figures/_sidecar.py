@@ -15,12 +15,7 @@ from entrain_bench.records.cells import Cell
 
 
 def sidecar(title: str, command: str, cells: Iterable[Cell]) -> bytes:
-    """The file of a figure.
-
-    Args:
-        title: what it shows.
-        command: what draws it again.
-        cells: what it is drawn of.
+    """The file of a figure that is drawn of these cells.
 
     Returns:
         JSON: ``command``, ``caption``, ``setting`` (every value that the cells have, by its key), ``seeds``,
@@ -44,7 +39,8 @@ def described(
     title: str, command: str, setting: Mapping[str, Sequence[Any]], seeds: Sequence[int], sources: Mapping[str, str]
 ) -> bytes:
     """The same of a figure that is not drawn of cells."""
-    words = ", ".join(f"{name} {' or '.join(map(_word, values))}" for name, values in setting.items())
+    texts = {name: ["null" if value is None else str(value) for value in values] for name, values in setting.items()}
+    words = ", ".join(f"{name} {' or '.join(each)}" for name, each in texts.items())
     costs = ", ".join(f"{source} ({cluster})" for cluster, source in sorted(sources.items()))
     parts = (
         title,
@@ -64,7 +60,3 @@ def described(
 
 def _distinct(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
-
-
-def _word(value: Any) -> str:
-    return "null" if value is None else str(value)

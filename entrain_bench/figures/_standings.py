@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -63,9 +63,14 @@ def draw(answer: Answer) -> Figure:
         rows = {answer.variant(row.group): row for row in case.results}
         _draw_case(panel, place, rows, {name: _label(case, rows[name]) for name in labelled}, colours)
     panel.set_ylabel("Iteration time (s)")
-    panel.set_ylim(0.0, _top(cases))
+    bars = [(row.standing.time, row.best) for case in cases for row in case.results if row.standing.time]
+    # Above all bars, and above the labels of the best.
+    tops = [time.high / (1.0 - LABEL_SHARE if best else 0.95) for time, best in bars]
+    panel.set_ylim(0.0, max(tops, default=1.0))
     panel.grid(visible=False, axis="x")
-    panel.set_title(_left_out(answer), color=FAINT)
+    counts = {"strategies": (MAX_VARIANTS, len(answer.variants)), "cases": (MAX_CASES, len(answer.cases))}
+    cut = [f"{shown} of {there} {what}" for what, (shown, there) in counts.items() if there > shown]
+    panel.set_title(f"{' and '.join(cut)}; table.csv has all" if cut else "", color=FAINT)
     _name_cases(panel, [answer.case_name(case) for case in cases], width_in)
     patches = [Patch(facecolor=colour, label=name) for name, colour in zip(names, colours.values(), strict=True)]
     figure.legend(handles=patches, loc="outside upper center", ncols=_columns(names, width_in))
@@ -74,13 +79,6 @@ def draw(answer: Answer) -> Figure:
         figure.draw_without_rendering()
         figure.set_figheight(figure.get_figheight() + PANEL_IN - panel.get_window_extent().height / figure.dpi)
     return figure
-
-
-def _left_out(answer: Answer) -> str:
-    """What the picture does not show; empty if it shows all."""
-    counts = {"strategies": (MAX_VARIANTS, len(answer.variants)), "cases": (MAX_CASES, len(answer.cases))}
-    cut = [f"{shown} of {there} {what}" for what, (shown, there) in counts.items() if there > shown]
-    return f"{' and '.join(cut)}; table.csv has all" if cut else ""
 
 
 def _columns(names: Sequence[str], width_in: float) -> int:
@@ -109,24 +107,16 @@ def _name_cases(panel: Axes, names: Sequence[str], width_in: float) -> None:
 
 
 def _colours(answer: Answer) -> dict[str, Colour]:
-    """A colour for each variant: its strategy's, where no other variant has that."""
-    return dict(_apart(_wanted_colours(answer)))
-
-
-def _apart(colours: Mapping[str, Colour]) -> Iterator[tuple[str, Colour]]:
-    """The same colours; one that another name has is lighter."""
-    taken = set[Colour]()
-    for name, colour in colours.items():
-        yield name, lighter(colour) if colour in taken else colour
-        taken.add(colour)
-
-
-def _wanted_colours(answer: Answer) -> dict[str, Colour]:
+    """A colour for each variant: its strategy's, if all are strategies; one that another has gets lighter."""
     shown = answer.variants[:MAX_VARIANTS]
     orders = {row.group.strategy: row.group.display_order for row in answer.results}
+    colours, taken, wanted = {}, set[Colour](), palette(shown)
     if {*shown} <= {*orders}:
-        return strategy_colours({name: None if orders[name] is None else int(orders[name] or 0) for name in shown})
-    return palette(shown)
+        wanted = strategy_colours({name: None if orders[name] is None else int(orders[name] or 0) for name in shown})
+    for name, colour in wanted.items():
+        colours[name] = lighter(colour) if colour in taken else colour
+        taken.add(colour)
+    return colours
 
 
 def _draw_case(
@@ -151,10 +141,3 @@ def _draw_case(
 def _label(case: Case, row: StrategyResult) -> str:
     gain = row.standing.speedup if row.group.strategy != case.baseline else None
     return f"best, {times(gain.mean)}" if gain else "best"
-
-
-def _top(cases: Sequence[Case]) -> float:
-    """Where the panel ends, in seconds: above all bars, and above the labels of the best."""
-    found = [(row.standing.time, row.best) for case in cases for row in case.results if row.standing.time]
-    ends = [time.high / (1.0 - LABEL_SHARE if best else 0.95) for time, best in found]
-    return max(ends, default=1.0)

@@ -28,6 +28,7 @@ SMALL_DPI = 130
 # Upper estimates of what a legend's symbol with its gaps and a letter take.
 ENTRY_IN, LETTER_IN = 0.36, 0.055
 GRID, INK, FAINT = "#d9d9d9", "#262626", "#8c8c8c"
+TICKS = {"labelsize": FONT_PT, "major.width": 0.6, "major.size": 2.5, "minor.size": 0.0, "major.pad": 2.0}
 STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": FONT_PT,
@@ -43,16 +44,7 @@ STYLE: Any = {
     "axes.spines.right": False,
     "grid.color": GRID,
     "grid.linewidth": 0.4,
-    "xtick.labelsize": FONT_PT,
-    "ytick.labelsize": FONT_PT,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "xtick.minor.size": 0.0,
-    "ytick.minor.size": 0.0,
-    "xtick.major.pad": 2.0,
-    "ytick.major.pad": 2.0,
+    **{f"{axis}tick.{name}": value for axis in "xy" for name, value in TICKS.items()},
     "lines.linewidth": 1.0,
     "hatch.linewidth": 0.5,
     "legend.fontsize": FONT_PT,
@@ -87,17 +79,14 @@ def palette(names: Iterable[str]) -> dict[str, Colour]:
 def strategy_colours(orders: Mapping[str, int | None]) -> dict[str, Colour]:
     """The same colour for a strategy in every figure: by its display order, from the other end if it has none."""
     unknown = [name for name, order in orders.items() if order is None]
-    places = {name: -1 - place for place, name in enumerate(unknown)} | {
-        name: order for name, order in orders.items() if order is not None
-    }
-    return {name: _strategy_colour(places[name]) for name in orders}
-
-
-def _strategy_colour(place: int) -> Colour:
-    """Of ten colours; the second ten are lighter, the third darker."""
-    colour = STRATEGY_COLOURS[place % len(STRATEGY_COLOURS)]
-    shade = place // len(STRATEGY_COLOURS) % 3 if place >= 0 else 0
-    return (colour, lighter(colour), darker(colour))[shade]
+    colours = {}
+    for name, order in orders.items():
+        place = -1 - unknown.index(name) if order is None else order
+        colour = STRATEGY_COLOURS[place % len(STRATEGY_COLOURS)]
+        # The second ten are lighter, the third darker.
+        shade = place // len(STRATEGY_COLOURS) % 3 if place >= 0 else 0
+        colours[name] = (colour, lighter(colour), darker(colour))[shade]
+    return colours
 
 
 def marker_of(names: Iterable[str]) -> dict[str, str]:

@@ -21,7 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from entrain_bench.answers.labels import names
-from entrain_bench.answers.tables import interval_over_seeds, relative_over_seeds, run_table
+from entrain_bench.answers.tables import interval_over_seeds, run_table
+from entrain_bench.figures._bars import speedup_over
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, INK, legend_above, panels
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
@@ -35,15 +36,13 @@ CASE = [*JOB, *PARTS]
 ROW_IN, PANEL_IN, HEAD_IN = 0.17, 0.3, 0.75
 # Speed-ups at which colours end; further ones look alike.
 EXTREME = 1.5
-# A ratio's ends, by those of its inverse.
-ENDS = (("low", "high"), ("high", "low"))
 
 
 def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
     """The runs; ``planner``, ``assigner`` and ``scheduler`` are the choices of the sweep."""
+    chosen = [dict(text.partition("=")[::2] for text in cell.overrides) for cell in cells]
     # One strategy whose parts are exchanged: its rows keep the order of the cells.
-    table = run_table(cells, results)
-    return table.assign(**{part: [_choice(cell, part) for cell in cells] for part in PARTS})
+    return run_table(cells, results).assign(**{part: [own[f"strategy/{part}"] for own in chosen] for part in PARTS})
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
@@ -69,33 +68,17 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
             panel.set_ylabel(f"scheduler\n{scheduler}", rotation=270, va="bottom")
     figure.supylabel("planner", fontsize="medium")
     figure.supxlabel("assigner", fontsize="medium")
-    legend_above(
-        figure,
-        [
-            Patch(facecolor="white", edgecolor="#b0b0b0", hatch="////", label="parts do not fit together"),
-            Patch(facecolor="none", label="number: speed-up over the first of each; italics: interval includes 1"),
-        ],
-    )
+    unfit = Patch(facecolor="white", edgecolor="#b0b0b0", hatch="////", label="parts do not fit together")
+    number = Patch(facecolor="none", label="number: speed-up over the first of each; italics: interval includes 1")
+    legend_above(figure, [unfit, number])
     return figure, table
 
 
 def gains(data: pd.DataFrame) -> pd.DataFrame:
-    """Mean iteration times of every combination, and ``speedup`` over the first planner, assigner and scheduler.
-
-    Returns:
-        The columns of ``interval_over_seeds``, ``speedup``, ``speedup_low`` and ``speedup_high``.
-    """
+    """Mean iteration times (``interval_over_seeds``), with ``speedup`` over the first of each part together."""
     table = interval_over_seeds(data, CASE, "iteration_time_s")
     base = (data[PARTS] == data[PARTS].iloc[0]).all(axis="columns")
-    slower = relative_over_seeds(data, data[base], CASE, JOB, "iteration_time_s")
-    ends = {f"speedup_{a}": 1 / slower[f"relative_{b}"] for a, b in ENDS}
-    return table.join(pd.DataFrame({"speedup": 1 / slower["relative"], **ends}), on=CASE)
-
-
-def _choice(cell: Cell, part: str) -> str:
-    """The name of a part in a cell's overrides."""
-    key = f"strategy/{part}="
-    return next(text.removeprefix(key) for text in cell.overrides if text.startswith(key))
+    return table.join(speedup_over(data[base], data, CASE, JOB), on=CASE)
 
 
 def _draw_panel(

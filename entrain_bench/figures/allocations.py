@@ -34,15 +34,8 @@ SHOWN_SHARE = 0.005
 
 def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
     """Shares of the draws by allocation, for every trace and model."""
-    return analyse(
-        cells,
-        results,
-        EXPERIMENT,
-        allocation_shares,
-        batch_sizes=BATCH_SIZES,
-        num_draws=NUM_DRAWS,
-        max_batch=MAX_BATCH,
-    )
+    sizes = {"batch_sizes": BATCH_SIZES, "num_draws": NUM_DRAWS, "max_batch": MAX_BATCH}
+    return analyse(cells, results, EXPERIMENT, allocation_shares, **sizes)
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
@@ -73,7 +66,7 @@ def _draw_panel(panel: Axes, rows: pd.DataFrame, first: bool, last: bool) -> Non
         show_reason(panel, "no data")
         return
     table = rows.pivot_table(index="encoder_gpus", columns="batch_size", values="share").sort_index(ascending=False)
-    colours = light_palette(next(iter(palette(["only"]).values())), as_cmap=True)
+    colours = light_palette(palette(["only"])["only"], as_cmap=True)
     panel.imshow(table.to_numpy(), cmap=colours, vmin=0, vmax=1, aspect="auto")
     for row, shares in enumerate(table.to_numpy()):
         for column, share in enumerate(shares):

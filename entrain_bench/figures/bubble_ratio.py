@@ -6,8 +6,6 @@ and iterations, whiskers their 95 % intervals; communication inside actions coun
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -15,17 +13,11 @@ from matplotlib.ticker import PercentFormatter
 from entrain_bench.answers.tables import interval_over_seeds, run_table
 from entrain_bench.figures._bars import Grid, draw_bars, interval_handle
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels, strategy_handles
-from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Results
 
 EXPERIMENT = "bubble_ratio"
 RUNS = True
 CASE = ["workload", "model", "strategy"]
-
-
-def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
-    """The table of the sweep's runs."""
-    return run_table(cells, results)
+load = run_table
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:

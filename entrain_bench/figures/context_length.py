@@ -6,7 +6,7 @@ imbalance, every strategy free to choose its degrees. Means over seeds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -16,19 +16,13 @@ from entrain_bench.answers.tables import interval_over_seeds, run_table
 from entrain_bench.figures._bars import Grid
 from entrain_bench.figures._lines import draw_lines, line_handles
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels
-from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Results
 
 EXPERIMENT = "context_length"
 RUNS = True
 SETTINGS = {"sequence_tokens": "workload.sequence_tokens", "vision_share": "workload.vision_share"}
 # Context lengths are multiples of 1,024 and written in those.
 KIBI = 1024
-
-
-def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
-    """The table of the sweep's runs, with ``sequence_tokens`` and ``vision_share``."""
-    return run_table(cells, results, SETTINGS)
+load = partial(run_table, settings=SETTINGS)
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:

@@ -83,12 +83,9 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
 
 
 def microbatch_forward(actions: pd.DataFrame) -> pd.DataFrame:
-    """Forward time of every microbatch, summed over modules of a side, stages and parts.
+    """Forward time of every microbatch, summed over modules of a side, stages and parts: ``forward_ms`` by case.
 
     Sub-microbatches count as the microbatch that they are parts of.
-
-    Returns:
-        Columns ``workload``, ``model``, ``strategy``, ``side``, ``replica``, ``microbatch``, ``forward_ms``.
     """
     keys = [*CASE, "side", "replica", "microbatch"]
     if actions.empty:
@@ -101,21 +98,13 @@ def microbatch_forward(actions: pd.DataFrame) -> pd.DataFrame:
 
 
 def box_quantiles(forward: pd.DataFrame) -> pd.DataFrame:
-    """What boxes and whiskers show of the result of ``microbatch_forward``.
-
-    Returns:
-        Columns ``workload``, ``model``, ``strategy``, ``side``, ``forward_p5_ms`` to ``forward_p95_ms``.
-    """
+    """What boxes and whiskers show of ``microbatch_forward``: ``forward_p5_ms`` to ``forward_p95_ms`` by case."""
     groups = forward.astype({"forward_ms": float}).groupby(BOX, sort=False)["forward_ms"]
     return pd.DataFrame({f"forward_p{p}_ms": groups.quantile(p / 100) for p in BOX_PERCENT}).reset_index()
 
 
 def forward_std(table: pd.DataFrame) -> pd.DataFrame:
-    """The metrics ``encoder_forward_std_ms`` and ``llm_forward_std_ms``, mean over the seeds that succeeded.
-
-    Returns:
-        Columns ``workload``, ``model``, ``strategy``, ``side``, ``std_ms``, ``std_ms_low``, ``std_ms_high``.
-    """
+    """The metrics ``<side>_forward_std_ms`` as ``std_ms`` with its interval, over the seeds that succeeded."""
     sides = []
     for side in SIDES:
         means = interval_over_seeds(table, CASE, metric := f"{side}_forward_std_ms")
@@ -170,16 +159,8 @@ def _draw_std(panel: Axes, spread: pd.DataFrame, grid: Grid) -> None:
             else:
                 ends = max(row["std_ms_low"], row["std_ms"] / MOST_BELOW), row["std_ms_high"]
                 panel.vlines(start + position, *ends, color=grid.colours[strategy], linewidth=0.7)
-                panel.scatter(
-                    start + position,
-                    row["std_ms"],
-                    12,
-                    marker=markers[model],
-                    color=grid.colours[strategy],
-                    zorder=2,
-                    ec="white",
-                    lw=0.3,
-                )
+                mark: Any = {"marker": markers[model], "color": grid.colours[strategy], "ec": "white", "lw": 0.3}
+                panel.scatter(start + position, row["std_ms"], 12, zorder=2, **mark)
         ticks.append(start + (len(grid.models) - 1) / 2)
     panel.set_yscale("log")
     low, high = panel.get_ylim()

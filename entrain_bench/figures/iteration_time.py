@@ -17,12 +17,18 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from entrain_bench.answers.tables import interval_over_seeds, over_seeds, relative_over_seeds, run_table
-from entrain_bench.figures._bars import FILLED, Grid, draw_interval, interval_handle, mark_failed, mark_gap
-from entrain_bench.figures._families import Group, draw_groups, groups_of, other_handle
+from entrain_bench.answers.labels import FAMILIES, families
+from entrain_bench.answers.tables import interval_over_seeds, over_seeds, run_table
+from entrain_bench.figures._bars import (
+    FILLED,
+    Grid,
+    draw_interval,
+    interval_handle,
+    mark_failed,
+    mark_gap,
+    speedup_over,
+)
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, INK, legend_above, panels, strategy_handles
-from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Results
 
 EXPERIMENT = "iteration_time"
 RUNS = True
@@ -33,14 +39,12 @@ AXIS_IN, BAR_IN = 0.4, 0.12
 HEADROOM = 1.35
 # More strategies are drawn by families.
 MAX_BARS = 9
+# Of a family's place on the x axis, the share of its bar; marks of the others share the rest.
+BAR_SHARE = 0.5
+# Marks that stand beside each other before the next is above the first again, and their size.
+MARK_COLUMNS, MARK = 3, 2.4
 CASE = ["workload", "model", "strategy"]
-# A ratio's ends, by those of its inverse.
-ENDS = (("low", "high"), ("high", "low"))
-
-
-def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
-    """The table of the sweep's runs."""
-    return run_table(cells, results)
+load = run_table
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
@@ -51,32 +55,33 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     rows = -(-len(grid.workloads) // columns)
     figure, axes = panels(rows, columns, DOUBLE_COLUMN_IN, 0.35 + 1.6 * rows)
     for panel, workload in zip(axes, grid.workloads, strict=False):
-        _draw_panel(panel, table[table["workload"] == workload], grid, groups if many else None)
+        _draw_panel(panel, table[table["workload"] == workload], grid, groups if many else [])
         panel.set_title(grid.workloads[workload])
     for panel in axes[len(grid.workloads) :]:
         panel.set_visible(False)
     for panel in axes[::columns]:
         panel.set_ylabel("Iteration time (s)")
     bound = Line2D([], [], color=INK, linewidth=1.4, label="lower bound of the layout")
-    others = [other_handle()] if many else []
+    look: dict[str, Any] = {"color": "white", "marker": "o", "linestyle": "", "markersize": MARK}
+    others = [Line2D([], [], **look, mec=INK, mew=0.5, label="others of the family")] if many else []
     legend_above(figure, [*strategy_handles(grid.colours, grid.strategies), *others, bound, *interval_handle(table)])
     return figure, table
 
 
 def summarise(data: pd.DataFrame) -> pd.DataFrame:
-    """One row for every workload, model and strategy: means and intervals over the seeds that succeeded, what failed.
-
-    ``speedup`` is over the first strategy, with ``speedup_low`` and ``speedup_high``.
-    """
+    """Means, intervals and failures by workload, model and strategy, with ``speedup`` over the first strategy."""
     table = interval_over_seeds(data, CASE, "iteration_time_s")
     bounds = over_seeds(data, CASE, lower_bound_s=("lower_bound_s", "mean"))
     table = table.merge(bounds[[*CASE, "lower_bound_s"]], on=CASE)
     first = data[data["strategy"] == table["strategy"].iloc[0]]
-    slower = relative_over_seeds(data, first, CASE, CASE[:2], "iteration_time_s")
-    speedup = pd.DataFrame(
-        {"speedup": 1 / slower["relative"], **{f"speedup_{a}": 1 / slower[f"relative_{b}"] for a, b in ENDS}}
-    )
-    return table.join(speedup, on=CASE)
+    return table.join(speedup_over(first, data, CASE, CASE[:2]), on=CASE)
+
+
+def groups_of(data: pd.DataFrame) -> list[tuple[str, ...]]:
+    """Strategies that share a place: the first one as the baseline, then every family's others by display order."""
+    (baseline, _), *others = families(data).items()
+    members = (tuple(name for name, theirs in others if theirs == family) for family in FAMILIES)
+    return [(baseline,), *filter(None, members)]
 
 
 def _columns(grid: Grid, num_bars: int) -> int:
@@ -87,7 +92,7 @@ def _columns(grid: Grid, num_bars: int) -> int:
     return -(-len(grid.workloads) // -(-len(grid.workloads) // most))
 
 
-def _draw_panel(panel: Axes, table: pd.DataFrame, grid: Grid, groups: Sequence[Group] | None) -> None:
+def _draw_panel(panel: Axes, table: pd.DataFrame, grid: Grid, groups: Sequence[Sequence[str]]) -> None:
     cases = {(row["model"], row["strategy"]): row for row in table.to_dict("records")}
     top = float(table["iteration_time_s_high"].max())
 
@@ -100,22 +105,30 @@ def _draw_panel(panel: Axes, table: pd.DataFrame, grid: Grid, groups: Sequence[G
         if strategy != next(iter(grid.strategies)) and not pd.isna(row["speedup"]):
             equal = row["speedup_low"] < 1 < row["speedup_high"]
             text = f"{row['speedup']:.2f}\N{MULTIPLICATION SIGN}"
-            _write_above(panel, position, row["iteration_time_s_high"] + 0.03 * top, text, FAINT if equal else INK)
+            look: Any = {"rotation": 90, "ha": "center", "va": "bottom", "color": FAINT if equal else INK, "zorder": 4}
+            panel.text(position, row["iteration_time_s_high"] + 0.03 * top, text, **look)
         mark_failed(panel, position, row)
 
-    if groups:
-        draw_groups(panel, cases, grid, groups, draw_bar)
-    else:
-        for model, strategy, position in grid.places():
-            row: dict[Hashable, Any] = cases.get((model, strategy), {"num_ok": 0, "status": "no cell"})
-            if row["num_ok"]:
-                draw_bar(panel, row, position, grid.width)
-            else:
-                mark_gap(panel, position, grid.width, row["status"])
+    width = FILLED / len(groups or grid.strategies)
+    bar = BAR_SHARE * width if groups else width
+    for place, model in enumerate(grid.models):
+        for step, members in enumerate(groups or [[name] for name in grid.strategies]):
+            left = place - FILLED / 2 + step * width
+            rows = [cases[model, name] for name in members if (model, name) in cases]
+            ran = sorted((row for row in rows if row["num_ok"]), key=_place)
+            if not ran:
+                mark_gap(panel, left + bar / 2, bar, rows[0]["status"] if rows else "no cell")
+                continue
+            draw_bar(panel, ran[0], left + bar / 2, bar)
+            for index, row in enumerate(ran[1:]):
+                position = left + bar + (index % MARK_COLUMNS + 1) / (MARK_COLUMNS + 1) * (width - bar)
+                look: Any = {"markersize": MARK, "color": grid.colours[str(row["strategy"])], "mec": INK, "mew": 0.25}
+                panel.plot(position, row["iteration_time_s"], "o", **look, zorder=3)
     panel.set_ylim(0, HEADROOM * top if top > 0 else 1)
     panel.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     grid.label_models(panel)
 
 
-def _write_above(panel: Axes, position: float, height: float, text: str, colour: str) -> None:
-    panel.text(position, height, text, rotation=90, ha="center", va="bottom", color=colour, zorder=4)
+def _place(row: Mapping[Hashable, Any]) -> tuple[bool, float]:
+    """The fastest first; those that fail at some seeds come after all others."""
+    return row["num_ok"] < row["num_runs"], row["iteration_time_s"]

@@ -26,11 +26,7 @@ from entrain_bench.simulate.replay import replay
 EXPERIMENT = "measured_gantt"
 RUNS = True
 TIMELINES = True
-VIEWS = {
-    "simulate": "Simulated",
-    "train": "Measured",
-    "replay": "Measured durations placed by the simulator",
-}
+VIEWS = {"simulate": "Simulated", "train": "Measured", "replay": "Measured durations placed by the simulator"}
 LANE_IN = 0.16
 
 

@@ -69,7 +69,10 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
             if key in lanes:
                 _draw_lanes(panel, lanes[key], colours)
             else:
-                show_reason(panel, _reason(data.table, key))
+                runs = data.table[(data.table[[*CASE, "strategy"]] == [*key]).all(axis=1)]
+                states = zip(runs["status"], runs["reason"], strict=True)
+                reasons = ("no timeline kept" if status == "ok" else f"{status}: {why}" for status, why in states)
+                show_reason(panel, next(reasons, "no run"))
         for panel in own[len(labels) :]:
             panel.set_visible(False)
         highest = max((float(lanes[key]["bytes"].max()) for key in lanes if key[:2] == (model, trace)), default=GIB)
@@ -86,21 +89,11 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
     return figure, shown[[*keys, *COLUMNS]]
 
 
-def _reason(table: pd.DataFrame, key: tuple[str, str, str]) -> str:
-    """Why a panel of (model, workload, strategy) has no timeline."""
-    mine = table[(table[[*CASE, "strategy"]] == [*key]).all(axis=1)]
-    if mine.empty:
-        return "no run"
-    run = mine.iloc[0]
-    return "no timeline kept" if run["status"] == "ok" else f"{run['status']}: {run['reason']}"
-
-
 def peak_replica(actions: pd.DataFrame) -> pd.DataFrame:
-    """Memory over time on the lanes of the replica that holds the most.
+    """Memory over time on the lanes of the replica that holds the most: a row where it changes, and a lane's last one.
 
     Returns:
-        Columns ``lane`` (from 0), ``holds`` (encoder, llm or both), ``time_s``, ``bytes``: a row where a lane's
-        memory changes, and its last one.
+        Columns ``lane`` (from 0), ``holds`` (encoder, llm or both), ``time_s``, ``bytes``.
     """
     mine = extreme_replica(actions, "memory_bytes")
     sides = mine[mine["replica"] >= 0].groupby("lane")["side"].unique()

@@ -8,7 +8,7 @@ without estimates stay at 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -18,22 +18,19 @@ from entrain_bench.answers.tables import interval_over_seeds, relative_over_seed
 from entrain_bench.figures._bars import Grid
 from entrain_bench.figures._lines import draw_lines, line_handles
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels
-from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Results
 
 EXPERIMENT = "misprediction"
 RUNS = True
 CASE = ["workload", "model", "strategy"]
-
-
-def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
-    """The table of the sweep's runs."""
-    return run_table(cells, results, {"belief_error": "belief_error"})
+load = partial(run_table, settings={"belief_error": "belief_error"})
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """A panel a model and trace, a line a strategy."""
-    grid, table = Grid.of(data), relative_times(data)
+    grid, keys = Grid.of(data), [*CASE, "belief_error"]
+    # NaN without a run without error at the same seed.
+    ratios = relative_over_seeds(data, data[data["belief_error"] == 0], keys, CASE, "iteration_time_s")
+    table = interval_over_seeds(data, keys, "iteration_time_s").join(ratios, on=keys)
     figure, axes = panels(len(grid.models), len(grid.workloads), DOUBLE_COLUMN_IN, 0.4 + 1.7 * len(grid.models))
     for place, panel in enumerate(axes):
         model, workload = [*grid.models][place // len(grid.workloads)], [*grid.workloads][place % len(grid.workloads)]
@@ -46,12 +43,3 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     figure.supxlabel("Relative error of the estimates", fontsize="medium")
     legend_above(figure, line_handles(grid.colours, grid.strategies))
     return figure, table
-
-
-def relative_times(data: pd.DataFrame) -> pd.DataFrame:
-    """Mean iteration times over seeds, and their ratios to those without error at the same seed (NaN without any)."""
-    keys = [*CASE, "belief_error"]
-    table = interval_over_seeds(data, keys, "iteration_time_s")
-    return table.join(
-        relative_over_seeds(data, data[data["belief_error"] == 0], keys, CASE, "iteration_time_s"), on=keys
-    )

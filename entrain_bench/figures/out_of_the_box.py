@@ -12,14 +12,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from entrain_bench.answers.tables import interval_over_seeds, relative_over_seeds, run_table
-from entrain_bench.figures._bars import Grid
+from entrain_bench.answers.tables import interval_over_seeds
+from entrain_bench.figures._bars import Grid, run_tables, speedup_over
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
     FAINT,
@@ -32,8 +31,6 @@ from entrain_bench.figures._style import (
     panels,
     show_reason,
 )
-from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Results
 
 EXPERIMENT = "out_of_the_box"
 RUNS = True
@@ -44,14 +41,7 @@ MARK = 3.6
 # What stands in the place of a mark, by the state of the runs; those that are ok have nothing to be compared with.
 WORDS = {"failed": "fails", "skipped": "incompatible", "missing": "not run", "ok": "no reference"}
 NO_CELL = "no cell"
-# A ratio's ends, by those of its inverse.
-ENDS = (("low", "high"), ("high", "low"))
-
-
-def load(cells: Mapping[str, Sequence[Cell]], results: Results) -> pd.DataFrame:
-    """The runs of all stacks, by the column ``row``."""
-    tables = [run_table(mine, results).assign(row=label) for label, mine in cells.items()]
-    return pd.concat(tables, ignore_index=True)
+load = run_tables
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
@@ -69,21 +59,24 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         several = f"{grid.models[model]}, " if len(grid.models) > 1 else ""
         panel.set_title(f"{several}{stack}")
     figure.supxlabel(f"Speed-up over {next(iter(grid.strategies.values()))}", fontsize="medium")
-    legend_above(figure, [*_handles(grid.workloads, colours), *_meanings(table)])
+    style: dict[str, Any] = {"markersize": MARK, "linewidth": 0.9}
+    handles = [
+        Line2D([], [], color=colours[name], marker=marker, label=grid.workloads[name], **style)
+        for name, marker in marker_of(grid.workloads).items()
+    ]
+    handles.append(Line2D([], [], color=FAINT, marker="o", label="pale: interval includes 1", **style))
+    if (table["num_ok"].between(1, table["num_runs"] - 1)).any():
+        hollow = style | {"mfc": "white", "linestyle": ""}
+        handles.append(Line2D([], [], color=FAINT, marker="o", label="hollow: some seeds fail", **hollow))
+    legend_above(figure, handles)
     return figure, table
 
 
 def gains(data: pd.DataFrame) -> pd.DataFrame:
-    """Mean iteration times by stack, model, trace and strategy, and ``speedup`` over the first strategy's.
-
-    Returns:
-        The columns of ``interval_over_seeds``, ``speedup``, ``speedup_low`` and ``speedup_high``.
-    """
+    """Mean iteration times by stack, model, trace and strategy, with ``speedup`` over the first strategy's."""
     table = interval_over_seeds(data, CASE, "iteration_time_s")
     first = data[data["strategy"] == data["strategy"].iloc[0]]
-    slower = relative_over_seeds(data, first, CASE, CASE[:3], "iteration_time_s")
-    ends = {f"speedup_{a}": 1 / slower[f"relative_{b}"] for a, b in ENDS}
-    return table.join(pd.DataFrame({"speedup": 1 / slower["relative"], **ends}), on=CASE)
+    return table.join(speedup_over(first, data, CASE, CASE[:3]), on=CASE)
 
 
 def _draw_stack(
@@ -117,25 +110,8 @@ def _draw_stack(
     panel.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
 
 
-def _handles(workloads: Mapping[str, str], colours: Mapping[str, Colour]) -> list[Artist]:
-    return [
-        Line2D([], [], color=colours[name], marker=marker, markersize=MARK, linewidth=0.9, label=workloads[name])
-        for name, marker in marker_of(workloads).items()
-    ]
-
-
 def _mark(row: Mapping[Hashable, Any], colour: Colour) -> dict[str, Any]:
     """How a mark is filled: full, or hollow where seeds have no result."""
     if row["num_ok"] < row["num_runs"]:
         return {"markersize": MARK - 0.6, "mfc": "white", "mec": colour, "mew": 0.8}
     return {"markersize": MARK, "mec": "white", "mew": 0.3}
-
-
-def _meanings(table: pd.DataFrame) -> list[Artist]:
-    """What pale and hollow marks are."""
-    style: dict[str, Any] = {"color": FAINT, "marker": "o", "linewidth": 0.9, "markersize": MARK}
-    found: list[Artist] = [Line2D([], [], **style, label="pale: interval includes 1")]
-    if (table["num_ok"].between(1, table["num_runs"] - 1)).any():
-        hollow = style | {"mfc": "white", "linestyle": ""}
-        found.append(Line2D([], [], **hollow, label="hollow: some seeds fail"))
-    return found

@@ -19,11 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from entrain_bench.answers.rankings import ALL, rankings
-from entrain_bench.answers.tables import run_table
-from entrain_bench.figures._bars import Grid
+from entrain_bench.figures._bars import Grid, run_tables
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, lighter, panels, show_reason
-from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Results
 
 EXPERIMENT = "robustness"
 RUNS = True
@@ -32,12 +29,7 @@ ROW_IN, HEAD_IN = 0.2, 0.85
 CELL = 0.5
 # How far the frame of a cell is from its edges, of the cell.
 FRAME = 0.04
-
-
-def load(cells: Mapping[str, Sequence[Cell]], results: Results) -> pd.DataFrame:
-    """The runs of all rows, by the column ``row``."""
-    tables = [run_table(mine, results).assign(row=label) for label, mine in cells.items()]
-    return pd.concat(tables, ignore_index=True)
+load = run_tables
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
@@ -54,9 +46,8 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         Patch(facecolor=lighter(colour), label=f"{letters[name]}  {grid.strategies[name]}")
         for name, colour in grid.colours.items()
     ]
-    legend_above(
-        figure, [*handles, Patch(facecolor="white", edgecolor=INK, label="first row's fastest is significantly slower")]
-    )
+    slower = Patch(facecolor="white", edgecolor=INK, label="first row's fastest is significantly slower")
+    legend_above(figure, [*handles, slower])
     return figure, table
 
 

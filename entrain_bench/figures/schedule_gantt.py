@@ -79,7 +79,10 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
         draw_lanes(overview, bars[name], colours, whole)
         draw_lanes(enlarged, bars[name], colours, part)
         enlarged.set_yticks([])
-        _mark_window(overview, part)
+        # Outlines what the enlarged panels show.
+        low, high = sorted(overview.get_ylim())
+        corner, size = (part[0], low), (part[1] - part[0], high - low)
+        overview.add_patch(Rectangle(corner, *size, fill=False, edgecolor=INK, linewidth=0.8))
     axes[1].set_title("enlarged", loc="right")
     for last in axes[-2:]:
         last.set_xlabel("Time (s)")
@@ -90,32 +93,19 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
 
 
 def slowest_replica(actions: pd.DataFrame) -> pd.DataFrame:
-    """The lanes of the replica whose last forward or backward ends last, steps included.
-
-    Returns:
-        The actions, lanes counted from 0, with the columns ``deferred`` (see the module) and ``kind`` (legend label).
-    """
+    """The lanes of the replica whose last pass ends last, with ``deferred`` (see the module) and ``kind``."""
     mine = extreme_replica(actions, "end_s")
     first = mine.groupby(MICROBATCH)["part"].transform("min")
     deferred = (mine["side"] == "encoder") & (mine["part"] > first)
-    return mine.assign(deferred=deferred, kind=_kinds(mine, deferred))
-
-
-def _kinds(actions: pd.DataFrame, deferred: pd.Series[bool]) -> list[str]:
-    kinds = []
-    for module, kind, later in zip(actions["module"], actions["pass"], deferred, strict=True):
-        if kind in PASSES:
-            kinds.append(f"{spell(module)} {PASSES[kind]}{', deferred' if later else ''}")
-        else:
-            kinds.append(STEP)
-    return kinds
+    kinds = [
+        f"{spell(module)} {PASSES[kind]}{', deferred' if later else ''}" if kind in PASSES else STEP
+        for module, kind, later in zip(mine["module"], mine["pass"], deferred, strict=True)
+    ]
+    return mine.assign(deferred=deferred, kind=kinds)
 
 
 def colours_of(actions: pd.DataFrame) -> dict[str, Colour]:
-    """A hue for each module, and one for deferred parts; light is forward, full is backward, dark is the weights' pass.
-
-    Grey is the step.
-    """
+    """A hue for each module, and one for deferred parts: light is forward, full backward, dark weights, grey steps."""
     modules = [spell(name) for name in actions.sort_values("side")["module"].unique()]
     hues = palette([*modules, "deferred"])
     colours = {}
@@ -152,10 +142,3 @@ def _lane_name(stages: pd.DataFrame) -> str:
         f"{spell(str(module))} {', '.join(map(str, rows['stage']))}"
         for module, rows in stages.groupby("module", sort=False)
     )
-
-
-def _mark_window(panel: Axes, window: tuple[float, float]) -> None:
-    """Outline what the enlarged panels show."""
-    low, high = sorted(panel.get_ylim())
-    frame = Rectangle((window[0], low), window[1] - window[0], high - low, fill=False, edgecolor=INK, linewidth=0.8)
-    panel.add_patch(frame)

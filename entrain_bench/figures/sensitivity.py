@@ -27,19 +27,8 @@ EXPERIMENT = "sensitivity"
 RUNS = True
 CASE = ["model", "workload"]
 OWN: dict[str, Any] = {"markersize": 6.5, "mec": INK, "mew": 0.9}
-COLUMNS = [
-    *CASE,
-    "encoder_stages",
-    "num_runs",
-    "num_ok",
-    "status",
-    "reason",
-    "iteration_time_s",
-    "relative",
-    "relative_low",
-    "relative_high",
-    "planned",
-]
+STATE = ["encoder_stages", "num_runs", "num_ok", "status", "reason"]
+COLUMNS = [*CASE, *STATE, "iteration_time_s", "relative", "relative_low", "relative_high", "planned"]
 
 
 def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:

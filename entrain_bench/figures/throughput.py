@@ -7,8 +7,6 @@ Corresponds to the comparisons of arXiv:2603.25120 (TFLOPS/GPU) and arXiv:2408.0
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -16,18 +14,12 @@ from matplotlib.ticker import MaxNLocator
 from entrain_bench.answers.tables import interval_over_seeds, run_table
 from entrain_bench.figures._bars import Grid, draw_bars, interval_handle
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, NUMBER_FORMAT, legend_above, panels, strategy_handles
-from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Results
 
 EXPERIMENT = "systems"
 RUNS = True
 METRICS = {"samples_per_s": "Samples/s", "tflops_per_gpu": "TFLOP/s of a GPU"}
 CASE = ["workload", "model", "strategy"]
-
-
-def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
-    """The table of the sweep's runs."""
-    return run_table(cells, results)
+load = run_table
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:

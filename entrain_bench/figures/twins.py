@@ -12,14 +12,12 @@ from pathlib import PurePath
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy import stats
 
 from entrain_bench.answers.labels import distinct_labels, names, orders
 from entrain_bench.answers.tables import run_table
-from entrain_bench.base.arrays import FloatArray
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, marker_of, panels, strategy_colours
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
@@ -49,7 +47,11 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     markers = marker_of(strategies)
     for panel, trace in zip(axes, traces, strict=True):
         rows = table[table["trace"] == trace]
-        _draw_line(panel, rows)
+        both = rows[["trace_speedup", "twin_speedup"]].to_numpy()
+        margin = 0.05 * (both.max() - both.min() or 1.0)
+        ends = [both.min() - margin, both.max() + margin]
+        panel.plot(ends, ends, color=INK, linewidth=0.7, linestyle="--", zorder=1)
+        panel.set(xlim=ends, ylim=ends)
         for name in rows["strategy"]:
             place = rows.loc[rows["strategy"] == name, ["trace_speedup", "twin_speedup"]].to_numpy()
             panel.plot(*place.T, markers[name], color=colours[name], markersize=5, zorder=3)
@@ -76,17 +78,11 @@ def speedups(data: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for _, rows in seconds.groupby(level=["model", "trace"], sort=False):
         by_seed = rows.iloc[0] / rows
-        means = {side: _mean_of_some(by_seed[side].to_numpy()) for side in SIDES if side in by_seed}
+        means = {side: pd.DataFrame(by_seed[side]).mean(axis="columns") for side in SIDES if side in by_seed}
         gains = pd.DataFrame(means, rows.index).reindex(columns=[*SIDES]).dropna()
         tau = float(stats.kendalltau(gains[TRACE], gains[TWIN]).statistic) if len(gains) > 1 else np.nan
         parts.append(gains.rename(columns={side: f"{side}_speedup" for side in SIDES}).assign(tau=tau))
     return pd.concat(parts).reset_index()
-
-
-def _mean_of_some(values: FloatArray) -> FloatArray:
-    """Mean of every row over the values that it has ``[rows]``; NaN where it has none."""
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.nansum(values, axis=1) / np.sum(~np.isnan(values), axis=1))
 
 
 def _titles(traces: Iterable[str]) -> dict[str, str]:
@@ -94,11 +90,3 @@ def _titles(traces: Iterable[str]) -> dict[str, str]:
     first = {trace: trace.partition("_")[0] for trace in traces}
     labels = distinct_labels(first.values() if len(set(first.values())) == len(first) else first)
     return {trace: labels.get(word) or labels[trace] for trace, word in first.items()}
-
-
-def _draw_line(panel: Axes, rows: pd.DataFrame) -> None:
-    both = rows[["trace_speedup", "twin_speedup"]].to_numpy()
-    margin = 0.05 * (both.max() - both.min() or 1.0)
-    ends = [both.min() - margin, both.max() + margin]
-    panel.plot(ends, ends, color=INK, linewidth=0.7, linestyle="--", zorder=1)
-    panel.set(xlim=ends, ylim=ends)

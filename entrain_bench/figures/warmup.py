@@ -21,7 +21,6 @@ from entrain_bench.records.records import Results
 
 EXPERIMENT = "warmup"
 RUNS = True
-CASE = ["workload", "model", "strategy"]
 GIB = 2**30
 # What stands on the axis for no limit but memory.
 UNLIMITED = "any"
@@ -37,7 +36,10 @@ def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """Columns of panels for models and traces, a line a strategy; times above, memory below."""
-    grid, table = Grid.of(data), means(data)
+    # Columns of runs without result are absent.
+    data = data.assign(peak_memory_gib=data.get("peak_memory_bytes", pd.Series(float("nan"), data.index)) / GIB)
+    grid, keys = Grid.of(data), ["workload", "model", "strategy", "max_extra_forwards"]
+    table = over_seeds(data, keys, **{name: (name, "mean") for name in ROWS})
     ticks = sorted(table["max_extra_forwards"].unique(), key=lambda text: (text == UNLIMITED, text.zfill(9)))
     table = table.assign(place=table["max_extra_forwards"].map(ticks.index))
     cases = [(model, workload) for model in grid.models for workload in grid.workloads]
@@ -57,9 +59,3 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     figure.supxlabel("Forwards that encoder stages run ahead of 1F1B, at most", fontsize="medium")
     legend_above(figure, line_handles(grid.colours, grid.strategies))
     return figure, table.drop(columns="place")
-
-
-def means(data: pd.DataFrame) -> pd.DataFrame:
-    """Mean iteration time and mean peak memory over seeds."""
-    data = data.assign(peak_memory_gib=data.get("peak_memory_bytes", pd.Series(float("nan"), data.index)) / GIB)
-    return over_seeds(data, [*CASE, "max_extra_forwards"], **{name: (name, "mean") for name in ROWS})

@@ -8,7 +8,7 @@ with the same samples on the same cluster are as fast as they are.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +24,12 @@ from entrain_bench.answers.tables import over_seeds, run_table
 from entrain_bench.answers.text import TIME_WORDS
 from entrain_bench.figures._bars import Grid
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, legend_above, panels
-from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Results
 from entrain_bench.records.time_shares import TIME_SHARES
 
 EXPERIMENT = "iteration_time"
 RUNS = True
 CASE = ["model", "workload", "strategy"]
+load = run_table
 MAX_COLUMNS = 5
 # Height of a strategy, of a panel's title and axis, and of what is above all panels.
 BAR_IN, PANEL_IN, HEAD_IN = 0.128, 0.32, 0.85
@@ -46,34 +45,17 @@ class Look:
     hatch: str | None = None
 
 
-LOOKS = dict(
-    zip(
-        TIME_SHARES,
-        (
-            Look("#123c69"),
-            Look("#5b8fc0"),
-            Look("#b9d3ea"),
-            Look("#e8b02f"),
-            Look("#7f1d1d"),
-            Look("#cf4a3c"),
-            Look("#f3a08c"),
-            Look("#bdbdbd"),
-            Look("#757575"),
-            Look("#ffffff", "//////"),
-        ),
-        strict=True,
-    )
-)
-
-
-def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
-    """The table of the sweep's runs."""
-    return run_table(cells, results)
+COLOURS = ["#123c69", "#5b8fc0", "#b9d3ea", "#e8b02f", "#7f1d1d", "#cf4a3c", "#f3a08c", "#bdbdbd", "#757575", "#ffffff"]
+LOOKS = {
+    name: Look(colour, "//////" if colour == "#ffffff" else None)
+    for name, colour in zip(TIME_SHARES, COLOURS, strict=True)
+}
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """A panel a trace and model, traces side by side; a bar a strategy, those of a family together."""
-    grid, table = Grid.of(data), summarise(data)
+    grid = Grid.of(data)
+    table = over_seeds(data, CASE, **{name: (name, "mean") for name in TIME_SHARES})
     rows = {tuple(row[name] for name in CASE): row for row in table.to_dict("records")}
     strategies = by_family(data)
     wide = -(-len(grid.workloads) // -(-len(grid.workloads) // MAX_COLUMNS))
@@ -95,23 +77,13 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     return figure, table
 
 
-def summarise(data: pd.DataFrame) -> pd.DataFrame:
-    """Means of the classes over the seeds that succeeded, and what failed, by model, workload and strategy."""
-    return over_seeds(data, CASE, **{name: (name, "mean") for name in TIME_SHARES})
-
-
 def by_family(data: pd.DataFrame) -> dict[str, float]:
     """Position of every strategy from the top: in the order of the table, half a bar between families."""
-    found: dict[str, float] = {}
-    stated = families(data)
     # The first is what the others are compared with, beside the family that follows.
-    (first, _), *others = stated.items()
-    groups = list(dict.fromkeys(family for _, family in others))
-    found[first] = 0.0
-    for gap, family in enumerate(groups):
-        for name, own in others:
-            if own == family:
-                found[name] = len(found) + 0.5 * gap
+    (first, _), *others = families(data).items()
+    groups, found = list(dict.fromkeys(family for _, family in others)), {first: 0.0}
+    for name, family in sorted(others, key=lambda pair: groups.index(pair[1])):
+        found[name] = len(found) + 0.5 * groups.index(family)
     return found
 
 

@@ -16,15 +16,7 @@ from matplotlib.ticker import NullLocator
 from entrain_bench.answers.analysis import share_quantiles
 from entrain_bench.answers.labels import names
 from entrain_bench.figures._analysis import analyse
-from entrain_bench.figures._style import (
-    DOUBLE_COLUMN_IN,
-    INK,
-    NUMBER_FORMAT,
-    Colour,
-    lighter,
-    palette,
-    split,
-)
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, NUMBER_FORMAT, Colour, lighter, palette, split
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
@@ -40,16 +32,8 @@ BATCH_TICKS = [1, 16, 256]
 
 def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
     """Quantiles of the encoders' share for every trace."""
-    return analyse(
-        cells,
-        results,
-        "workload_ratio",
-        share_quantiles,
-        batch_sizes=BATCH_SIZES,
-        num_draws=NUM_DRAWS,
-        num_samples=NUM_SAMPLES,
-        probabilities=PROBABILITIES,
-    )
+    sizes = {"batch_sizes": BATCH_SIZES, "num_draws": NUM_DRAWS, "num_samples": NUM_SAMPLES}
+    return analyse(cells, results, "workload_ratio", share_quantiles, **sizes, probabilities=PROBABILITIES)
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:

@@ -38,18 +38,7 @@ def write_figure(
     seeds: Sequence[int],
     costs: str,
 ) -> None:
-    """Write ``<stem>.{pdf,png,csv,json}``, as figures of runs have them.
-
-    Args:
-        stem: place and name of the files.
-        module: its first line is the title.
-        draw: makes figure and table.
-        command: that draws the figure again.
-        setting: values by key.
-        seeds: of the samples.
-        costs: source of the seconds.
-    """
-    title = (module.__doc__ or "").partition("\n")[0]
-    files = render(draw) | {"json": described(title, command, setting, seeds, {"ranks of this machine": costs})}
-    for suffix, content in files.items():
+    """Write ``<stem>.{pdf,png,csv,json}`` as figures of runs have them; the module's first line is the title."""
+    title, source = (module.__doc__ or "").partition("\n")[0], {"ranks of this machine": costs}
+    for suffix, content in (render(draw) | {"json": described(title, command, setting, seeds, source)}).items():
         write_atomically(stem.with_name(f"{stem.name}.{suffix}"), content)

@@ -21,15 +21,8 @@ from entrain_bench.lab.files import write_json
 from entrain_bench.records.environment import versions
 
 # Packages that decide what training does and how fast it is, in addition to those that decide simulated results.
-PACKAGES = (
-    "torch",
-    "megatron-core",
-    "transformer-engine",
-    "transformer-engine-torch",
-    "flash-attn",
-    "apex",
-    "triton",
-)
+TRANSFORMER_ENGINE = ("transformer-engine", "transformer-engine-torch")
+PACKAGES = ("torch", "megatron-core", *TRANSFORMER_ENGINE, "flash-attn", "apex", "triton")
 # Variables that change what communication and kernels do; other variables may hold secrets.
 VARIABLES = ("NCCL_", "TORCH_NCCL_", "CUDA_", "NVTE_", "GLOO_", "OMP_")
 QUERY = "index,name,driver_version,memory.total,power.limit,clocks.max.sm,pcie.link.gen.max,pcie.link.width.max"
@@ -84,11 +77,10 @@ def find_machine() -> Machine:
     import torch
     from torch.cuda import nccl
 
-    gpus: list[dict[str, Any]] = []
-    for index in range(torch.cuda.device_count()):
-        values = torch.cuda.get_device_properties(index)
-        capability = f"{values.major}.{values.minor}"
-        gpus.append({"name": values.name, "memory_bytes": values.total_memory, "capability": capability})
+    gpus: list[dict[str, Any]] = [
+        {"name": each.name, "memory_bytes": each.total_memory, "capability": f"{each.major}.{each.minor}"}
+        for each in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    ]
     libraries = {
         "CUDA": str(torch.version.cuda or "none"),
         "NCCL": ".".join(map(str, nccl.version())) if gpus else "none",  # type: ignore[no-untyped-call]

@@ -15,16 +15,9 @@ END_S = 15.0
 
 
 def run_python(arguments: Sequence[str], log: Path, timeout_s: float, environment: Mapping[str, str]) -> str:
-    """Run Python with arguments; whatever ends this process early ends the other one, too.
+    """Run Python with arguments, output added to the log; whatever ends this process early ends the other one, too.
 
-    Args:
-        arguments: of Python: ``-m``, a module and its own arguments.
-        log: where standard output and error are added.
-        timeout_s: after which it is ended.
-        environment: variables beside those of this process.
-
-    Returns:
-        What was wrong, in a few words; empty if it ended with exit code 0.
+    Returns what was wrong, in a few words; empty if it ended with exit code 0.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:

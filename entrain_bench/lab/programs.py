@@ -8,11 +8,7 @@ from entrain_bench.run.experiment import Setting, prepare
 
 
 def first_program(config: RunConfig) -> tuple[Setting, Program]:
-    """Return what a configuration describes, and the program of its first batch.
-
-    Raises:
-        UserError: for settings that do not fit together, or without a layout.
-    """
+    """What a configuration describes, and its first batch's program; ``UserError`` where settings do not fit."""
     setting = prepare(config)
     layout = setting.strategy.plan(setting.profile)
     shapes = setting.source.batch(0, config.global_batch, config.seed)

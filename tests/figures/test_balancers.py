@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
 from entrain_bench.answers.labels import names
 from entrain_bench.figures import ablation, out_of_the_box
 from entrain_bench.figures._rows import rows_of
+from entrain_bench.records.records import Results
 from entrain_bench.run.cells import compose_cells
 from support.figures import MODELS, TRACES, changes, combinations, drawn, table, written
 
@@ -62,7 +65,7 @@ def test_combinations_are_compared_with_the_first_of_every_part(monkeypatch: pyt
     assert {*names(data, "workload").values(), "hetero_colocated", "mdp"} < {*shown}
 
 
-def test_parts_of_a_cell_are_its_choices() -> None:
+def test_parts_of_a_cell_are_its_choices(tmp_path: Path) -> None:
     few = [
         "strategy/planner=dflop",
         "strategy/assigner=entrain",
@@ -70,5 +73,5 @@ def test_parts_of_a_cell_are_its_choices() -> None:
         "workload=coco",
         "seed=0",
     ]
-    (cell,) = compose_cells(["figure=ablation", *few], multirun=True)
-    assert [ablation._choice(cell, part) for part in ablation.PARTS] == ["dflop", "entrain", "entrain"]
+    data = ablation.load(compose_cells(["figure=ablation", *few], multirun=True), Results(tmp_path))
+    assert data[ablation.PARTS].to_numpy().tolist() == [["dflop", "entrain", "entrain"]]

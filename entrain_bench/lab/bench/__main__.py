@@ -62,18 +62,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def measure_apart(name: str) -> Iterator[Measure]:
-    """Yield the measures of a case as a process of its own makes them.
-
-    Raises:
-        RuntimeError: with the last line that the process printed, if it fails or exceeds ``CASE_TIMEOUT_S``.
-    """
+    """Yield a case's measures as a process makes them; ``RuntimeError`` with its last line if it fails or hangs."""
     command = [sys.executable, "-m", "entrain_bench.lab.bench", "--here", name]
-    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment, pipe = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}, subprocess.PIPE
     with (
         TemporaryFile("w+") as errors,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, **threads}
-        ) as process,
+        subprocess.Popen(command, stdout=pipe, stderr=errors, text=True, env=environment) as process,
     ):
         assert process.stdout
         timer = Timer(CASE_TIMEOUT_S, process.kill)

@@ -57,12 +57,7 @@ TRAINED = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Measures that one process makes.
-
-    Attributes:
-        target: values to reach, in words.
-        measure: makes the measures one by one.
-    """
+    """Measures that one process makes one by one, and the values to reach in words."""
 
     target: str
     measure: Callable[[], Iterator[Measure]]

@@ -61,19 +61,13 @@ def commands(overrides: Sequence[str]) -> Iterator[Measure]:
 
 
 def _command(arguments: Sequence[str], folder: Path) -> dict[str, float]:
-    """CPU seconds of a command and of all its processes.
-
-    Raises:
-        RuntimeError: if it fails.
-    """
+    """CPU seconds of a command and of all its processes; ``RuntimeError`` if it fails."""
     log, before = folder / "log", _children_s()
     environment = {"XDG_CACHE_HOME": str(folder / "cache")}
-    problem = run_python(["-m", "entrain_bench.cli", *arguments], log, COMMAND_S, environment)
-    if problem:
+    if problem := run_python(["-m", "entrain_bench.cli", *arguments], log, COMMAND_S, environment):
         raise RuntimeError(f"{' '.join(arguments)}: {problem} ({last_line(log)})")
     return {"cpu_s": _children_s() - before}
 
 
 def _children_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])

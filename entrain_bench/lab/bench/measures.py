@@ -29,13 +29,7 @@ type Measure = tuple[str, dict[str, float]]
 def seconds_of(
     call: Callable[[int], Any], repeats: int = REPEATS, timer: Callable[[], float] = perf_counter
 ) -> list[float]:
-    """Seconds of repeated calls, warm-ups excluded; at least three.
-
-    Args:
-        call: receives its index, so that each call can have an input of its own.
-        repeats: number of timed calls.
-        timer: ``perf_counter`` for wall time, ``process_time`` for CPU seconds.
-    """
+    """Seconds of repeated calls (at least three, after warm-ups), each of which receives its index."""
     times: list[float] = []
     for index in range(WARM_UPS + repeats):
         started = timer()
@@ -98,15 +92,7 @@ def solver_limit(limits_s: Sequence[float], job: Sequence[str], num_samples: int
 def lpt(
     workloads: Sequence[str], job: Sequence[str], target: str, num_samples: int = 2048, repeats: int = REPEATS
 ) -> Iterator[Measure]:
-    """A function that fills buckets, on the estimated costs of different batches.
-
-    Args:
-        workloads: names.
-        job: overrides; encoder and LLM have one DP.
-        target: the function, by name: costs ``[samples, 2]`` and number of buckets to buckets ``[samples]``.
-        num_samples: of a batch.
-        repeats: number of batches.
-    """
+    """A function that fills buckets ``[samples]`` by costs ``[samples, 2]``; encoder and LLM have one DP."""
     fill: Callable[[FloatArray, int], IntArray] = get_method(target)
     for workload in workloads:
         setting, layout = _planned([*job, f"global_batch={num_samples}", f"workload={workload}"])

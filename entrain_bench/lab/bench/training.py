@@ -34,11 +34,7 @@ from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.running.step import TrainedStage, global_norm
 from entrain_bench.train.settings import TrainSettings
 
-SCHEDULE_MODULES = (
-    "megatron.core.pipeline_parallel.schedules",
-    "megatron.core.pipeline_parallel.p2p_communication",
-)
-NUM_RANKS = 2
+SCHEDULE_MODULES = tuple(f"megatron.core.pipeline_parallel.{name}" for name in ("schedules", "p2p_communication"))
 CPU = torch.device("cpu")
 WARM_UPS = 3
 
@@ -63,10 +59,9 @@ class MegatronSchedule:
     """
 
     def __init__(self, runtime: Runtime, layout: Layout) -> None:
-        ((_, trained),) = runtime.stages.items()
+        (trained,) = runtime.stages.values()
         assert isinstance(trained, TrainedStage)
-        self.trained, self.runtime = trained, runtime
-        groups = self.trained.groups
+        self.trained, self.runtime, groups = trained, runtime, trained.groups
         config = dataclasses.replace(
             self.trained.stage.config,
             pipeline_model_parallel_size=layout.modules[0].pp,
@@ -116,14 +111,10 @@ class MegatronSchedule:
 
 
 def take_turns(overrides: Sequence[str], repeats: int, control: dist.ProcessGroup) -> dict[str, float]:
-    """Time both runtimes on this rank; collective.
+    """Time both runtimes on this rank; collective, over gloo.
 
-    Each trains weights of its own from the same start. They run in turn, each first as often as the other.
-
-    Args:
-        overrides: of a run with one LLM in as many stages as there are ranks, and microbatches of equal size.
-        repeats: timed iterations of each.
-        control: a gloo group of all ranks.
+    Each trains weights of its own from the same start. They run in turn, each first as often as the other. The
+    overrides are of a run with one LLM in as many stages as there are ranks, and microbatches of equal size.
 
     Returns:
         Median and shortest seconds of an iteration, from barrier to barrier; the last stage's rank adds the largest

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from entrain_bench.base.errors import UserError, require
+from entrain_bench.base.errors import require
 from entrain_bench.config.tree import config_tree
-from entrain_bench.lab.calibration.kernels import KernelAnchor, parse_attention, parse_products
+from entrain_bench.lab.calibration.kernels import KernelAnchor, parse_kernels
 from entrain_bench.specs.parse import check_mapping, parse
 
 HALVES = ("fit", "test")
@@ -36,13 +36,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A published table or study.
-
-    Attributes:
-        device: name of the device's YAML.
-        framework: what ran, in words.
-        source: where it stands, when it was published and read.
-    """
+    """A published table or study: its device's YAML, what ran in words, and where and when it stands."""
 
     name: str
     device: str
@@ -52,12 +46,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A published iteration time.
-
-    Attributes:
-        half: whether constants are fitted to it (``fit``) or tested on it (``test``).
-        more: overrides beyond what follows from the settings.
-    """
+    """A published iteration time, to which constants are fitted or on which they are tested (its ``half``)."""
 
     group: Group
     settings: Settings
@@ -101,11 +90,7 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class ForwardAnchor:
-    """The published range of a module's forward, a microbatch's over all stages.
-
-    Attributes:
-        published_ms: least and greatest.
-    """
+    """The published range of a module's forward, a microbatch's over all stages: least and greatest."""
 
     group: Group
     workload: str
@@ -121,11 +106,7 @@ class ForwardAnchor:
 
 @dataclass(frozen=True, slots=True)
 class Anchors:
-    """All published times.
-
-    Attributes:
-        toggles: overrides in place of a run's own, by what they assume.
-    """
+    """All published times; ``toggles`` are overrides in place of a run's own, by what they assume."""
 
     iterations: tuple[Anchor, ...]
     forwards: tuple[ForwardAnchor, ...]
@@ -145,17 +126,16 @@ class Anchors:
 
 
 def load_anchors(path: Path | None = None) -> Anchors:
-    """The committed anchors, or those of a file.
-
-    Raises:
-        UserError: naming file, group and what is wrong.
-    """
+    """The committed anchors, or those of a file; ``UserError`` names file, group and what is wrong."""
     path = path or config_tree() / "anchors.yaml"
     values = check_mapping(yaml.safe_load(path.read_text()), path.name)
-    iterations = [anchor for group in values["iterations"] for anchor in _iterations(group, path.name)]
-    forwards = [anchor for group in values["forwards"] for anchor in _forwards(group, path.name)]
     toggles = {str(name): tuple(map(str, changes)) for name, changes in values["toggles"].items()}
-    return Anchors(tuple(iterations), tuple(forwards), tuple(_kernels(values, path.name)), toggles)
+    return Anchors(
+        tuple(_iteration(*row) for row in _grouped(values["iterations"], path.name)),
+        tuple(_forward(group, row, where) for group, _, where, row in _grouped(values["forwards"], path.name)),
+        tuple(parse_kernels(values, path.name)),
+        toggles,
+    )
 
 
 def toggled(overrides: Sequence[str], changes: Sequence[str]) -> tuple[str, ...]:
@@ -164,23 +144,18 @@ def toggled(overrides: Sequence[str], changes: Sequence[str]) -> tuple[str, ...]
     return tuple(merged.values())
 
 
-def _group(values: Mapping[str, Any], where: str) -> Group:
-    texts = {key: " ".join(str(values[key]).split()) for key in ("name", "device", "framework", "source")}
-    return parse(Group, texts, where)
+def _grouped(groups: Sequence[Mapping[str, Any]], file: str) -> Iterator[tuple[Group, Mapping[str, Any], str, Any]]:
+    """Every row of the groups: its group, the group's values, where it stands, and the row."""
+    for values in groups:
+        where = f"{file}: {values['name']}"
+        texts = {key: " ".join(str(values[key]).split()) for key in ("name", "device", "framework", "source")}
+        group = parse(Group, texts, where)
+        yield from ((group, values, where, row) for row in values["rows"])
 
 
-def _iterations(values: Mapping[str, Any], file: str) -> list[Anchor]:
-    where = f"{file}: {values['name']}"
-    group = _group(values, where)
-    return [_iteration(group, values["settings"], values["overrides"], row, where) for row in values["rows"]]
-
-
-def _iteration(
-    group: Group, common: Mapping[str, Any], more: Sequence[str], row: Mapping[str, Any], where: str
-) -> Anchor:
-    own = {key: value for key, value in row.items() if key != "settings"}
-    settings = parse(Settings, {**common, **row.get("settings", {})}, f"{where}: settings")
-    anchor = parse(Anchor, {**own, "group": group, "settings": settings, "more": [*more]}, where)
+def _iteration(group: Group, values: Mapping[str, Any], where: str, row: Mapping[str, Any]) -> Anchor:
+    settings = parse(Settings, {**values["settings"], **row.get("settings", {})}, f"{where}: settings")
+    anchor = parse(Anchor, {**row, "group": group, "settings": settings, "more": [*values["overrides"]]}, where)
     require(anchor.half in HALVES, f"{where}: half", anchor.half, f"one of {', '.join(HALVES)}")
     require(anchor.published_s > 0, f"{where}: published_s", anchor.published_s, "positive")
     product = settings.tp * settings.cp * settings.pp
@@ -189,21 +164,8 @@ def _iteration(
     return anchor
 
 
-def _kernels(values: Mapping[str, Any], file: str) -> Iterator[KernelAnchor]:
-    for group in values["products"]:
-        for product in parse_products(group["rows"], f"{file}: products of {group['device']}"):
-            yield KernelAnchor(group["device"], product)
-    for group in values["attention"]:
-        for kernel in parse_attention(group, f"{file}: attention of {group['device']}"):
-            yield KernelAnchor(group["device"], kernel)
-
-
-def _forwards(values: Mapping[str, Any], file: str) -> list[ForwardAnchor]:
-    where = f"{file}: {values['name']}"
-    group = _group(values, where)
-    anchors = [parse(ForwardAnchor, {**row, "group": group}, where) for row in values["rows"]]
-    for anchor in anchors:
-        ends = anchor.published_ms
-        if len(ends) != 2 or not 0 < ends[0] <= ends[1]:
-            raise UserError(f"{where}: published_ms={[*ends]}: must be the least and the greatest")
-    return anchors
+def _forward(group: Group, row: Mapping[str, Any], where: str) -> ForwardAnchor:
+    anchor = parse(ForwardAnchor, {**row, "group": group}, where)
+    ends = anchor.published_ms
+    require(len(ends) == 2 and 0 < ends[0] <= ends[1], f"{where}: published_ms", [*ends], "the least and the greatest")
+    return anchor

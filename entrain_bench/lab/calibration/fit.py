@@ -35,15 +35,9 @@ class Ratio(Protocol):
 
 
 def fit_device(device: DeviceSpec, points: Sequence[Ratio], start: dict[str, float]) -> DeviceSpec:
-    """The device that predicts the points best, by the squares of their relative errors.
+    """The device that predicts the points, all of it, best by the squares of their relative errors.
 
-    Args:
-        device: what is not fitted.
-        points: of that device.
-        start: the constants that are fitted, and where the search begins.
-
-    Returns:
-        The device with fitted constants, rounded to ``DIGITS`` significant digits.
+    ``start`` has the constants that are fitted and where the search begins; they get ``DIGITS`` significant digits.
     """
     names, at = [*start], np.array([*start.values()])
 

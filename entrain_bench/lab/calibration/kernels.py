@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,17 +96,15 @@ class KernelPoint:
         return self.kernel.predicted_s(Roofline(alone)) / self.kernel.published_s
 
 
-def parse_products(rows: Sequence[Sequence[float]], where: str) -> list[Product]:
-    """Products from rows of m, n, k and TFLOP/s."""
-    names = ("m", "n", "k", "tflops")
-    return [parse(Product, dict(zip(names, row, strict=True)), where) for row in rows]
-
-
-def parse_attention(values: Mapping[str, Any], where: str) -> list[AttentionKernel]:
-    """Kernels from rows of rates, one for each of the lengths."""
-    kernels = []
-    for row in values["rows"]:
-        own = {key: value for key, value in row.items() if key != "tflops"}
-        for tokens, tflops in zip(values["tokens"], row["tflops"], strict=True):
-            kernels.append(parse(AttentionKernel, {**own, "tokens": tokens, "tflops": tflops}, where))
-    return kernels
+def parse_kernels(values: Mapping[str, Any], file: str) -> Iterator[KernelAnchor]:
+    """Products from rows of m, n, k and TFLOP/s; attention from rows of rates, one for each of the lengths."""
+    for group in values["products"]:
+        device, where = group["device"], f"{file}: products of {group['device']}"
+        for row in group["rows"]:
+            product = dict(zip(("m", "n", "k", "tflops"), row, strict=True))
+            yield KernelAnchor(device, parse(Product, product, where))
+    for group in values["attention"]:
+        device, where = group["device"], f"{file}: attention of {group['device']}"
+        for row in group["rows"]:
+            for tokens, tflops in zip(group["tokens"], row["tflops"], strict=True):
+                yield KernelAnchor(device, parse(AttentionKernel, {**row, "tokens": tokens, "tflops": tflops}, where))

@@ -16,7 +16,6 @@ from entrain_bench.figures.forward_variability import microbatch_forward
 from entrain_bench.lab.calibration.anchors import Anchor, Anchors, ForwardAnchor, load_anchors, toggled
 from entrain_bench.lab.calibration.kernels import AttentionKernel, KernelPoint, Product
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Record
 from entrain_bench.run.study import Output, Study, by_strategy
 
 INTRODUCTION = """# Calibration
@@ -73,14 +72,14 @@ def calibration_output() -> Output:
 
 def write_calibration(anchors: Anchors, study: Study) -> str:
     """Write ``calibration.md``; returns what is missing from it, or wrong in what figures say of it."""
-    errors = {anchor: _error(anchor, study) for anchor in anchors.iterations}
-    known = {anchor: error for anchor, error in errors.items() if error is not None}
+    times = {anchor: _predicted_s(anchor.overrides, study) for anchor in anchors.iterations}
+    known = {anchor: time / anchor.published_s - 1.0 for anchor, time in times.items() if time is not None}
     line = model_error([*known.values()])
     parts = [
         INTRODUCTION,
         f"**{line[0].upper()}{line[1:]}**; on the test half alone: "
         f"{model_error([error for anchor, error in known.items() if anchor.half == 'test'])}.\n",
-        _iterations(errors),
+        _iterations(anchors.iterations, known),
         "## Weak scaling\n",
         _scaling(known),
         "## Forwards on the A40\n",
@@ -110,26 +109,16 @@ def model_error(errors: Sequence[float]) -> str:
     return f"model error: median {100 * median(sizes):.1f}%, worst {100 * max(sizes):.1f}% over {count}"
 
 
-def _record(overrides: tuple[str, ...], study: Study) -> Record | None:
+def _predicted_s(overrides: tuple[str, ...], study: Study) -> float | None:
     (cell,) = study.cells(*overrides)
     record = study.results.read(cell.key)
-    return record if record and record.status == "ok" else None
+    return record.metrics["iteration_time_s"] if record and record.status == "ok" else None
 
 
-def _predicted_s(overrides: tuple[str, ...], study: Study) -> float | None:
-    record = _record(overrides, study)
-    return record.metrics["iteration_time_s"] if record else None
-
-
-def _error(anchor: Anchor, study: Study) -> float | None:
-    predicted = _predicted_s(anchor.overrides, study)
-    return predicted / anchor.published_s - 1.0 if predicted is not None else None
-
-
-def _iterations(errors: dict[Anchor, float | None]) -> str:
+def _iterations(anchors: Sequence[Anchor], errors: dict[Anchor, float]) -> str:
     rows = []
-    for anchor, error in errors.items():
-        own = anchor.settings
+    for anchor in anchors:
+        own, error = anchor.settings, errors.get(anchor)
         degrees = [str(value) for value in (anchor.gpus, own.tp, own.cp, own.pp, own.virtual_stages)]
         sizes = [str(anchor.global_batch), str(own.microbatch_size), f"{anchor.published_s:.2f}"]
         shown = [NOT_RUN, ""] if error is None else [f"{anchor.published_s * (1 + error):.2f}", f"{100 * error:+.1f}%"]
@@ -158,20 +147,15 @@ def _forwards(anchors: Sequence[ForwardAnchor], study: Study) -> str:
     rows = []
     for anchor in anchors:
         low, high = anchor.published_ms
-        predicted = _forward_ms(anchor, study)
+        actions: pd.DataFrame = run_actions(study.cells(*anchor.overrides), study.results)
+        forwards = microbatch_forward(actions[actions["module"] == anchor.module]) if len(actions) else None
+        # The mean of the module over its microbatches, all stages together.
+        predicted = None if forwards is None else float(forwards["forward_ms"].mean())
         inside = "" if predicted is None else "yes" if low <= predicted <= high else "no"
         shown = NOT_RUN if predicted is None else f"{predicted:.0f}"
         rows.append([anchor.workload, anchor.model, anchor.module, f"{low:.0f} to {high:.0f}", shown, inside])
     heading = ["workload", "model", "module", "published (ms)", "predicted (ms)", "inside"]
     return markdown_table(heading, rows, right=heading[3:5])
-
-
-def _forward_ms(anchor: ForwardAnchor, study: Study) -> float | None:
-    """Mean forward of a module over its microbatches, all stages together."""
-    actions: pd.DataFrame = run_actions(study.cells(*anchor.overrides), study.results)
-    if actions.empty:
-        return None
-    return float(microbatch_forward(actions[actions["module"] == anchor.module])["forward_ms"].mean())
 
 
 def _kernels(anchors: Anchors, study: Study) -> str:

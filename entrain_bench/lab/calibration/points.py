@@ -56,8 +56,7 @@ class ForwardPoint(ReferencePoint[ForwardAnchor]):
 
     def predicted_ms(self, device: DeviceSpec) -> float:
         """Mean over the microbatches."""
-        names = [module.name for module in self.truth.model.modules]
-        index = names.index(self.anchor.module)
+        index = [module.name for module in self.truth.model.modules].index(self.anchor.module)
         module, placed = self.truth.model.modules[index], self.program.layout.modules[index]
         times = self.on(device).chunk_times(module, placed, self.program.shapes, self.program.chunks[index])
         return 1e3 * float((times.forward_s + times.forward_comm_s).sum(axis=1).mean())

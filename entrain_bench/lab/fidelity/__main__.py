@@ -45,13 +45,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m entrain_bench.lab.fidelity", description=__doc__)
     parser.add_argument("--results-dir", type=Path, default=Path("results"), help="where files go")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="measured iterations of each program")
-    parser.add_argument(
-        "--truth",
-        nargs="+",
-        default=(),
-        metavar="OVERRIDE",
-        help="also simulate under this cost model: cluster/device=profiled cluster.device.path=FILE",
-    )
+    truth = "also simulate under this cost model: cluster/device=profiled cluster.device.path=FILE"
+    parser.add_argument("--truth", nargs="+", default=(), metavar="OVERRIDE", help=truth)
     options = parser.parse_args(arguments)
     if options.repeats < 1:
         parser.error(f"--repeats={options.repeats}: must be at least 1")
@@ -99,32 +94,26 @@ def report(rows: pd.DataFrame, results: Path, load: float) -> int:
     """
     write_atomically(results / "fidelity.csv", rows.assign(load_average=load).to_csv(index=False).encode())
     missed: list[str] = []
+    console, columns = make_console(), ["num_ranks", "workload", "seed", "strategy"]
     for prediction, own in rows.groupby("prediction", sort=False):
-        missed = _report_one(str(prediction), own, results)
+        pairs, seeds = pair_rows(own), sorted(own["seed"].unique().tolist())
+        setting = {name: own[name].unique().tolist() for name in ("num_ranks", "workload", "strategy")}
+        draw = partial(figure.draw, own, pairs)
+        write_figure(results / "figures" / "fidelity", figure, draw, COMMAND, setting, seeds, COSTS[str(prediction)])
+        values = summary(own, pairs)
+        console.print(f"{prediction}:")
+        for name, value in values.items():
+            target = f"  (target: at most {TARGETS[name]:g})" if name in TARGETS else ""
+            console.print(f"{name:18} {value:.4g}{target}", highlight=False)
+        worst = own.loc[own["iteration_error"].abs().nlargest(figure.NUM_NAMED).index]
+        shown = worst[[*columns, "measured_s", "predicted_s", "noise", "action_bias"]].round(3)
+        console.print("worst programs:", shown.to_string(index=False), sep="\n", highlight=False)
+        by_ranks = {number: rank_correlations(own[own["num_ranks"] == number]).mean() for number in NUM_RANKS}
+        console.print("Kendall tau by ranks:", {number: round(float(tau), 3) for number, tau in by_ranks.items()})
+        missed = [name for name, target in TARGETS.items() if values[name] > target]
     if missed:
         print(f"missed: {', '.join(missed)}", file=sys.stderr)
     return 1 if missed else 0
-
-
-def _report_one(prediction: str, rows: pd.DataFrame, results: Path) -> list[str]:
-    """Draw and print one kind of prediction; return the targets that it misses."""
-    pairs = pair_rows(rows)
-    setting = {name: rows[name].unique().tolist() for name in ("num_ranks", "workload", "strategy")}
-    seeds = sorted(rows["seed"].unique().tolist())
-    draw = partial(figure.draw, rows, pairs)
-    write_figure(results / "figures" / "fidelity", figure, draw, COMMAND, setting, seeds, COSTS[prediction])
-    values = summary(rows, pairs)
-    console = make_console()
-    console.print(f"{prediction}:")
-    for name, value in values.items():
-        target = f"  (target: at most {TARGETS[name]:g})" if name in TARGETS else ""
-        console.print(f"{name:18} {value:.4g}{target}", highlight=False)
-    worst = rows.loc[rows["iteration_error"].abs().nlargest(figure.NUM_NAMED).index]
-    columns = ["num_ranks", "workload", "seed", "strategy", "measured_s", "predicted_s", "noise", "action_bias"]
-    console.print("worst programs:", worst[columns].round(3).to_string(index=False), sep="\n", highlight=False)
-    by_ranks = {number: rank_correlations(rows[rows["num_ranks"] == number]).mean() for number in NUM_RANKS}
-    console.print("Kendall tau by ranks:", {number: round(float(tau), 3) for number, tau in by_ranks.items()})
-    return [name for name, target in TARGETS.items() if values[name] > target]
 
 
 if __name__ == "__main__":

@@ -25,36 +25,20 @@ TARGET_ITERATION, TARGET_SPEEDUP = 0.10, 0.05
 def program_row(
     where: Mapping[str, Any], layout: str, measured_s: float, predicted_s: float, repetitions_s: Sequence[float]
 ) -> dict[str, Any]:
-    """Return the columns that every comparison of a trained program with its prediction has.
-
-    Args:
-        where: ranks, workload, seed and strategy.
-        layout: of every module, as text.
-        measured_s: seconds of an iteration, over the repetitions.
-        predicted_s: the same, predicted.
-        repetitions_s: seconds of every measured iteration.
-    """
+    """The columns that every comparison of a trained program with its prediction has; ``where`` comes first."""
     repetitions = json.dumps([round(each, 5) for each in repetitions_s])
     times = {"measured_s": measured_s, "predicted_s": predicted_s, "iteration_error": predicted_s / measured_s - 1.0}
     return {**where, "layout": layout, **times, "repetitions_s": repetitions}
 
 
 def accuracy(rows: pd.DataFrame, pairs: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """Return the median size of the error and its target, of iterations and of speedups, where there are any.
-
-    Args:
-        rows: of ``program_row``.
-        pairs: of ``answers.fidelity.pair_rows``.
-    """
-    kinds = {
-        "iterations": (rows, "iteration_error", TARGET_ITERATION),
-        "speedups": (pairs, "error", TARGET_SPEEDUP),
-    }
-    return {
-        name: (float(found[column].abs().median()), target)
-        for name, (found, column, target) in kinds.items()
-        if len(found)
-    }
+    """Median size of the error and its target, of iterations and of speedups (``pair_rows``), where there are any."""
+    found = {}
+    if len(rows):
+        found["iterations"] = float(rows["iteration_error"].abs().median()), TARGET_ITERATION
+    if len(pairs):
+        found["speedups"] = float(pairs["error"].abs().median()), TARGET_SPEEDUP
+    return found
 
 
 def all_rows(
@@ -93,9 +77,7 @@ def _row(
     error = np.array(predicted["work_s"])[passes] / cpu_s - 1.0
     low, middle, high = np.percentile(iteration_s, [25, 50, 75])
     cores_s = ends[:, passes].max(axis=1) - starts[:, passes].min(axis=1)
-    replayed = [
-        replayed_s(one, links, took_s) / core_s - 1.0 for took_s, core_s in zip(ends - starts, cores_s, strict=True)
-    ]
+    replayed = [replayed_s(one, links, took_s) for took_s in ends - starts] / cores_s - 1.0
     bubbles = [_bubble(program, began, ended) for began, ended in zip(starts, ends, strict=True)]
     where = {name: getattr(one, name) for name in ("num_ranks", "workload", "seed", "strategy")}
     layout = "; ".join(f"{name} {text}" for name, text in program.layout.describe().items())

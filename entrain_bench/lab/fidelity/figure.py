@@ -47,10 +47,8 @@ def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]
     _draw_gains(gains, pairs, markers)
     _draw_errors(errors, rows.assign(bubble_error=rows["predicted_bubble"] - rows["measured_bubble"]), colours)
     handles = [Line2D([], [], color=colour, marker="o", ls="", ms=4, label=name) for name, colour in colours.items()]
-    handles += [
-        Line2D([], [], color=FAINT, marker=marker, ls="", ms=4, label=f"{number} ranks")
-        for number, marker in markers.items()
-    ]
+    for number, marker in markers.items():
+        handles.append(Line2D([], [], color=FAINT, marker=marker, ls="", ms=4, label=f"{number} ranks"))
     if pairs["sign_error"].any():
         handles.append(Line2D([], [], color=MISSED, marker="o", ls="", ms=3, label="order missed"))
     legend_above(figure, handles)
@@ -64,19 +62,16 @@ def _draw_times(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], mar
         noise_s = row["noise"] * row["measured_s"]
         panel.errorbar(row["measured_s"], row["predicted_s"], xerr=noise_s, elinewidth=0.6, ls="", **mark)
     worst = rows.loc[rows["iteration_error"].abs().nlargest(NUM_NAMED).index]
-    _name(
-        panel,
-        list(zip(worst["measured_s"], worst["predicted_s"], strict=True)),
-        [f"{row['strategy']} {row['workload']} {row['iteration_error']:+.0%}" for row in worst.to_dict("records")],
-    )
+    texts = [f"{row['strategy']} {row['workload']} {row['iteration_error']:+.0%}" for row in worst.to_dict("records")]
+    _name(panel, worst[["measured_s", "predicted_s"]], texts)
     panel.set(title="Iteration time (s)", xlabel="Measured", ylabel="Predicted")
 
 
 def _draw_gains(panel: Axes, pairs: pd.DataFrame, markers: dict[str, str]) -> None:
     measured, predicted = pairs["measured_speedup"], pairs["predicted_speedup"]
     _diagonal(panel, measured, predicted, TARGET_SPEEDUP)
-    for value, line in ((1.0, panel.axhline), (1.0, panel.axvline)):
-        line(value, color=FAINT, linewidth=0.6)
+    for line in (panel.axhline, panel.axvline):
+        line(1.0, color=FAINT, linewidth=0.6)
     for row in pairs.to_dict("records"):
         colour = MISSED if row["sign_error"] else INK
         mark: dict[str, Any] = {"color": colour, "marker": markers[row["num_ranks"]], "ms": 3, "alpha": 0.7}
@@ -84,11 +79,8 @@ def _draw_gains(panel: Axes, pairs: pd.DataFrame, markers: dict[str, str]) -> No
         interval = [[gain - row["low"]], [row["high"] - gain]]
         panel.errorbar(gain, row["predicted_speedup"], xerr=interval, elinewidth=0.5, ls="", **mark)
     worst = pairs.loc[pairs["error"].abs().nlargest(NUM_NAMED).index]
-    _name(
-        panel,
-        list(zip(worst["measured_speedup"], worst["predicted_speedup"], strict=True)),
-        [f"{row['fast']} over {row['slow']} {row['error']:+.0%}" for row in worst.to_dict("records")],
-    )
+    texts = [f"{row['fast']} over {row['slow']} {row['error']:+.0%}" for row in worst.to_dict("records")]
+    _name(panel, worst[["measured_speedup", "predicted_speedup"]], texts)
     panel.set(title="Speed-ups between strategies", xlabel="Measured", ylabel="Predicted")
 
 
@@ -98,9 +90,8 @@ def _draw_errors(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour]) ->
     for place, name in enumerate(QUANTITIES):
         for row in rows.to_dict("records"):
             shift = (strategies.index(row["strategy"]) - (len(strategies) - 1) / 2) * 0.13
-            panel.plot(
-                place + shift, 100 * row[name], color=colours[row["strategy"]], marker="o", ms=2.5, alpha=0.7, ls=""
-            )
+            mark: Any = {"color": colours[row["strategy"]], "marker": "o", "ms": 2.5, "alpha": 0.7, "ls": ""}
+            panel.plot(place + shift, 100 * row[name], **mark)
         middle = 100 * rows[name].median()
         panel.plot([place - 0.36, place + 0.36], [middle, middle], color=INK, linewidth=1.0)
     panel.set_xticks(range(len(QUANTITIES)), list(QUANTITIES.values()), rotation=40, ha="right", rotation_mode="anchor")
@@ -111,16 +102,15 @@ def _draw_errors(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour]) ->
 def _diagonal(panel: Axes, one: pd.Series, other: pd.Series, target: float) -> None:
     low, high = min(one.min(), other.min()), max(one.max(), other.max())
     ends = [low - 0.08 * (high - low), high + 0.08 * (high - low)]
-    panel.fill_between(
-        ends, [(1 - target) * end for end in ends], [(1 + target) * end for end in ends], color=GRID, alpha=0.5, lw=0
-    )
+    below, above = ([share * end for end in ends] for share in (1 - target, 1 + target))
+    panel.fill_between(ends, below, above, color=GRID, alpha=0.5, lw=0)
     panel.plot(ends, ends, color=FAINT, linewidth=0.6)
     panel.set(xlim=ends, ylim=ends)
 
 
-def _name(panel: Axes, points: Sequence[tuple[float, float]], texts: Sequence[str]) -> None:
+def _name(panel: Axes, points: pd.DataFrame, texts: Sequence[str]) -> None:
     """Number the worst points, and say in a corner what they are."""
-    for number, point in enumerate(points, start=1):
+    for number, point in enumerate(points.itertuples(index=False, name=None), start=1):
         panel.annotate(str(number), point, (3, 2), textcoords="offset points", fontsize=SMALL_PT)
     lines = "\n".join(f"{number} {text}" for number, text in enumerate(texts, start=1))
     panel.text(0.98, 0.02, lines, transform=panel.transAxes, fontsize=SMALL_PT, ha="right", va="bottom")

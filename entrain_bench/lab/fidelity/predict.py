@@ -34,16 +34,10 @@ from entrain_bench.train.launching.group import pin
 def predict_group(
     programs: Sequence[FidelityProgram], links: Mapping[str, float], cores: Sequence[int], folder: Path
 ) -> None:
-    """Leave ``<folder>/<key>.emulated.json`` of every program.
+    """Leave ``<folder>/<key>.emulated.json`` of every program, all of the same number of ranks.
 
     Every rank has a process that measures its passes, pinned like it: what a pass finds in the caches depends on who
     else runs. It is done twice, as fast as passes go and with the waits between them that follow.
-
-    Args:
-        programs: of the same number of ranks.
-        links: latency and bandwidth of a message.
-        cores: of this machine.
-        folder: where files go.
     """
     if not programs:
         return
@@ -88,25 +82,18 @@ def _measured(one: FidelityProgram, links: Mapping[str, float], lane: LaneOrder)
 
 
 def _emulator(one: FidelityProgram, links: Mapping[str, float], measured: Measured) -> Emulator:
+    return Emulator(_truth(one, links), float("inf"), "cpu", "float32", measured=measured)
+
+
+def _truth(one: FidelityProgram, links: Mapping[str, float]) -> CostTruth:
     job = prepare(one.config).job
-    truth = CostTruth(job.model, joined_by(job.cluster, links), job.framework)
-    return Emulator(truth, float("inf"), "cpu", "float32", measured=measured)
+    return CostTruth(job.model, joined_by(job.cluster, links), job.framework)
 
 
 def simulated(
     one: FidelityProgram, truth: Sequence[str], links: Mapping[str, float], cores: Sequence[int]
 ) -> dict[str, Any]:
-    """The program under a cost truth of its own, as ``predict_group`` leaves it.
-
-    Args:
-        one: the program.
-        truth: overrides that give the truth: ``cluster/device=profiled cluster.device.path=FILE``.
-        links: latency and bandwidth of a message.
-        cores: of this machine.
-
-    Raises:
-        UserError: for bad overrides, or a profile that does not fit.
-    """
+    """The same under the cost truth of these overrides; ``UserError`` for bad ones, or a profile that does not fit."""
     (cell,) = compose_cells([*overrides_of(one.num_ranks, one.workload, one.seed, one.strategy), *truth])
     given = prepare(cell.config).truth
     prices = replace(given, cluster=joined_by(given.cluster, links)).price(one.program)
@@ -135,16 +122,9 @@ def _values(prices: Prices, timeline: Timeline) -> dict[str, Any]:
 
 
 def replayed_s(one: FidelityProgram, links: Mapping[str, float], took_s: FloatArray) -> float:
-    """From the first pass to the end of the last, if passes take as long as they did and messages as long as modelled.
-
-    Args:
-        one: the program.
-        links: latency and bandwidth of a message.
-        took_s: of each action ``[actions]``.
-    """
-    job, program = prepare(one.config).job, one.program
-    prices = CostTruth(job.model, joined_by(job.cluster, links), job.framework).price(program)
-    passes = program.is_pass
+    """From the first pass to the end of the last, if passes take as long as they did ``[actions]``."""
+    program, passes = one.program, one.program.is_pass
+    prices = _truth(one, links).price(program)
     start, end, _ = place_program(program, replace(prices, duration_s=np.where(passes, took_s, 0.0)))
     return float(end[passes].max() - start[passes].min())
 

@@ -48,16 +48,7 @@ WORKLOADS = {
 
 @dataclass(frozen=True, slots=True)
 class FidelityProgram:
-    """A program of one strategy that is trained and predicted.
-
-    Attributes:
-        num_ranks: ranks.
-        workload: a name in ``WORKLOADS``.
-        seed: of samples, weights and content.
-        strategy: its name.
-        config: of the run.
-        program: of its first batch.
-    """
+    """A program of one strategy that is trained and predicted; ``workload`` is a name in ``WORKLOADS``."""
 
     num_ranks: int
     workload: str

@@ -82,9 +82,9 @@ class Kept:
             self.now -= size
 
 
+@dataclass(eq=False)
 class _Holder:
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    tensor: Tensor
 
 
 def _unpack(held: Any) -> Tensor:
@@ -93,15 +93,9 @@ def _unpack(held: Any) -> Tensor:
 
 
 def train_programs(programs: Sequence[FidelityProgram], repeats: int, folder: Path, control: dist.ProcessGroup) -> None:
-    """Train every program and leave what was measured in ``<folder>/<key>.json``; collective.
+    """Train programs of one group and leave what was measured in ``<folder>/<key>.json``; collective, over gloo.
 
-    The programs run in turn, so background load affects all of them equally.
-
-    Args:
-        programs: of one group.
-        repeats: measured iterations of each, after warm-up.
-        folder: where files go.
-        control: a gloo group of all ranks.
+    They run in turn, so background load affects all of them equally.
     """
     prepare_platform()
     torch.set_num_threads(1)
@@ -169,9 +163,5 @@ class _Run:
 def _live_bytes() -> int:
     """Bytes of all tensors of this process."""
     gc.collect()
-    storages = {}
-    for each in gc.get_objects():
-        if type(each) in (Tensor, torch.nn.Parameter):
-            storage = each.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+    tensors = [each for each in gc.get_objects() if type(each) in (Tensor, torch.nn.Parameter)]
+    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())

@@ -39,9 +39,6 @@ def place_on_cores(program: Program, prices: Prices, cores: Sequence[Sequence[in
         prices: with the seconds that passes and optimizer steps take on a core of their own.
         cores: core of every rank of each lane.
         memory: of a rank during and after each entry of ``program.lane_actions`` ``[2, entries]``.
-
-    Raises:
-        DeadlockError: if lanes wait for each other.
     """
     start, end = _place_passes(program, prices, cores)
     wait = np.zeros(program.num_actions)

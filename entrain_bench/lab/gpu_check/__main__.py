@@ -48,9 +48,8 @@ READ = (".py", ".yaml", ".parquet")
 
 def main(arguments: Sequence[str]) -> int:
     """Run the sections that are not done; return 1 if one failed, 2 for bad options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m entrain_bench.lab.gpu_check", description=__doc__, allow_abbrev=False
-    )
+    program = "python -m entrain_bench.lab.gpu_check"
+    parser = argparse.ArgumentParser(prog=program, description=__doc__, allow_abbrev=False)
     parser.add_argument("--output", type=Path, help="folder of the report (default: results/gpu-check-<date>)")
     parser.add_argument("--device", default="auto", choices=DEVICES, help="auto: GPUs if there are any")
     parser.add_argument("--devices", type=int, help="1, 2, 4 or 8 (default: all GPUs, or 2 ranks on a CPU)")
@@ -76,24 +75,15 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def chosen_sections(text: str | None) -> list[str]:
-    """Return names of sections, in the order in which they run.
-
-    Raises:
-        UserError: for an unknown name.
-    """
+    """Names of sections in the order in which they run; ``UserError`` for an unknown one."""
     names = text.split(",") if text else [*SECTIONS]
-    for name in names:
-        if name not in SECTIONS:
-            raise unknown_choice("--sections", name, SECTIONS)
+    if unknown := [name for name in names if name not in SECTIONS]:
+        raise unknown_choice("--sections", unknown[0], SECTIONS)
     return [name for name in SECTIONS if name in names]
 
 
 def prepare(folder: Path, device: str, num_devices: int | None, everything: bool) -> Check:
-    """Look at the machine.
-
-    Raises:
-        UserError: if it has less than is asked for, or if the folder holds something else.
-    """
+    """Look at the machine; ``UserError`` if it has less than is asked for, or if the folder holds something else."""
     claim(folder)
     machine = look(folder, device)
     if device == "cuda" and not machine.gpus:
@@ -104,11 +94,7 @@ def prepare(folder: Path, device: str, num_devices: int | None, everything: bool
 
 
 def claim(folder: Path) -> None:
-    """Make the folder of a check, or resume the check that made it.
-
-    Raises:
-        UserError: if the folder holds something else, or cannot be written to.
-    """
+    """Make the folder of a check, or resume the check that made it; ``UserError`` if it cannot be used."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         fresh = (folder / MARK).exists() or not any(folder.iterdir())
@@ -119,16 +105,11 @@ def claim(folder: Path) -> None:
 
 
 def look(folder: Path, device: str) -> Machine:
-    """Return what a process of its own finds on this machine.
-
-    Raises:
-        UserError: if that process fails.
-    """
+    """Return what a process of its own finds on this machine; ``UserError`` if that process fails."""
     place, log = folder / "machine.json", folder / "machine.log"
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     log.unlink(missing_ok=True)
-    wrong = run_python(["-m", "entrain_bench.lab.machine", str(place)], log, MACHINE_S, hidden)
-    if wrong:
+    if wrong := run_python(["-m", "entrain_bench.lab.machine", str(place)], log, MACHINE_S, hidden):
         raise UserError(f"--device={device}: device detection failed: {wrong} ({last_line(log)}). See {log}.")
     return Machine(**read_json(place))
 
@@ -139,12 +120,7 @@ def origin_of(machine: Machine) -> str:
 
 
 def identity_of(setup: Setup, tests: Sequence[Path]) -> str:
-    """Hash of what a result depends on: its origin, devices, options, and all code, configuration and data.
-
-    Args:
-        setup: origin, devices and options.
-        tests: files of the tests that a section runs.
-    """
+    """Hash of what a result depends on: its origin, devices, options, these tests, all code and configuration."""
     packages = (Path(next(iter(importlib.import_module(name).__path__))) for name in sorted(OWN_PACKAGES))
     read = [path for place in (config_tree(), *packages) for path in sorted(place.rglob("*")) if path.suffix in READ]
     files = [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in [*read, *sorted(tests)]]
@@ -160,14 +136,8 @@ def run_sections(
 ) -> list[SectionResult]:
     """Run sections without a result that stands; an error in one does not stop the next.
 
-    Args:
-        check: what they look at.
-        names: of the sections.
-        again: rerun those that passed or were skipped, too.
-        sections: by name.
-
-    Returns:
-        Their results. The folder keeps them, with those of other sections, and the report of all.
+    The folder keeps their results, with those of other sections, and the report of all. ``again`` reruns those that
+    passed or were skipped, too.
     """
     folder, results = check.setup.folder, list[SectionResult]()
     identity = identity_of(check.setup, [*check.gpu_tests, *(check.tests / "support").rglob("*.py")])
@@ -179,7 +149,11 @@ def run_sections(
             results.append(known)
             continue
         if again:
-            forget(check, name)
+            # None of its runs counts as finished.
+            for runs in check.setup.runs.glob(f"{name}_*"):
+                shutil.rmtree(runs)
+            if name == "profile":
+                check.setup.profile.unlink(missing_ok=True)
         check.say(counted)
         started = perf_counter()
         try:
@@ -193,14 +167,6 @@ def run_sections(
         write_report(check, identity)
     write_report(check, identity)
     return results
-
-
-def forget(check: Check, name: str) -> None:
-    """Remove the runs of a section, so that none of them counts as finished."""
-    for runs in check.setup.runs.glob(f"{name}_*"):
-        shutil.rmtree(runs)
-    if name == "profile":
-        check.setup.profile.unlink(missing_ok=True)
 
 
 def write_report(check: Check, identity: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from entrain_bench.answers.documents.markdown import markdown_table
@@ -11,51 +11,29 @@ from entrain_bench.lab.gpu_check.sections import Section
 
 # Columns for programs that read numbers.json.
 HIDDEN = frozenset({"repetitions_s", "num_ranks", "seed", "chance", "sign_error"})
-FORMATS = {
-    "last_loss": ".6f",
-    "largest_difference": ".1e",
-    "error": "+.1%",
-    "iteration_error": "+.1%",
-    "MFU": ".1%",
-}
+FORMATS = {"last_loss": ".6f", "largest_difference": ".1e", "error": "+.1%", "iteration_error": "+.1%", "MFU": ".1%"}
 
 
 def page(title: str, command: str, results: Sequence[SectionResult], sections: Mapping[str, Section]) -> str:
-    """Return the report.
-
-    Args:
-        title: its heading.
-        command: what made it.
-        results: of sections, in their order.
-        sections: all sections; those without a result are listed as not run.
-    """
-    return "\n".join(_lines(title, command, results, sections)) + "\n"
-
-
-def _lines(
-    title: str, command: str, results: Sequence[SectionResult], sections: Mapping[str, Section]
-) -> Iterator[str]:
-    yield f"# {title}\n"
+    """Return the report: a title, what made it, and results in order; sections without one are listed as not run."""
+    parts = [f"# {title}\n"]
     rows = [
         [r.name, sections[r.name].question, r.finding.verdict, r.finding.result, f"{r.seconds:.0f}"] for r in results
     ]
     done = {result.name for result in results}
     rows += [[name, each.question, "not run", "", ""] for name, each in sections.items() if name not in done]
-    yield markdown_table(["section", "question", "verdict", "result", "seconds"], rows, right=["seconds"])
-    yield f"Made by `{command}`. All numbers: `numbers.json`; output of every process: `*.log`, `runs/`."
+    parts.append(markdown_table(["section", "question", "verdict", "result", "seconds"], rows, right=["seconds"]))
+    parts.append(f"Made by `{command}`. All numbers: `numbers.json`; output of every process: `*.log`, `runs/`.")
     for result in results:
         finding = result.finding
-        yield f"\n## {result.name}: {finding.verdict}\n"
-        yield finding.result
+        parts += [f"\n## {result.name}: {finding.verdict}\n", finding.result]
         if note := sections[result.name].note:
-            yield f"\n{note}"
+            parts.append(f"\n{note}")
         for heading, table in finding.tables.items():
             if table:
-                yield f"\n**{heading}**\n" if heading else ""
-                yield _table(table)
-        for heading, text in finding.text.items():
-            if text:
-                yield f"\n`{heading}`\n\n```\n{text}\n```"
+                parts += [f"\n**{heading}**\n" if heading else "", _table(table)]
+        parts += [f"\n`{heading}`\n\n```\n{text}\n```" for heading, text in finding.text.items() if text]
+    return "\n".join(parts) + "\n"
 
 
 def _table(rows: Rows) -> str:

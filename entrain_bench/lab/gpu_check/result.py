@@ -21,14 +21,7 @@ type Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a section found.
-
-    Attributes:
-        verdict: ``passed``, ``failed`` or ``skipped``.
-        result: one line: what was found, or why the section failed or was skipped.
-        tables: rows by title.
-        text: output that the report shows unmodified, by title.
-    """
+    """What a section found: its verdict, one line on it, tables of rows and output to show unmodified by title."""
 
     verdict: str
     result: str
@@ -38,14 +31,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class SectionResult:
-    """A section that came to an end.
-
-    Attributes:
-        name: of the section.
-        identity: of everything that the result depends on: machine, devices, options, code.
-        finding: what it found.
-        seconds: wall time.
-    """
+    """A section that came to an end; ``identity`` is of all that the result depends on (``identity_of``)."""
 
     name: str
     identity: str
@@ -65,14 +51,7 @@ class SectionResult:
 def judge_losses(
     strategy: str, losses: Sequence[float], reference: Sequence[float], tolerance: float
 ) -> dict[str, Any]:
-    """Return the row of a run: its last loss, and how far its losses are from the reference losses.
-
-    Args:
-        strategy: name.
-        losses: of every iteration.
-        reference: losses that the run has to reproduce.
-        tolerance: largest relative difference of a loss.
-    """
+    """The row of a run: its last loss, its largest relative difference from the reference, and the verdict."""
     difference = math.nan
     if len(losses) == len(reference) > 0 and all(map(math.isfinite, [*losses, *reference])):
         difference = max(abs(own / wanted - 1.0) for own, wanted in zip(losses, reference, strict=True))

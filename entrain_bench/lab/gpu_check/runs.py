@@ -15,36 +15,19 @@ from entrain_bench.run.cells import compose_cells
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The runs of a section, and where they leave records and output.
-
-    Attributes:
-        folder: of the section.
-        setup: the devices.
-    """
+    """The runs of a section, and the folder where they leave records and output."""
 
     folder: Path
     setup: Setup
 
     def predict(self, overrides: Sequence[str], strategies: Sequence[str], timeout_s: float) -> dict[str, Record | str]:
-        """Simulate a job under strategies, all in one process.
-
-        Returns:
-            By strategy the record, or what became of the process if it left none.
-        """
+        """Simulate a job under strategies in one process: by strategy a record, or what became of the process."""
         return self._run("predicted", strategies, ["harness=simulate", *overrides], timeout_s)
 
     def train(
         self, name: str, strategy: str, overrides: Sequence[str], num_devices: int, timeout_s: float
     ) -> Record | str:
-        """Train; the record, or what became of the process if it left none.
-
-        Args:
-            name: of the run in this section.
-            strategy: its name.
-            overrides: of the job.
-            num_devices: ranks.
-            timeout_s: longest time.
-        """
+        """Train as the run ``name``; the record, or what became of the process if it left none."""
         return self._run(name, [strategy], [*self.setup.training(num_devices), *overrides], timeout_s)[strategy]
 
     def _run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -18,21 +18,13 @@ from entrain_bench.costs.profiled.file import read_profile
 from entrain_bench.lab.fidelity.compare import accuracy, program_row
 from entrain_bench.lab.gpu_check.result import FAILED, PASSED, SKIPPED, TOLERANCES, Finding, Rows, judge_losses
 from entrain_bench.lab.gpu_check.runs import Runs, layout_of, problem_of, series
-from entrain_bench.lab.gpu_check.settings import (
-    CORRECTNESS,
-    CORRECTNESS_S,
-    PREDICTION_S,
-    PROFILE_S,
-    PROGRAM_S,
-    REFERENCE,
-    TESTS_S,
-    Setup,
-    TestMatrix,
-)
+from entrain_bench.lab.gpu_check.settings import CORRECTNESS, REFERENCE, Setup, TestMatrix
 from entrain_bench.lab.machine import Machine
 from entrain_bench.lab.processes import last_line, run_python
 from entrain_bench.records.records import Record
 
+# Seconds that a process may take; ranks that wait for each other give up after two minutes.
+TESTS_S, PREDICTION_S, CORRECTNESS_S, PROFILE_S, PROGRAM_S = 900.0, 600.0, 300.0, 900.0, 420.0
 # Longest message of a test in a table, characters.
 LONGEST = 200
 # Columns of the throughput table: metric, factor.
@@ -43,18 +35,13 @@ THROUGHPUT = {
     "MFU": ("mfu", 1.0),
     "peak GiB": ("peak_memory_bytes", 2.0**-30),
 }
+# The record of a run that was trained, and that of its prediction.
+type Measured = tuple[Record, Record]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What sections look at.
-
-    Attributes:
-        machine: what there is.
-        setup: which of it is used, and for what.
-        tests: folder of the suite's tests; those marked ``gpu`` are run.
-        say: prints a line of progress.
-    """
+    """What sections look at; ``tests`` is the folder of the suite's tests, ``say`` prints a line of progress."""
 
     machine: Machine
     setup: Setup
@@ -101,12 +88,7 @@ def gpu_tests(check: Check) -> Finding:
 
 
 def judge_tests(output: str, wrong: str) -> Finding:
-    """Return what pytest printed: its last line, and a row per test that failed or was skipped.
-
-    Args:
-        output: with the short summary of failures and skips (``-rfEs``).
-        wrong: what was wrong with the process; empty for nothing.
-    """
+    """Return what pytest printed: its last line, and a row per test that failed or was skipped (``-rfEs``)."""
     lines = [line for line in output.splitlines() if line.strip()]
     found = (re.match(r"(FAILED|ERROR|SKIPPED) (.*)", line) for line in lines)
     rows = [{"verdict": each[1].lower(), "test": each[2][:LONGEST]} for each in found if each]
@@ -144,21 +126,31 @@ def _losses(check: Check, dtype: str) -> Rows:
         return [{"strategy": f"{REFERENCE} on one device", "verdict": FAILED, "reason": problem_of(record)}]
     reference, strategies = series(record, "loss"), setup.strategies()
     check.say(f"planning {len(strategies)} strategies")
-    planned = runs.predict(job, strategies, PREDICTION_S)
-    rows: Rows = []
-    for number, name in enumerate(strategies, start=1):
-        plan = planned[name]
-        if reason := problem_of(plan):
-            rows.append({"strategy": name, "verdict": verdict_without(plan), "reason": reason})
-            continue
-        check.say(f"training {name} in {dtype} ({number} of {len(strategies)})")
-        done = runs.train(name, name, [*job, given], setup.num_devices, CORRECTNESS_S)
-        if isinstance(done, str) or problem_of(done):
-            rows.append({"strategy": name, "verdict": FAILED, "reason": problem_of(done)})
-            continue
-        row = judge_losses(name, series(done, "loss"), reference, TOLERANCES[dtype])
-        rows.append(row | {"layout": layout_of(done)})
+    where, rows = f"in {dtype} ({{number}} of {len(strategies)})", list[dict[str, Any]]()
+    for row, done in _trained(check, runs, job, strategies, given, CORRECTNESS_S, where):
+        if done:
+            row |= judge_losses(row["strategy"], series(done[0], "loss"), reference, TOLERANCES[dtype])
+            row |= {"layout": layout_of(done[0])}
+        rows.append(row)
     return rows
+
+
+def _trained(
+    check: Check, runs: Runs, job: Sequence[str], strategies: Sequence[str], given: str, limit_s: float, where: str
+) -> Iterator[tuple[dict[str, Any], Measured | None]]:
+    """Predict and train a job: rows of strategies with what was measured, or with the verdict and reason for none."""
+    predicted = runs.predict(job, strategies, PREDICTION_S)
+    for number, name in enumerate(strategies, start=1):
+        plan, row = predicted[name], {"strategy": name}
+        if isinstance(plan, str) or problem_of(plan):
+            yield row | {"verdict": verdict_without(plan), "reason": problem_of(plan)}, None
+            continue
+        check.say(f"training {name} {where.format(number=number)}")
+        done = runs.train(name, name, [*job, given], check.setup.num_devices, limit_s)
+        if isinstance(done, str) or problem_of(done):
+            yield row | {"verdict": FAILED, "reason": problem_of(done)}, None
+        else:
+            yield row, (done, plan)
 
 
 def verdict_without(prediction: Record | str) -> str:
@@ -172,8 +164,8 @@ def profile(check: Check) -> Finding:
     log = setup.folder / "profile.log"
     log.unlink(missing_ok=True)
     check.say("profiling layers and communication")
-    wrong = run_python(["-m", "entrain_bench.cli", "profile", *setup.profiling()], log, PROFILE_S, setup.environment)
-    if wrong:
+    command = ["-m", "entrain_bench.cli", "profile", *setup.profiling()]
+    if wrong := run_python(command, log, PROFILE_S, setup.environment):
         return Finding(FAILED, f"{wrong} ({last_line(log)}); a second call resumes")
     found = read_profile(setup.profile, str(setup.profile))
     constants = found.constants
@@ -192,27 +184,17 @@ def profile(check: Check) -> Finding:
     return Finding(PASSED, line, {"": rows})
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredRun:
-    """A run that was trained, and its prediction."""
-
-    workload: str
-    strategy: str
-    trained: Record
-    predicted: Record
-
-
 def fidelity(check: Check) -> Finding:
     """Compare trained iterations with those simulated under the profile."""
     if not check.setup.profile.exists():
         return Finding(SKIPPED, "there is no profile: see the section profile")
     measured, others = _measure(check, "fidelity", check.setup.fidelity())
     rows = []
-    for one in measured:
-        where = {"num_ranks": check.setup.num_devices, "workload": one.workload, "seed": 0, "strategy": one.strategy}
+    for case, (trained, predicted) in measured:
+        where = {"num_ranks": check.setup.num_devices, "workload": case["workload"], "seed": 0, **case}
         # The first iteration warms up.
-        took_s, predicted_s = (series(record, "iteration_time_s")[1:] for record in (one.trained, one.predicted))
-        rows.append(program_row(where, layout_of(one.trained), fmean(took_s), fmean(predicted_s), took_s))
+        took_s, predicted_s = (series(record, "iteration_time_s")[1:] for record in (trained, predicted))
+        rows.append(program_row(where, layout_of(trained), fmean(took_s), fmean(predicted_s), took_s))
     pairs = pair_rows(pd.DataFrame(rows)) if len(rows) > 1 else pd.DataFrame()
     words = [
         f"{name} predicted to {error:.1%} (median; target {target:.0%}: {'met' if error <= target else 'missed'})"
@@ -231,47 +213,35 @@ def throughput(check: Check) -> Finding:
         return Finding(SKIPPED, "there is no profile: see the section profile")
     measured, others = _measure(check, "throughput", check.setup.throughput())
     rows: Rows = []
-    for one in measured:
-        for what, record in (("measured", one.trained), ("predicted", one.predicted)):
+    for case, records in measured:
+        for what, record in zip(("measured", "predicted"), records, strict=True):
             found = {name: (record.metrics.get(metric), factor) for name, (metric, factor) in THROUGHPUT.items()}
             values = {name: value * factor for name, (value, factor) in found.items() if value is not None}
-            rows.append({"strategy": one.strategy, "": what, "layout": layout_of(record)} | values)
+            rows.append({"strategy": case["strategy"], "": what, "layout": layout_of(record)} | values)
     best = max((float(row["TFLOPS/GPU"]) for row in rows if row[""] == "measured"), default=0.0)
     tables = {"Throughput": rows, "Not measured": others}
     return verdict_of(others, len(measured), f"{best:.4g} TFLOPS per GPU at best", tables)
 
 
-def _measure(check: Check, section: str, matrix: TestMatrix) -> tuple[list[MeasuredRun], Rows]:
-    """Train and predict what fits the devices; return it, and a row for everything else."""
-    setup, measured, others = check.setup, list[MeasuredRun](), list[dict[str, Any]]()
+def _measure(check: Check, section: str, matrix: TestMatrix) -> tuple[list[tuple[dict[str, Any], Measured]], Rows]:
+    """Train and predict what fits the devices; return it by workload and strategy, and a row for everything else."""
+    setup, measured, others = check.setup, list[tuple[dict[str, Any], Measured]](), list[dict[str, Any]]()
     for workload, overrides in matrix.workloads.items():
         job = [*matrix.job, *overrides, *setup.profiled()]
         runs = check.runs(f"{section}_{workload}")
         check.say(f"predicting {len(matrix.strategies)} strategies on {workload}")
-        predicted = runs.predict(job, matrix.strategies, PREDICTION_S)
-        for name in matrix.strategies:
-            prediction, row = predicted[name], {"workload": workload, "strategy": name}
-            if isinstance(prediction, str) or problem_of(prediction):
-                others.append(row | {"verdict": verdict_without(prediction), "reason": problem_of(prediction)})
-                continue
-            check.say(f"training {name} on {workload}")
-            done = runs.train(name, name, [*job, f"harness.dtype={setup.dtype}"], setup.num_devices, PROGRAM_S)
-            if isinstance(done, str) or problem_of(done):
-                others.append(row | {"verdict": FAILED, "reason": problem_of(done)})
+        given = f"harness.dtype={setup.dtype}"
+        for row, done in _trained(check, runs, job, matrix.strategies, given, PROGRAM_S, f"on {workload}"):
+            case = {"workload": workload, **row}
+            if done:
+                measured.append((case, done))
             else:
-                measured.append(MeasuredRun(workload, name, done, prediction))
+                others.append(case)
     return measured, others
 
 
 def verdict_of(others: Rows, count: int, what: str, tables: dict[str, Rows]) -> Finding:
-    """Fail if a run did, or if no run was left.
-
-    Args:
-        others: rows of the runs that were not measured.
-        count: runs that were measured.
-        what: their result, in words.
-        tables: of the finding.
-    """
+    """Fail if a run did, or if no run was left; ``others`` are the rows of those that were not measured."""
     wrong = [row for row in others if row["verdict"] == FAILED]
     left_out = len(others) - len(wrong)
     line = f"{count} runs: {what}{f'; {left_out} do not fit these devices' if left_out else ''}"
@@ -284,13 +254,7 @@ def verdict_of(others: Rows, count: int, what: str, tables: dict[str, Rows]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the check.
-
-    Attributes:
-        question: that it answers.
-        run: looks, and returns what it found.
-        note: how its tables are to be read.
-    """
+    """A part of the check: the question that it answers, what looks, and how its tables are to be read."""
 
     question: str
     run: Callable[[Check], Finding]

@@ -14,8 +14,6 @@ from entrain_bench.lab.fidelity.programs import STRATEGIES, WORKLOADS
 NUM_DEVICES = (1, 2, 4, 8)
 # Ranks over gloo where there is no GPU.
 CPU_RANKS = 2
-# Seconds that a process may take; ranks that wait for each other give up after two minutes.
-TESTS_S, PREDICTION_S, CORRECTNESS_S, PROFILE_S, PROGRAM_S = 900.0, 600.0, 300.0, 900.0, 420.0
 # The planner chooses degrees; samples are small, for what is checked is that all strategies compute the same.
 CORRECTNESS = (
     "model=tiny",
@@ -63,19 +61,7 @@ class Setup:
 
     @classmethod
     def of(cls, kind: str, found: int, num_devices: int | None, everything: bool, folder: Path, origin: str) -> Setup:
-        """Return the setup of a machine.
-
-        Args:
-            kind: ``cuda`` or ``cpu``.
-            found: GPUs of the machine.
-            num_devices: how many to use; None: the most for which layouts exist.
-            everything: all strategies and workloads.
-            folder: of the report.
-            origin: of what is measured.
-
-        Raises:
-            UserError: for a number of devices that the machine lacks, or for which no layout exists.
-        """
+        """The setup of a machine, of all devices by default; ``UserError`` where it lacks some, or no layout fits."""
         if num_devices is None:
             num_devices = max(n for n in NUM_DEVICES if n <= found) if kind == "cuda" else CPU_RANKS
         require(num_devices in NUM_DEVICES, "--devices", num_devices, "1, 2, 4 or 8")
@@ -158,13 +144,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class TestMatrix:
-    """Strategies on workloads: what is trained and predicted.
-
-    Attributes:
-        strategies: names.
-        workloads: overrides by name.
-        job: overrides of all.
-    """
+    """Strategies on workloads: what is trained and predicted, under the overrides of all and of each workload."""
 
     strategies: tuple[str, ...]
     workloads: Mapping[str, Overrides]

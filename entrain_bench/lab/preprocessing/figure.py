@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from entrain_bench.answers.statistics import Interval, mean_interval, ratio_interval
+from entrain_bench.figures._bars import interval_handle
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, FONT_PT, INK, legend_above, palette, panels
 from entrain_bench.lab.preprocessing.measure import BATCH, NUM_RANKS, Prepared
 from entrain_bench.train.settings import PREPROCESSING
@@ -33,10 +32,6 @@ def summary(runs: pd.DataFrame, pictures: Sequence[Prepared]) -> pd.DataFrame:
     """Means over repetitions with 95% intervals, a row a size and way to make inputs.
 
     Columns ``*_ratio`` are geometric means of ratios to ``COMPARED_WITH`` in the same repetition.
-
-    Args:
-        runs: a row a run.
-        pictures: what they trained on.
     """
     rows = []
     for prepared in pictures:
@@ -54,7 +49,7 @@ def summary(runs: pd.DataFrame, pictures: Sequence[Prepared]) -> pd.DataFrame:
             }
             for name in QUANTITIES:
                 row |= _columns(name, mean_interval(own[name].tolist()))
-            for name in ("iteration_time_s", "cpu_s"):
+            for name in QUANTITIES[1:]:
                 row |= _columns(f"{name}_ratio", ratio_interval(own[name].tolist(), other[name].tolist()))
             rows.append(row)
     return pd.DataFrame(rows)
@@ -72,9 +67,7 @@ def draw(table: pd.DataFrame, cores: int) -> tuple[Figure, pd.DataFrame]:
         panel.set_title(title)
         _draw_bars(panel, table, name, colours)
     handles: list[Artist] = [Patch(facecolor=colours[mode], label=LABELS[mode]) for mode in PREPROCESSING]
-    style: Any = {"color": INK, "linewidth": 0.7, "marker": "|", "linestyle": "", "markersize": 7}
-    if (table["repetitions"] > 1).any():
-        handles.append(Line2D([], [], label="95 % interval", **style))
+    handles += interval_handle(table.rename(columns={"repetitions": "num_ok"}))
     legend_above(figure, handles)
     load = f"load average {table['load_average'].min():.0f} to {table['load_average'].max():.0f}"
     figure.supxlabel(

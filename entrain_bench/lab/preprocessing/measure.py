@@ -50,14 +50,7 @@ SIZES = ((640, 480), (1600, 1200), (3264, 2448))
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Pictures of one size that runs can train on.
-
-    Attributes:
-        name: ``<width>x<height>``.
-        trace: the shape trace of their file.
-        picture_bytes: mean size of one, encoded.
-        decode_s: median CPU seconds to read the pixels of one in one process.
-    """
+    """Pictures of one size: their shape trace, mean encoded size, and median CPU seconds to read one's pixels."""
 
     name: str
     trace: Path
@@ -66,11 +59,7 @@ class Prepared:
 
 
 def prepare_pictures(folder: Path, width: int, height: int, num: int, seed: int) -> Prepared:
-    """Make pictures, and scan them as a user does.
-
-    Raises:
-        ExecutionError: if they cannot be scanned.
-    """
+    """Make pictures, and scan them as a user does; ``ExecutionError`` if they cannot be scanned."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{width}x{height}"
     path, trace = folder / f"{name}.parquet", folder / f"{name}-trace.parquet"
@@ -80,16 +69,12 @@ def prepare_pictures(folder: Path, width: int, height: int, num: int, seed: int)
     log = folder / "scan.log"
     if wrong := run_python(["-m", "entrain_bench.cli", "trace", *scan], log, SCAN_S, {}):
         raise ExecutionError(f"{path}: cannot be scanned: {wrong} ({last_line(log)})")
-    return Prepared(name, trace, num_bytes / num, _decode_s(first))
-
-
-def _decode_s(pictures: Sequence[bytes]) -> float:
-    found = []
-    for content in pictures:
+    decode_s = []
+    for content in first:
         started = process_time()
         np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
-        found.append(process_time() - started)
-    return float(np.median(found))
+        decode_s.append(process_time() - started)
+    return Prepared(name, trace, num_bytes / num, float(np.median(decode_s)))
 
 
 def measure(pictures: Sequence[Prepared], repetitions: int) -> Iterator[pd.DataFrame]:
@@ -105,13 +90,8 @@ def measure(pictures: Sequence[Prepared], repetitions: int) -> Iterator[pd.DataF
             for shift in range(len(PREPROCESSING)):
                 mode = PREPROCESSING[(repetition + shift) % len(PREPROCESSING)]
                 rows.append({"repetition": repetition, **_run(prepared, mode)})
-                print(
-                    " ".join(
-                        f"{name}={value:.4g}" if isinstance(value, float) else f"{value}"
-                        for name, value in rows[-1].items()
-                    ),
-                    flush=True,
-                )
+                texts = (f"{key}={v:.4g}" if isinstance(v, float) else f"{v}" for key, v in rows[-1].items())
+                print(*texts, flush=True)
         yield pd.DataFrame(rows)
 
 
@@ -121,14 +101,9 @@ def _run(prepared: Prepared, mode: str) -> dict[str, object]:
     load, started, cpu_s = os.getloadavg()[0], perf_counter(), children_cpu_s()
     outcome = run_experiment(cell.config)
     wanted = ("iteration_time_s", "input_stall_s", "input_stall_mean_s", "loss")
-    return {
-        "size": prepared.name,
-        "preprocessing": mode,
-        **{name: outcome.metrics[name] for name in wanted},
-        "cpu_s": children_cpu_s() - cpu_s,
-        "run_s": perf_counter() - started,
-        "load": load,
-    }
+    found: dict[str, object] = {"size": prepared.name, "preprocessing": mode}
+    found |= {name: outcome.metrics[name] for name in wanted}
+    return found | {"cpu_s": children_cpu_s() - cpu_s, "run_s": perf_counter() - started, "load": load}
 
 
 def children_cpu_s() -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,23 +31,17 @@ KEPT = 16
 
 
 def write_pictures(path: Path, num: int, width: int, height: int, seed: int) -> tuple[int, list[bytes]]:
-    """Write rows of a picture and a caption each, in the columns of FineVision.
-
-    Args:
-        path: the file.
-        num: rows.
-        width: of pictures, pixels.
-        height: of pictures, pixels.
-        seed: of everything.
-
-    Returns:
-        Bytes of all pictures, and the first ``KEPT`` pictures.
-    """
+    """Write rows of a picture (pixels) and a caption; returns all pictures' bytes, and the first ``KEPT`` pictures."""
     rng = np.random.default_rng(seed)
     texture = _texture(rng, width, height)
     total, first, images, texts = 0, list[bytes](), [], []
     with pq.ParquetWriter(path, _SCHEMA) as file:
-        for number, content in enumerate(_pictures(rng, texture, num, width, height), start=1):
+        for number in range(1, num + 1):
+            top, left = rng.integers(height), rng.integers(width)
+            cut = texture[top : top + height, left : left + width]
+            buffer = io.BytesIO()
+            Image.fromarray(cut[:, :: rng.choice((-1, 1))]).save(buffer, "JPEG", quality=QUALITY)
+            content = buffer.getvalue()
             total += len(content)
             first += [content] if number <= KEPT else []
             images.append([{"bytes": content, "path": None}])
@@ -58,17 +51,6 @@ def write_pictures(path: Path, num: int, width: int, height: int, seed: int) -> 
                 file.write_table(pa.table({"images": images, "texts": texts}, _SCHEMA))
                 images, texts = [], []
     return total, first
-
-
-def _pictures(
-    rng: np.random.Generator, texture: NDArray[np.uint8], num: int, width: int, height: int
-) -> Iterator[bytes]:
-    for _ in range(num):
-        top, left = rng.integers(height), rng.integers(width)
-        cut = texture[top : top + height, left : left + width]
-        buffer = io.BytesIO()
-        Image.fromarray(cut[:, :: rng.choice((-1, 1))]).save(buffer, "JPEG", quality=QUALITY)
-        yield buffer.getvalue()
 
 
 def _texture(rng: np.random.Generator, width: int, height: int) -> NDArray[np.uint8]:
