@@ -65,11 +65,6 @@ def firm(label: str, best: str, usual: Times, changed: Mapping[str, Times]) -> F
     return Firm(label, change, rivals)
 
 
-def mean_of(records: Sequence[Record], metric: str) -> float:
-    """Mean of a metric over records that have it."""
-    return math.fsum(record.metrics[metric] for record in records) / len(records)
-
-
 def _ratio(times: Times, others: Times) -> Interval | None:
     """Over the seeds at which both have a result, if those are all."""
     one, other = with_result(times), with_result(others)

@@ -24,6 +24,9 @@ from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import FULL, ModelSpec
 
+NAME = "Megatron-LM"
+# Of a strategy's YAML: the overrides under which it may run; without, it never does.
+KEY = "within_megatron"
 # What its multimodal code does with encoders.
 OVERRIDES = ("encoder_sp=false", "encoder_cp=false")
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Protocol
-
-import pandas as pd
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.answer_json import answer_json
 from entrain_bench.answers.case import Case, SeedGroup
 from entrain_bench.answers.commands import shared_overrides
 from entrain_bench.answers.comparison import FAILED, TIME
-from entrain_bench.answers.report.evidence import claims_section, environment, fidelity_section, rerun
-from entrain_bench.answers.report.firm import Anchor, firmness
-from entrain_bench.answers.report.page import Block, Bullets, Image, Page, Section, Table, Text, plain, row
+from entrain_bench.answers.report.evidence import (
+    Anchor,
+    Pictures,
+    claims_section,
+    environment,
+    fidelity_section,
+    firmness,
+    rerun,
+)
+from entrain_bench.answers.report.page import Block, Bullets, Image, Page, Paragraph, Section, Table, Text, row
 from entrain_bench.answers.report.read import Material, setting_of
 from entrain_bench.answers.sentences import NO_RESULT, NOT_DECIDED, outcome_of, over_baseline, problems, sentences
 from entrain_bench.answers.text import NOTHING, consecutive, count, seconds, speedup, times
@@ -39,18 +43,6 @@ PARTS = (
 )
 
 
-class Pictures(Protocol):
-    """Who draws, as PNG."""
-
-    def standings(self, answer: Answer) -> bytes:
-        """Iteration times of every strategy in every case."""
-        ...
-
-    def fidelity(self, rows: pd.DataFrame) -> bytes:
-        """Predicted against measured, of the rows of one prediction."""
-        ...
-
-
 def page_of(material: Material, pictures: Pictures | None = None) -> Page:
     """The page of runs of which at least one has a result; drawing pictures takes most of the time."""
     main, others = material.main, material.others
@@ -68,7 +60,7 @@ def page_of(material: Material, pictures: Pictures | None = None) -> Page:
         _others(others, anchor),
         _failures(material.answer),
         claims_section(material.claims, material.results_dir) if material.claims is not None else None,
-        _fidelity(material.fidelity, pictures) if material.fidelity is not None else None,
+        fidelity_section(material.fidelity, pictures) if material.fidelity is not None else None,
         environment(material),
         rerun(material.answer.about(cases), anchor, material.results_dir),
     ]
@@ -94,10 +86,10 @@ def _answer(main: Answer, notes: Sequence[str], anchor: Anchor, pictures: Pictur
     setting = ", ".join(f"{heading} {text}" for heading, text in setting_of(main.cases[0]).items())
     shared = " ".join(shared_overrides(main.records, [*main.cases[0].job, "strategy", "seed"]))
     blocks: list[Block] = [
-        Bullets([(Text(sentence),) for sentence in [*sentences(main), *notes]]),
+        Bullets([*sentences(main), *notes]),
         _table(main, anchor, ["workload", "model"]),
-        plain(f"Setting: {setting}; {f'{shared}; ' if shared else ''}seeds {consecutive(seeds)}."),
-        plain(SURE),
+        Paragraph(f"Setting: {setting}; {f'{shared}; ' if shared else ''}seeds {consecutive(seeds)}."),
+        Paragraph(SURE),
     ]
     if pictures:
         caption = "Iteration time: means over seeds, with 95% confidence intervals; same runs as in the table above."
@@ -110,7 +102,7 @@ def _others(others: Answer, anchor: Anchor) -> Section | None:
     answer = others.about([case for case in others.cases if case.contested], others.varying)
     if not answer.cases:
         return None
-    said: list[Block] = [Bullets([(Text(sentence),) for sentence in sentences(answer)])]
+    said: list[Block] = [Bullets(sentences(answer))]
     return Section("settings", "Other settings", [*said, _table(answer, anchor, answer.varying)])
 
 
@@ -181,7 +173,9 @@ def _ranking(main: Answer) -> Section | None:
     ]
     heading = ["strategy", "speedup", "least to greatest", "fastest or as good"]
     return Section(
-        "ranking", "Ranking over workloads", [Table(heading, rows, heading[1:]), plain(HOW.format(base=main.baseline))]
+        "ranking",
+        "Ranking over workloads",
+        [Table(heading, rows, heading[1:]), Paragraph(HOW.format(base=main.baseline))],
     )
 
 
@@ -203,7 +197,7 @@ def _time_spent(main: Answer, anchor: Anchor) -> Section:
                         Text(f"{len(case.records)}", link=anchor(case)),
                     )
                 )
-    return Section("time", "Where the time goes", [Table(heading, rows, heading[3:]), plain(PARTS)])
+    return Section("time", "Where the time goes", [Table(heading, rows, heading[3:]), Paragraph(PARTS)])
 
 
 def _spent(group: SeedGroup) -> dict[str, float | None]:
@@ -225,13 +219,4 @@ def _spent(group: SeedGroup) -> dict[str, float | None]:
 def _failures(answer: Answer) -> Section | None:
     """A sentence on every strategy that lacks a result somewhere, with its reason; None if none does."""
     lines = [*problems(answer.results, answer.varying or ["strategy"])]
-    return Section("failed", "Runs without a result", [Bullets([(Text(line),) for line in lines])]) if lines else None
-
-
-def _fidelity(rows: pd.DataFrame, pictures: Pictures | None) -> Section:
-    section = fidelity_section(rows)
-    if pictures is None:
-        return section
-    own = rows[rows["prediction"] == rows["prediction"].iloc[-1]]
-    caption = "Predicted against measured iteration times, gains over each other, and errors by quantity."
-    return Section(section.anchor, section.title, [*section.blocks, Image(pictures.fidelity(own), caption)])
+    return Section("failed", "Runs without a result", [Bullets(lines)]) if lines else None
