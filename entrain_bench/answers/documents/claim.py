@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from entrain_bench.answers.documents.definition import OVERRIDES, merge_overrides, override_key
@@ -186,14 +186,13 @@ class Claim:
 
     def under(self, setting: ClaimSide) -> Claim:
         """The claim with what a setting measures otherwise."""
-        own = {each.name: getattr(self.measure, each.name) for each in fields(Measure)}
-        return replace(self, measure=_measure({**own, **setting.measure}))
+        return replace(self, measure=_measure({**asdict(self.measure), **setting.measure}))
 
     @property
-    def settings(self) -> list[ClaimSide]:
+    def sweeps(self) -> list[tuple[str, ...]]:
         """All that have to run."""
-        toggled = self.toggled
-        return [self.published, *self.choices.values(), self.fair, *([toggled] if toggled else [])]
+        settings = (self.published, *self.choices.values(), self.fair, self.toggled)
+        return [sweep for setting in settings if setting for sweep in setting.sweeps]
 
     @property
     def is_relative(self) -> bool:
@@ -266,8 +265,8 @@ def _measure(values: Mapping[str, Any] | str) -> Measure:
     measure = Measure(**values)
     known = (*METRICS, *PRODUCTS, ENCODER_STAGES)
     require(measure.metric in known, "measure.metric", measure.metric, f"one of {', '.join(known)}")
-    for key in ("pick_of", "pick_to", "over"):
-        require(getattr(measure, key) in PICKS, f"measure.{key}", getattr(measure, key), f"one of {', '.join(PICKS)}")
+    for key, pick in (("pick_of", measure.pick_of), ("pick_to", measure.pick_to), ("over", measure.over)):
+        require(pick in PICKS, f"measure.{key}", pick, f"one of {', '.join(PICKS)}")
     return measure
 
 
