@@ -178,7 +178,11 @@ def overall[Name: Hashable](comparisons: Sequence[Comparison[Name]]) -> dict[Nam
         if all(each.gains_everywhere(name) for each in comparisons):
             logs = [[log(each.standings[name].gains[seed]) for seed in seeds] for each in comparisons]
             num_batches = min(each.num_batches for each in comparisons)
-            found[name] = _overall(logs, sum(name in each.best for each in comparisons), num_batches)
+            means = [exp(math.fsum(each) / len(each)) for each in logs]
+            mean = mean_interval([math.fsum(each) / len(each) for each in zip(*logs, strict=True)], num_batches)
+            speedup = replace(mean, mean=exp(mean.mean), low=exp(mean.low), high=exp(mean.high))
+            num_best = sum(name in each.best for each in comparisons)
+            found[name] = Overall(speedup, min(means), max(means), num_best)
     return dict(sorted(found.items(), key=lambda item: -decisive(item[1].speedup.mean)))
 
 
@@ -228,11 +232,3 @@ def _ratio(one: Mapping[int, float], other: Mapping[int, float], num_batches: in
     shared = [seed for seed in one if seed in other]
     pairs = [one[seed] for seed in shared], [other[seed] for seed in shared]
     return ratio_interval(*pairs, num_batches) if shared else None
-
-
-def _overall(logs: Sequence[Sequence[float]], num_best: int, num_batches: int) -> Overall:
-    """From logarithms of speedups by case and seed."""
-    means = [exp(math.fsum(each) / len(each)) for each in logs]
-    over_seeds = mean_interval([math.fsum(each) / len(each) for each in zip(*logs, strict=True)], num_batches)
-    speedup = replace(over_seeds, mean=exp(over_seeds.mean), low=exp(over_seeds.low), high=exp(over_seeds.high))
-    return Overall(speedup, min(means), max(means), num_best)

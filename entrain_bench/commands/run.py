@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -122,7 +122,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     first = composer.run(sweep.cells[0])
     results, watch, keys = Results(Path(first.results_dir)), Watch(len(sweep.cells)), dict[str, str]()
     results.prepare()
-    tables, identifier = GrowingTables(results), Identifier()
+    tables, identifier, name = GrowingTables(results), Identifier(), sweep_name(request.overrides)
 
     def unfinished() -> Iterator[Cell]:
         for overrides in sweep.cells:
@@ -144,20 +144,13 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     except BaseException:
         if watch.any_run:
             # As they are now, for a thread may still add to them.
-            _publish_sweep(results, {**keys}, request, first)
+            publish(results, {**keys}, name, first.mlflow, first.mlflow_uri)
         raise
     composer.save()
-    records = _publish_sweep(results, keys, request, first)
+    records = publish(results, keys, name, first.mlflow, first.mlflow_uri)
     if lost := len(keys) - len(records):
         raise UserError(f"results_dir={results.root}: {lost} of {len(keys)} cells left no record")
     return EXIT_FAILED if any(record.status == "failed" for record in records) else 0
-
-
-def _publish_sweep(
-    results: Results, keys: Mapping[str, str], request: Request[NoKeys], config: RunConfig
-) -> list[Record]:
-    """Publish what cells have left; returns it."""
-    return publish(results, keys, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
 
 
 def _run(sweep: Sweep, cells: Iterable[Cell], results: Results) -> Iterator[Done]:

@@ -189,10 +189,9 @@ class Claim:
         return replace(self, measure=_measure({**asdict(self.measure), **setting.measure}))
 
     @property
-    def sweeps(self) -> list[tuple[str, ...]]:
+    def settings(self) -> list[ClaimSide]:
         """All that have to run."""
-        settings = (self.published, *self.choices.values(), self.fair, self.toggled)
-        return [sweep for setting in settings if setting for sweep in setting.sweeps]
+        return [each for each in (self.published, *self.choices.values(), self.fair, self.toggled) if each]
 
     @property
     def is_relative(self) -> bool:

@@ -51,7 +51,7 @@ def load_claims(config_dir: str | None = None) -> list[Claim]:
 def claims_output(config_dir: str | None = None) -> Output:
     """The document; its claims are read once."""
     claims = load_claims(config_dir)
-    sweeps = [sweep for claim in claims for sweep in claim.sweeps]
+    sweeps = [sweep for claim in claims for setting in claim.settings for sweep in setting.sweeps]
     files = [TABLE, INDEX, *dict.fromkeys(f"{PAGES}/{claim.file}.md" for claim in claims)]
     return Output("claims", [*dict.fromkeys(sweeps)], lambda study: write_claims(claims, study), files)
 
@@ -102,7 +102,7 @@ def claim_row(claim: Claim, study: Study) -> dict[str, str]:
 
 def _words(claim: Claim) -> dict[str, str]:
     """What a claim's row states before anything is measured."""
-    assumed = ""
+    sweeps, assumed = dict.fromkeys(sweep for setting in claim.settings for sweep in setting.sweeps), ""
     if claim.assumption:
         where = " (fair)" if claim.assumption.of_setting == FAIR else ""
         assumed = f"{claim.assumption.text}{where}; otherwise, {claim.assumption.otherwise}"
@@ -112,7 +112,7 @@ def _words(claim: Claim) -> dict[str, str]:
         "assumption": assumed,
         "published_setting": claim.published.words,
         "fair_setting": claim.fair.words,
-        "runs": SIDE_SEPARATOR.join(map(shlex.join, dict.fromkeys(claim.sweeps))),
+        "runs": SIDE_SEPARATOR.join(map(shlex.join, sweeps)),
     }
 
 
