@@ -80,11 +80,6 @@ class Comparison[Name: Hashable]:
         """The seeds of all groups."""
         return sorted({seed for standing in self.standings.values() for seed in standing.times})
 
-    def complete(self, name: Name) -> bool:
-        """Whether a group has a result at all seeds of the case."""
-        standing = self.standings.get(name)
-        return standing is not None and standing.num_ok == len(self.seeds)
-
     def gains_everywhere(self, name: Name) -> bool:
         """Whether a group has a speedup at all seeds of the case."""
         standing = self.standings.get(name)

@@ -26,7 +26,7 @@ def sentences(answer: Answer) -> list[str]:
     if answer.not_run and len(answer.ran) > 1:
         found.append(f"Not run: {', '.join(answer.not_run)}.")
     if answer.lost:
-        planned = count(answer.num_planned, "planned run")
+        planned = count(len(answer.records) + len(answer.lost), "planned run")
         found.append(f"{len(answer.lost)} of {planned} left no record: {listing(answer.lost)}.")
     return found
 

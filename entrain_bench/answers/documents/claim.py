@@ -60,14 +60,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class ClaimSide:
-    """The runs of which a number is made.
+    """The runs of which a number is made, by their overrides.
 
     Attributes:
         words: what the setting is, and what of it was chosen here.
-        common: overrides of all runs.
-        of: overrides of the runs in the numerator.
-        to: overrides of the runs they are compared with; empty to take the metric itself.
-        at, against: overrides of two situations; the result is the ratio under ``at`` over the ratio under ``against``,
+        common: of all runs.
+        of: of the runs in the numerator.
+        to: of the runs they are compared with; empty to take the metric itself.
+        at, against: of two situations; the result is the ratio under ``at`` over the ratio under ``against``,
             or the metric itself under both where ``to`` is empty.
         measure: what it measures otherwise than the claim, such as the whole iteration.
     """
@@ -115,14 +115,7 @@ class ClaimSide:
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """What decides how a claim comes out, shown by runs in which it is otherwise.
-
-    Attributes:
-        text: what the setting assumes.
-        otherwise: what those runs assume instead.
-        of_setting: of which setting it is an assumption.
-        change: the overrides by which they differ.
-    """
+    """What one of the settings assumes and a claim hangs on, and what runs with changed overrides assume instead."""
 
     text: str
     otherwise: str
@@ -135,15 +128,11 @@ class Claim:
     """A published number and how it is measured here.
 
     Attributes:
-        name: its name in the YAML.
-        claim: what is claimed, in words.
         paper, where: arXiv number, and the place in the paper.
         value: the published number, or the ends of a range, in ``unit``; empty if the paper states an order without a
             number: that the measured ratio is above 1.
         unit: ``x`` for a ratio, ``%`` for a change (with ``to``) or a share (without), ``GB`` or
             ``stages`` for the metric itself.
-        measure: how the number comes out of runs.
-        paper_setting: what the paper says of its setting.
         published: the paper's setting as far as it is stated.
         fair: every baseline tuned by the same rules.
         choices: of what the paper does not state, other choices than those of ``published``, by their names.
@@ -152,7 +141,6 @@ class Claim:
             paper's point is no gain, or no comparison), ``limit`` (that it is at most so much).
         no_source: whether the number could not be found in the paper, so that nothing can be judged.
         why: what explains agreement or difference, as runs have shown; empty if none has.
-        system: the system that the paper presents.
         file: name of the YAML, without its suffix.
         config_dir: the user's folder that it is in; None for a claim of this repository.
     """

@@ -28,8 +28,6 @@ class Lead:
     """A table of the speedups of one strategy over the fastest of others.
 
     Attributes:
-        name: its name in the YAML.
-        title: what is shown, in words.
         common: overrides of all runs.
         corner: heading of the first column: what the rows are.
         rows: overrides of each job, by what stands before it.

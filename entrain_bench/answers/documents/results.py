@@ -61,13 +61,6 @@ def results_output(name: str) -> Output:
 
 def write_results(name: str, study: Study) -> str:
     """Write ``<name>.md``; returns what is missing from it, if anything."""
-    text, problem = results_document(name, study)
-    write_atomically(study.results.root / f"{name}.md", text.encode())
-    return problem
-
-
-def results_document(name: str, study: Study) -> tuple[str, str]:
-    """The text of the document, and what is missing from it."""
     parts, problems = [TITLES[name] + INTRODUCTION + PLANNERS[name]], []
     for title, experiment in TABLES[name].items():
         problems.append(study.problem(f"figure={experiment}"))
@@ -75,7 +68,8 @@ def results_document(name: str, study: Study) -> tuple[str, str]:
         seeds = table["seed"].nunique()
         parts.append(f"## {title}\n\n`figure={experiment}`, {seeds} seed{'s' if seeds > 1 else ''}.\n")
         parts.append(results_markdown(table))
-    return "\n".join(parts), "; ".join(filter(None, problems))
+    write_atomically(study.results.root / f"{name}.md", "\n".join(parts).encode())
+    return "; ".join(filter(None, problems))
 
 
 def results_markdown(data: pd.DataFrame) -> str:

@@ -46,8 +46,6 @@ class Table:
     """A table of measured numbers.
 
     Attributes:
-        name: its name in the YAML.
-        title: what is shown, in words.
         common: overrides of all runs.
         corner: heading of the first column: what the rows are.
         rows: overrides of each row, by what stands before it.

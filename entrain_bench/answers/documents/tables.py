@@ -124,16 +124,13 @@ def table_markdown(table: Table, study: Study) -> str:
     rows = [
         [row, *(text for column in table.columns for text in _texts(table, row, column, study))] for row in table.rows
     ]
+    notes = [
+        f"{', '.join(filter(None, (row, column)))}: {sentence}"
+        for row, column in product(table.rows, table.columns)
+        for sentence in without_result(run_table(study.cells(*table.sweep(row, column)), study.results))
+    ]
     own = (table.name, table.title, table.common, table.file)
-    return captioned(*own, [table.corner, *shows], rows, right, _notes(table, study))
-
-
-def _notes(table: Table, study: Study) -> Iterator[str]:
-    """Which runs have no result, and in which cell they are."""
-    for row, column in product(table.rows, table.columns):
-        place = ", ".join(filter(None, (row, column)))
-        runs = run_table(study.cells(*table.sweep(row, column)), study.results)
-        yield from (f"{place}: {sentence}" for sentence in without_result(runs))
+    return captioned(*own, [table.corner, *shows], rows, right, notes)
 
 
 def _texts(table: Table, row: str, column: str, study: Study) -> list[str]:

@@ -53,9 +53,7 @@ class StrategyRace:
         first_seed: seeds count from it.
         variants: all that are considered, by name.
         results: where runs are kept.
-        composer: of their configurations.
         num_processes: runs at a time; 0: in this process.
-        watch: told of every run.
         keys: of all runs that were asked for.
     """
 
