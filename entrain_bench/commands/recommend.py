@@ -113,7 +113,10 @@ def main(request: Request[Keys]) -> int:
         _print(answer_lines(answer, width, str(results.root)))
         if keys.within:
             _print(flag_lines(runner, answer, plan, path, width))
-        _write(path, plan_text(plan))
+        try:
+            write_atomically(path, plan_text(plan).encode())
+        except OSError as error:
+            raise UserError(f"output={path}: cannot be written to ({error.strerror})") from error
         command = command_line([f"plan={quoted(str(path))}"], request.config_dir)
         say(f"written: {path} ({command} runs it; with harness=train on real ranks)")
     else:
@@ -178,10 +181,3 @@ def _publish(results: Results, keys: Iterable[str], overrides: Sequence[str], co
         say(line)
     if config.mlflow:
         log_to_mlflow(results, records, sweep_name(["recommend", *overrides]), config.mlflow_uri)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_atomically(path, text.encode())
-    except OSError as error:
-        raise UserError(f"output={path}: cannot be written to ({error.strerror})") from error

@@ -53,7 +53,10 @@ def main(request: Request[NoKeys]) -> int:
         UserError: for bad input.
     """
     if any(option in request.options for option in HYDRA_OPTIONS):
-        _check_hydra_options(request)
+        shown, shell = request.options.get("--cfg", "job"), request.options.get("--shell-completion", "query=bash")
+        require(shown in ("job", "hydra", "all"), "--cfg", shown, "job, hydra or all")
+        shells = "install=, uninstall= or query=bash, fish or zsh"
+        require(bool(SHELLS.fullmatch(shell)), "--shell-completion", shell, shells)
         _hand_to_hydra(request)
         return 0
     _reject_unsupported(request)
@@ -66,14 +69,6 @@ def main(request: Request[NoKeys]) -> int:
     results = Results(Path(config.results_dir))
     publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
     return 0
-
-
-def _check_hydra_options(request: Request[NoKeys]) -> None:
-    shown, shell = request.options.get("--cfg", "job"), request.options.get("--shell-completion", "query=bash")
-    require(shown in ("job", "hydra", "all"), "--cfg", shown, "job, hydra or all")
-    require(
-        bool(SHELLS.fullmatch(shell)), "--shell-completion", shell, "install=, uninstall= or query=bash, fish or zsh"
-    )
 
 
 def _reject_unsupported(request: Request[NoKeys]) -> None:

@@ -120,11 +120,10 @@ class StrategyRace:
     def _overrides(self, name: str, seed: int, changed: Sequence[str]) -> tuple[str, ...]:
         return (*self.variants[name].overrides, *self.overrides, f"seed={seed}", *changed)
 
-    def _run(self, wanted: Mapping[tuple[str, ...], object]) -> Iterator[tuple[Cell, Record]]:
+    def _run(self, wanted: Iterable[tuple[str, ...]]) -> Iterator[tuple[Cell, Record]]:
         """Cells with what they left; those that have run come first."""
         missing = []
-        for overrides in wanted:
-            cell = Cell.composed(overrides, self.composer)
+        for cell in (Cell.composed(overrides, self.composer) for overrides in wanted):
             record = self.results.read(cell.key)
             if record and record.is_left_alone(retry_failed=False):
                 yield cell, record

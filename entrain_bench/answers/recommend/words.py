@@ -226,5 +226,6 @@ def _hung(lines: Iterable[str], width: int) -> Iterator[str]:
 
 
 def _wrapped(text: str, width: int, first: str = "", hang: str = "") -> list[str]:
-    indents = {"initial_indent": first, "subsequent_indent": hang or first}
-    return textwrap.wrap(text, max(width, LEAST_WIDTH), **indents, break_long_words=False, break_on_hyphens=False)
+    wrapper = textwrap.TextWrapper(max(width, LEAST_WIDTH), first, hang or first)
+    wrapper.break_long_words = wrapper.break_on_hyphens = False
+    return wrapper.wrap(text)

@@ -52,13 +52,14 @@ def page_of(material: Material, pictures: Pictures | None = None) -> Page:
     def anchor(case: Case) -> str:
         return places[id(case)]
 
+    failed = [*problems(material.answer.results, material.answer.varying or ["strategy"])]
     sections = [
         _answer(main, material.notes, anchor, pictures),
         _ranking(main),
         _time_spent(main, anchor),
         firmness(main, others, anchor),
         _others(others, anchor),
-        _failures(material.answer),
+        Section("failed", "Runs without a result", [Bullets(failed)]) if failed else None,
         claims_section(material.claims, material.results_dir) if material.claims is not None else None,
         fidelity_section(material.fidelity, pictures) if material.fidelity is not None else None,
         environment(material),
@@ -102,8 +103,7 @@ def _others(others: Answer, anchor: Anchor) -> Section | None:
     answer = others.about([case for case in others.cases if case.contested], others.varying)
     if not answer.cases:
         return None
-    said: list[Block] = [Bullets(sentences(answer))]
-    return Section("settings", "Other settings", [*said, _table(answer, anchor, answer.varying)])
+    return Section("settings", "Other settings", [Bullets(sentences(answer)), _table(answer, anchor, answer.varying)])
 
 
 def _table(answer: Answer, anchor: Anchor, naming: Sequence[str]) -> Table:
@@ -214,9 +214,3 @@ def _spent(group: SeedGroup) -> dict[str, float | None]:
     }
     means = {name: sum(part.values()) / len(part) if part else None for name, part in parts.items()}
     return means if times else {}
-
-
-def _failures(answer: Answer) -> Section | None:
-    """A sentence on every strategy that lacks a result somewhere, with its reason; None if none does."""
-    lines = [*problems(answer.results, answer.varying or ["strategy"])]
-    return Section("failed", "Runs without a result", [Bullets(lines)]) if lines else None

@@ -73,8 +73,9 @@ def firmness(main: Answer, others: Answer, anchor: Anchor) -> Section | None:
         )
         rows.append(row(Text(setting, link=anchor(pairs[0][1])), *cells))
     heading = ["changed", "cases", "strategies", "held", "rank correlation"]
-    blocks = [Table(heading, rows, heading[1:]), Paragraph(WORDS)]
-    return Section("robustness", "How firm that is", blocks) if rows else None
+    if not rows:
+        return None
+    return Section("robustness", "How firm that is", [Table(heading, rows, heading[1:]), Paragraph(WORDS)])
 
 
 def _named(case: Case) -> tuple[str, ...]:
