@@ -19,13 +19,7 @@ CHOICE = "strategy="
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A run's place among the others.
-
-    Attributes:
-        record: the run.
-        name: what tells it from the others.
-        gain: its speedup over the baseline's run of the same job and seed; None without such a run.
-    """
+    """A run, what tells it from the others, and its speedup over the baseline's run of its job and seed, if any."""
 
     record: Record
     name: str
@@ -37,8 +31,6 @@ class Answer:
     """Runs by case.
 
     Attributes:
-        records: the runs.
-        cases: what they are compared in.
         known: strategies that could have run, by name.
         lost: planned runs without a record, by their overrides.
         headings: of the labels that cases and groups are named by; empty for those that they do not have in common.
@@ -106,11 +98,7 @@ class Answer:
         return sorted(orders, key=lambda variant: place_of(variant, orders[variant]))
 
     def side_by_side(self, is_shown: Callable[[Record], bool]) -> dict[str, Record]:
-        """A run of every variant that can be shown in the first case with such runs, at the same seed if possible.
-
-        Args:
-            is_shown: whether there is more of a run than its record.
-        """
+        """A run of every variant that ``is_shown`` in the first case with such runs, at the same seed if possible."""
         for case in self.cases:
             runs = {
                 self.variant(result.group): {

@@ -108,11 +108,7 @@ class Overall:
 
 
 def baseline_of(orders: Mapping[str, float | None]) -> str:
-    """The strategy that others are compared with: the first by ``place_of``.
-
-    Args:
-        orders: display order of at least one strategy, by name.
-    """
+    """The strategy that others are compared with: of at least one, by display order, the first by ``place_of``."""
     return min(orders, key=lambda name: place_of(name, orders[name]))
 
 

@@ -32,11 +32,6 @@ NUM_DRAWS, NUM_SAMPLES, MAX_BATCH = 59, 8192, 4096
 def page_of(command: TraceCommand, found: Scanned, config_dir: str | None) -> str:
     """The page, in Markdown.
 
-    Args:
-        command: what was asked for.
-        found: what the scan found.
-        config_dir: a folder of the user's with further models.
-
     Raises:
         UserError: for overrides of a run that are wrong.
     """

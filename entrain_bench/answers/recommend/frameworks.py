@@ -20,11 +20,9 @@ INDENT = "  "
 
 
 def variants_within(names: Mapping[str, Sequence[str]], model: ModelSpec | None) -> list[StrategyVariant]:
-    """The strategies as Megatron-LM may run them.
+    """The strategies, by name with the overrides under which Megatron-LM may run them.
 
-    Args:
-        names: by strategy the overrides under which it may run them.
-        model: each strategy is considered with everything that it can recompute of it; None leaves that as it is.
+    Each is considered with everything that it can recompute of a model; None leaves that as it is.
     """
     again = megatron.recomputation(model) if model else {"": None}
     return [

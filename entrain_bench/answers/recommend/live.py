@@ -18,11 +18,7 @@ from entrain_bench.records.records import Record
 
 
 class Ticker:
-    """Says on standard error how the race stands.
-
-    Args:
-        total: strategies in the first round.
-    """
+    """Says on standard error how the race stands; ``total`` strategies are in the first round."""
 
     def __init__(self, total: int) -> None:
         self._console = Console(stderr=True)

@@ -82,11 +82,7 @@ class Recommendation:
 def answer_of(runner: StrategyRace, raced: Raced, baseline: str, given: Collection[str]) -> Recommendation | None:
     """The answer of a race; None if nobody has a result. Runs the fastest and its rivals under changed assumptions.
 
-    Args:
-        runner: that of the race.
-        raced: what it found.
-        baseline: what the speedup is over.
-        given: keys of the user's overrides; assumptions about these stay as they are.
+    Assumptions about the keys that the user has ``given`` stay as they are.
     """
     anyone, times = next(iter(raced.times.items()))
     iterations = runner.config(anyone, min(times)).iterations
@@ -137,13 +133,7 @@ def reason_of(runner: StrategyRace, raced: Raced, name: str) -> str:
 
 
 def plan_of_answer(answer: Recommendation, overrides: Sequence[str], usual: Mapping[str, str]) -> TrainingPlan:
-    """The plan of the fastest strategy, as its file has it.
-
-    Args:
-        answer: the answer.
-        overrides: of the job that was asked for.
-        usual: choices of groups where none was asked for.
-    """
+    """The plan of the fastest strategy for a job by its overrides; ``usual`` are choices that these leave open."""
     keys = {parse(text).key_or_group: text for text in overrides}
     chosen = {name: keys[name].partition("=")[2] if name in keys else usual[name] for name in CHOSEN}
     config, layout, time = answer.config, answer.layouts[0], answer.standing.time

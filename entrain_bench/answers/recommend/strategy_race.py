@@ -24,12 +24,7 @@ from entrain_bench.run.workers import Crew
 
 @dataclass(frozen=True, slots=True)
 class StrategyVariant:
-    """A strategy that is considered.
-
-    Attributes:
-        name: what it is called: the choice, and what tells it from others of the same.
-        overrides: what makes it, its choice first.
-    """
+    """A strategy that is considered: its name among others of the same choice, and what makes it, its choice first."""
 
     name: str
     overrides: tuple[str, ...]

@@ -109,20 +109,13 @@ def _others(others: Answer, anchor: Anchor) -> Section | None:
 def _table(answer: Answer, anchor: Anchor, naming: Sequence[str]) -> Table:
     """A row a case."""
     names = [name for name in naming if name in answer.cases[0].job]
-    return Table(
-        [*names, "use", "speedup", "as good", "why", "without result", "seeds", "runs"],
-        [
-            row(
-                *(case.job[name] for name in names),
-                *_verdict(answer, case),
-                "; ".join(_without(answer, case)) or "none",
-                consecutive(case.comparison.seeds),
-                Text(f"{len(case.records)}", link=anchor(case)),
-            )
-            for case in answer.cases
-        ],
-        right=["runs"],
-    )
+    rows = []
+    for case in answer.cases:
+        failed = "; ".join(_without(answer, case)) or "none"
+        runs = Text(f"{len(case.records)}", link=anchor(case))
+        job, seeds = (case.job[name] for name in names), consecutive(case.comparison.seeds)
+        rows.append(row(*job, *_verdict(answer, case), failed, seeds, runs))
+    return Table([*names, "use", "speedup", "as good", "why", "without result", "seeds", "runs"], rows, ["runs"])
 
 
 def _verdict(answer: Answer, case: Case) -> Iterator[str | Text]:
@@ -162,21 +155,13 @@ def _ranking(main: Answer) -> Section | None:
     found = main.overall
     if len(main.cases) < 2 or len(found) < 2:
         return None
-    rows = [
-        row(
-            name,
-            Text(speedup(each.speedup), link="rerun"),
-            f"{times(each.least)} to {times(each.greatest)}",
-            f"{each.num_best} of {len(main.cases)}",
-        )
-        for name, each in found.items()
-    ]
+    rows = []
+    for name, each in found.items():
+        ends, best = f"{times(each.least)} to {times(each.greatest)}", f"{each.num_best} of {len(main.cases)}"
+        rows.append(row(name, Text(speedup(each.speedup), link="rerun"), ends, best))
     heading = ["strategy", "speedup", "least to greatest", "fastest or as good"]
-    return Section(
-        "ranking",
-        "Ranking over workloads",
-        [Table(heading, rows, heading[1:]), Paragraph(HOW.format(base=main.baseline))],
-    )
+    how = Paragraph(HOW.format(base=main.baseline))
+    return Section("ranking", "Ranking over workloads", [Table(heading, rows, heading[1:]), how])
 
 
 def _time_spent(main: Answer, anchor: Anchor) -> Section:
@@ -188,15 +173,10 @@ def _time_spent(main: Answer, anchor: Anchor) -> Section:
         shown = [_baseline(case), *(case.groups[own] for own in [*case.best, *case.groups][:1])]
         for group in {id(each): each for each in shown if each}.values():
             if found := _spent(group):
-                strong = tuple(group.own.values()) in case.best
-                rows.append(
-                    row(
-                        *(case.job[name] for name in heading[:2]),
-                        Text(main.variant(group), strong=strong),
-                        *(seconds(found[part]) for part in parts),
-                        Text(f"{len(case.records)}", link=anchor(case)),
-                    )
-                )
+                name = Text(main.variant(group), strong=tuple(group.own.values()) in case.best)
+                runs = Text(f"{len(case.records)}", link=anchor(case))
+                job = (case.job[each] for each in heading[:2])
+                rows.append(row(*job, name, *(seconds(found[part]) for part in parts), runs))
     return Section("time", "Where the time goes", [Table(heading, rows, heading[3:]), Paragraph(PARTS)])
 
 

@@ -105,19 +105,13 @@ def claims_section(claims: pd.DataFrame, results_dir: str) -> Section:
         for title, name in (("as published", "published"), ("fair", "fair"))
     )
     heading = ["claim", "where", "paper", "as published", "verdict", "fair", "verdict, fair", "what decides"]
-    rows = [
-        row(
-            Text(each["claim"], link="claims-command"),
-            f"arXiv:{each['paper']}, {each['where']}",
-            each["paper_value"],
-            each["published_value"] or "-",
-            Text(each["published_verdict"], strong=True),
-            each["fair_value"] or "-",
-            Text(each["fair_verdict"], strong=True),
-            decides(each),
+    rows = []
+    for each in claims.to_dict("records"):
+        claim, where = Text(each["claim"], link="claims-command"), f"arXiv:{each['paper']}, {each['where']}"
+        published, fair = (
+            (each[f"{name}_value"] or "-", Text(each[f"{name}_verdict"], strong=True)) for name in ("published", "fair")
         )
-        for each in claims.to_dict("records")
-    ]
+        rows.append(row(claim, where, each["paper_value"], *published, *fair, decides(each)))
     again = command_line(["figures", "claims", *results_word(results_dir)])
     commands = Commands("claims-command", "Measure all claims again", [again])
     return Section("claims", "Claims of the papers", [Paragraph(f"{counted}."), Table(heading, rows), commands])

@@ -112,8 +112,8 @@ def entries_of(
     simulating them.
 
     Args:
-        results: where the records are.
-        records: at least one.
+        results: where the records, of which there is at least one, are.
+        records: the runs.
         name: what the sweep, or the single run, is called.
         files: figures that were drawn from the sweep.
         pictures: who draws what nobody has drawn yet; None for no such pictures.
