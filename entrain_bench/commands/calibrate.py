@@ -42,9 +42,9 @@ def main(request: Request[Keys]) -> int:
     Raises:
         UserError: for anchors that are wrong.
     """
-    if request.keys.anchors:
-        require(Path(request.keys.anchors).is_file(), "anchors", request.keys.anchors, "a file")
-    anchors, composer = load_anchors(Path(request.keys.anchors) if request.keys.anchors else None), Composer()
+    path = Path(request.keys.anchors) if request.keys.anchors else None
+    require(path is None or path.is_file(), "anchors", request.keys.anchors, "a file")
+    anchors, composer = load_anchors(path), Composer()
     for name in request.words:
         if name not in anchors.devices:
             raise unknown_choice("device", name, anchors.devices)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -88,10 +88,12 @@ def claim_row(claim: Claim, study: Study) -> dict[str, str]:
     published, fair = (_result(claim, setting, study) for setting in (claim.published, claim.fair))
     choices = {label: _result(claim, setting, study) for label, setting in claim.choices.items()}
     others = [f"{label}: {one.text or 'nothing'} ({one.verdict})" for label, one in choices.items()]
+    dissent = {choice.verdict: None for choice in choices.values() if choice.number is not None}
+    dissent.pop(published.verdict, None)
     otherwise = _result(claim, claim.toggled, study) if claim.toggled else ClaimResult("", "")
     return _words(claim) | {
         "published_value": published.text + _range(claim, [*choices.values()]),
-        "published_verdict": published.verdict + _dissent(published, choices.values()),
+        "published_verdict": published.verdict + (f"; under other choices {' or '.join(dissent)}" if dissent else ""),
         "fair_value": fair.text,
         "fair_verdict": fair.verdict,
         "otherwise_value": otherwise.text,
@@ -135,13 +137,6 @@ def _range(claim: Claim, choices: Sequence[ClaimResult]) -> str:
     ends = claim.format([numbers[0], numbers[-1]][: len(numbers)]) if numbers else "nothing"
     lacking = len(choices) - len(numbers)
     return f"; {ends} under other choices" + (f" ({lacking} of {len(choices)} without result)" if lacking else "")
-
-
-def _dissent(published: ClaimResult, choices: Iterable[ClaimResult]) -> str:
-    """The verdicts under other choices, if they are not the same."""
-    others = dict.fromkeys(choice.verdict for choice in choices if choice.number is not None)
-    others.pop(published.verdict, None)
-    return f"; under other choices {' or '.join(others)}" if others else ""
 
 
 def _side_table(side: Sequence[str], study: Study) -> pd.DataFrame:

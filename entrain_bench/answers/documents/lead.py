@@ -95,7 +95,12 @@ def lead_markdown(lead: Lead, study: Study) -> str:
     for job in lead.rows:
         runs = run_table(study.cells(*lead.of_leader(job)), study.results)
         leader = names(runs, "strategy")[runs["strategy"].iloc[0]]
-        found[job] = _row(runs, dict(_rivals(lead, job, study)))
+        rivals: dict[tuple[str, str], pd.DataFrame] = {}
+        for label in lead.rivals:
+            others = run_table(study.cells(*lead.of_rival(job, label)), study.results)
+            called = names(others, "strategy")
+            rivals |= {(label, called[str(name)]): mine for name, mine in others.groupby("strategy", sort=False)}
+        found[job] = _row(runs, rivals)
         notes += [f"{job}: {sentence}" for sentence in without_result(runs)]
     heading = [lead.corner, "fastest of the others", "its s", f"{leader}, s", "times as fast (95%)", "gap"]
     rows = []
@@ -105,14 +110,6 @@ def lead_markdown(lead: Lead, study: Study) -> str:
         rows.append([label, row.rival, _seconds(row.other), _seconds(row.own), gain, gap])
     own = (lead.name, lead.title, lead.common, lead.file)
     return captioned(*own, heading, rows, heading[2:], [*_together([*found.values()]), *notes])
-
-
-def _rivals(lead: Lead, row: str, study: Study) -> Iterator[tuple[tuple[str, str], pd.DataFrame]]:
-    """The runs of every rival."""
-    for label in lead.rivals:
-        runs = run_table(study.cells(*lead.of_rival(row, label)), study.results)
-        called = names(runs, "strategy")
-        yield from (((label, called[str(name)]), mine) for name, mine in runs.groupby("strategy", sort=False))
 
 
 def _row(own: pd.DataFrame, rivals: Mapping[tuple[str, str], pd.DataFrame]) -> _Row:

@@ -76,8 +76,11 @@ def results_markdown(data: pd.DataFrame) -> str:
     """A table for each family of strategies beside the first strategy; below them what runs have no result."""
     first, *others = families(data).items()
     groups = [family for family in FAMILIES if any(theirs == family for _, theirs in others)]
-    rows, best = _rows(data), compared(data, CASE[:2])
-    tables = []
+    bounded = data.assign(gap_to_cluster_bound=data["iteration_time_s"] / data["cluster_bound_s"] - 1.0)
+    gaps = over_seeds(bounded, CASE, **{name: (column, "mean") for name, column in GAPS.items()})
+    times = interval_over_seeds(data, CASE, "iteration_time_s").merge(gaps[[*CASE, *GAPS]], on=CASE)
+    rows = {tuple(str(row[name]) for name in CASE): row for row in times.to_dict("records")}
+    best, tables = compared(data, CASE[:2]), []
     for family in groups or [first[1]]:
         heading = f"### {FAMILIES[family]}\n\n" if len(groups) > 1 else ""
         members = [first[0], *(name for name, theirs in others if theirs == family)]
@@ -91,14 +94,6 @@ def results_markdown(data: pd.DataFrame) -> str:
         tables.append(heading + _table(data, cells, members))
     notes = "".join(f"- {sentence}\n" for sentence in without_result(data))
     return "\n".join([*tables, *filter(None, [notes])])
-
-
-def _rows(data: pd.DataFrame) -> dict[tuple[str, ...], Mapping[Hashable, Any]]:
-    """Means, intervals and gaps of every model, workload and strategy."""
-    data = data.assign(gap_to_cluster_bound=data["iteration_time_s"] / data["cluster_bound_s"] - 1.0)
-    gaps = over_seeds(data, CASE, **{name: (column, "mean") for name, column in GAPS.items()})
-    times = interval_over_seeds(data, CASE, "iteration_time_s").merge(gaps[[*CASE, *GAPS]], on=CASE)
-    return {tuple(str(row[name]) for name in CASE): row for row in times.to_dict("records")}
 
 
 def _table(data: pd.DataFrame, cells: Mapping[tuple[str, ...], str], strategies: Sequence[str]) -> str:

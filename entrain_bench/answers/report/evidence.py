@@ -100,10 +100,11 @@ def _taus(usual: Case, case: Case) -> Iterator[tuple[int, float]]:
 
 def claims_section(claims: pd.DataFrame, results_dir: str) -> Section:
     """Published claims and their verdicts here (``claims.csv``), and how they are measured again."""
-    counted = "; ".join(
-        f"{title}: {_counted(claims[f'{name}_verdict'])}"
-        for title, name in (("as published", "published"), ("fair", "fair"))
-    )
+    parts = []
+    for title, name in (("as published", "published"), ("fair", "fair")):
+        # Other choices and reasons left out.
+        counts = Counter(claims[f"{name}_verdict"].str.split("[:;]", regex=True).str[0])
+        parts.append(f"{title}: " + ", ".join(f"{number} {verdict}" for verdict, number in sorted(counts.items())))
     heading = ["claim", "where", "paper", "as published", "verdict", "fair", "verdict, fair", "what decides"]
     rows = []
     for each in claims.to_dict("records"):
@@ -114,13 +115,9 @@ def claims_section(claims: pd.DataFrame, results_dir: str) -> Section:
         rows.append(row(claim, where, each["paper_value"], *published, *fair, decides(each)))
     again = command_line(["figures", "claims", *results_word(results_dir)])
     commands = Commands("claims-command", "Measure all claims again", [again])
-    return Section("claims", "Claims of the papers", [Paragraph(f"{counted}."), Table(heading, rows), commands])
-
-
-def _counted(verdicts: pd.Series[str]) -> str:
-    """How many claims have each verdict, other choices and reasons left out."""
-    counts = Counter(verdicts.str.split("[:;]", regex=True).str[0])
-    return ", ".join(f"{number} {verdict}" for verdict, number in sorted(counts.items()))
+    return Section(
+        "claims", "Claims of the papers", [Paragraph(f"{'; '.join(parts)}."), Table(heading, rows), commands]
+    )
 
 
 def fidelity_section(rows: pd.DataFrame, pictures: Pictures | None) -> Section:
@@ -158,14 +155,10 @@ def environment(material: Material) -> Section:
         "fitted to published times; profiled: layers timed on a device.",
         f"entrain-bench {material.version}; commits of the runs: {_values(records, lambda record: record.commit)}; "
         f"code versions (one for every set of parts): {_values(records, lambda record: record.code_version)}.",
-        f"Libraries: {_values(records, _versions)}.",
+        f"Libraries: {_values(records, lambda record: ' '.join(map(' '.join, sorted(record.versions.items()))))}.",
         *(f"Samples, {line}." for line in notices(records)),
     ]
     return Section("environment", "Environment", [Bullets(items)])
-
-
-def _versions(record: Record) -> str:
-    return " ".join(f"{name} {version}" for name, version in sorted(record.versions.items()))
 
 
 def _values(records: Sequence[Record], value: Callable[[Record], str]) -> str:
