@@ -12,7 +12,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 # Containers set it; then every process compiles the suite, torch and megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quick figures report measured preprocessing fidelity gpu-check claims calibration verify reference test test-wide test-slow mutants fuzz screenshots bench ui lint clean
+.PHONY: help setup quick figures report measured preprocessing fidelity gpu-check claims calibration verify reference test test-slow mutants fuzz screenshots bench ui lint clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -72,14 +72,11 @@ reference: setup ## Bring results/reference and docs up to date; says what chang
 # A worker takes neighbours, which compile the same loops, before it takes from the other's.
 TEST = $(PYTHON) -m pytest -n auto --dist worksteal -q
 
-test: setup ## Run the quick tests
-	$(TEST)
+test: setup ## Run the quick tests; WIDE=1: also those that take seconds, as continuous integration does
+	$(TEST)$(if $(WIDE), -m 'not slow')
 
-test-wide: setup ## Run those that take seconds, or are the same for every strategy, figure and trace
-	$(TEST) -m 'wide and not slow'
-
-test-slow: setup ## Run the tests that take longer
-	$(PYTHON) -m pytest -q -m slow
+test-slow: setup ## Run the tests that take longer; SEED=1 draws other combinations of parts
+	SEED=$(or $(SEED),0) $(PYTHON) -m pytest -q -m slow
 
 mutants: setup ## Change 300 places of the core one by one: do the tests notice? (an hour; goes on where it stopped)
 	PYTHONPATH=tests $(PYTHON) -m mutants

@@ -25,6 +25,7 @@ What a hook may know is in its arguments: shapes of samples, a layout, an assign
     each_microbatch_size    the same window for the job with every microbatch size that a planner may choose
     under, for_job      the same for the job with a layout's microbatch size, and for another job
     draw                samples of the workload to profile, drawn apart from the training stream; new ones at every call
+    place, go_back      where draws go on, and to draw from an earlier place again
     measure             seconds of one layer of each kind of a module, both passes, on one packed microbatch
     measure_packs       the same of several packed microbatches
     pack_times          what a sequence adds to a packed microbatch, and a microbatch besides

@@ -13,6 +13,7 @@ import entrain_bench_workloads
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.store import Store
 from entrain_bench.config.tree import choices
+from entrain_bench.records import code
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.code import DRIVER, code_version, hash_of, import_closure
 from entrain_bench.records.keys import targets_of
@@ -39,6 +40,8 @@ class Tree:
             shutil.copytree(path, self.roots[name], ignore=shutil.ignore_patterns("__pycache__", "*.parquet"))
 
     def versions(self, cells: dict[str, Cell]) -> dict[str, str]:
+        # A process reads its own modules once.
+        code._own.clear()
         store = Store("test", "x")
         found = {
             name: hash_of(

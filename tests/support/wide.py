@@ -1,4 +1,4 @@
-"""What runs with ``make test``, and what with ``make test-wide`` alone: the same for every strategy, figure, trace."""
+"""What runs with ``make test``, and what with ``make test WIDE=1`` only: the same for each strategy, figure, trace."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from entrain_bench.base.errors import UserError
+from entrain_bench.config.compose import compose as compose_run
 from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.tree import config_tree
 from entrain_bench.specs.tokens import TileRules, TokenRules
@@ -58,8 +59,8 @@ def test_trace_of_a_user(tmp_path: Path) -> None:
 
 
 def test_trace_without_a_path_is_refused() -> None:
-    with pytest.raises(UserError, match="path"):
-        workload("trace")
+    with pytest.raises(UserError, match=r"workload\.path: must be given"):
+        compose_run("workload=trace")
 
 
 def test_uniform_is_the_same_sample_again_and_again() -> None:
