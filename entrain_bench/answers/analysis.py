@@ -48,8 +48,8 @@ def share_quantiles(
 
     Args:
         profile: where samples and their estimates come from.
-        batch_sizes: sizes of the batches.
-        num_draws: batches drawn of each size.
+        batch_sizes: of each, ``num_draws`` batches are drawn.
+        num_draws: batches of each size.
         num_samples: single samples drawn, listed first as batch size 0.
         probabilities: the quantiles to report.
 

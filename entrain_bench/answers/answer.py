@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from entrain_bench.answers.case import Case, SeedGroup, StrategyResult, cases_of
-from entrain_bench.answers.comparison import FASTEST, Overall, overall, place_of, with_result
+from entrain_bench.answers.comparison import Overall, overall, place_of, with_result
 from entrain_bench.answers.text import name_of
 from entrain_bench.config.tree import choices
 from entrain_bench.records.records import Record
@@ -19,13 +19,7 @@ CHOICE = "strategy="
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A run's place among the others.
-
-    Attributes:
-        record: the run.
-        name: what tells it from the others.
-        gain: its speedup over the baseline's run of the same job and seed; None without such a run.
-    """
+    """A run, what tells it from the others, and its speedup over the baseline's run of its job and seed, if any."""
 
     record: Record
     name: str
@@ -37,11 +31,8 @@ class Answer:
     """Runs by case.
 
     Attributes:
-        records: the runs.
-        cases: what they are compared in.
         known: strategies that could have run, by name.
         lost: planned runs without a record, by their overrides.
-        num_planned: runs that were to leave a record, of a sweep; 0 where that is not known.
         headings: of the labels that cases and groups are named by; empty for those that they do not have in common.
     """
 
@@ -49,13 +40,12 @@ class Answer:
     cases: Sequence[Case]
     known: frozenset[str] = frozenset()
     lost: Sequence[str] = ()
-    num_planned: int = 0
     headings: Sequence[str] = ()
 
     @classmethod
     def of(cls, records: Sequence[Record], lost: Sequence[str] = ()) -> Answer:
         """The answer of some records; ``lost`` are planned runs without one."""
-        return cls(records, cases_of(records), known_strategies(records), lost, len(records) + len(lost))
+        return cls(records, cases_of(records), known_strategies(records), lost)
 
     def about(self, cases: Sequence[Case], headings: Sequence[str] = ()) -> Answer:
         """The answer of some of the cases."""
@@ -108,11 +98,7 @@ class Answer:
         return sorted(orders, key=lambda variant: place_of(variant, orders[variant]))
 
     def side_by_side(self, is_shown: Callable[[Record], bool]) -> dict[str, Record]:
-        """A run of every variant that can be shown in the first case with such runs, at the same seed if possible.
-
-        Args:
-            is_shown: whether there is more of a run than its record.
-        """
+        """A run of every variant that ``is_shown`` in the first case with such runs, at the same seed if possible."""
         for case in self.cases:
             runs = {
                 self.variant(result.group): {
@@ -129,9 +115,9 @@ class Answer:
 
     @cached_property
     def wins(self) -> Mapping[str, int]:
-        """In how many cases a variant is the fastest, the most frequent first; those that are not decided left out."""
-        winners = [self.variant(group) for case in self.cases if (group := winner_of(case))]
-        return dict(Counter(winners).most_common())
+        """In how many of the cases that are decided a variant is the fastest, the most frequent first."""
+        firsts = [case.groups[case.best[0]] for case in self.cases if case.best]
+        return dict(Counter(map(self.variant, firsts)).most_common())
 
     @property
     def fastest(self) -> str:
@@ -154,12 +140,6 @@ class Answer:
     def not_run(self) -> list[str]:
         """Known strategies without a run."""
         return sorted(self.known - self.ran)
-
-
-def winner_of(case: Case) -> SeedGroup | None:
-    """The fastest of a case; None where there is nothing to compare, or it is not decided."""
-    names = case.comparison.with_verdict(FASTEST)
-    return case.groups[names[0]] if names and case.best else None
 
 
 def known_strategies(records: Sequence[Record]) -> frozenset[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from entrain_bench.answers.answer import Answer
@@ -32,33 +31,23 @@ def _case(answer: Answer, case: Case, results_dir: str) -> dict[str, Any]:
 
 
 def _result(answer: Answer, result: StrategyResult) -> dict[str, Any]:
-    standing = result.standing
+    standing, runs = result.standing, []
+    for seed, record in sorted(result.group.runs.items()):
+        reason = {"reason": record.reason} if record.reason else {}
+        time = {"iteration_time_s": standing.times[seed], "key": record.key}
+        runs.append({"seed": seed, "status": record.status, **reason, **time})
     return {
         "name": answer.variant(result.group),
         "verdict": standing.verdict,
         "iteration_time_s": _interval(standing.time),
         "speedup": _interval(standing.speedup),
         "time_over_fastest": _interval(standing.behind),
-        "runs": _runs(result),
+        "runs": runs,
     }
 
 
-def _runs(result: StrategyResult) -> Sequence[dict[str, Any]]:
-    times = result.standing.times
-    return [
-        {
-            "seed": seed,
-            "status": record.status,
-            **({"reason": record.reason} if record.reason else {}),
-            "iteration_time_s": times[seed],
-            "key": record.key,
-        }
-        for seed, record in sorted(result.group.runs.items())
-    ]
-
-
-def _interval(interval: Interval | None) -> dict[str, Any] | None:
-    if interval is None:
+def _interval(found: Interval | None) -> dict[str, Any] | None:
+    if found is None:
         return None
-    ends = {"mean": interval.mean, "low": interval.low, "high": interval.high}
-    return {**ends, "num_seeds": interval.num_values, "doubt": interval.doubt and str(interval.doubt)}
+    ends = {"mean": found.mean, "low": found.low, "high": found.high}
+    return {**ends, "num_seeds": found.num_values, "doubt": found.doubt}

@@ -76,15 +76,6 @@ class SeedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class _Label:
-    """One label: its heading, the key that it is of or below, and its text of every record."""
-
-    heading: str
-    key: str
-    texts: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
 class StrategyResult:
     """How a group does; ``best`` is whether it is the fastest or as good, of at least two."""
 
@@ -172,15 +163,13 @@ def groups_of(records: Sequence[Record]) -> list[SeedGroup]:
     firsts = [first for first, *_ in alike.values()]
     labels = _labels(firsts)
     owned = OWNED if len({first.labels["strategy"] for first in firsts}) > 1 else (*OWNED, *ASKED)
-    runs: dict[tuple[str, ...], dict[int, Record]] = {}
-    for index, same in enumerate(alike.values()):
-        seeds = {record.labels["seed"]: record for record in same}
-        runs.setdefault(tuple(label.texts[index] for label in labels), {}).update(seeds)
+    runs: dict[Own, dict[int, Record]] = {}
+    for texts, same in zip(zip(*labels.values(), strict=True), alike.values(), strict=True):
+        runs.setdefault(texts, {}).update({record.labels["seed"]: record for record in same})
     groups = []
     for texts, found in runs.items():
-        named = dict(zip([label.heading for label in labels], texts, strict=True))
-        job = {label.heading: named[label.heading] for label in labels if label.key not in owned}
-        groups.append(SeedGroup(named, job, found))
+        named = {heading: text for (heading, _), text in zip(labels, texts, strict=True)}
+        groups.append(SeedGroup(named, {heading: named[heading] for heading, key in labels if key not in owned}, found))
     return groups
 
 
@@ -201,16 +190,18 @@ def swept_paths(records: Sequence[Record]) -> list[str]:
     return [path for path in dict.fromkeys(path for each in leaves for path in each) if path in kept]
 
 
-def _labels(records: Sequence[Record]) -> list[_Label]:
-    """The names of all records, then whatever else tells them apart."""
-    leaves, headings = [_leaves(record) for record in records], _headings(swept_paths(records))
-    named = [_Label(name, name, _texts([record.labels[name] for record in records], _spell)) for name in NAMES]
-    return [*named, *(_path_label(path, heading, leaves) for path, heading in headings.items())]
+def _labels(records: Sequence[Record]) -> dict[tuple[str, str], list[str]]:
+    """The names of all records, then whatever else tells them apart.
 
-
-def _path_label(path: str, heading: str, leaves: Sequence[Mapping[str, Any]]) -> _Label:
-    spell = _class_name if path.endswith("_target_") else _spell
-    return _Label(heading, path.split(".")[0], _texts([each.get(path, ABSENT) for each in leaves], spell))
+    Returns:
+        By heading and the key that a label is of or below, its text of every record.
+    """
+    leaves = [_leaves(record) for record in records]
+    found = {(name, name): _texts([record.labels[name] for record in records], _spell) for name in NAMES}
+    for path, heading in _headings(swept_paths(records)).items():
+        spell = _class_name if path.endswith("_target_") else _spell
+        found[heading, path.split(".")[0]] = _texts([each.get(path, ABSENT) for each in leaves], spell)
+    return found
 
 
 def _without_seed(record: Record) -> str:

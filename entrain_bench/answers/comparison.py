@@ -80,11 +80,6 @@ class Comparison[Name: Hashable]:
         """The seeds of all groups."""
         return sorted({seed for standing in self.standings.values() for seed in standing.times})
 
-    def complete(self, name: Name) -> bool:
-        """Whether a group has a result at all seeds of the case."""
-        standing = self.standings.get(name)
-        return standing is not None and standing.num_ok == len(self.seeds)
-
     def gains_everywhere(self, name: Name) -> bool:
         """Whether a group has a speedup at all seeds of the case."""
         standing = self.standings.get(name)
@@ -113,11 +108,7 @@ class Overall:
 
 
 def baseline_of(orders: Mapping[str, float | None]) -> str:
-    """The strategy that others are compared with: the first by ``place_of``.
-
-    Args:
-        orders: display order of at least one strategy, by name.
-    """
+    """The strategy that others are compared with: of at least one, by display order, the first by ``place_of``."""
     return min(orders, key=lambda name: place_of(name, orders[name]))
 
 
@@ -178,7 +169,11 @@ def overall[Name: Hashable](comparisons: Sequence[Comparison[Name]]) -> dict[Nam
         if all(each.gains_everywhere(name) for each in comparisons):
             logs = [[log(each.standings[name].gains[seed]) for seed in seeds] for each in comparisons]
             num_batches = min(each.num_batches for each in comparisons)
-            found[name] = _overall(logs, sum(name in each.best for each in comparisons), num_batches)
+            means = [exp(math.fsum(each) / len(each)) for each in logs]
+            mean = mean_interval([math.fsum(each) / len(each) for each in zip(*logs, strict=True)], num_batches)
+            speedup = replace(mean, mean=exp(mean.mean), low=exp(mean.low), high=exp(mean.high))
+            num_best = sum(name in each.best for each in comparisons)
+            found[name] = Overall(speedup, min(means), max(means), num_best)
     return dict(sorted(found.items(), key=lambda item: -decisive(item[1].speedup.mean)))
 
 
@@ -228,11 +223,3 @@ def _ratio(one: Mapping[int, float], other: Mapping[int, float], num_batches: in
     shared = [seed for seed in one if seed in other]
     pairs = [one[seed] for seed in shared], [other[seed] for seed in shared]
     return ratio_interval(*pairs, num_batches) if shared else None
-
-
-def _overall(logs: Sequence[Sequence[float]], num_best: int, num_batches: int) -> Overall:
-    """From logarithms of speedups by case and seed."""
-    means = [exp(math.fsum(each) / len(each)) for each in logs]
-    over_seeds = mean_interval([math.fsum(each) / len(each) for each in zip(*logs, strict=True)], num_batches)
-    speedup = replace(over_seeds, mean=exp(over_seeds.mean), low=exp(over_seeds.low), high=exp(over_seeds.high))
-    return Overall(speedup, min(means), max(means), num_best)

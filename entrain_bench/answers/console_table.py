@@ -77,12 +77,7 @@ def summary(records: Sequence[Record], width: int, lost: Sequence[str] = ()) -> 
     Last comes what became of samples (``notices``).
 
     Runs that differ by their seed only are one row. No label is ever cut: where the labels alone take more than the
-    width, so does the table.
-
-    Args:
-        records: the runs.
-        width: places of a line.
-        lost: planned runs that left no record.
+    width, so does the table. ``lost`` are planned runs that left no record.
     """
     answer = Answer.of(records, lost)
     rows = answer.results
@@ -95,7 +90,8 @@ def summary(records: Sequence[Record], width: int, lost: Sequence[str] = ()) -> 
     shared = [f"{name} {text}" for name, text in rows[0].group.labels.items() if name not in labels]
     yield from wrapped(", ".join([*shared, spell_seeds([seed for row in rows for seed in row.group.runs])]), width)
     if any(row.standing.time for row in rows):
-        columns = _fitting(_label_columns(rows, labels), _value_columns(rows, answer.baseline), width)
+        named = [Column(label, [row.group.labels[label] for row in rows]) for label in labels]
+        columns = _fitting(named, _value_columns(rows, answer.baseline), width)
         yield from wrapped(_legend([column.heading for column in columns], answer.baseline), width)
         yield from _table(answer.cases, columns, len(labels))
     words = [*map(Text, problems(rows, labels)), *said, *wrapped(losses(rows), width)]
@@ -118,12 +114,7 @@ def _table(cases: Sequence[Case], columns: Sequence[Column], num_labels: int) ->
 
 
 def table_lines(columns: Sequence[Column], num_labels: int) -> list[str]:
-    """Columns as lines: headings, a rule, and one a row; the first ``num_labels`` columns are flush left.
-
-    Args:
-        columns: of as many cells each.
-        num_labels: how many of them are names.
-    """
+    """Columns as lines: headings, a rule, and one a row; the first ``num_labels`` columns are flush left."""
     lines = [
         GAP.join(
             text + " " * (column.width - cell_len(text)) if place < num_labels else text.rjust(column.width)
@@ -146,22 +137,21 @@ def _fitting(labels: Sequence[Column], values: Sequence[Column], width: int) -> 
     return [*labels, *(column for column in values if column in taken)]
 
 
-def _label_columns(rows: Sequence[StrategyResult], labels: Sequence[str]) -> list[Column]:
-    return [Column(label, [row.group.labels[label] for row in rows]) for label in labels]
-
-
 def _value_columns(rows: Sequence[StrategyResult], baseline: str) -> list[Column]:
     """Every column that says something, in the order of the table."""
     means, speedups = [row.standing.time for row in rows], [row.standing.speedup for row in rows]
     digits = decimals([time.mean for time in means if time])
+    # Without a time, what became of the first run.
+    states = [row.group.runs[min(row.group.runs)].status for row in rows]
+    texts = [seconds(time.mean, digits) if time else state for time, state in zip(means, states, strict=True)]
+    # The interval of the baseline's speedup over itself says nothing.
+    compared = [None if row.group.strategy == baseline else row.standing.speedup for row in rows]
     columns = [
-        Column(
-            "s/iter", [seconds(row.standing.time.mean, digits) if row.standing.time else _status(row) for row in rows]
-        ),
+        Column("s/iter", texts),
         Column("±", [seconds(time.margin if time and time.num_values > 1 else None, digits) for time in means]),
         Column("runs", _counts(rows)),
         Column(SPEEDUP, [times(speedup.mean) if speedup else NOTHING for speedup in speedups]),
-        Column("95%", [_range(row, baseline) for row in rows]),
+        Column("95%", [ends(speedup, "{:.2f}".format) for speedup in compared]),
         *(Column(name, [_mean(row, *metric) for row in rows]) for name, metric in METRICS.items()),
     ]
     return [column for column in columns if {*column.cells} != {NOTHING}]
@@ -183,17 +173,6 @@ def _counts(rows: Sequence[StrategyResult]) -> list[str]:
     if len({*counts}) == 1 and counts[0][0] == counts[0][1]:
         return [NOTHING] * len(rows)
     return [f"{done}" if done == total else f"{done}/{total}" for done, total in counts]
-
-
-def _status(row: StrategyResult) -> str:
-    """Why a row has no time: what became of its first run."""
-    return row.group.runs[min(row.group.runs)].status
-
-
-def _range(row: StrategyResult, baseline: str) -> str:
-    """The speedup's interval; that of the baseline over itself says nothing."""
-    alone = row.group.strategy == baseline
-    return NOTHING if alone else ends(row.standing.speedup, "{:.2f}".format)
 
 
 def _mean(row: StrategyResult, metric: str, scale: float, digits: int) -> str:

@@ -26,20 +26,11 @@ def pair_rows(rows: pd.DataFrame) -> pd.DataFrame:
             times = [json.loads(str(row["repetitions_s"])) for row in (one, other)]
             measured = ratio_interval(*times)
             predicted = one["predicted_s"] / other["predicted_s"]
-            found.append(
-                {
-                    **dict(zip(GROUP, group, strict=True)),
-                    "slow": one["strategy"],
-                    "fast": other["strategy"],
-                    "measured_speedup": measured.mean,
-                    "low": measured.low,
-                    "high": measured.high,
-                    "chance": ratio_chance(*times),
-                    "predicted_speedup": predicted,
-                    "error": predicted / measured.mean - 1.0,
-                    "sign_error": measured.excludes(1.0) and (measured.mean - 1.0) * (predicted - 1.0) < 0,
-                }
-            )
+            names = dict(zip(GROUP, group, strict=True)) | {"slow": one["strategy"], "fast": other["strategy"]}
+            ends = {"measured_speedup": measured.mean, "low": measured.low, "high": measured.high}
+            error = {"predicted_speedup": predicted, "error": predicted / measured.mean - 1.0}
+            wrong = measured.excludes(1.0) and (measured.mean - 1.0) * (predicted - 1.0) < 0
+            found.append({**names, **ends, "chance": ratio_chance(*times), **error, "sign_error": wrong})
     return pd.DataFrame(found)
 
 

@@ -9,7 +9,7 @@ from entrain_bench.specs.workload import Counts
 
 
 def notices(records: Sequence[Record]) -> list[str]:
-    """A line on every workload that was not taken as it is, and what runs remark of themselves, each line once."""
+    """What there is to know of samples, then what runs remark."""
     return [*sample_notices(records), *run_notices(records)]
 
 

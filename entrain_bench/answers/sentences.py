@@ -25,7 +25,10 @@ def sentences(answer: Answer) -> list[str]:
         found += [*_trust(answer, contested), *_unequal_seeds(answer, contested), *_failed(answer, contested)]
     if answer.not_run and len(answer.ran) > 1:
         found.append(f"Not run: {', '.join(answer.not_run)}.")
-    return [*found, *_lost(answer)]
+    if answer.lost:
+        planned = count(len(answer.records) + len(answer.lost), "planned run")
+        found.append(f"{len(answer.lost)} of {planned} left no record: {listing(answer.lost)}.")
+    return found
 
 
 def outcome_of(answer: Answer, case: Case) -> Outcome:
@@ -116,12 +119,10 @@ def _places(answer: Answer, cases: Sequence[Case], num_cases: int) -> str:
 
 def _gain(cases: Sequence[Case]) -> str:
     """The speedup of the fastest over the baseline, from the least to the greatest of several cases."""
-    firsts = [(case, case.groups[case.best[0]]) for case in cases]
-    texts = [text for case, group in firsts if (text := over_baseline(case, group))]
+    texts = [text for case in cases if (text := over_baseline(case, case.groups[case.best[0]]))]
     if len(texts) < 2:
         return f" ({texts[0]})" if texts else ""
-    gains = [case.comparison.standings[case.best[0]].speedup for case, _ in firsts]
-    means = [gain.mean for gain in gains if gain]
+    means = [gain.mean for case in cases if (gain := case.comparison.standings[case.best[0]].speedup)]
     return f" ({times(min(means))} to {times(max(means))} over {cases[0].baseline})"
 
 
@@ -187,10 +188,3 @@ def _failed(answer: Answer, cases: Sequence[Case]) -> Iterator[str]:
                     f"speedup over the fastest is {times(1 / standing.behind.mean)} at "
                     f"{count(standing.behind.num_values, 'other seed')}."
                 )
-
-
-def _lost(answer: Answer) -> Iterator[str]:
-    if answer.lost:
-        yield (
-            f"{len(answer.lost)} of {count(answer.num_planned, 'planned run')} left no record: {listing(answer.lost)}."
-        )

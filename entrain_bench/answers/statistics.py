@@ -55,9 +55,6 @@ class Interval:
     """A mean over seeds with its 95% confidence interval; with a single value both ends are the mean.
 
     Attributes:
-        mean: over seeds.
-        low: lower end.
-        high: upper end.
         num_values: seeds.
         doubt: why the interval is not to be trusted; None if nothing speaks against it.
     """
@@ -99,36 +96,20 @@ class Best[Name: Hashable]:
 
 
 def mean_interval(values: Sequence[float], num_batches: int = 1) -> Interval:
-    """Return the mean of at least one value, with Student's t interval.
-
-    Args:
-        values: one for each seed.
-        num_batches: batches that each value is the mean of.
-    """
+    """Return the mean of values by seed, each itself the mean of ``num_batches``, with Student's t interval."""
     mean, error = _mean_and_error(values)
     half = t_quantile(len(values) - 1) * error if len(values) > 1 else 0.0
     return Interval(mean, mean - half, mean + half, len(values), doubt_of(values, num_batches))
 
 
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], num_batches: int = 1) -> Interval:
-    """Return the geometric mean of paired ratios of positive numbers, with the interval of their logarithms' mean.
-
-    Args:
-        numerators: one for each seed.
-        denominators: at the same seeds.
-        num_batches: batches that each value is the mean of.
-    """
+    """Return the geometric mean of paired ratios of positive numbers, with the interval of their logarithms' mean."""
     logs = mean_interval(_log_ratios(numerators, denominators), num_batches)
     return replace(logs, mean=exp(logs.mean), low=exp(logs.low), high=exp(logs.high))
 
 
 def doubt_of(values: Sequence[float], num_batches: int = 1) -> Doubt | None:
-    """Return why Student's t interval of some values is not to be trusted, if so.
-
-    Args:
-        values: one for each seed; a single one has no interval.
-        num_batches: batches that each value is the mean of.
-    """
+    """Return why Student's t interval of values by seed is not to be trusted, if so; a single one has no interval."""
     seeds, ordered = len(values), sorted(values)
     middle = (ordered[(seeds - 1) // 2] + ordered[seeds // 2]) / 2
     near, far = sorted((middle - ordered[0], ordered[-1] - middle))

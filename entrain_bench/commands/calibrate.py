@@ -42,9 +42,9 @@ def main(request: Request[Keys]) -> int:
     Raises:
         UserError: for anchors that are wrong.
     """
-    if request.keys.anchors:
-        require(Path(request.keys.anchors).is_file(), "anchors", request.keys.anchors, "a file")
-    anchors, composer = load_anchors(Path(request.keys.anchors) if request.keys.anchors else None), Composer()
+    path = Path(request.keys.anchors) if request.keys.anchors else None
+    require(path is None or path.is_file(), "anchors", request.keys.anchors, "a file")
+    anchors, composer = load_anchors(path), Composer()
     for name in request.words:
         if name not in anchors.devices:
             raise unknown_choice("device", name, anchors.devices)
@@ -75,25 +75,19 @@ def _calibrate(name: str, anchors: Anchors, composer: Composer) -> bool:
         own, value = getattr(configured, constant), getattr(found, constant)
         note = "" if own == value else f", but device/{name}.yaml says {own:g}"
         print(f"{name}: {constant} {value:g}{note}")
-    for line in (*_kernels(products, attention, found), *_iterations(iterations, found), *_forwards(forwards, found)):
-        print(f"  {line}")
-    return all(getattr(configured, constant) == getattr(found, constant) for constant in fitted)
-
-
-def _kernels(products: Sequence[KernelPoint], attention: Sequence[KernelPoint], found: DeviceSpec) -> Iterator[str]:
-    for what, cases in (("products", products), ("attention kernels", attention)):
-        if cases:
-            errors = 100 * np.abs([case.ratio(found) - 1.0 for case in cases])
-            yield f"{len(cases)} {what}: median error {np.median(errors):.0f}%, largest {errors.max():.0f}%"
-
-
-def _iterations(cases: Sequence[IterationPoint], found: DeviceSpec) -> Iterator[str]:
-    for case in cases:
+    for what, kind in (("products", products), ("attention kernels", attention)):
+        if kind:
+            errors = 100 * np.abs([case.ratio(found) - 1.0 for case in kind])
+            print(f"  {len(kind)} {what}: median error {np.median(errors):.0f}%, largest {errors.max():.0f}%")
+    for case in iterations:
         anchor, error = case.anchor, case.ratio(found) - 1.0
-        yield (
-            f"{anchor.half:4} {anchor.group.name}, {anchor.gpus} GPUs, TP {anchor.settings.tp} PP "
+        print(
+            f"  {anchor.half:4} {anchor.group.name}, {anchor.gpus} GPUs, TP {anchor.settings.tp} PP "
             f"{anchor.settings.pp}: published {anchor.published_s:.2f} s, {100 * error:+.1f}%"
         )
+    for line in _forwards(forwards, found):
+        print(f"  {line}")
+    return all(getattr(configured, constant) == getattr(found, constant) for constant in fitted)
 
 
 def _forwards(cases: Sequence[ForwardPoint], found: DeviceSpec) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from entrain_bench.answers.documents.claim_pages import claim_text, claims_text
@@ -24,19 +23,11 @@ def main(request: Request[Folder]) -> int:
     Raises:
         UserError: for an unknown name, with the nearest one.
     """
-    print(text(request.words, Path(request.keys.results_dir), request.config_dir))
-    return 0
-
-
-def text(names: Sequence[str], results: Path, config_dir: str | None) -> str:
-    """What is printed: of the claims in a folder of results, or the committed ones if it holds none."""
-    claims = load_claims(config_dir)
-    folder = results if (results / TABLE).exists() else REFERENCE
-    rows = read_rows(claims, folder / TABLE)
-    if not names:
-        return claims_text(claims, rows)
+    claims, own = load_claims(request.config_dir), Path(request.keys.results_dir) / TABLE
+    rows = read_rows(claims, own if own.exists() else REFERENCE / TABLE)
     known = {claim.name: (claim, row) for claim, row in zip(claims, rows, strict=True)}
-    for name in names:
+    for name in request.words:
         if name not in known:
             raise unknown_choice("claim", name, known)
-    return "\n\n".join(claim_text(*known[name]) for name in names)
+    print("\n\n".join(claim_text(*known[name]) for name in request.words) or claims_text(claims, rows))
+    return 0

@@ -74,12 +74,7 @@ def _drawing(name: str, overrides: Sequence[str], study: Study) -> tuple[Drawing
     sweeps = own_sweeps(name, experiment, overrides, study.config_dir)
     cells = [cell for sweep in sweeps.values() for cell in study.cells(*sweep)]
     check_names(cells)
-    _check_data(cells)
-    return Drawing(file_name(name, cells, overrides), module, sweeps, ["figures", name, *overrides]), cells
-
-
-def _check_data(cells: Sequence[Cell]) -> None:
-    """Raise ``UserError`` for samples that cannot be read, or that a model cannot take: no cell would have a result."""
-    configs = {(str(cell.config.workload), str(cell.config.model)): cell.config for cell in cells}
-    for config in configs.values():
+    # Samples that cannot be read, or that a model cannot take: no cell would have a result.
+    for config in {(str(cell.config.workload), str(cell.config.model)): cell.config for cell in cells}.values():
         workload_of(config).source(ModelSpec.from_config(config.model).tokens)
+    return Drawing(file_name(name, cells, overrides), module, sweeps, ["figures", name, *overrides]), cells

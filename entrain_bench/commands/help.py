@@ -56,7 +56,7 @@ def help_text(topic: str = "", config_dir: str | None = None) -> str:
     if name in verbs():
         return "\n".join(_verb_lines(name, config_dir))
     if name == KEYS:
-        return "\n".join(_columns({f"{key.name}={key.default}": key.meaning for key in documented_keys()}))
+        return columns({f"{key.name}={key.default}": key.meaning for key in documented_keys()})
     if name in known:
         return "\n".join(_group_lines(name, known))
     group, _, choice = name.rpartition("/")
@@ -67,7 +67,7 @@ def help_text(topic: str = "", config_dir: str | None = None) -> str:
     keys = [each for each in documented_keys() if f"{each.name}.".startswith(f"{name}.")]
     if not keys:
         raise unknown_choice("--help", name, [KEYS, *verbs(), *known])
-    return "\n".join(_columns({f"{key.name}={key.default}": key.comment for key in keys}))
+    return columns({f"{key.name}={key.default}": key.comment for key in keys})
 
 
 @cache
@@ -93,13 +93,13 @@ def _usages() -> Iterator[tuple[str, re.Match[str]]]:
 def _screen() -> Iterator[str]:
     yield TITLE
     yield ""
-    yield from _columns({task: f"entrain-bench {command}" for task, command in TASKS.items()})
+    yield columns({task: f"entrain-bench {command}" for task, command in TASKS.items()})
     yield ""
     yield "entrain-bench [VERB] [KEY=VALUE ...]; without a verb one run, or a sweep. Other verbs:"
     shown = {command.split()[0] for command in TASKS.values()}
-    yield from _columns({verb: purpose for verb, purpose in verbs().items() if verb not in shown})
+    yield columns({verb: purpose for verb, purpose in verbs().items() if verb not in shown})
     yield ""
-    yield from _columns(OPTIONS)
+    yield columns(OPTIONS)
 
 
 def _verb_lines(name: str, config_dir: str | None) -> Iterator[str]:
@@ -112,7 +112,7 @@ def _verb_lines(name: str, config_dir: str | None) -> Iterator[str]:
         f"{each.name}={_shown(each.default)}": each.metadata["meaning"] or documented[each.name] for each in verb.fields
     }
     if own:
-        yield from _columns(own)
+        yield columns(own)
         yield ""
     if "seed" in verb.passed:
         yield f"And keys of a run, such as model=, cluster=, layout.tp=: entrain-bench --help={KEYS}"
@@ -128,7 +128,12 @@ def _verb_lines(name: str, config_dir: str | None) -> Iterator[str]:
 
 def columns(rows: Mapping[str, str]) -> str:
     """Names, and beside them texts in as many lines as they take."""
-    return "\n".join(_columns(rows))
+    margin = len(INDENT) + max(map(len, rows)) + len(INDENT)
+    lines = []
+    for name, text in rows.items():
+        first, *rest = textwrap.wrap(text, WIDTH - margin, break_on_hyphens=False) or [""]
+        lines += [f"{INDENT}{name}".ljust(margin) + first, *(" " * margin + line for line in rest)]
+    return "\n".join(lines)
 
 
 def _shown(default: object) -> str:
@@ -140,7 +145,7 @@ def _group_lines(group: str, known: dict[str, dict[str, str]]) -> Iterator[str]:
     default = next((f", default {key.default}" for key in documented_keys() if key.name == group), "")
     yield f"{PLACES.get(group, group)}=NAME{default}"
     yield ""
-    yield from _columns(known[group])
+    yield columns(known[group])
     yield ""
     yield f"All keys of one: --help={group}/{next(iter(known[group]))}"
     if inside := [name for name in known if name.startswith(f"{group}/")]:
@@ -156,11 +161,3 @@ def _key_lines(name: str, known: dict[str, dict[str, str]], config_dir: str | No
         for line in text_of(group, choice, config_dir).splitlines():
             if line.startswith(f"{key}:"):
                 yield f"{group}={choice}: {'.'.join(places)}.{line}"
-
-
-def _columns(rows: Mapping[str, str]) -> Iterator[str]:
-    margin = len(INDENT) + max(map(len, rows)) + len(INDENT)
-    for name, text in rows.items():
-        first, *rest = textwrap.wrap(text, WIDTH - margin, break_on_hyphens=False) or [""]
-        yield f"{INDENT}{name}".ljust(margin) + first
-        yield from (" " * margin + line for line in rest)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from entrain_bench.answers.commands import command_line, quoted
 from entrain_bench.answers.comparison import baseline_of
 from entrain_bench.answers.console_table import make_console
 from entrain_bench.answers.notices import notices
-from entrain_bench.answers.recommend.frameworks import FRAMEWORKS, Framework, Refusals, variants_within
+from entrain_bench.answers.recommend import megatron
+from entrain_bench.answers.recommend.frameworks import FRAMEWORKS, flag_lines, refusal, variants_within
 from entrain_bench.answers.recommend.live import Ticker
-from entrain_bench.answers.recommend.planned import plan_of_answer
-from entrain_bench.answers.recommend.recommendation import answer_of
-from entrain_bench.answers.recommend.strategy_race import JobOverrides, StrategyRace, StrategyVariant, race
+from entrain_bench.answers.recommend.recommendation import answer_of, plan_of_answer, reason_of
+from entrain_bench.answers.recommend.strategy_race import StrategyRace, StrategyVariant, race
 from entrain_bench.answers.recommend.words import answer_lines, no_result_lines
 from entrain_bench.answers.tracking.sweep import sweep_name
 from entrain_bench.base.errors import UserError, require, unknown_choice
@@ -48,14 +49,14 @@ class Asked:
     """What the command line asks for.
 
     Attributes:
-        job: the job.
+        overrides: of the job, without strategy and seed.
         variants: who is considered, by name.
         config: the first variant's run at the first seed.
         orders: display order of each.
-        given: keys of the overrides.
+        given: keys of all overrides.
     """
 
-    job: JobOverrides
+    overrides: Sequence[str]
     variants: Mapping[str, StrategyVariant]
     config: RunConfig
     orders: Mapping[str, float | None]
@@ -92,41 +93,41 @@ def main(request: Request[Keys]) -> int:
         UserError: for bad input, data that cannot be read, and a folder that cannot be written.
     """
     keys, composer = request.keys, Composer(request.config_dir)
-    framework = FRAMEWORKS[keys.within] if keys.within else None
-    asked = _asked(composer, request.overrides, framework)
+    asked = _asked(composer, request.overrides, keys.within is not None)
     results, baseline = Results(Path(asked.config.results_dir)), baseline_of(asked.orders)
     results.prepare()
-    refusals, width = Refusals(framework), make_console().width
-    path = Path(keys.output or results.root / FILE)
+    width, path = make_console().width, Path(keys.output or results.root / FILE)
     with (
         Ticker(len(asked.variants)) as ticker,
-        StrategyRace(asked.job, asked.variants, results, composer, num_processes(), ticker) as runner,
+        StrategyRace(
+            asked.overrides, asked.config.seed, asked.variants, results, composer, num_processes(), ticker
+        ) as runner,
     ):
-        raced = race(runner, [baseline], refusals.check(runner), keys.seconds, ticker.end_of_round)
+        refuse = partial(refusal, runner) if keys.within else lambda *_: ""
+        raced = race(runner, [baseline], refuse, keys.seconds, ticker.end_of_round)
         ticker.say("changed assumptions")
-        answer = answer_of(runner, raced, baseline, refusals.reasons, asked.given)
+        answer = answer_of(runner, raced, baseline, asked.given)
     composer.save()
     if answer:
-        plan = plan_of_answer(answer, asked.job, usual_choices())
-        shown = answer_lines(answer, width, str(results.root))
-        _print([*shown, *refusals.lines(runner, answer, plan, path, width)])
-        _write(path, plan_text(plan))
+        plan = plan_of_answer(answer, asked.overrides, {key.name: key.default for key in documented_keys()})
+        _print(answer_lines(answer, width, str(results.root)))
+        if keys.within:
+            _print(flag_lines(runner, answer, plan, path, width))
+        try:
+            write_atomically(path, plan_text(plan).encode())
+        except OSError as error:
+            raise UserError(f"output={path}: cannot be written to ({error.strerror})") from error
         command = command_line([f"plan={quoted(str(path))}"], request.config_dir)
         say(f"written: {path} ({command} runs it; with harness=train on real ranks)")
     else:
-        heading, *lines = no_result_lines(refusals.reasons_of(runner, raced))
+        heading, *lines = no_result_lines({name: reason_of(runner, raced, name) for name in raced.times})
         _print(lines)
         say(f"entrain-bench: {heading}")
     _publish(results, runner.keys, request.overrides, asked.config)
     return 0 if answer else EXIT_NO_RESULT
 
 
-def usual_choices() -> dict[str, str]:
-    """What is chosen of every group where nobody asks for anything else."""
-    return {key.name: key.default for key in documented_keys()}
-
-
-def _asked(composer: Composer, overrides: Sequence[str], framework: Framework | None) -> Asked:
+def _asked(composer: Composer, overrides: Sequence[str], within: bool) -> Asked:
     """The job and its strategies, once all that can be wrong with them is known to be right."""
     keys = dict(zip(swept_keys(overrides), overrides, strict=True))
     for key, several in swept_keys(overrides).items():
@@ -137,22 +138,20 @@ def _asked(composer: Composer, overrides: Sequence[str], framework: Framework | 
     workload_of(first).source(ModelSpec.from_config(first.model).tokens)
     texts = [text for key, text in keys.items() if key not in ("seed", *ASIDE)]
     nodes = {name: composer.run([f"strategy={name}"]).strategy for name in names}
-    if framework:
-        nodes = {name: node for name, node in nodes.items() if framework.key in node}
+    if within:
+        nodes = {name: node for name, node in nodes.items() if megatron.KEY in node}
         if not nodes:
-            raise UserError(f"{chosen}: none of these runs within {framework.name}")
-        texts += [text for text in framework.overrides if text.partition("=")[0] not in keys]
+            raise UserError(f"{chosen}: none of these runs within {megatron.NAME}")
+        texts += [text for text in megatron.OVERRIDES if text.partition("=")[0] not in keys]
         for name, node in nodes.items():
-            listed = isinstance(node[framework.key], list)
-            require(listed, f"strategy={name}: {framework.key}", node[framework.key], "a list of overrides")
+            stated = node[megatron.KEY]
+            require(isinstance(stated, list), f"strategy={name}: {megatron.KEY}", stated, "a list of overrides")
         model = None if "layout.recompute" in keys else ModelSpec.from_config(first.model)
-        found = variants_within(framework, {name: nodes[name][framework.key] for name in nodes}, model)
+        found = variants_within({name: node[megatron.KEY] for name, node in nodes.items()}, model)
     else:
         found = [StrategyVariant(name, (f"strategy={name}",)) for name in nodes]
     orders = {each.name: nodes[each.strategy].get("display_order") for each in found}
-    return Asked(
-        JobOverrides(tuple(texts), first.seed), {each.name: each for each in found}, first, orders, frozenset(keys)
-    )
+    return Asked(texts, {each.name: each for each in found}, first, orders, frozenset(keys))
 
 
 def _check(key: str, text: str, several: bool) -> None:
@@ -182,10 +181,3 @@ def _publish(results: Results, keys: Iterable[str], overrides: Sequence[str], co
         say(line)
     if config.mlflow:
         log_to_mlflow(results, records, sweep_name(["recommend", *overrides]), config.mlflow_uri)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_atomically(path, text.encode())
-    except OSError as error:
-        raise UserError(f"output={path}: cannot be written to ({error.strerror})") from error

@@ -31,13 +31,9 @@ def main(request: Request[Folder]) -> int:
     page = page_of(material, Pictures(results))
     texts = {"report.html": html(page), "report.md": markdown(page), "report.json": report_json(material)}
     for name, text in texts.items():
-        _write(results.root / name, text)
+        try:
+            write_atomically(results.root / name, text.encode())
+        except OSError as error:
+            raise UserError(f"results_dir={results.root}: cannot be written to ({error})") from error
         say(f"written: {results.root / name}")
     return 0
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_atomically(path, text.encode())
-    except OSError as error:
-        raise UserError(f"results_dir={path.parent}: cannot be written to ({error})") from error

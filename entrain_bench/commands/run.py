@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,10 @@ def main(request: Request[NoKeys]) -> int:
         UserError: for bad input.
     """
     if any(option in request.options for option in HYDRA_OPTIONS):
-        _check_hydra_options(request)
+        shown, shell = request.options.get("--cfg", "job"), request.options.get("--shell-completion", "query=bash")
+        require(shown in ("job", "hydra", "all"), "--cfg", shown, "job, hydra or all")
+        shells = "install=, uninstall= or query=bash, fish or zsh"
+        require(bool(SHELLS.fullmatch(shell)), "--shell-completion", shell, shells)
         _hand_to_hydra(request)
         return 0
     _reject_unsupported(request)
@@ -66,14 +69,6 @@ def main(request: Request[NoKeys]) -> int:
     results = Results(Path(config.results_dir))
     publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
     return 0
-
-
-def _check_hydra_options(request: Request[NoKeys]) -> None:
-    shown, shell = request.options.get("--cfg", "job"), request.options.get("--shell-completion", "query=bash")
-    require(shown in ("job", "hydra", "all"), "--cfg", shown, "job, hydra or all")
-    require(
-        bool(SHELLS.fullmatch(shell)), "--shell-completion", shell, "install=, uninstall= or query=bash, fish or zsh"
-    )
 
 
 def _reject_unsupported(request: Request[NoKeys]) -> None:
@@ -122,7 +117,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     first = composer.run(sweep.cells[0])
     results, watch, keys = Results(Path(first.results_dir)), Watch(len(sweep.cells)), dict[str, str]()
     results.prepare()
-    tables, identifier = GrowingTables(results), Identifier()
+    tables, identifier, name = GrowingTables(results), Identifier(), sweep_name(request.overrides)
 
     def unfinished() -> Iterator[Cell]:
         for overrides in sweep.cells:
@@ -144,20 +139,13 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     except BaseException:
         if watch.any_run:
             # As they are now, for a thread may still add to them.
-            _publish_sweep(results, {**keys}, request, first)
+            publish(results, {**keys}, name, first.mlflow, first.mlflow_uri)
         raise
     composer.save()
-    records = _publish_sweep(results, keys, request, first)
+    records = publish(results, keys, name, first.mlflow, first.mlflow_uri)
     if lost := len(keys) - len(records):
         raise UserError(f"results_dir={results.root}: {lost} of {len(keys)} cells left no record")
     return EXIT_FAILED if any(record.status == "failed" for record in records) else 0
-
-
-def _publish_sweep(
-    results: Results, keys: Mapping[str, str], request: Request[NoKeys], config: RunConfig
-) -> list[Record]:
-    """Publish what cells have left; returns it."""
-    return publish(results, keys, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
 
 
 def _run(sweep: Sweep, cells: Iterable[Cell], results: Results) -> Iterator[Done]:

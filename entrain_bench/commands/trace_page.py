@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from itertools import combinations
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+
+from entrain_bench.answers.analysis import encoder_shares
 from entrain_bench.answers.documents.markdown import markdown_table
-from entrain_bench.answers.trace_summary import (
-    MAX_ROWS,
-    PROBABILITIES,
-    ModelSummary,
-    column_quantiles,
-    model_summary,
-)
+from entrain_bench.balancing.planning import stable_samples
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.trace import Scanned, TraceCommand
 from entrain_bench.run.experiment import prepare
+from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.workload import counts_of
+
+PROBABILITIES = (0.01, 0.5, 0.9, 0.99, 1.0)
+# Rows that a summary is of, at most: the first.
+MAX_ROWS = 1_000_000
+MEGAPIXEL = 1e6
+NUM_DRAWS, NUM_SAMPLES, MAX_BATCH = 59, 8192, 4096
 
 
 def page_of(command: TraceCommand, found: Scanned, config_dir: str | None) -> str:
     """The page, in Markdown.
-
-    Args:
-        command: what was asked for.
-        found: what the scan found.
-        config_dir: a folder of the user's with further models.
 
     Raises:
         UserError: for overrides of a run that are wrong.
     """
     lines = [f"# {command.output.name}", "", *_scan_lines(command, found), ""]
     of = f" of the first {MAX_ROWS:,} rows" if found.samples > MAX_ROWS else ""
-    lines += [f"Quantiles{of}, of rows that have any:", "", *_quantile_table(column_quantiles(command.output)), ""]
+    lines += [f"Quantiles{of}, of rows that have any:", "", *_quantile_table(_columns(command.output)), ""]
     lines += _model_lines(command, config_dir, found.samples)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -65,33 +69,78 @@ def _model_lines(command: TraceCommand, config_dir: str | None, rows: int) -> It
     try:
         setting = prepare(config)
         listed = counts_of(setting.source)
-        summary = model_summary(setting.profile, setting.source.batch(0, int(str(listed["listed"])), seed=0))
+        shapes = setting.source.batch(0, int(str(listed["listed"])), seed=0)
+        found = [*_summary_lines(setting.profile, shapes)]
     except UserError as error:
         # Of another model it may say something; the trace is none the worse for it.
         yield f"Nothing on {name}: {error}"
         return
-    yield from _summary_lines(summary, name, listed)
-
-
-def _summary_lines(summary: ModelSummary, name: str, listed: Mapping[str, object]) -> Iterator[str]:
     cut = f" ({listed['truncated']} samples truncated to its context)" if listed.get("truncated") else ""
-    yield f"Tokens of a sample in {name}'s LLM{cut}:"
-    yield ""
-    yield from _quantile_table(summary.tokens)
-    yield ""
-    if summary.correlation:
-        pairs = ", ".join(f"{a} and {b} {value:.2f}" for (a, b), value in summary.correlation.items())
-        yield f"Rank correlation (Spearman, LLM tokens of all samples): {pairs}."
-    if summary.ratio is not None:
-        _, median, ninth, *_ = summary.ratio
-        yield f"Encoder's forward time over the LLM's, a sample: median {median:.2g}, 90% below {ninth:.2g}."
-        least = f"{summary.stable_batch:,} samples" if summary.agreed else f"more than {summary.stable_batch:,} samples"
-        yield f"b_min, the batch whose allocation of GPUs is stable (arXiv:2605.27918, Algorithm 1): {least}."
+    yield from (f"Tokens of a sample in {name}'s LLM{cut}:", "", *found)
 
 
-def _quantile_table(quantiles: Mapping[str, Sequence[float]]) -> list[str]:
+def _summary_lines(profile: Profile, shapes: SampleShapes) -> Iterator[str]:
+    """What a model makes of samples: their tokens in the LLM, and the share of its encoders.
+
+    Raises:
+        UserError: for samples of modalities that the model does not have, and a layout that it has no room for.
+    """
+    model = profile.job.model
+    model.check_shapes(shapes)
+    columns = {"text": shapes.text_tokens.astype(np.float64)}
+    for modality in shapes.modalities:
+        items = shapes.items_of([modality])
+        if items.size:
+            columns[modality] = shapes.sum_items(items, shapes.item_llm_tokens[items].astype(np.float64))
+    yield from _quantile_table({**columns, "LLM, all": shapes.llm_tokens.astype(np.float64)})
+    yield ""
+    # Sizes that are all the same correlate with nothing.
+    varied = {name: pd.Series(values) for name, values in columns.items() if np.ptp(values)}
+    pairs = [f"{a} and {b} {varied[a].corr(varied[b], 'spearman'):.2f}" for a, b in combinations(varied, 2)]
+    if pairs:
+        yield f"Rank correlation (Spearman, LLM tokens of all samples): {', '.join(pairs)}."
+    if not any(shapes.items_of(module.config.modalities).size for module in model.encoders):
+        return
+    degrees = next(profile.job.degrees())
+    shares = encoder_shares(profile, degrees, 1, NUM_SAMPLES)
+    with np.errstate(divide="ignore"):
+        _, median, ninth, *_ = _quantiles(shares / (1 - shares))
+    yield f"Encoder's forward time over the LLM's, a sample: median {median:.2g}, 90% below {ninth:.2g}."
+    stable, agreed = stable_samples(profile, degrees, NUM_DRAWS, MAX_BATCH)
+    least = f"{stable:,} samples" if agreed else f"more than {stable:,} samples"
+    yield f"b_min, the batch whose allocation of GPUs is stable (arXiv:2605.27918, Algorithm 1): {least}."
+
+
+def _columns(path: Path) -> dict[str, FloatArray]:
+    """What a scanned trace holds, of the rows that have any; by name and unit."""
+    with pq.ParquetFile(path) as file:
+        rows = np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)])
+        groups = range(min(int(np.searchsorted(rows, MAX_ROWS)) + 1, len(rows)))
+        table = file.read_row_groups([*groups])
+    kinds = {"text_tokens": "text (tokens)", "text_chars": "text (characters)", "n_images": "images"}
+    seconds = {f"{kind}_seconds": f"{kind} (s)" for kind in ("audio", "video")}
+    numbers = {
+        name: table.column(column).drop_null().to_numpy().astype(np.float64)
+        for column, name in (kinds | seconds).items()
+        if column in table.column_names
+    }
+    width, height = (
+        table.column(f"image_{side}s").combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.float64)
+        for side in ("width", "height")
+    )
+    found = {**numbers, "image or frame (megapixels)": width * height / MEGAPIXEL}
+    ordered = [*kinds.values(), "image or frame (megapixels)", *seconds.values()]
+    return {name: found[name] for name in ordered if name in found and len(found[name]) and found[name].max() > 0}
+
+
+def _quantiles(values: FloatArray) -> list[float]:
+    """Values that occur, at ``PROBABILITIES``."""
+    return [float(value) for value in np.quantile(values, PROBABILITIES, method="inverted_cdf")]
+
+
+def _quantile_table(columns: Mapping[str, FloatArray]) -> list[str]:
     heads = ["", *("max" if share == 1 else f"p{share * 100:.0f}" for share in PROBABILITIES)]
-    rows = [[name, *(f"{value:,.4g}" for value in values)] for name, values in quantiles.items()]
+    rows = [[name, *(f"{value:,.4g}" for value in _quantiles(values))] for name, values in columns.items()]
     return markdown_table(heads, rows, heads[1:]).splitlines()
 
 

@@ -87,12 +87,7 @@ def server_command(results: Results, port: int) -> list[str]:
 
 
 def links(results: Results, base: str) -> list[str]:
-    """Lines with the pages of the experiments logged last: the summary of a sweep, and its runs, the fastest first.
-
-    Args:
-        results: where runs are.
-        base: the server's address.
-    """
+    """Lines with the pages of the experiments logged last: the summary of a sweep, and its runs, the fastest first."""
     lines = []
     for experiment, name, sweep in LocalStore(results).experiments()[:MAX_LINKS]:
         summary = [f"  summary: {run_link(base, experiment, sweep)}"] if sweep else []

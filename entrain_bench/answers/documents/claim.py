@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from entrain_bench.answers.documents.definition import OVERRIDES, merge_overrides, override_key
@@ -60,14 +60,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class ClaimSide:
-    """The runs of which a number is made.
+    """The runs of which a number is made, by their overrides.
 
     Attributes:
         words: what the setting is, and what of it was chosen here.
-        common: overrides of all runs.
-        of: overrides of the runs in the numerator.
-        to: overrides of the runs they are compared with; empty to take the metric itself.
-        at, against: overrides of two situations; the result is the ratio under ``at`` over the ratio under ``against``,
+        common: of all runs.
+        of: of the runs in the numerator.
+        to: of the runs they are compared with; empty to take the metric itself.
+        at, against: of two situations; the result is the ratio under ``at`` over the ratio under ``against``,
             or the metric itself under both where ``to`` is empty.
         measure: what it measures otherwise than the claim, such as the whole iteration.
     """
@@ -115,14 +115,7 @@ class ClaimSide:
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """What decides how a claim comes out, shown by runs in which it is otherwise.
-
-    Attributes:
-        text: what the setting assumes.
-        otherwise: what those runs assume instead.
-        of_setting: of which setting it is an assumption.
-        change: the overrides by which they differ.
-    """
+    """What one of the settings assumes and a claim hangs on, and what runs with changed overrides assume instead."""
 
     text: str
     otherwise: str
@@ -135,15 +128,11 @@ class Claim:
     """A published number and how it is measured here.
 
     Attributes:
-        name: its name in the YAML.
-        claim: what is claimed, in words.
         paper, where: arXiv number, and the place in the paper.
         value: the published number, or the ends of a range, in ``unit``; empty if the paper states an order without a
             number: that the measured ratio is above 1.
         unit: ``x`` for a ratio, ``%`` for a change (with ``to``) or a share (without), ``GB`` or
             ``stages`` for the metric itself.
-        measure: how the number comes out of runs.
-        paper_setting: what the paper says of its setting.
         published: the paper's setting as far as it is stated.
         fair: every baseline tuned by the same rules.
         choices: of what the paper does not state, other choices than those of ``published``, by their names.
@@ -152,7 +141,6 @@ class Claim:
             paper's point is no gain, or no comparison), ``limit`` (that it is at most so much).
         no_source: whether the number could not be found in the paper, so that nothing can be judged.
         why: what explains agreement or difference, as runs have shown; empty if none has.
-        system: the system that the paper presents.
         file: name of the YAML, without its suffix.
         config_dir: the user's folder that it is in; None for a claim of this repository.
     """
@@ -186,14 +174,12 @@ class Claim:
 
     def under(self, setting: ClaimSide) -> Claim:
         """The claim with what a setting measures otherwise."""
-        own = {each.name: getattr(self.measure, each.name) for each in fields(Measure)}
-        return replace(self, measure=_measure({**own, **setting.measure}))
+        return replace(self, measure=_measure({**asdict(self.measure), **setting.measure}))
 
     @property
     def settings(self) -> list[ClaimSide]:
         """All that have to run."""
-        toggled = self.toggled
-        return [self.published, *self.choices.values(), self.fair, *([toggled] if toggled else [])]
+        return [each for each in (self.published, *self.choices.values(), self.fair, self.toggled) if each]
 
     @property
     def is_relative(self) -> bool:
@@ -266,8 +252,8 @@ def _measure(values: Mapping[str, Any] | str) -> Measure:
     measure = Measure(**values)
     known = (*METRICS, *PRODUCTS, ENCODER_STAGES)
     require(measure.metric in known, "measure.metric", measure.metric, f"one of {', '.join(known)}")
-    for key in ("pick_of", "pick_to", "over"):
-        require(getattr(measure, key) in PICKS, f"measure.{key}", getattr(measure, key), f"one of {', '.join(PICKS)}")
+    for key, pick in (("pick_of", measure.pick_of), ("pick_to", measure.pick_to), ("over", measure.over)):
+        require(pick in PICKS, f"measure.{key}", pick, f"one of {', '.join(PICKS)}")
     return measure
 
 

@@ -15,6 +15,8 @@ INDEX, PAGES = "claims.md", "claims"
 VERDICTS = ("reproduced", "partly", "not reproduced", "undecided", "no source")
 # In a claim's value, what other choices gave; shown with the details only.
 UNDER_OTHER_CHOICES = "under other choices"
+# Of ``claims.csv``.
+type Row = Mapping[str, Any]
 RULES = markdown_table(
     ["verdict", "ratio, change or share", 'order ("> 1")', "level (memory, ratio near 1)", "stages", "limit"],
     [
@@ -38,29 +40,22 @@ For settings, other choices, the assumption that decides, and commands, follow a
 """
 
 
-def claims_markdown(claims: Sequence[Claim], rows: Sequence[Mapping[str, Any]]) -> str:
+def claims_markdown(claims: Sequence[Claim], rows: Sequence[Row]) -> str:
     """``claims.md``: the counts, the rules, and for every paper a table with a row per claim."""
     heading = ["claim", "where", "paper", "as published", "verdict", "fair", "verdict, fair"]
     parts = [f"# {counts(rows)}", INTRODUCTION]
     for file, group in _by_file(claims, rows):
-        shown = [
-            [
-                f"[{row['claim']}]({PAGES}/{file}.md#{row['name']})",
-                row["where"],
-                row["paper_value"],
-                plain_value(row),
-                row["published_verdict"],
-                row["fair_value"],
-                row["fair_verdict"],
-            ]
-            for _, row in group
-        ]
+        shown = []
+        for _, row in group:
+            words = (row["where"], row["paper_value"], plain_value(row), row["published_verdict"])
+            link = f"[{row['claim']}]({PAGES}/{file}.md#{row['name']})"
+            shown.append([link, *words, row["fair_value"], row["fair_verdict"]])
         title = f"## [{group[0][0].system}]({PAGES}/{file}.md), {counts([row for _, row in group])}"
         parts += [title, markdown_table(heading, shown)]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
-def claims_pages(claims: Sequence[Claim], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def claims_pages(claims: Sequence[Claim], rows: Sequence[Row]) -> dict[str, str]:
     """The page of every paper by its path beside ``claims.md``: a section per claim with details and commands."""
     pages = {}
     for file, group in _by_file(claims, rows):
@@ -74,13 +69,13 @@ def claims_pages(claims: Sequence[Claim], rows: Sequence[Mapping[str, Any]]) -> 
     return pages
 
 
-def claim_text(claim: Claim, row: Mapping[str, Any]) -> str:
+def claim_text(claim: Claim, row: Row) -> str:
     """One claim's details and commands for a terminal."""
     lines = [claim.name, *(f"  {label}: {text}" for label, text in claim_details(row)), ""]
     return "\n".join(lines + [f"# {label}\n{command}" for label, command in claim_commands(claim)])
 
 
-def claims_text(claims: Sequence[Claim], rows: Sequence[Mapping[str, Any]]) -> str:
+def claims_text(claims: Sequence[Claim], rows: Sequence[Row]) -> str:
     """The counts, and for every paper a line per claim with its verdicts, for a terminal."""
     lines = [counts(rows)]
     width = max(len(claim.name) for claim in claims)
@@ -94,7 +89,7 @@ def claims_text(claims: Sequence[Claim], rows: Sequence[Mapping[str, Any]]) -> s
     return "\n".join(lines)
 
 
-def claim_details(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def claim_details(row: Row) -> Iterator[tuple[str, str]]:
     """What is known of a claim, by label."""
     yield "Claim", f"{row['claim']}: {row['paper_value']} (arXiv:{row['paper']}, {row['where']})"
     yield "Paper", row["paper_setting"]
@@ -121,7 +116,7 @@ def claim_commands(claim: Claim) -> list[tuple[str, str]]:
     return [(label, command) for command, label in labels.items()]
 
 
-def counts(rows: Iterable[Mapping[str, Any]]) -> str:
+def counts(rows: Iterable[Row]) -> str:
     """How many claims there are, and how many have each verdict as published and fair."""
     rows = [*rows]
     found = []
@@ -132,7 +127,7 @@ def counts(rows: Iterable[Mapping[str, Any]]) -> str:
     return f"{len(rows)} claim{'s' * (len(rows) != 1)}: {'; '.join(found)}"
 
 
-def plain_value(row: Mapping[str, Any]) -> str:
+def plain_value(row: Row) -> str:
     """The number as published, without what other choices gave."""
     parts = str(row["published_value"]).split("; ")
     return "; ".join(part for part in parts if UNDER_OTHER_CHOICES not in part)
@@ -149,9 +144,7 @@ def _found(row: Mapping[Any, Any], name: str) -> str:
     return f"{row[f'{name}_value'] or 'nothing'} ({row[f'{name}_verdict']})"
 
 
-def _by_file(
-    claims: Sequence[Claim], rows: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[str, list[tuple[Claim, Mapping[str, Any]]]]]:
+def _by_file(claims: Sequence[Claim], rows: Sequence[Row]) -> Iterator[tuple[str, list[tuple[Claim, Row]]]]:
     """Claims with their rows, by the name of their file."""
     ordered = sorted(zip(claims, rows, strict=True), key=lambda pair: pair[0].file)
     for file, group in groupby(ordered, key=lambda pair: pair[0].file):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,28 +26,15 @@ TABLE = "claims.csv"
 NOT_MEASURED = "not measured"
 # Between the overrides of a claim's sides.
 SIDE_SEPARATOR = " / "
-COLUMNS = (
-    "name",
-    "claim",
-    "paper",
-    "where",
-    "paper_value",
-    "published_value",
-    "published_verdict",
-    "fair_value",
-    "fair_verdict",
-    "assumption",
-    "otherwise_value",
-    "otherwise_verdict",
-    "other_choices",
-    "paper_setting",
-    "published_setting",
-    "fair_setting",
-    "runs",
-    "why",
-)
 # What runs decide of a row; the rest is in the YAML.
-MEASURED = (*COLUMNS[5:9], *COLUMNS[10:13])
+MEASURED = (
+    *("published_value", "published_verdict", "fair_value", "fair_verdict"),
+    *("otherwise_value", "otherwise_verdict", "other_choices"),
+)
+COLUMNS = (
+    *("name", "claim", "paper", "where", "paper_value", *MEASURED[:4], "assumption", *MEASURED[4:]),
+    *("paper_setting", "published_setting", "fair_setting", "runs", "why"),
+)
 
 
 def load_claims(config_dir: str | None = None) -> list[Claim]:
@@ -101,10 +88,12 @@ def claim_row(claim: Claim, study: Study) -> dict[str, str]:
     published, fair = (_result(claim, setting, study) for setting in (claim.published, claim.fair))
     choices = {label: _result(claim, setting, study) for label, setting in claim.choices.items()}
     others = [f"{label}: {one.text or 'nothing'} ({one.verdict})" for label, one in choices.items()]
+    dissent = {choice.verdict: None for choice in choices.values() if choice.number is not None}
+    dissent.pop(published.verdict, None)
     otherwise = _result(claim, claim.toggled, study) if claim.toggled else ClaimResult("", "")
     return _words(claim) | {
         "published_value": published.text + _range(claim, [*choices.values()]),
-        "published_verdict": published.verdict + _dissent(published, choices.values()),
+        "published_verdict": published.verdict + (f"; under other choices {' or '.join(dissent)}" if dissent else ""),
         "fair_value": fair.text,
         "fair_verdict": fair.verdict,
         "otherwise_value": otherwise.text,
@@ -115,11 +104,14 @@ def claim_row(claim: Claim, study: Study) -> dict[str, str]:
 
 def _words(claim: Claim) -> dict[str, str]:
     """What a claim's row states before anything is measured."""
-    sweeps = dict.fromkeys(sweep for setting in claim.settings for sweep in setting.sweeps)
+    sweeps, assumed = dict.fromkeys(sweep for setting in claim.settings for sweep in setting.sweeps), ""
+    if claim.assumption:
+        where = " (fair)" if claim.assumption.of_setting == FAIR else ""
+        assumed = f"{claim.assumption.text}{where}; otherwise, {claim.assumption.otherwise}"
     return {
         **{name: str(getattr(claim, name)) for name in COLUMNS if hasattr(claim, name)},
         "paper_value": claim.format(claim.value),
-        "assumption": _assumed(claim),
+        "assumption": assumed,
         "published_setting": claim.published.words,
         "fair_setting": claim.fair.words,
         "runs": SIDE_SEPARATOR.join(map(shlex.join, sweeps)),
@@ -141,26 +133,10 @@ def _range(claim: Claim, choices: Sequence[ClaimResult]) -> str:
     """The range of the numbers under other choices, and how many of these have none."""
     if not choices:
         return ""
-    numbers = [choice.number for choice in choices if choice.number is not None]
-    if not numbers:
-        return f"; nothing under other choices ({len(choices)} of {len(choices)} without result)"
-    ends = claim.format((min(numbers), max(numbers))) if len(numbers) > 1 else claim.format(numbers[0])
+    numbers = sorted(choice.number for choice in choices if choice.number is not None)
+    ends = claim.format([numbers[0], numbers[-1]][: len(numbers)]) if numbers else "nothing"
     lacking = len(choices) - len(numbers)
     return f"; {ends} under other choices" + (f" ({lacking} of {len(choices)} without result)" if lacking else "")
-
-
-def _dissent(published: ClaimResult, choices: Iterable[ClaimResult]) -> str:
-    """The verdicts under other choices, if they are not the same."""
-    others = dict.fromkeys(choice.verdict for choice in choices if choice.number is not None)
-    others.pop(published.verdict, None)
-    return f"; under other choices {' or '.join(others)}" if others else ""
-
-
-def _assumed(claim: Claim) -> str:
-    if not claim.assumption:
-        return ""
-    where = " (fair)" if claim.assumption.of_setting == FAIR else ""
-    return f"{claim.assumption.text}{where}; otherwise, {claim.assumption.otherwise}"
 
 
 def _side_table(side: Sequence[str], study: Study) -> pd.DataFrame:
@@ -175,11 +151,8 @@ def _side_table(side: Sequence[str], study: Study) -> pd.DataFrame:
         raise UserError(study.problem(*side))
     plain = {cell.key: [text for text in cell.overrides if not text.startswith("seed=")] for cell in cells}
     layouts = dict(zip(table["key"], table.reindex(columns=["layout"])["layout"].astype(str), strict=True))
-    stages = {cell.key: _encoder_stages(cell, layouts[cell.key]) for cell in cells}
-    return table.assign(
-        configuration=table["key"].map(lambda key: " ".join(plain[key])),
-        **{ENCODER_STAGES: table["key"].map(stages)},
-    )
+    stages = table["key"].map({cell.key: _encoder_stages(cell, layouts[cell.key]) for cell in cells})
+    return table.assign(configuration=table["key"].map(lambda key: " ".join(plain[key])), **{ENCODER_STAGES: stages})
 
 
 def _encoder_stages(cell: Cell, layout: str) -> float:

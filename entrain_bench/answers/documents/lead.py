@@ -10,13 +10,12 @@ from typing import Any
 import pandas as pd
 
 from entrain_bench.answers.comparison import TIME, Standing, compare
-from entrain_bench.answers.documents.markdown import markdown_table
-from entrain_bench.answers.documents.table import labelled, source_of
+from entrain_bench.answers.documents.table import captioned, filled_in, labelled
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.tables import run_table, times_by_seed, without_result
 from entrain_bench.answers.text import seconds, speedup, times
 from entrain_bench.base.arithmetic import exp, log
-from entrain_bench.base.errors import UserError, require
+from entrain_bench.base.errors import require
 from entrain_bench.run.study import Study, SweepOverrides
 
 KEYS = ("title", "common", "corner", "rows", "leader", "strategies", "rivals")
@@ -29,8 +28,6 @@ class Lead:
     """A table of the speedups of one strategy over the fastest of others.
 
     Attributes:
-        name: its name in the YAML.
-        title: what is shown, in words.
         common: overrides of all runs.
         corner: heading of the first column: what the rows are.
         rows: overrides of each job, by what stands before it.
@@ -66,29 +63,19 @@ class Lead:
 
 
 def parse_lead(name: str, values: Mapping[str, Any], families: Mapping[str, Sequence[str]]) -> Lead:
-    """A lead from plain values; ``strategies`` is a family or a list of names, and rivals may be left out.
-
-    Args:
-        name: the YAML's name.
-        values: what it states.
-        families: the strategies of each family.
+    """A lead from plain values; ``strategies`` is one of the families or a list of names, and rivals may be left out.
 
     Raises:
         UserError: for a key that is unknown or missing, and an unknown family.
     """
-    filled = {"rivals": {"": []}, **values}
-    for key in sorted({*KEYS} ^ {*filled}):
-        require(key in KEYS, "key", key, f"one of {', '.join(KEYS)}")
-        raise UserError(f"{key}: missing")
+    filled = filled_in(values, "rivals", KEYS)
     chosen = filled["strategies"]
     if isinstance(chosen, str):
         require(chosen in families, "strategies", chosen, f"a list, or one of {', '.join(families)}")
         chosen = families[chosen]
-    rows, rivals = labelled(filled["rows"]), labelled(filled["rivals"])
-    title = " ".join(filled["title"].split())
-    return Lead(
-        name, title, tuple(filled["common"]), filled["corner"], rows, tuple(filled["leader"]), tuple(chosen), rivals
-    )
+    leader, rows, rivals = tuple(filled["leader"]), labelled(filled["rows"]), labelled(filled["rivals"])
+    common = tuple(filled["common"])
+    return Lead(name, filled["title"], common, filled["corner"], rows, leader, tuple(chosen), rivals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,24 +92,24 @@ def lead_markdown(lead: Lead, study: Study) -> str:
     """Title, common overrides, a row a job, and below them all jobs together and runs without result."""
     found, notes = {}, []
     leader = ""
-    for row in lead.rows:
-        runs = run_table(study.cells(*lead.of_leader(row)), study.results)
+    for job in lead.rows:
+        runs = run_table(study.cells(*lead.of_leader(job)), study.results)
         leader = names(runs, "strategy")[runs["strategy"].iloc[0]]
-        found[row] = _row(runs, dict(_rivals(lead, row, study)))
-        notes += [f"{row}: {sentence}" for sentence in without_result(runs)]
+        rivals: dict[tuple[str, str], pd.DataFrame] = {}
+        for label in lead.rivals:
+            others = run_table(study.cells(*lead.of_rival(job, label)), study.results)
+            called = names(others, "strategy")
+            rivals |= {(label, called[str(name)]): mine for name, mine in others.groupby("strategy", sort=False)}
+        found[job] = _row(runs, rivals)
+        notes += [f"{job}: {sentence}" for sentence in without_result(runs)]
     heading = [lead.corner, "fastest of the others", "its s", f"{leader}, s", "times as fast (95%)", "gap"]
-    rows = [[label, *_texts(row)] for label, row in found.items()]
-    caption = f"{lead.title} ({source_of(lead.name, lead.file)}: `{' '.join(lead.common)}`).\n\n"
-    told = "".join(f"\n- {note}" for note in [*_together([*found.values()]), *notes])
-    return caption + markdown_table(heading, rows, heading[2:]) + (f"{told}\n" if told else "")
-
-
-def _rivals(lead: Lead, row: str, study: Study) -> Iterator[tuple[tuple[str, str], pd.DataFrame]]:
-    """The runs of every rival."""
-    for label in lead.rivals:
-        runs = run_table(study.cells(*lead.of_rival(row, label)), study.results)
-        called = names(runs, "strategy")
-        yield from (((label, called[str(name)]), mine) for name, mine in runs.groupby("strategy", sort=False))
+    rows = []
+    for label, row in found.items():
+        gap = "" if math.isnan(row.gap) else f"{100 * row.gap:.0f}%"
+        gain = speedup(row.own.speedup) if row.own.speedup else ""
+        rows.append([label, row.rival, _seconds(row.other), _seconds(row.own), gain, gap])
+    own = (lead.name, lead.title, lead.common, lead.file)
+    return captioned(*own, heading, rows, heading[2:], [*_together([*found.values()]), *notes])
 
 
 def _row(own: pd.DataFrame, rivals: Mapping[tuple[str, str], pd.DataFrame]) -> _Row:
@@ -132,11 +119,6 @@ def _row(own: pd.DataFrame, rivals: Mapping[tuple[str, str], pd.DataFrame]) -> _
     done = own[own["status"] == "ok"]
     gap = float((done[TIME] / done["cluster_bound_s"] - 1).mean())
     return _Row(", ".join(filter(None, reversed(fastest))), pair.standings[fastest], pair.standings[LEADER], gap)
-
-
-def _texts(row: _Row) -> list[str]:
-    gap = "" if math.isnan(row.gap) else f"{100 * row.gap:.0f}%"
-    return [row.rival, _seconds(row.other), _seconds(row.own), speedup(row.own.speedup) if row.own.speedup else "", gap]
 
 
 def _seconds(standing: Standing) -> str:

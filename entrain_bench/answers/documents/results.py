@@ -61,13 +61,6 @@ def results_output(name: str) -> Output:
 
 def write_results(name: str, study: Study) -> str:
     """Write ``<name>.md``; returns what is missing from it, if anything."""
-    text, problem = results_document(name, study)
-    write_atomically(study.results.root / f"{name}.md", text.encode())
-    return problem
-
-
-def results_document(name: str, study: Study) -> tuple[str, str]:
-    """The text of the document, and what is missing from it."""
     parts, problems = [TITLES[name] + INTRODUCTION + PLANNERS[name]], []
     for title, experiment in TABLES[name].items():
         problems.append(study.problem(f"figure={experiment}"))
@@ -75,15 +68,19 @@ def results_document(name: str, study: Study) -> tuple[str, str]:
         seeds = table["seed"].nunique()
         parts.append(f"## {title}\n\n`figure={experiment}`, {seeds} seed{'s' if seeds > 1 else ''}.\n")
         parts.append(results_markdown(table))
-    return "\n".join(parts), "; ".join(filter(None, problems))
+    write_atomically(study.results.root / f"{name}.md", "\n".join(parts).encode())
+    return "; ".join(filter(None, problems))
 
 
 def results_markdown(data: pd.DataFrame) -> str:
     """A table for each family of strategies beside the first strategy; below them what runs have no result."""
     first, *others = families(data).items()
     groups = [family for family in FAMILIES if any(theirs == family for _, theirs in others)]
-    rows, best = _rows(data), compared(data, CASE[:2])
-    tables = []
+    bounded = data.assign(gap_to_cluster_bound=data["iteration_time_s"] / data["cluster_bound_s"] - 1.0)
+    gaps = over_seeds(bounded, CASE, **{name: (column, "mean") for name, column in GAPS.items()})
+    times = interval_over_seeds(data, CASE, "iteration_time_s").merge(gaps[[*CASE, *GAPS]], on=CASE)
+    rows = {tuple(str(row[name]) for name in CASE): row for row in times.to_dict("records")}
+    best, tables = compared(data, CASE[:2]), []
     for family in groups or [first[1]]:
         heading = f"### {FAMILIES[family]}\n\n" if len(groups) > 1 else ""
         members = [first[0], *(name for name, theirs in others if theirs == family)]
@@ -97,14 +94,6 @@ def results_markdown(data: pd.DataFrame) -> str:
         tables.append(heading + _table(data, cells, members))
     notes = "".join(f"- {sentence}\n" for sentence in without_result(data))
     return "\n".join([*tables, *filter(None, [notes])])
-
-
-def _rows(data: pd.DataFrame) -> dict[tuple[str, ...], Mapping[Hashable, Any]]:
-    """Means, intervals and gaps of every model, workload and strategy."""
-    data = data.assign(gap_to_cluster_bound=data["iteration_time_s"] / data["cluster_bound_s"] - 1.0)
-    gaps = over_seeds(data, CASE, **{name: (column, "mean") for name, column in GAPS.items()})
-    times = interval_over_seeds(data, CASE, "iteration_time_s").merge(gaps[[*CASE, *GAPS]], on=CASE)
-    return {tuple(str(row[name]) for name in CASE): row for row in times.to_dict("records")}
 
 
 def _table(data: pd.DataFrame, cells: Mapping[tuple[str, ...], str], strategies: Sequence[str]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from string import Formatter
 from typing import Any
 
+from entrain_bench.answers.documents.markdown import markdown_table
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.records.records import MEASURED, METRICS
 from entrain_bench.run.study import SweepOverrides
@@ -27,9 +28,7 @@ FIELDS = (*NUMBERS, DEGREES, RECOMPUTED)
 class Spread:
     """A number over several runs, or over the replicas of several runs; formatted by itself it is the mean.
 
-    Attributes:
-        mean, median, least, most: of all values.
-        margin: half of the mean's 95% interval; not a number if there is one value only.
+    The margin is half of the mean's 95% interval; not a number if there is one value only.
     """
 
     mean: float = 0.0
@@ -47,8 +46,6 @@ class Table:
     """A table of measured numbers.
 
     Attributes:
-        name: its name in the YAML.
-        title: what is shown, in words.
         common: overrides of all runs.
         corner: heading of the first column: what the rows are.
         rows: overrides of each row, by what stands before it.
@@ -91,21 +88,42 @@ def parse_table(name: str, values: Mapping[str, Any]) -> Table:
 
     Columns may be left out where there is one only, and what is shown may be one text.
     """
-    filled = {"columns": {"": []}, **values}
-    for key in sorted({*KEYS} ^ {*filled}):
-        require(key in KEYS, "key", key, f"one of {', '.join(KEYS)}")
-        raise UserError(f"{key}: missing")
+    filled = filled_in(values, "columns", KEYS)
     show = filled["show"] if isinstance(filled["show"], Mapping) else {"": filled["show"]}
     for text in show.values():
         _check_text(text)
-    rows, columns = labelled(filled["rows"]), labelled(filled["columns"])
-    title = " ".join(filled["title"].split())
-    return Table(name, title, tuple(filled["common"]), filled["corner"], rows, columns, show)
+    labels = labelled(filled["rows"]), labelled(filled["columns"])
+    return Table(name, filled["title"], tuple(filled["common"]), filled["corner"], *labels, show)
 
 
-def source_of(name: str, file: str) -> str:
-    """A table's name, with a link to its YAML if that is in this repository."""
-    return f"[{name}](../../experiments/table/{file}.yaml)" if file else name
+def filled_in(values: Mapping[str, Any], optional: str, keys: Sequence[str]) -> dict[str, Any]:
+    """Values with what may be left out, their title in one line.
+
+    Raises:
+        UserError: for a key that is unknown or missing.
+    """
+    filled = {optional: {"": []}, **values}
+    for key in sorted({*keys} ^ {*filled}):
+        require(key in keys, "key", key, f"one of {', '.join(keys)}")
+        raise UserError(f"{key}: missing")
+    return {**filled, "title": " ".join(filled["title"].split())}
+
+
+def captioned(
+    name: str,
+    title: str,
+    common: SweepOverrides,
+    file: str,
+    heading: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[str],
+    notes: Iterable[str],
+) -> str:
+    """A table below its title and the overrides that all runs share, and above its notes."""
+    source = f"[{name}](../../experiments/table/{file}.yaml)" if file else name
+    told = "".join(f"\n- {note}" for note in notes)
+    caption = f"{title} ({source}: `{' '.join(common)}`).\n\n"
+    return caption + markdown_table(heading, rows, right) + (f"{told}\n" if told else "")
 
 
 def labelled(values: Mapping[str, Any] | list[Mapping[str, Any]]) -> dict[str, SweepOverrides]:

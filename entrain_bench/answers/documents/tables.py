@@ -16,7 +16,6 @@ import yaml
 from entrain_bench.answers.documents.definition import load_definitions
 from entrain_bench.answers.documents.lead import KEYS as LEAD_KEYS
 from entrain_bench.answers.documents.lead import Lead, lead_markdown, parse_lead
-from entrain_bench.answers.documents.markdown import markdown_table
 from entrain_bench.answers.documents.table import (
     DEGREES,
     GIB,
@@ -26,9 +25,9 @@ from entrain_bench.answers.documents.table import (
     SAMPLES,
     Spread,
     Table,
+    captioned,
     fields_of,
     parse_table,
-    source_of,
 )
 from entrain_bench.answers.statistics import mean_interval
 from entrain_bench.answers.tables import run_actions, run_table, without_result
@@ -76,20 +75,16 @@ def _tables_in(folder: Path, families: Mapping[str, Sequence[str]]) -> list[Tabl
 
     return [
         replace(table, file=path.stem)
-        for path in _definitions(folder, "table")
+        for path in sorted((folder / "table").glob("*.yaml"))
         for table in load_definitions(path, "tables", {*KEYS, *LEAD_KEYS}, parse, verbatim="show")
     ]
-
-
-def _definitions(folder: Path, kind: str) -> list[Path]:
-    return sorted((folder / kind).glob("*.yaml"))
 
 
 def strategies_by_family(config_dir: str | None = None) -> dict[str, list[str]]:
     """Names of the strategies of every family that a strategy's YAML states."""
     found: dict[str, list[str]] = {}
     for folder in (config_tree(), *([Path(config_dir)] if config_dir else [])):
-        for path in _definitions(folder, "strategy"):
+        for path in sorted((folder / "strategy").glob("*.yaml")):
             if family := yaml.safe_load(path.read_text()).get("family"):
                 found.setdefault(str(family), []).append(path.stem)
     return found
@@ -99,18 +94,15 @@ def tables_output(table: Table | Lead | None = None) -> Output:
     """A table, or all of ours; each is read once."""
     tables = [table] if table else load_tables()
     sweeps = [sweep for each in tables for sweep in each.sweeps]
-    counted = [sweep for each in tables if _counts_microbatches(each) for sweep in each.sweeps]
+    # What a table shows that only timelines tell.
+    counting = [each for each in tables if isinstance(each, Table) and each.fields & {MICROBATCHES, SAMPLES}]
+    counted = [sweep for each in counting for sweep in each.sweeps]
 
     def timelines(study: Study) -> list[list[Cell]]:
         return [[cell] for sweep in counted for cell in study.cells(*sweep)]
 
     name = table.name if table else "tables"
     return Output(name, sweeps, lambda study: write_tables(tables, study), timelines=timelines)
-
-
-def _counts_microbatches(table: Table | Lead) -> bool:
-    """Whether a table shows what only timelines tell."""
-    return isinstance(table, Table) and not {MICROBATCHES, SAMPLES}.isdisjoint(table.fields)
 
 
 def write_tables(tables: Sequence[Table | Lead], study: Study) -> str:
@@ -132,17 +124,13 @@ def table_markdown(table: Table, study: Study) -> str:
     rows = [
         [row, *(text for column in table.columns for text in _texts(table, row, column, study))] for row in table.rows
     ]
-    caption = f"{table.title} ({source_of(table.name, table.file)}: `{' '.join(table.common)}`).\n\n"
-    notes = "".join(f"\n- {note}" for note in _notes(table, study))
-    return caption + markdown_table([table.corner, *shows], rows, right) + (f"{notes}\n" if notes else "")
-
-
-def _notes(table: Table, study: Study) -> Iterator[str]:
-    """Which runs have no result, and in which cell they are."""
-    for row, column in product(table.rows, table.columns):
-        place = ", ".join(filter(None, (row, column)))
-        runs = run_table(study.cells(*table.sweep(row, column)), study.results)
-        yield from (f"{place}: {sentence}" for sentence in without_result(runs))
+    notes = [
+        f"{', '.join(filter(None, (row, column)))}: {sentence}"
+        for row, column in product(table.rows, table.columns)
+        for sentence in without_result(run_table(study.cells(*table.sweep(row, column)), study.results))
+    ]
+    own = (table.name, table.title, table.common, table.file)
+    return captioned(*own, [table.corner, *shows], rows, right, notes)
 
 
 def _texts(table: Table, row: str, column: str, study: Study) -> list[str]:
@@ -161,27 +149,20 @@ def _texts(table: Table, row: str, column: str, study: Study) -> list[str]:
 
 def _value(name: str, runs: pd.DataFrame, cells: Sequence[Cell], results: Results) -> Spread | str:
     if name == DEGREES:
-        return _commonest(runs["layout"].str.replace(LAYERS, "", regex=True))
+        # The layout that most seeds have, how many, and how many others there are.
+        layouts = Counter(runs["layout"].str.replace(LAYERS, "", regex=True))
+        ((layout, count),) = layouts.most_common(1)
+        others = len(layouts) - 1
+        more = f"; {others} other{'s' if others > 1 else ''}" if others else ""
+        return _at_seeds(layout, count, len(runs)) + more
     if name == RECOMPUTED:
         modules = Counter(runs["layout"].str.findall(RECOMPUTING).explode().dropna())
         return ", ".join(_at_seeds(each, modules[each], len(runs)) for each in sorted(modules)) or "none"
     if name in (MICROBATCHES, SAMPLES):
         counts = [microbatches(run_actions([cell], results)) for cell in cells]
-        if name == MICROBATCHES:
-            return spread(pd.concat(counts))
-        return spread(
-            pd.Series([cell.config.global_batch / count.sum() for cell, count in zip(cells, counts, strict=True)])
-        )
+        sizes = [cell.config.global_batch / count.sum() for cell, count in zip(cells, counts, strict=True)]
+        return spread(pd.concat(counts) if name == MICROBATCHES else pd.Series(sizes))
     return spread(runs["peak_memory_bytes"] / 2**30 if name == GIB else runs[name])
-
-
-def _commonest(layouts: pd.Series[str]) -> str:
-    """The layout that most seeds have, how many, and how many others there are."""
-    counts = Counter(layouts)
-    layout, count = counts.most_common(1)[0]
-    others = len(counts) - 1
-    more = f"; {others} other{'s' if others > 1 else ''}" if others else ""
-    return _at_seeds(layout, count, len(layouts)) + more
 
 
 def _at_seeds(text: str, count: int, num_seeds: int) -> str:
@@ -224,10 +205,6 @@ def pages_with_tables(pages: Path, root: Path) -> Iterator[tuple[Path, str]]:
 
 def splice(page_text: str, tables: Mapping[str, str]) -> str:
     """A page with each table put between its ``<!-- table: NAME -->`` and ``<!-- end -->``.
-
-    Args:
-        page_text: the page; what stands between the markers is replaced.
-        tables: Markdown of each table, by name.
 
     Raises:
         UserError: for a name that no table has, and a marker without its end.

@@ -37,11 +37,10 @@ def measured(claim: Claim, pairs: Sequence[Sequence[pd.DataFrame]]) -> pd.DataFr
             are not positive.
     """
     situations = [_compared(claim, tables) for tables in pairs]
-    if len(situations) > 1:
-        at, against = (_over(cases, claim.measure.over) for cases in situations)
-        return pd.DataFrame([at / against])
-    (cases,) = situations
-    return cases
+    if len(situations) == 1:
+        return situations[0]
+    at, against = (_over(cases, claim.measure.over) for cases in situations)
+    return pd.DataFrame([at / against])
 
 
 def combined(claim: Claim, cases: pd.DataFrame) -> str:
@@ -72,14 +71,12 @@ def verdict(claim: Claim, cases: pd.DataFrame) -> str:
     """
     if claim.no_source:
         return NO_SOURCE
+    interval = _interval(claim, _over(cases, claim.measure.over))
     if claim.judged_by != GAIN:
-        interval = _interval(claim, _over(cases, claim.measure.over))
         verdicts = {_by_distance(claim, end) for end in (interval.low, interval.high)}
     elif claim.value:
         gain = min((claim.gain(number) for number in claim.value), key=abs)
-        interval = _interval(claim, _over(cases, claim.measure.over))
-        shares = [claim.gain(end) / gain for end in (interval.low, interval.high)]
-        verdicts = {_by_share(share, REPRODUCED) for share in shares}
+        verdicts = {_by_share(claim.gain(end) / gain, REPRODUCED) for end in (interval.low, interval.high)}
     else:
         counts = _held([_interval(claim, row) for _, row in cases.iterrows()])
         verdicts = {_by_share(count / len(cases), 1.0) for count in counts}

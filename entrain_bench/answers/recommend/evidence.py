@@ -51,23 +51,11 @@ class Firm:
 
 
 def firm(label: str, best: str, usual: Times, changed: Mapping[str, Times]) -> Firm:
-    """What an assumption changes for the fastest strategy and its rivals.
-
-    Args:
-        label: the assumption, in words.
-        best: the fastest.
-        usual: its times by seed.
-        changed: times by strategy and seed where the assumption does not hold.
-    """
+    """What an assumption changes for the fastest strategy, whose usual times are given, and for its rivals."""
     own = changed[best]
     change = _ratio(own, usual)
     rivals = {name: _ratio(times, own if change else usual) for name, times in changed.items() if name != best}
     return Firm(label, change, rivals)
-
-
-def mean_of(records: Sequence[Record], metric: str) -> float:
-    """Mean of a metric over records that have it."""
-    return math.fsum(record.metrics[metric] for record in records) / len(records)
 
 
 def _ratio(times: Times, others: Times) -> Interval | None:

@@ -21,31 +21,22 @@ def layout_lines(layout: Layout) -> list[str]:
 
 
 def _parts(placed: ModuleLayout) -> Iterator[str]:
-    yield f"TP {placed.tp}, CP {placed.cp}, PP {_physical(placed)}, DP {placed.dp}"
+    # Virtual stages count as the one that their ranks make up.
+    physical = int(np.unique(placed.ranks[0]).size) // placed.ranks_per_block
+    yield f"TP {placed.tp}, CP {placed.cp}, PP {physical}, DP {placed.dp}"
     stages = f"{placed.stages_per_rank} virtual stages a rank, " if placed.stages_per_rank > 1 else ""
     yield f"{stages}layers {'/'.join(map(str, placed.layers_per_stage))}"
-    yield f"ranks {spans(placed.ranks[0])}{_others(placed)}"
+    steps, others = np.unique(np.diff(placed.ranks, axis=0)), ""
+    if placed.dp > 1:
+        last = int(placed.ranks.max())
+        others = f", each further replica {steps[0]} on" if len(steps) == 1 else f", further replicas up to rank {last}"
+    yield f"ranks {spans(placed.ranks[0])}{others}"
     if placed.sharded:
         yield "weights sharded over all replicas, gathered layer by layer"
     if placed.recompute:
         yield "activations recomputed"
     if placed.offload:
         yield "weights off the device between forwards and backwards"
-
-
-def _physical(placed: ModuleLayout) -> int:
-    """Pipeline stages, virtual ones counted as the one that their ranks make up."""
-    return int(np.unique(placed.ranks[0]).size) // placed.ranks_per_block
-
-
-def _others(placed: ModuleLayout) -> str:
-    """Where the replicas beyond the first are."""
-    if placed.dp == 1:
-        return ""
-    steps = np.unique(np.diff(placed.ranks, axis=0))
-    if len(steps) == 1:
-        return f", each further replica {int(steps[0])} on"
-    return f", further replicas up to rank {int(placed.ranks.max())}"
 
 
 def _sharing(layout: Layout) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from time import perf_counter
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group
@@ -19,11 +18,7 @@ from entrain_bench.records.records import Record
 
 
 class Ticker:
-    """Says on standard error how the race stands.
-
-    Args:
-        total: strategies in the first round.
-    """
+    """Says on standard error how the race stands; ``total`` strategies are in the first round."""
 
     def __init__(self, total: int) -> None:
         self._console = Console(stderr=True)
@@ -38,9 +33,7 @@ class Ticker:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def __call__(self, variant: StrategyVariant, seed: int, record: Record) -> None:

@@ -24,6 +24,9 @@ from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import FULL, ModelSpec
 
+NAME = "Megatron-LM"
+# Of a strategy's YAML: the overrides under which it may run; without, it never does.
+KEY = "within_megatron"
 # What its multimodal code does with encoders.
 OVERRIDES = ("encoder_sp=false", "encoder_cp=false")
 
@@ -61,14 +64,18 @@ def flags(job: Job, layout: Layout, microbatch_size: int) -> list[str]:
     if llm.recompute:
         found += ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
         found += ["--recompute-vision"] if any(placed.recompute for placed in _others(job, layout)) else []
-    found += ["--sequence-parallel"] if framework.sequence_parallel and llm.tp > 1 else []
-    found += ["--use-distributed-optimizer"] if framework.distributed_optimizer else []
-    found += ["--overlap-grad-reduce"] if framework.overlap_grad_reduce else []
-    if framework.overlap_param_gather and framework.distributed_optimizer:
-        found += ["--overlap-param-gather", *([] if framework.align_param_gather else ["--no-align-param-gather"])]
-    found += ["--freeze-LM"] if job.model.llm.name in framework.freeze else []
-    found += ["--freeze-ViT"] if any(module.name in framework.freeze for module in job.model.encoders) else []
-    return [*found, "--bf16"]
+    gathers = framework.overlap_param_gather and framework.distributed_optimizer
+    switches = {
+        "--sequence-parallel": framework.sequence_parallel and llm.tp > 1,
+        "--use-distributed-optimizer": framework.distributed_optimizer,
+        "--overlap-grad-reduce": framework.overlap_grad_reduce,
+        "--overlap-param-gather": gathers,
+        "--no-align-param-gather": gathers and not framework.align_param_gather,
+        "--freeze-LM": job.model.llm.name in framework.freeze,
+        "--freeze-ViT": any(module.name in framework.freeze for module in job.model.encoders),
+        "--bf16": True,
+    }
+    return [*found, *(flag for flag, is_on in switches.items() if is_on)]
 
 
 def takes_arrivals(job: Job, program: Program) -> bool:

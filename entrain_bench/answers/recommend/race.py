@@ -35,7 +35,8 @@ def going_on(times: Mapping[str, Times], kept: Collection[str] = ()) -> list[str
         times: seconds an iteration by strategy and seed, all at the same seeds; None for a run without a result.
         kept: strategies that never drop out, as long as they have results.
     """
-    whole = {name: [*own.values()] for name, own in _whole(times).items()}
+    done = {name: [*with_result(own).values()] for name, own in times.items()}
+    whole = {name: own for name, own in done.items() if own and len(own) == len(times[name])}
     if not whole:
         return []
     if len(next(iter(whole.values()))) == 1:
@@ -50,9 +51,3 @@ def standings(times: Mapping[str, Times], baseline: str = "", num_batches: int =
     """How all do, at the level of a round: those that dropped out are compared at the seeds that they ran."""
     references = dict.fromkeys(times, baseline) if baseline in times else {}
     return compare(times, references, ROUND_LEVEL, num_batches)
-
-
-def _whole(times: Mapping[str, Times]) -> dict[str, dict[int, float]]:
-    """Those with results at all of their seeds, which are sorted."""
-    found = {name: with_result(own) for name, own in times.items()}
-    return {name: own for name, own in found.items() if own and len(own) == len(times[name])}

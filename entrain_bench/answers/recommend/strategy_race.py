@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from time import perf_counter
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from entrain_bench.answers.comparison import TIME, Times
 from entrain_bench.answers.recommend.race import ROUNDS, going_on
@@ -24,12 +24,7 @@ from entrain_bench.run.workers import Crew
 
 @dataclass(frozen=True, slots=True)
 class StrategyVariant:
-    """A strategy that is considered.
-
-    Attributes:
-        name: what it is called: the choice, and what tells it from others of the same.
-        overrides: what makes it, its choice first.
-    """
+    """A strategy that is considered: its name among others of the same choice, and what makes it, its choice first."""
 
     name: str
     overrides: tuple[str, ...]
@@ -38,23 +33,6 @@ class StrategyVariant:
     def strategy(self) -> str:
         """The choice."""
         return self.overrides[0].partition("=")[2]
-
-
-@dataclass(frozen=True, slots=True)
-class JobOverrides:
-    """What strategies are compared on.
-
-    Attributes:
-        overrides: of all of them; no strategy and no seed.
-        first_seed: seeds count from it.
-    """
-
-    overrides: tuple[str, ...]
-    first_seed: int
-
-    def seeds(self, number: int) -> list[int]:
-        """The first so many seeds."""
-        return [self.first_seed + index for index in range(number)]
 
 
 # Told of every run that is there: whose, at which seed, and what came out.
@@ -66,16 +44,16 @@ class StrategyRace:
     """Runs strategies on a job; what has run before is read.
 
     Attributes:
-        job: the job.
+        overrides: of all strategies: the job, without a strategy and a seed.
+        first_seed: seeds count from it.
         variants: all that are considered, by name.
         results: where runs are kept.
-        composer: of their configurations.
         num_processes: runs at a time; 0: in this process.
-        watch: told of every run.
         keys: of all runs that were asked for.
     """
 
-    job: JobOverrides
+    overrides: Sequence[str]
+    first_seed: int
     variants: Mapping[str, StrategyVariant]
     results: Results
     composer: Composer
@@ -88,10 +66,12 @@ class StrategyRace:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._crew.__exit__(kind, error, trace)
+    def __exit__(self, *raised: Any) -> None:
+        self._crew.__exit__(*raised)
+
+    def seeds(self, number: int) -> list[int]:
+        """The first so many seeds."""
+        return [self.first_seed + index for index in range(number)]
 
     def config(self, name: str, seed: int, changed: Sequence[str] = ()) -> RunConfig:
         """The configuration of a run; ``changed`` are further overrides."""
@@ -108,11 +88,7 @@ class StrategyRace:
         return [self._records[self._overrides(*each)] for each in wanted]
 
     def fetch(self, wanted: Iterable[tuple[str, int, tuple[str, ...]]]) -> None:
-        """Run what is missing of some runs, all side by side: strategies, seeds and further overrides.
-
-        Raises:
-            UserError: as ``records`` does.
-        """
+        """Run what is missing of some runs, all side by side: strategies, seeds and further overrides."""
         named = {self._overrides(*each): each for each in wanted}
         new = {overrides: each for overrides, each in named.items() if overrides not in self._records}
         for cell, record in self._run(new):
@@ -122,15 +98,14 @@ class StrategyRace:
             if not changed:
                 self.watch(self.variants[name], seed, record)
 
-    def times(self, names: Sequence[str], seeds: Sequence[int], changed: Sequence[str] = ()) -> dict[str, Times]:
+    def times(
+        self, names: Sequence[str], seeds: Sequence[int], changed: Sequence[str] = ()
+    ) -> dict[str, dict[int, float | None]]:
         """Seconds an iteration by strategy and seed; None for a run without a result."""
-        records = iter(self.records(names, seeds, changed))
         found: dict[str, dict[int, float | None]] = {name: {} for name in names}
-        for seed in seeds:
-            for name in names:
-                record = next(records)
-                found[name][seed] = record.metrics[TIME] if record.status == "ok" else None
-        return {**found}
+        for record, (seed, name) in zip(self.records(names, seeds, changed), product(seeds, names), strict=True):
+            found[name][seed] = record.metrics[TIME] if record.status == "ok" else None
+        return found
 
     def layout(self, name: str, seed: int) -> Layout:
         """The layout that a strategy planned at a seed: as its run kept it, or planned again."""
@@ -138,13 +113,12 @@ class StrategyRace:
         return plan_of(prepare(config), config, Plans(self.results.root)).layout
 
     def _overrides(self, name: str, seed: int, changed: Sequence[str]) -> tuple[str, ...]:
-        return (*self.variants[name].overrides, *self.job.overrides, f"seed={seed}", *changed)
+        return (*self.variants[name].overrides, *self.overrides, f"seed={seed}", *changed)
 
-    def _run(self, wanted: Mapping[tuple[str, ...], object]) -> Iterator[tuple[Cell, Record]]:
+    def _run(self, wanted: Iterable[tuple[str, ...]]) -> Iterator[tuple[Cell, Record]]:
         """Cells with what they left; those that have run come first."""
         missing = []
-        for overrides in wanted:
-            cell = Cell.composed(overrides, self.composer)
+        for cell in (Cell.composed(overrides, self.composer) for overrides in wanted):
             record = self.results.read(cell.key)
             if record and record.is_left_alone(retry_failed=False):
                 yield cell, record
@@ -162,45 +136,48 @@ class Raced:
 
     Attributes:
         times: seconds an iteration by strategy and seed, for as many seeds as it raced.
-        num_rounds: rounds that were run.
-        out_of_time: whether there would have been more.
+        out_of_time: whether there would have been more rounds.
+        refusals: why results were not taken, the first reason of each strategy.
     """
 
     times: Mapping[str, Times]
-    num_rounds: int
     out_of_time: bool
+    refusals: Mapping[str, str]
 
 
 def race(
     runner: StrategyRace,
     kept: Sequence[str],
-    refuse: Callable[[str, int], bool] = lambda *_: False,
-    seconds: float | None = None,
-    tell: Callable[[Mapping[str, Times]], None] = lambda _: None,
+    refuse: Callable[[str, int], str],
+    seconds: float | None,
+    tell: Callable[[Mapping[str, Times]], None],
 ) -> Raced:
     """Race all variants of a runner.
 
     Args:
         runner: runs them.
         kept: strategies that run at all seeds, if they have results.
-        refuse: whether what a strategy has planned at a seed is not to be taken.
+        refuse: why what a strategy has planned at a seed is not to be taken; empty if it is.
         seconds: no round begins after so many; None: rounds follow from results alone.
         tell: told of the times after every round.
     """
-    started, times = perf_counter(), dict[str, Times]()
+    started, times, refusals = perf_counter(), dict[str, Times](), dict[str, str]()
     racing, done = [*runner.variants], 0
     for number, num_seeds in enumerate(ROUNDS, start=1):
-        seeds = runner.job.seeds(num_seeds)
+        seeds = runner.seeds(num_seeds)
         found = runner.times(racing, seeds[done:])
         for name in racing:
-            refused = {seed: None for seed, time in found[name].items() if time is not None and refuse(name, seed)}
-            times[name] = {**times.get(name, {}), **found[name], **refused}
+            for seed, time in found[name].items():
+                if time is not None and (reason := refuse(name, seed)):
+                    refusals.setdefault(name, reason)
+                    found[name][seed] = None
+            times[name] = {**times.get(name, {}), **found[name]}
         done = num_seeds
         tell(times)
         running = {name: times[name] for name in racing}
         left, racing = going_on(running), going_on(running, kept)
         if not left or (number > 1 and len(left) == 1) or number == len(ROUNDS):
-            return Raced(times, number, out_of_time=False)
+            return Raced(times, False, refusals)
         if seconds is not None and perf_counter() - started >= seconds:
-            return Raced(times, number, out_of_time=True)
+            return Raced(times, True, refusals)
     raise AssertionError("the last round ends the race")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from entrain_bench.answers.commands import commands_of
 from entrain_bench.answers.comparison import AS_GOOD, BEHIND, FAILED, FASTEST, MARGIN, OPEN, Comparison, Times
@@ -11,10 +12,9 @@ from entrain_bench.answers.console_table import GAP, Column, table_lines
 from entrain_bench.answers.recommend.evidence import Firm
 from entrain_bench.answers.recommend.layout_words import layout_lines
 from entrain_bench.answers.recommend.race import standings
-from entrain_bench.answers.recommend.recommendation import Recommendation
+from entrain_bench.answers.recommend.recommendation import NUM_CHANGED, Recommendation
 from entrain_bench.answers.recommend.spent_words import loss_words, spent_lines
 from entrain_bench.answers.sentences import ONE_SEED
-from entrain_bench.answers.statistics import Interval
 from entrain_bench.answers.text import (
     NOTHING,
     count,
@@ -27,6 +27,7 @@ from entrain_bench.answers.text import (
     spell_seeds,
     times,
 )
+from entrain_bench.program.layout_json import layout_to_json
 from entrain_bench.records.records import labels_of
 
 GIB = 2**30
@@ -38,23 +39,20 @@ NUM_NAMED = 3
 
 
 def answer_lines(answer: Recommendation, width: int, results_dir: str) -> Iterator[str]:
-    """The whole answer.
-
-    Args:
-        answer: what is known.
-        width: places of a line; names and numbers are never cut.
-        results_dir: where the runs are.
-    """
-    yield from _wrapped(headline(answer), width)
-    yield from _wrapped(setting(answer), width)
+    """The whole answer; names and numbers are never cut at the width."""
+    yield from _wrapped(_headline(answer), width)
+    labels, config = labels_of(answer.config), answer.config
+    names = ", ".join(f"{name} {labels[name]}" for name in ("model", "workload", "cluster"))
+    size = "planned" if config.microbatch_size is None else config.microbatch_size
+    batch = f"global batch {config.global_batch}, microbatches of {size} samples."
+    yield from _wrapped(f"{names} ({answer.job.cluster.num_ranks} GPUs), {batch}", width)
     yield ""
     yield from ranking_lines(answer.comparison, width)
     if len(answer.spent) > 1:
         yield from _wrapped(_seeds_word(answer), width)
     for name, reason in answer.reasons.items():
         yield from _wrapped(f"No result: {name}: {reason}", width, hang=INDENT)
-    yield ""
-    yield "Command"
+    yield from ("", "Command")
     yield from (INDENT + line for line in commands_of(answer.records, results_dir))
     yield ""
     yield from _section("Layout", _layout(answer), width)
@@ -66,15 +64,14 @@ def answer_lines(answer: Recommendation, width: int, results_dir: str) -> Iterat
     yield ""
     yield from _section("Room", [_room(answer)], width)
     if answer.firm:
-        yield from _section(_firm_heading(answer), [*_firm_lines(answer)], width)
+        rivals = [*answer.firm[0].rivals]
+        among = f", against {listing(rivals)}" if rivals else ""
+        heading = f"How firm that is{among} (planned anew, {spell_seeds(answer.seeds[:NUM_CHANGED])})"
+        yield from _section(heading, (f"{row.label}: {_firm_words(answer.best, row)}" for row in answer.firm), width)
 
 
 def no_result_lines(reasons: Mapping[str, str]) -> Iterator[str]:
-    """Why nobody has a result: the reason that most give, and where there are several a line for each with its names.
-
-    Args:
-        reasons: by strategy.
-    """
+    """Why nobody has a result: the reason that most give, and of several a line for each with its names."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         names.setdefault(reason, []).append(name)
@@ -85,12 +82,16 @@ def no_result_lines(reasons: Mapping[str, str]) -> Iterator[str]:
         yield from (f"{listing(names[reason])}: {reason}" for reason in ranked)
 
 
-def headline(answer: Recommendation) -> str:
+def _headline(answer: Recommendation) -> str:
     """What to run, how long it takes, its speedup, and who else is as good."""
-    gain = answer.standing.speedup
+    gain, time = answer.standing.speedup, answer.standing.time
+    assert time
+    digits = decimals([time.mean])
+    text = ends(time, lambda value: seconds(value, digits))
+    interval = f" (95% {text})" if text != NOTHING else ""
     over = f", {speedup(gain)} over {answer.baseline}" if answer.baseline and gain else ""
     run = " ".join(answer.variant.overrides)
-    return f"Run {run}: {_seconds(answer.standing.time)} an iteration{over}. {_as_good(answer.comparison)}"
+    return f"Run {run}: {seconds(time.mean, digits)} s{interval} an iteration{over}. {_as_good(answer.comparison)}"
 
 
 def _as_good(comparison: Comparison[str]) -> str:
@@ -110,19 +111,12 @@ def _as_good(comparison: Comparison[str]) -> str:
     return " ".join(filter(None, parts)) or f"All others are significantly slower{early}."
 
 
-def setting(answer: Recommendation) -> str:
-    """The job in words."""
-    labels, config = labels_of(answer.config), answer.config
-    names = ", ".join(f"{name} {labels[name]}" for name in ("model", "workload", "cluster"))
-    size = "planned" if config.microbatch_size is None else config.microbatch_size
-    return f"{names} ({answer.num_gpus} GPUs), global batch {config.global_batch}, microbatches of {size} samples."
-
-
 def ranking_lines(comparison: Comparison[str], width: int) -> list[str]:
     """A table of those with a result, as many columns of it as there is room for."""
-    able = [name for name in comparison.ranked if comparison.standings[name].verdict != FAILED]
-    ranked = [(name, comparison.standings[name]) for name in able]
-    shown = [(name, each.time, each.behind, each.verdict) for name, each in ranked if each.time]
+    ranked = [(name, comparison.standings[name]) for name in comparison.ranked]
+    shown = [
+        (name, each.time, each.behind, each.verdict) for name, each in ranked if each.verdict != FAILED and each.time
+    ]
     digits = decimals([time.mean for _, time, *_ in shown])
     columns = [
         Column("strategy", [name for name, *_ in shown]),
@@ -170,23 +164,25 @@ def _seeds_word(answer: Recommendation) -> str:
 
 
 def _layout(answer: Recommendation) -> Iterator[str]:
-    yield from layout_lines(answer.layout)
-    config, layout, number = answer.config, answer.layout, answer.layout.num_microbatches
+    config, layout = answer.config, answer.layouts[0]
+    yield from layout_lines(layout)
+    number = layout.num_microbatches
     size = config.global_batch / (answer.num_replicas * number)
     yield f"{number} microbatch{'' if number == 1 else 'es'} a replica, of {size:g} samples on average."
     memory = config.strategy["scheduler"].get("memory", "module")
-    recomputed = [placed.module for placed in layout.modules if placed.recompute]
     if memory != "module":
         yield f"The scheduler recomputes what its order has no memory for (memory={memory})."
-    elif not recomputed:
+    elif not any(placed.recompute for placed in layout.modules):
         yield "Nothing is recomputed."
-    if answer.num_alike < len(answer.seeds):
-        alike = f"{answer.num_alike} of {len(answer.seeds)}"
-        yield f"That is planned on the samples of seed {answer.seeds[0]}; {alike} seeds lead to this very layout."
+    alike = sum(layout_to_json(each) == layout_to_json(layout) for each in answer.layouts)
+    if alike < len(answer.seeds):
+        of = f"{alike} of {len(answer.seeds)}"
+        yield f"That is planned on the samples of seed {answer.seeds[0]}; {of} seeds lead to this very layout."
 
 
 def _memory(answer: Recommendation) -> str:
-    peak, budget, capacity = (each / GIB for each in (answer.peak_bytes, answer.budget_bytes, answer.capacity_bytes))
+    job, used = answer.job, max(record.metrics["peak_memory_bytes"] for record in answer.records)
+    peak, budget, capacity = (each / GIB for each in (used, job.memory_budget_bytes, job.cluster.device.memory_bytes))
     return (
         f"At most {peak:.1f} GiB of a GPU's {capacity:.1f} ({100 * peak / capacity:.0f}%); {budget - peak:.1f} GiB are "
         f"left of the {budget:.1f} that programs may use (memory_fraction={answer.config.memory_fraction:g})."
@@ -196,23 +192,16 @@ def _memory(answer: Recommendation) -> str:
 def _room(answer: Recommendation) -> str:
     time = answer.standing.time
     assert time
-    digits = decimals([answer.bound_s])
-    return (
-        f"No layout and no order on this cluster is below {seconds(answer.bound_s, digits)} s: a speedup of at "
-        f"most {times(time.mean / answer.bound_s)}. Under this layout the bound is "
-        f"{seconds(answer.layout_bound_s, digits)} s ({times(time.mean / answer.layout_bound_s)})."
+    bound_s, layout_bound_s = (
+        math.fsum(record.metrics[name] for record in answer.records) / len(answer.records)
+        for name in ("cluster_bound_s", "lower_bound_s")
     )
-
-
-def _firm_heading(answer: Recommendation) -> str:
-    rivals = [*answer.firm[0].rivals]
-    among = f", against {listing(rivals)}" if rivals else ""
-    return f"How firm that is{among} (planned anew, {spell_seeds(answer.changed_seeds)})"
-
-
-def _firm_lines(answer: Recommendation) -> Iterator[str]:
-    for row in answer.firm:
-        yield f"{row.label}: {_firm_words(answer.best, row)}"
+    digits = decimals([bound_s])
+    return (
+        f"No layout and no order on this cluster is below {seconds(bound_s, digits)} s: a speedup of at "
+        f"most {times(time.mean / bound_s)}. Under this layout the bound is "
+        f"{seconds(layout_bound_s, digits)} s ({times(time.mean / layout_bound_s)})."
+    )
 
 
 def _firm_words(best: str, row: Firm) -> str:
@@ -225,30 +214,18 @@ def _firm_words(best: str, row: Firm) -> str:
     return f"{took} and stays the fastest" if row.rivals else took
 
 
-def _seconds(time: Interval | None) -> str:
-    assert time
-    digits = decimals([time.mean])
-    text = ends(time, lambda value: seconds(value, digits))
-    return f"{seconds(time.mean, digits)} s" + (f" (95% {text})" if text != NOTHING else "")
-
-
-def _section(title: str, lines: Iterator[str] | Sequence[str], width: int) -> Iterator[str]:
+def _section(title: str, lines: Iterable[str], width: int) -> Iterator[str]:
     yield from _wrapped(title, width)
     yield from _hung(lines, width)
     yield ""
 
 
-def _hung(lines: Iterator[str] | Sequence[str], width: int) -> Iterator[str]:
+def _hung(lines: Iterable[str], width: int) -> Iterator[str]:
     for line in lines:
         yield from _wrapped(line, width, INDENT, 2 * INDENT)
 
 
 def _wrapped(text: str, width: int, first: str = "", hang: str = "") -> list[str]:
-    return textwrap.wrap(
-        text,
-        max(width, LEAST_WIDTH),
-        initial_indent=first,
-        subsequent_indent=hang or first,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    wrapper = textwrap.TextWrapper(max(width, LEAST_WIDTH), first, hang or first)
+    wrapper.break_long_words = wrapper.break_on_hyphens = False
+    return wrapper.wrap(text)

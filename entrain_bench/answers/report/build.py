@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Protocol
-
-import pandas as pd
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.answer_json import answer_json
 from entrain_bench.answers.case import Case, SeedGroup
 from entrain_bench.answers.commands import shared_overrides
 from entrain_bench.answers.comparison import FAILED, TIME
-from entrain_bench.answers.report.evidence import claims_section, environment, fidelity_section, rerun
-from entrain_bench.answers.report.firm import Anchor, firmness
-from entrain_bench.answers.report.page import Block, Bullets, Image, Page, Section, Table, Text, plain, row
+from entrain_bench.answers.report.evidence import (
+    Anchor,
+    Pictures,
+    claims_section,
+    environment,
+    fidelity_section,
+    firmness,
+    rerun,
+)
+from entrain_bench.answers.report.page import Block, Bullets, Image, Page, Paragraph, Section, Table, Text, row
 from entrain_bench.answers.report.read import Material, setting_of
 from entrain_bench.answers.sentences import NO_RESULT, NOT_DECIDED, outcome_of, over_baseline, problems, sentences
 from entrain_bench.answers.text import NOTHING, consecutive, count, seconds, speedup, times
@@ -39,18 +43,6 @@ PARTS = (
 )
 
 
-class Pictures(Protocol):
-    """Who draws, as PNG."""
-
-    def standings(self, answer: Answer) -> bytes:
-        """Iteration times of every strategy in every case."""
-        ...
-
-    def fidelity(self, rows: pd.DataFrame) -> bytes:
-        """Predicted against measured, of the rows of one prediction."""
-        ...
-
-
 def page_of(material: Material, pictures: Pictures | None = None) -> Page:
     """The page of runs of which at least one has a result; drawing pictures takes most of the time."""
     main, others = material.main, material.others
@@ -60,15 +52,16 @@ def page_of(material: Material, pictures: Pictures | None = None) -> Page:
     def anchor(case: Case) -> str:
         return places[id(case)]
 
+    failed = [*problems(material.answer.results, material.answer.varying or ["strategy"])]
     sections = [
         _answer(main, material.notes, anchor, pictures),
         _ranking(main),
         _time_spent(main, anchor),
         firmness(main, others, anchor),
         _others(others, anchor),
-        _failures(material.answer),
+        Section("failed", "Runs without a result", [Bullets(failed)]) if failed else None,
         claims_section(material.claims, material.results_dir) if material.claims is not None else None,
-        _fidelity(material.fidelity, pictures) if material.fidelity is not None else None,
+        fidelity_section(material.fidelity, pictures) if material.fidelity is not None else None,
         environment(material),
         rerun(material.answer.about(cases), anchor, material.results_dir),
     ]
@@ -94,10 +87,10 @@ def _answer(main: Answer, notes: Sequence[str], anchor: Anchor, pictures: Pictur
     setting = ", ".join(f"{heading} {text}" for heading, text in setting_of(main.cases[0]).items())
     shared = " ".join(shared_overrides(main.records, [*main.cases[0].job, "strategy", "seed"]))
     blocks: list[Block] = [
-        Bullets([(Text(sentence),) for sentence in [*sentences(main), *notes]]),
+        Bullets([*sentences(main), *notes]),
         _table(main, anchor, ["workload", "model"]),
-        plain(f"Setting: {setting}; {f'{shared}; ' if shared else ''}seeds {consecutive(seeds)}."),
-        plain(SURE),
+        Paragraph(f"Setting: {setting}; {f'{shared}; ' if shared else ''}seeds {consecutive(seeds)}."),
+        Paragraph(SURE),
     ]
     if pictures:
         caption = "Iteration time: means over seeds, with 95% confidence intervals; same runs as in the table above."
@@ -110,27 +103,19 @@ def _others(others: Answer, anchor: Anchor) -> Section | None:
     answer = others.about([case for case in others.cases if case.contested], others.varying)
     if not answer.cases:
         return None
-    said: list[Block] = [Bullets([(Text(sentence),) for sentence in sentences(answer)])]
-    return Section("settings", "Other settings", [*said, _table(answer, anchor, answer.varying)])
+    return Section("settings", "Other settings", [Bullets(sentences(answer)), _table(answer, anchor, answer.varying)])
 
 
 def _table(answer: Answer, anchor: Anchor, naming: Sequence[str]) -> Table:
     """A row a case."""
     names = [name for name in naming if name in answer.cases[0].job]
-    return Table(
-        [*names, "use", "speedup", "as good", "why", "without result", "seeds", "runs"],
-        [
-            row(
-                *(case.job[name] for name in names),
-                *_verdict(answer, case),
-                "; ".join(_without(answer, case)) or "none",
-                consecutive(case.comparison.seeds),
-                Text(f"{len(case.records)}", link=anchor(case)),
-            )
-            for case in answer.cases
-        ],
-        right=["runs"],
-    )
+    rows = []
+    for case in answer.cases:
+        failed = "; ".join(_without(answer, case)) or "none"
+        runs = Text(f"{len(case.records)}", link=anchor(case))
+        job, seeds = (case.job[name] for name in names), consecutive(case.comparison.seeds)
+        rows.append(row(*job, *_verdict(answer, case), failed, seeds, runs))
+    return Table([*names, "use", "speedup", "as good", "why", "without result", "seeds", "runs"], rows, ["runs"])
 
 
 def _verdict(answer: Answer, case: Case) -> Iterator[str | Text]:
@@ -170,19 +155,13 @@ def _ranking(main: Answer) -> Section | None:
     found = main.overall
     if len(main.cases) < 2 or len(found) < 2:
         return None
-    rows = [
-        row(
-            name,
-            Text(speedup(each.speedup), link="rerun"),
-            f"{times(each.least)} to {times(each.greatest)}",
-            f"{each.num_best} of {len(main.cases)}",
-        )
-        for name, each in found.items()
-    ]
+    rows = []
+    for name, each in found.items():
+        ends, best = f"{times(each.least)} to {times(each.greatest)}", f"{each.num_best} of {len(main.cases)}"
+        rows.append(row(name, Text(speedup(each.speedup), link="rerun"), ends, best))
     heading = ["strategy", "speedup", "least to greatest", "fastest or as good"]
-    return Section(
-        "ranking", "Ranking over workloads", [Table(heading, rows, heading[1:]), plain(HOW.format(base=main.baseline))]
-    )
+    how = Paragraph(HOW.format(base=main.baseline))
+    return Section("ranking", "Ranking over workloads", [Table(heading, rows, heading[1:]), how])
 
 
 def _time_spent(main: Answer, anchor: Anchor) -> Section:
@@ -194,16 +173,11 @@ def _time_spent(main: Answer, anchor: Anchor) -> Section:
         shown = [_baseline(case), *(case.groups[own] for own in [*case.best, *case.groups][:1])]
         for group in {id(each): each for each in shown if each}.values():
             if found := _spent(group):
-                strong = tuple(group.own.values()) in case.best
-                rows.append(
-                    row(
-                        *(case.job[name] for name in heading[:2]),
-                        Text(main.variant(group), strong=strong),
-                        *(seconds(found[part]) for part in parts),
-                        Text(f"{len(case.records)}", link=anchor(case)),
-                    )
-                )
-    return Section("time", "Where the time goes", [Table(heading, rows, heading[3:]), plain(PARTS)])
+                name = Text(main.variant(group), strong=tuple(group.own.values()) in case.best)
+                runs = Text(f"{len(case.records)}", link=anchor(case))
+                job = (case.job[each] for each in heading[:2])
+                rows.append(row(*job, name, *(seconds(found[part]) for part in parts), runs))
+    return Section("time", "Where the time goes", [Table(heading, rows, heading[3:]), Paragraph(PARTS)])
 
 
 def _spent(group: SeedGroup) -> dict[str, float | None]:
@@ -220,18 +194,3 @@ def _spent(group: SeedGroup) -> dict[str, float | None]:
     }
     means = {name: sum(part.values()) / len(part) if part else None for name, part in parts.items()}
     return means if times else {}
-
-
-def _failures(answer: Answer) -> Section | None:
-    """A sentence on every strategy that lacks a result somewhere, with its reason; None if none does."""
-    lines = [*problems(answer.results, answer.varying or ["strategy"])]
-    return Section("failed", "Runs without a result", [Bullets([(Text(line),) for line in lines])]) if lines else None
-
-
-def _fidelity(rows: pd.DataFrame, pictures: Pictures | None) -> Section:
-    section = fidelity_section(rows)
-    if pictures is None:
-        return section
-    own = rows[rows["prediction"] == rows["prediction"].iloc[-1]]
-    caption = "Predicted against measured iteration times, gains over each other, and errors by quantity."
-    return Section(section.anchor, section.title, [*section.blocks, Image(pictures.fidelity(own), caption)])

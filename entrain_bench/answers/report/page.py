@@ -4,50 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Words of a line.
-
-    Attributes:
-        text: plain; renderers escape them.
-        strong: whether they stand out.
-        link: the anchor on the page that they lead to; empty for none.
-    """
+    """What a cell of a table says: plain words, whether they stand out, and the anchor that they lead to, if any."""
 
     text: str
     strong: bool = False
     link: str = ""
 
 
-type Line = Sequence[Text]
-
-
 @dataclass(frozen=True, slots=True)
 class Paragraph:
     """A paragraph."""
 
-    kind: ClassVar[str] = "paragraph"
-    line: Line
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Bullets:
     """A list."""
 
-    kind: ClassVar[str] = "bullets"
-    items: Sequence[Line]
+    items: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table; columns whose heading is in ``right`` are aligned to the right."""
 
-    kind: ClassVar[str] = "table"
     heading: Sequence[str]
-    rows: Sequence[Line]
+    rows: Sequence[Sequence[Text]]
     right: Sequence[str] = ()
 
 
@@ -55,7 +42,6 @@ class Table:
 class Commands:
     """Command lines under a title that links lead to."""
 
-    kind: ClassVar[str] = "commands"
     anchor: str
     title: str
     lines: Sequence[str]
@@ -65,7 +51,6 @@ class Commands:
 class Image:
     """A picture."""
 
-    kind: ClassVar[str] = "image"
     png: bytes
     caption: str
 
@@ -90,11 +75,6 @@ class Page:
     sections: Sequence[Section]
 
 
-def plain(text: str) -> Paragraph:
-    """A paragraph of plain words."""
-    return Paragraph((Text(text),))
-
-
-def row(*values: str | Text) -> Line:
+def row(*values: str | Text) -> list[Text]:
     """A row of a table."""
-    return tuple(value if isinstance(value, Text) else Text(value) for value in values)
+    return [value if isinstance(value, Text) else Text(value) for value in values]

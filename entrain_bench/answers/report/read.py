@@ -115,7 +115,10 @@ def current_records(found: Sequence[Record]) -> tuple[list[Record], list[str]]:
         if older := len(found) - len(current):
             notes.append(f"Left out: {count(older, 'run')} of older code; the same commands run them again.")
         return current, notes
-    newest = {_identity(record): record for record in sorted(found, key=lambda record: record.made_at)}
+    newest = {
+        repr(sorted(record.labels.items())) + repr(sorted(record.config.items())): record
+        for record in sorted(found, key=lambda record: record.made_at)
+    }
     if found:
         notes.append(f"All {count(len(newest), 'run')} are of older code; the same commands run them again.")
     if replaced := len(found) - len(newest):
@@ -129,10 +132,6 @@ def is_current(record: Record) -> bool:
     with suppress(UserError):
         return record.code_version == code_version(frozenset(targets_of(record.config)))
     return False
-
-
-def _identity(record: Record) -> str:
-    return repr(sorted(record.labels.items())) + repr(sorted(record.config.items()))
 
 
 def _csv(path: Path, text: bool = False) -> pd.DataFrame | None:

@@ -61,10 +61,6 @@ class Entry:
 
     Attributes:
         key: what it is known by: a record's key, or ``SWEEP``.
-        name: what it is called.
-        failed: whether it is shown as failed.
-        tags: by name.
-        params: by name.
         metrics: headline numbers.
         series: what each iteration measured.
         artifacts: by their paths in the run.
@@ -89,10 +85,8 @@ class Entry:
     @property
     def digest(self) -> str:
         """Hash of what is shown: an entry whose digest is known need not be logged again."""
-        contents = {
-            path: hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else ""
-            for path, content in self.artifacts.items()
-        }
+        files = self.artifacts.items()
+        contents = {path: hashlib.sha256(one).hexdigest() if isinstance(one, bytes) else "" for path, one in files}
         shown = [self.name, self.failed, self.tags, self.params, self.metrics, [*self.series], contents]
         return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -118,8 +112,8 @@ def entries_of(
     simulating them.
 
     Args:
-        results: where the records are.
-        records: at least one.
+        results: where the records, of which there is at least one, are.
+        records: the runs.
         name: what the sweep, or the single run, is called.
         files: figures that were drawn from the sweep.
         pictures: who draws what nobody has drawn yet; None for no such pictures.
@@ -131,11 +125,8 @@ def entries_of(
         return [_entry_of(points[0], name, "", results)]
     drawn: dict[str, Artifact] = {}
     if pictures:
-        side_by_side = answer.side_by_side(lambda record: results.timeline_path(record.key).exists())
-        drawn = {
-            f"ranks/{clean(shortened(variant))}.png": partial(pictures.ranks, one)
-            for variant, one in side_by_side.items()
-        }
+        for variant, one in answer.side_by_side(lambda record: results.timeline_path(record.key).exists()).items():
+            drawn[f"ranks/{clean(shortened(variant))}.png"] = partial(pictures.ranks, one)
         drawn["iteration_time.png"] = partial(pictures.standings, answer)
     parent = _parent(answer, name, results, files, drawn)
     return [parent, *(_entry_of(point, point.name, answer.baseline, results) for point in points)]
@@ -148,17 +139,10 @@ def _entry_of(point: Point, name: str, baseline: str, results: Results) -> Entry
         metrics[f"{ANSWER}/{TIME}"] = metrics[TIME]
     if point.gain is not None:
         metrics[speedup_name(baseline)] = point.gain
-    artifacts = {"record.json": results.record_path(record.key), "chrome_trace.json": results.trace_path(record.key)}
-    return Entry(
-        record.key,
-        name[:MAX_NAME],
-        record.status == "failed",
-        _tags(record),
-        parameters(record),
-        metrics,
-        record.iterations,
-        {path: file for path, file in artifacts.items() if file.exists()},
-    )
+    files = {"record.json": results.record_path(record.key), "chrome_trace.json": results.trace_path(record.key)}
+    artifacts = {path: file for path, file in files.items() if file.exists()}
+    failed, params = record.status == "failed", parameters(record)
+    return Entry(record.key, name[:MAX_NAME], failed, _tags(record), params, metrics, record.iterations, artifacts)
 
 
 def parameters(record: Record) -> dict[str, str]:

@@ -19,11 +19,7 @@ SHOWN = (TIME, "gap_to_lower_bound", "bubble_ratio", "peak_memory_bytes")
 
 
 def page_tags(first: Sequence[str] = ()) -> dict[str, str]:
-    """Tags of an experiment that make its page.
-
-    Args:
-        first: metrics that are shown beside the iteration time, before others.
-    """
+    """Tags of an experiment that make its page, with some metrics first beside the iteration time."""
     time, *others = SHOWN
     view = {
         "searchFilter": f"tags.`{CURRENT_TAG}` = 'yes'",

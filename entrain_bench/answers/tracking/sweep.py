@@ -24,9 +24,8 @@ def sweep_name(overrides: Sequence[str]) -> str:
 
 def shortened(name: str) -> str:
     """A name that is not too long for a page or a file, and is another one for another name."""
-    if len(name) <= MAX_NAME:
-        return name
-    return f"{name[:MAX_NAME]}... {hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}... {digest}"
 
 
 def describe_sweep(records: Sequence[Record]) -> str:

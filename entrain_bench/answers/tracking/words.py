@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.case import Case, StrategyResult
+from entrain_bench.answers.case import StrategyResult
 from entrain_bench.answers.commands import commands_of
 from entrain_bench.answers.documents.markdown import markdown_table
 from entrain_bench.answers.notices import run_notices, sample_notices
@@ -33,15 +33,11 @@ def _table(answer: Answer) -> str:
     heading = ["s/iteration", *answer.variants]
     left = len(answer.cases) - MAX_ROWS
     more = f"\n{count(left, 'more case')} in table.csv." if left > 0 else ""
-    return markdown_table(heading, [_line(answer, case) for case in answer.cases[:MAX_ROWS]], heading[1:]) + more
-
-
-def _line(answer: Answer, case: Case) -> list[str]:
-    rows = {answer.variant(result.group): result for result in case.results}
-    return [
-        answer.case_name(case) or "all",
-        *(_cell(rows[name]) if name in rows else NOTHING for name in answer.variants),
-    ]
+    rows = []
+    for case in answer.cases[:MAX_ROWS]:
+        cells = {answer.variant(result.group): _cell(result) for result in case.results}
+        rows.append([answer.case_name(case) or "all", *(cells.get(name, NOTHING) for name in answer.variants)])
+    return markdown_table(heading, rows, heading[1:]) + more
 
 
 def _cell(result: StrategyResult) -> str:
