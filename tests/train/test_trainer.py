@@ -27,7 +27,11 @@ from support.train.runs import configuration
     [
         (["harness.num_ranks=2"], UserError, "harness.num_ranks=2: must be the 4 ranks of cluster=tiny"),
         (["cluster=a40x64"], UserError, "harness.num_ranks=4: must be the 64 ranks of cluster=a40x64"),
-        (["model=mllm_9b"], IncompatibleError, "model=mllm_9b: has a generator .*harness=train cannot"),
+        (
+            ["model=mllm_9b", "workload=laion_packed"],
+            IncompatibleError,
+            "model=mllm_9b: has a generator .*harness=train cannot",
+        ),
         (["harness.dtype=float16"], UserError, "harness.dtype=float16: unknown"),
         (
             ["harness.kernels=fast"],

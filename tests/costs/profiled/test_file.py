@@ -144,7 +144,7 @@ BAD_USE = [
     ("cluster.device.name=A40", "is of made up, not of cluster.device.name=A40"),
     ("cluster.device.statistic=mean", "cluster.device.statistic=mean: unknown"),
     ("cluster.device.extrapolate=maybe", "true or false"),
-    ("cluster.device.paths=x", "unknown (did you mean path?)"),
+    ("cluster.device.paths=x", "unknown key (did you mean cluster.device.path=x?)"),
     ("sequence_parallel=false", "is of sequence_parallel=true; profile the device anew, or run so as well"),
     ("layout.tp=4 layout.pp=2", "was profiled at tp 1, 2, not at 4"),
     ("cluster.device.path=/nonexistent.json", "/nonexistent.json: cannot be read (No such file or directory)"),

@@ -240,5 +240,7 @@ def test_candidates_are_timed_and_their_memory_is_checked_without_search(
     profile = profile_of(job, samples((10, [40, 40]), (100, [])))
     scheduler = DipScheduler(search_rounds=3, memory=memory)
     Strategy("dip", DipPlanner(chunks="one"), DipAssigner(), scheduler).plan(profile)
-    # Where the scheduler chooses what is recomputed, the planner has no choices of it to time.
-    assert rounds == [0] * (choices + MEMORY_BATCHES)
+    # Where the scheduler chooses what is recomputed, the planner has no choices of it to time. Then memory is checked:
+    # on some batches, for there is plenty.
+    assert {*rounds} == {0}
+    assert choices < len(rounds) < choices + MEMORY_BATCHES
