@@ -21,6 +21,7 @@ from entrain_bench.answers.tracking.sweep import describe_sweep, shortened
 from entrain_bench.answers.tracking.words import summary_markdown
 from entrain_bench.records.leaves import parameters_text
 from entrain_bench.records.records import LABELS, METRICS, Record, Results, table_csv
+from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.specs.framework import Framework
 
 KEY_TAG, DIGEST_TAG, CONFIGURATION_TAG = (f"entrain_bench.{name}" for name in ("key", "digest", "configuration"))
@@ -37,8 +38,8 @@ USUAL = asdict(Framework())
 FORBIDDEN = re.compile(r"[^/\w.\- :]")
 # MLflow sorts metrics by name, and its comparison has room for six: what answers goes first, series go last.
 ANSWER, SERIES = "answer", "values_by_iteration"
-# Runs of a sweep that have their records and whole series in the store: of 10,000 runs these take 0.6 of 0.9 GB. The
-# records, and iterations.parquet, have them all.
+# Runs of a sweep that have their records and whole series in the store: and all settings. Of
+# 10,000 runs these take 0.6 of 0.9 GB; the records have them all.
 MAX_DETAILED = 200
 # What a planner was left to choose.
 FREE = "planner's choice"
@@ -137,21 +138,22 @@ def entries_of(
 
 
 def _entry_of(point: Point, name: str, baseline: str, results: Results, detailed: bool) -> Entry:
-    """A run; ``detailed``: with its record, and all that its iterations measured rather than their time alone."""
+    """A run; unless ``detailed``, without record, series, time shares, and settings that are as usual."""
     record = point.record
-    metrics = {metric: record.metrics[metric] for metric in METRICS if metric in record.metrics}
+    logged = [name for name in METRICS if name in record.metrics and (detailed or name not in TIME_SHARES)]
+    metrics = {name: record.metrics[name] for name in logged}
     if TIME in metrics:
         metrics[f"{ANSWER}/{TIME}"] = metrics[TIME]
     if point.gain is not None:
         metrics[speedup_name(baseline)] = point.gain
     files = {"record.json": results.record_path(record.key), "chrome_trace.json": results.trace_path(record.key)}
     artifacts = {path: file for path, file in files.items() if detailed and file.exists()}
-    series = record.iterations if detailed else [{TIME: row[TIME]} for row in record.iterations if TIME in row]
-    failed, params = record.status == "failed", parameters(record)
+    series = record.iterations if detailed else ()
+    failed, params = record.status == "failed", parameters(record, detailed)
     return Entry(record.key, name[:MAX_NAME], failed, _tags(record), params, metrics, series, artifacts)
 
 
-def parameters(record: Record) -> dict[str, str]:
+def parameters(record: Record, detailed: bool = True) -> dict[str, str]:
     """What decides a run, as texts: labels, requested and chosen degrees, parts and their parameters, settings.
 
     Of more than ``MAX_PARAMETERS`` the last are left out: first the framework's settings that are as usual. All are in
@@ -167,7 +169,8 @@ def parameters(record: Record) -> dict[str, str]:
         "strategy_parameters": parameters_text(config["strategy"]),
         "workload_parameters": parameters_text(config["workload"]),
         **{f"chosen.{name}": value for name, value in record.layout.items()},
-        **dict(sorted(record.settings.items(), key=lambda setting: setting[0] in usual)),
+        **{name: value for name, value in record.settings.items() if name not in usual},
+        **({name: record.settings[name] for name in usual} if detailed else {}),
     }
     texts = {clean(name): str(value)[:MAX_TEXT] for name, value in values.items() if value is not None}
     filled = [(name, text) for name, text in texts.items() if text]
