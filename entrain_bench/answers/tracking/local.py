@@ -2,7 +2,7 @@
 
 MLflow makes the file, once for all folders. Experiments and runs are written directly, as rows of seven tables. Through
 ``MlflowClient`` (3.17.2, ``log_batch``, the same file) that takes 42 times as long: 4.22 CPU s for 100 runs and not
-0.10 s, and for an experiment in a new folder 2.8 CPU s and not 0.01 s (two cores, 2026-11). Artifacts are named
+0.10 s, and 2.8 CPU s for an experiment in a new folder (two cores, 2026-11). Artifacts are named
 relative to the folder that the server is told, so that a results folder can be moved.
 """
 
