@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from entrain_bench.balancing.interface import Observer, Strategy
+from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError, require
@@ -26,9 +26,7 @@ type Timings = Mapping[str, Sequence[Sequence[Sequence[float]]]]
 class Lessons:
     """A strategy as it is at every iteration, counted over epochs.
 
-    Attributes:
-        first: iterations from which each entry of ``strategies`` assigns, rising; the first is 0.
-        strategies: with what they have learnt.
+    ``first`` are iterations from which each of ``strategies`` assigns, rising from 0.
     """
 
     first: tuple[int, ...]
@@ -57,11 +55,6 @@ class Lessons:
         base = self.strategies[0]
         known = [replace(base, assigner=with_values(base.assigner, values, "assigner")) for _, values in rows]
         return Lessons(tuple(int(first) for first, _ in rows), tuple(known))
-
-
-def learns(strategy: Strategy) -> bool:
-    """Whether a strategy's assigner learns from executed iterations."""
-    return isinstance(strategy.assigner, Observer)
 
 
 def executed(model: ModelSpec, shapes: SampleShapes, layout: Layout, dealt: Dealt, timings: Timings) -> Timeline:

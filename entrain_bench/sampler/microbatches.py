@@ -22,8 +22,7 @@ COUNTS = (FIXED, EQUAL, ASSIGNED)
 class Dealt:
     """Microbatches of one global batch for all ranks.
 
-    Attributes:
-        ranks: positions in the global batch of each microbatch, in order, of every rank.
+    Of every rank, positions in the global batch of each microbatch, in order.
     """
 
     ranks: tuple[tuple[tuple[int, ...], ...], ...]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -139,7 +138,8 @@ def _setting(shapes: SampleShapes | str | Path, request: Request, one_stage: boo
         raise UserError(f"shapes={type(shapes).__name__}: must be {kinds}")
     source = ListedShapes("sampler", shapes) if isinstance(shapes, SampleShapes) else None
     quoted = str(shapes).replace("\\", "\\\\").replace("'", "\\'")
-    degrees = (("tp", 1), ("cp", 1), ("pp", 1)) if one_stage else ()
+    usual = [*(["layout.tp=1", "layout.cp=1", "layout.pp=1"] if one_stage else []), f"layout.dp={request.world_size}"]
+    given = {text.partition("=")[0] for text in request.overrides}
     config = compose(
         f"strategy={request.strategy}",
         f"model={request.model}",
@@ -148,19 +148,12 @@ def _setting(shapes: SampleShapes | str | Path, request: Request, one_stage: boo
         f"global_batch={request.global_batch}",
         f"microbatch_size={request.microbatch_size}",
         f"seed={request.seed}",
-        *_unless_given([f"layout.{key}={value}" for key, value in degrees], request.overrides),
-        *_unless_given([f"layout.dp={request.world_size}"], request.overrides),
+        *(text for text in usual if text.partition("=")[0] not in given),
         *request.overrides,
         config_dir=request.config_dir,
     )
     kept = {key: value for key, value in config.content().items() if key not in ("workload", "harness", "iterations")}
     return prepare(config, source), json.dumps(kept, sort_keys=True, default=list)
-
-
-def _unless_given(usual: Sequence[str], given: Sequence[str]) -> list[str]:
-    """Overrides whose key is not given otherwise."""
-    keys = {text.partition("=")[0] for text in given}
-    return [text for text in usual if text.partition("=")[0] not in keys]
 
 
 def _is_whole(value: object) -> bool:

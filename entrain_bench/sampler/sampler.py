@@ -10,11 +10,12 @@ import numpy as np
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
+from entrain_bench.balancing.interface import Observer
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.plan_file import read_plan
-from entrain_bench.sampler.learning import Lessons, Timings, executed, learns
+from entrain_bench.sampler.learning import Lessons, Timings, executed
 from entrain_bench.sampler.microbatches import FIXED, Dealt, batches_of
 from entrain_bench.sampler.planning import BatchPlan, Request, fingerprint, plan_batches
 from entrain_bench.specs.shapes import SampleShapes
@@ -221,7 +222,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
     @property
     def learns(self) -> bool:
         """Whether the strategy's assigner learns from what is observed."""
-        return learns(self._plan.setting.strategy)
+        return isinstance(self._plan.setting.strategy.assigner, Observer)
 
     def observe(self, iteration: int, timings: Timings) -> None:
         """Let the assigner learn what an iteration of the present epoch took; one that learns nothing ignores it.

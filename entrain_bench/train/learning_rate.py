@@ -14,12 +14,8 @@ DECAYS = ("constant", "linear", "cosine")
 class LearningRate:
     """A schedule over iterations.
 
-    Attributes:
-        peak: after the warm-up.
-        least: at the end of a decay, and after it.
-        warmup_iterations: of a rise in equal steps; the last of them has the peak.
-        decay: one of ``DECAYS``; half a cosine as in arXiv:1608.03983, equation 5, without restarts.
-        last_iteration: which has the least rate.
+    It rises in equal steps to ``peak``, which the last of the warm-up has, then decays until ``last_iteration``, which
+    has ``least``. A decay along half a cosine is that of arXiv:1608.03983, equation 5, without restarts.
     """
 
     peak: float

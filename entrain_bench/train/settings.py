@@ -74,14 +74,16 @@ class TrainSettings:
         for name in ("data_path", "data_root", "data_tokenizer"):
             valid = getattr(self, name) is None or self.data == FILES
             require(valid, f"harness.{name}", getattr(self, name), f"null with harness.data={self.data}")
-        require(self.num_ranks >= 1, "harness.num_ranks", self.num_ranks, "at least 1")
-        for name in ("timeout_s", "planning_timeout_s"):
+        for name in ("num_ranks", "checkpoint_every"):
+            require(getattr(self, name) >= 1, f"harness.{name}", getattr(self, name), "at least 1")
+        for name in ("timeout_s", "planning_timeout_s", "epsilon"):
             require(getattr(self, name) > 0, f"harness.{name}", getattr(self, name), "positive")
+        for name in ("weight_decay", "loss_chunk_tokens"):
+            require(getattr(self, name) >= 0, f"harness.{name}", getattr(self, name), "at least 0")
         if (processes := self.preprocessing_processes) is not None:
             require(processes >= 1, "harness.preprocessing_processes", processes, "at least 1")
             fits = self.preprocessing == "processes"
             require(fits, "harness.preprocessing_processes", processes, "null unless harness.preprocessing=processes")
-        require(self.checkpoint_every >= 1, "harness.checkpoint_every", self.checkpoint_every, "at least 1")
         check_learning_rate(
             self.learning_rate,
             self.min_learning_rate,
@@ -91,9 +93,6 @@ class TrainSettings:
         )
         fits = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         require(fits, "harness.betas", [*self.betas], "two numbers from 0 to below 1")
-        require(self.weight_decay >= 0, "harness.weight_decay", self.weight_decay, "at least 0")
-        require(self.epsilon > 0, "harness.epsilon", self.epsilon, "positive")
-        require(self.loss_chunk_tokens >= 0, "harness.loss_chunk_tokens", self.loss_chunk_tokens, "at least 0")
         require(self.clip_grad >= 0, "harness.clip_grad", self.clip_grad, "at least 0 (0: no clipping)")
         if generators := self.truth.model.generators:
             raise IncompatibleError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.outcome import Outcome
-from entrain_bench.train.connections import check_connections, connections_unless_given
+from entrain_bench.train.connections import ON_LOOPBACK, check_connections, connections_unless_given
 from entrain_bench.train.settings import TrainSettings
 
 
@@ -35,6 +35,8 @@ class DistributedTrainer(TrainSettings):
         alone = "TORCHELASTIC_RUN_ID" not in os.environ
         if not alone:
             os.environ.update(connections_unless_given(os.environ))
+            if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+                os.environ.update(ON_LOOPBACK)
         if device_of(self).type == "cuda":
             check_connections(os.environ)
         if alone:

@@ -30,7 +30,11 @@ def on_ranks(
         ExecutionError: with the first cause, if a rank fails otherwise or dies.
     """
     job = partial(_call, function, args, device, tuple(cores))
-    return run_on_ranks(job, Crew(device, num_ranks, TIMEOUT_S), {}, partial(_read, num_ranks), lambda _: None)
+
+    def read(work: Path) -> list[Any]:
+        return [json.loads((work / f"result{rank}.json").read_text()) for rank in range(num_ranks)]
+
+    return run_on_ranks(job, Crew(device, num_ranks, TIMEOUT_S), read, lambda _: None)
 
 
 def pin(cores: Sequence[int], index: int) -> None:
@@ -51,7 +55,3 @@ def _call(
     pin(cores, rank)
     with process_group(torch.device(device, rank) if device == "cuda" else torch.device("cpu"), TIMEOUT_S) as group:
         (work / f"result{rank}.json").write_text(json.dumps(function(*args, group)))
-
-
-def _read(num_ranks: int, work: Path) -> list[Any]:
-    return [json.loads((work / f"result{rank}.json").read_text()) for rank in range(num_ranks)]

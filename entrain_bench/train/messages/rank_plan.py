@@ -52,10 +52,8 @@ class Message:
 class Start:
     """A collective of a stage's replicas that a rank begins, and waits for when it needs the result.
 
-    Attributes:
-        place: in the order of all actions; messages whose senders come before are before it.
-        module, stage: whose.
-        sums: whether it sums gradients; else it gathers weights.
+    ``place`` is in the order of all actions; messages whose senders come before are before it. It sums gradients, or
+    gathers weights.
     """
 
     place: int
@@ -120,7 +118,8 @@ class _RankMessages:
         self.program, self.rank, self.framework = program, rank, framework
         self.places = {(p.module, p.replica, p.stage): p for p in places_of(program.layout, rank)}
         lane = lane_of_rank(program.layout, rank)
-        self.actions = [] if lane is None else self._lane_actions(lane)
+        of_lanes = np.split(program.lane_actions, program.lane_offsets[1:-1])
+        self.actions: list[int] = [] if lane is None else of_lanes[lane].tolist()
         self.incoming: dict[int, list[Message]] = defaultdict(list)
         self.outgoing: dict[int, list[Message]] = defaultdict(list)
         self._rows: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
@@ -173,11 +172,6 @@ class _RankMessages:
         """Messages from other ranks, in the order of all messages."""
         found = [m for messages in self.incoming.values() for m in messages if m.sender != self.rank]
         return tuple(sorted(found, key=lambda m: (order[m.source], m.target)))
-
-    def _lane_actions(self, lane: int) -> list[int]:
-        program = self.program
-        actions: list[int] = program.lane_actions[program.lane_offsets[lane] : program.lane_offsets[lane + 1]].tolist()
-        return actions
 
     def _place(self, action: int) -> Place:
         program = self.program
@@ -269,5 +263,4 @@ def _named(places: IntArray, total: int) -> Rows:
 
 def items_of_samples(program: Program, samples: IntArray) -> IntArray:
     """Items of the given samples, sample by sample, in order."""
-    _, items = take_rows(program.shapes.item_offsets, samples)
-    return items
+    return take_rows(program.shapes.item_offsets, samples)[1]

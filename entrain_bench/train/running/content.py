@@ -7,7 +7,6 @@ is asked.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,34 +24,6 @@ from entrain_bench.train.running.row_keys import row_keys
 from entrain_bench.train.settings import FILES, MADE_UP, TrainSettings
 
 type Features = NDArray[np.float32]
-
-
-class Content(Protocol):
-    """Features and tokens of samples, the same whatever batch, chunk, rank or process asks for them."""
-
-    def features(self, module: ModuleSpec, shapes: SampleShapes, items: IntArray, out: Features) -> None:
-        """Write the input of an encoder for some items, one after the other, each in its natural order.
-
-        The natural order of a picture's patches is that before ``in_stage_order``: block by block, row by row.
-
-        Args:
-            module: the encoder.
-            shapes: of the samples.
-            items: numbers of items of ``shapes``.
-            out: ``[sum of their encoder tokens, input width]``.
-
-        Raises:
-            UserError: naming a sample that cannot be read or is not what the shapes say.
-        """
-        ...
-
-    def tokens(self, shapes: SampleShapes, sample: int) -> IntArray:
-        """Token ids of the text of a sample of ``shapes`` ``[text tokens]``, int64.
-
-        Raises:
-            UserError: as ``features``.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +57,14 @@ class FromFiles:
     rules: TokenRules
 
     def features(self, module: ModuleSpec, shapes: SampleShapes, items: IntArray, out: Features) -> None:
-        """Patches of images and frames, windows of log-mel frames of sounds."""
+        """Write the input of an encoder for some items: patches of images and frames, windows of log-mel frames.
+
+        One item after the other, each in its natural order: that of a picture's patches is the one before
+        ``in_stage_order``, block by block, row by row. ``out`` is ``[sum of their encoder tokens, input width]``.
+
+        Raises:
+            UserError: naming a sample that cannot be read or is not what the shapes say.
+        """
         is_sound = "audio" in module.config.modalities
         patches = None if is_sound else patch_rules(module, out.shape[1], self.rules)
         ends = np.cumsum(shapes.item_encoder_tokens[items])
@@ -97,7 +75,7 @@ class FromFiles:
                 write_patches(self._picture(module, shapes, item, patches), patches, rows)
 
     def tokens(self, shapes: SampleShapes, sample: int) -> IntArray:
-        """The tokens of the text."""
+        """Token ids of the text of a sample ``[text tokens]``, int64; raises as ``features``."""
         return self.samples.tokens(shapes, sample)
 
     def _picture(self, module: ModuleSpec, shapes: SampleShapes, item: int, patches: PatchRules) -> Pixels:
@@ -110,6 +88,10 @@ class FromFiles:
         return pixels
 
 
+# Features and tokens of samples, the same whatever batch, chunk, rank or process asks for them.
+type Content = FromFiles | MadeUp
+
+
 def patch_rules(module: ModuleSpec, width: int, rules: TokenRules) -> PatchRules:
     """How an encoder takes pixels.
 
@@ -120,7 +102,7 @@ def patch_rules(module: ModuleSpec, width: int, rules: TokenRules) -> PatchRules
     return PatchRules.of(width, rules.patch_pixels, rules.merge_patches, module.config.checkpoint, where)
 
 
-def content_of(settings: TrainSettings, workload: Workload, model: ModelSpec, seed: int) -> Content | MadeUp:
+def content_of(settings: TrainSettings, workload: Workload, model: ModelSpec, seed: int) -> Content:
     """What a run's samples hold, by its settings.
 
     Raises:

@@ -18,7 +18,7 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.device import to_device
 from entrain_bench.train.modules import Pack, in_stage_order, input_width
 from entrain_bench.train.modules.positions import Picture, multimodal_positions
-from entrain_bench.train.running.content import Content, MadeUp
+from entrain_bench.train.running.content import Content, FromFiles, MadeUp
 from entrain_bench.train.running.made_up import made_up_features
 
 
@@ -26,10 +26,8 @@ from entrain_bench.train.running.made_up import made_up_features
 class Inputs:
     """What the forward of a chunk needs of its samples, on the CPU.
 
-    Attributes:
-        pack: the sequences.
-        features: for the first stage of an encoder, of content that the host reads ``[tokens, input width]``.
-        row_keys: for the first stage of an encoder, of content that is made up on the device ``[tokens, 2]``.
+    The first stage of an encoder has ``features [tokens, input width]`` that the host reads, or ``row_keys [tokens,
+    2]`` of those that are made up on the device.
     """
 
     pack: Pack
@@ -45,13 +43,10 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class SampleData:
-    """Data of one iteration's samples.
-
-    If ``pinned``, features are in memory that a GPU can copy from by itself.
-    """
+    """Data of one iteration's samples. If ``pinned``, features are in memory that a GPU can copy from by itself."""
 
     shapes: SampleShapes
-    content: Content | MadeUp
+    content: Content
     pinned: bool = False
 
     @property
@@ -74,7 +69,8 @@ class SampleData:
         if not module.is_encoder or stage:
             return Inputs(pack)
         if isinstance(self.content, MadeUp):
-            return Inputs(pack, row_keys=self._row_keys(module, self.content, members))
+            keys = torch.from_numpy(self.content.row_keys(self.shapes, members))
+            return Inputs(pack, row_keys=in_stage_order(module, self.encoder_pack(members), keys))
         return Inputs(pack, self._written(module, self.content, members))
 
     def encoder_pack(self, items: IntArray) -> Pack:
@@ -96,11 +92,7 @@ class SampleData:
         assert found is not None
         return found
 
-    def _row_keys(self, module: ModuleSpec, content: MadeUp, items: IntArray) -> Tensor:
-        keys = torch.from_numpy(content.row_keys(self.shapes, items))
-        return in_stage_order(module, self.encoder_pack(items), keys)
-
-    def _written(self, module: ModuleSpec, content: Content, items: IntArray) -> Tensor:
+    def _written(self, module: ModuleSpec, content: FromFiles, items: IntArray) -> Tensor:
         size = (int(self.shapes.item_encoder_tokens[items].sum()), input_width(module))
         features = torch.empty(size, dtype=torch.float32, pin_memory=self.pinned)
         content.features(module, self.shapes, items, features.numpy())

@@ -25,10 +25,8 @@ from entrain_bench.train.running.runtime import Work
 class NextWork:
     """A rank's work for one iteration.
 
-    Attributes:
-        work: the work.
-        host_time: what its program took to make; 0 on other ranks than 0.
-        exposed_s: how long this rank had nothing else to do than to wait for it.
+    ``host_time`` is what its program took to make, 0 on other ranks than 0; ``exposed_s`` is how long this rank had
+    nothing else to do than to wait for it.
     """
 
     work: Work

@@ -65,7 +65,13 @@ def train(
             remarks = (*remarks, f"mfu, bounds and shares of time are left out: {reason}")
         history, num_elsewhere = resume(checkpoints, runtime, config.iterations)
         clock, frame = Clock(device), None
-        rates = learning_rate(settings, config.iterations)
+        rates = LearningRate(
+            settings.learning_rate,
+            settings.min_learning_rate,
+            settings.warmup_iterations,
+            settings.learning_rate_decay,
+            (settings.decay_iterations or config.iterations) - 1,
+        )
         feed = WorkFeed(Feed(setting, layout, config.seed), planning, runtime.prepare)
         for iteration in range(len(history), config.iterations):
             taken = feed.take(iteration, last=iteration + 1 == config.iterations)
@@ -94,35 +100,21 @@ def train(
     return Outcome(layout, metrics, tuple(history), frame, execution=execution, remarks=remarks)
 
 
-def learning_rate(settings: TrainSettings, iterations: int) -> LearningRate:
-    """The schedule of a run."""
-    return LearningRate(
-        settings.learning_rate,
-        settings.min_learning_rate,
-        settings.warmup_iterations,
-        settings.learning_rate_decay,
-        (settings.decay_iterations or iterations) - 1,
-    )
-
-
 def plan(setting: Setting, planning: PlanningGroup) -> tuple[Layout, float]:
     """Rank 0's layout on every rank, and how long planning took there.
 
     Raises:
         UserError: on every rank, if there is no layout.
     """
-    answer: dict[str, str] = {}
-    seconds = 0.0
+    answer, seconds = dict[str, str](), 0.0
     if dist.get_rank() == 0:
         started = perf_counter()
         try:
             layout = setting.strategy.plan(setting.profile)
             check_layout(layout, setting.job.model, setting.job.cluster)
             answer = {"layout": layout_to_json(layout)}
-        except IncompatibleError as error:
-            answer = {"incompatible": str(error)}
         except UserError as error:
-            answer = {"error": str(error)}
+            answer = {"incompatible" if isinstance(error, IncompatibleError) else "error": str(error)}
         seconds = perf_counter() - started
     answer = json.loads(planning.broadcast(json.dumps(answer).encode() if answer else None))
     if "incompatible" in answer:
@@ -146,7 +138,7 @@ def resume(checkpoints: Checkpoints | None, runtime: Runtime, iterations: int) -
         return [], 0
     num_done = len(found.history)
     require(iterations >= num_done, "iterations", iterations, f"at least the {num_done} of the checkpoint")
-    checkpoints.load(found.path, runtime.stages)
+    checkpoints.load(found, runtime.stages)
     return found.history, found.num_elsewhere
 
 
@@ -164,4 +156,4 @@ def _checkpoints(settings: TrainSettings, config: RunConfig, layout: Layout, run
         "set of frozen modules": str(sorted(config.framework.freeze)),
     }
     setup = {"layout": layout_to_json(layout), "strategy": str(content["strategy"])}
-    return Checkpoints(Path(settings.checkpoint_dir), identity, setup)
+    return Checkpoints(Path(settings.checkpoint_dir), identity, setup, runtime.groups.control)

@@ -27,8 +27,7 @@ _NUM_ON_CPU = 2**17
 def made_up_features(keys: Tensor, width: int) -> Tensor:
     """Rows ``[rows, width]`` of their keys ``[rows, 2]``, on the keys' device.
 
-    Returns:
-        Independent uniform numbers with mean 0 and variance 1, float32.
+    Independent uniform numbers with mean 0 and variance 1, float32.
     """
     device = keys.device
     columns = _columns(width, device)

@@ -21,8 +21,7 @@ def row_keys(seed: int, samples: IntArray, numbers: IntArray, lengths: IntArray)
     ``samples`` and ``numbers`` are the identity of each item's sample and its number there, ``lengths`` its rows, all
     ``[items]``.
 
-    Returns:
-        Two words a row ``[sum(lengths), 2]``.
+    Two words a row ``[sum(lengths), 2]``.
     """
     of_items = _mixed(_mixed(_mixed(_words(seed)) ^ _words(samples)) ^ _words(numbers))
     starts = np.cumsum(lengths) - lengths

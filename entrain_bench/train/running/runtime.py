@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
@@ -25,15 +24,14 @@ from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.measuring.seen import ChunkLoss, RankResult
 from entrain_bench.train.messages.places import lane_of_rank
 from entrain_bench.train.messages.rank_plan import Message, RankPlan, Step, plan_rank
-from entrain_bench.train.messages.rows import cut_rows, gather_rows
-from entrain_bench.train.messages.transfers import Transfers
+from entrain_bench.train.messages.transfers import Transfers, cut_rows, gather_rows
 from entrain_bench.train.modules import Pack
 from entrain_bench.train.modules.kernels import Kernels
 from entrain_bench.train.modules.split import WeightPass
-from entrain_bench.train.running.content import Content, MadeUp
+from entrain_bench.train.running.content import Content
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.groups import Groups
-from entrain_bench.train.running.loader import Loader
+from entrain_bench.train.running.loader import Loader, MakeInputs
 from entrain_bench.train.running.sharded import ShardedStage
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, global_norm
 from entrain_bench.train.running.turns import EmptyPass, empty_passes
@@ -92,7 +90,7 @@ class Runtime:
     settings: OptimizerSettings
     dtype: torch.dtype
     device: torch.device
-    content: Content | MadeUp
+    content: Content
     loader: Loader
     roots: Roots = field(default_factory=dict)
     kernels: Kernels = field(default_factory=Kernels)
@@ -105,13 +103,13 @@ class Runtime:
         plan = plan_rank(program, dist.get_rank(), self.settings.framework)
         data = SampleData(program.shapes, self.content, pinned=self.loader.pins)
         makers = [
-            partial(
-                data.inputs,
+            MakeInputs(
+                data,
                 program.model.modules[step.place.module],
                 step.place.stage,
                 _members(program, step),
                 _num_remade(program, step),
-                splits_backward=program.splits_backward(step.place.module),
+                program.splits_backward(step.place.module),
             )
             for step in plan.steps
             if step.kind is Pass.FORWARD
@@ -207,7 +205,7 @@ class _Iteration:
         """Run one action."""
         if step.kind is Pass.GRAD_SYNC:
             with clock.action(step.action):
-                self._stage(step).sync_gradients(self._tied(step), self._first_copy(step))
+                self._stage(step).sync_gradients(*self._tied(step))
         elif step.kind is Pass.OPTIMIZER:
             with clock.action(step.action):
                 norm = self.norm()
@@ -299,15 +297,13 @@ class _Iteration:
     def _stage(self, step: Step) -> TrainedStage | ShardedStage:
         return self.runtime.stages[step.place.module, step.place.stage]
 
-    def _first_copy(self, step: Step) -> Parameter | None:
-        """The first copy of a tied embedding, if virtual stages have both on this rank and the second is at hand."""
-        last = self.work.program.layout.modules[step.place.module].pp - 1
-        first = self.runtime.stages.get((step.place.module, 0)) if last and step.place.stage == last else None
-        return first.stage.tied_embedding() if first else None
-
-    def _tied(self, step: Step) -> dist.ProcessGroup | None:
-        last = self.work.program.layout.modules[step.place.module].pp - 1
-        return self.runtime.groups.tied.get(step.place.module) if step.place.stage in (0, last) else None
+    def _tied(self, step: Step) -> tuple[dist.ProcessGroup | None, Parameter | None]:
+        """Ranks with the copies of a tied embedding; the first if virtual stages have both here, the second at hand."""
+        module, stage = step.place.module, step.place.stage
+        last = self.work.program.layout.modules[module].pp - 1
+        first = self.runtime.stages.get((module, 0)) if last and stage == last else None
+        group = self.runtime.groups.tied.get(module) if stage in (0, last) else None
+        return group, first.stage.tied_embedding() if first else None
 
     def _is_loss(self, step: Step) -> bool:
         module = self.work.program.model.modules[step.place.module]
