@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from entrain_bench.train.launching.launch import Crew, run_on_ranks
+from entrain_bench.train.launching.launch import run_on_ranks
 from entrain_bench.train.messages.control import process_group
 
 TIMEOUT_S = 120.0
@@ -34,7 +34,7 @@ def on_ranks(
     def read(work: Path) -> list[Any]:
         return [json.loads((work / f"result{rank}.json").read_text()) for rank in range(num_ranks)]
 
-    return run_on_ranks(job, Crew(device, num_ranks, TIMEOUT_S), read, lambda _: None)
+    return run_on_ranks(job, num_ranks, device, TIMEOUT_S, read)
 
 
 def pin(cores: Sequence[int], index: int) -> None:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -44,51 +43,49 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 def start_ranks(config: RunConfig, settings: TrainSettings, progress: Callable[[int], None]) -> Outcome:
     """Train on ranks of this machine; raises what ``run_on_ranks`` does."""
     device, num = device_of(settings).type, num_producers(settings, settings.num_ranks)
-    crew = Crew(device, settings.num_ranks, settings.timeout_s, config, num)
     job = partial(train_rank, config=config, timeout_s=settings.timeout_s, num_producers=num)
-    return run_on_ranks(job, crew, read_outcome, progress)
+    ranks = settings.num_ranks, device, settings.timeout_s
+    return run_on_ranks(job, *ranks, read_outcome, progress, config=config, num_producers=num)
 
 
-@dataclass(frozen=True, slots=True)
-class Crew:
-    """Ranks of this machine, for a run if there is a configuration, with processes that make their inputs."""
-
-    device: str
-    num_ranks: int
-    timeout_s: float
-    config: RunConfig | None = None
-    num_producers: int = 0
-
-
-def run_on_ranks[T](job: RankJob, crew: Crew, collect: Callable[[Path], T], progress: Callable[[int], None]) -> T:
+def run_on_ranks[T](
+    job: RankJob,
+    num_ranks: int,
+    device: str,
+    timeout_s: float,
+    collect: Callable[[Path], T],
+    progress: Callable[[int], None] = lambda _: None,
+    config: RunConfig | None = None,
+    num_producers: int = 0,
+) -> T:
     """Do a job on ranks of this machine; the first that fails, or a signal to this process, ends all.
 
     ``collect`` reads what they leave in the folder they share; ``progress`` is told the steps that rank 0 has reported.
+    A rank waits ``timeout_s`` at most for another; ``config`` is that of a run, whose inputs producers may make.
 
     Raises:
         UserError: what a rank found wrong with the input.
         ExecutionError: with the first cause, if a rank fails otherwise or dies.
         SystemExit: with 128 plus its number, for a signal that ends this process.
     """
-    device = crew.device
     ranks, producers = list[BaseProcess](), list[BaseProcess]()
     with _signals_raise(), temporary_folder("entrain-bench-") as work, environment_of_ranks(device):
-        for rank in range(crew.num_ranks):
+        for rank in range(num_ranks):
             sign_of_life(work, rank).touch()
         # Ranks meet at a store of this process, which outlives every one of them. Left to listen, it would do so on all
         # of the machine's addresses.
         listener = socket.create_server((LOCALHOST, 0))
         port = listener.getsockname()[1]
-        store = dist.TCPStore(  # type: ignore[attr-defined]
+        _store = dist.TCPStore(  # type: ignore[attr-defined]
             LOCALHOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
         try:
             if device == "cpu":
-                prepare_server(crew.config)
-            if crew.config and crew.num_producers:
-                rendezvous = Rendezvous(work, crew.num_producers)
-                start_producers(producers, crew.config, rendezvous, crew.num_ranks, context_of(device), work)
-            start_processes(ranks, device, crew.num_ranks, store.port, work, job)
+                prepare_server(config)
+            if config and num_producers:
+                rendezvous = Rendezvous(work, num_producers)
+                start_producers(producers, config, rendezvous, num_ranks, context_of(device), work)
+            start_processes(ranks, device, num_ranks, port, work, job)
             exit_codes, of_producers = _watch(ranks, producers, work, progress)
         finally:
             for process in (*ranks, *producers):
@@ -97,7 +94,7 @@ def run_on_ranks[T](job: RankJob, crew: Crew, collect: Callable[[Path], T], prog
                 process.join()
                 process.close()
         if any((*exit_codes.values(), *of_producers.values())):
-            raise first_cause(work, exit_codes, crew.timeout_s, uses_nccl=device == "cuda", producers=of_producers)
+            raise first_cause(work, exit_codes, timeout_s, uses_nccl=device == "cuda", producers=of_producers)
         return collect(work)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from graphlib import TopologicalSorter
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -104,18 +105,14 @@ def order_of_groups(program: Program, group: IntArray) -> list[int]:
     both = (source >= 0) & (target >= 0)
     before = np.concatenate([turn[:-1][same], source[both]])
     after = np.concatenate([turn[1:][same], target[both]])
-    pairs = np.unique(np.stack([before, after]), axis=1)
-    count = int(group.max()) + 1
-    missing = np.bincount(pairs[1], minlength=count)
-    follows: list[list[int]] = [[] for _ in range(count)]
-    for one, other in pairs.T.tolist():
-        follows[one].append(other)
-    ready, order = np.flatnonzero(missing == 0).tolist(), []
-    heapify(ready)
-    while ready:
-        order.append(turn_of := heappop(ready))
-        for other in follows[turn_of]:
-            missing[other] -= 1
-            if not missing[other]:
-                heappush(ready, other)
+    sorter = TopologicalSorter(dict.fromkeys(range(int(group.max()) + 1), ()))
+    for one, other in zip(before.tolist(), after.tolist(), strict=True):
+        sorter.add(other, one)
+    sorter.prepare()
+    ready, order = list[int](), list[int]()
+    while sorter.is_active():
+        for freed in sorter.get_ready():
+            heappush(ready, freed)
+        order.append(heappop(ready))
+        sorter.done(order[-1])
     return order
