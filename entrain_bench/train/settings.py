@@ -30,11 +30,7 @@ CHOICES = {
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """How ``num_ranks`` ranks train.
-
-    What each means, its unit and its default: ``experiments/harness/train.yaml``. ``truth`` is of the job, for
-    predictions beside the measurements.
-    """
+    """How ``num_ranks`` ranks train: ``experiments/harness/train.yaml``; predictions come from ``truth``."""
 
     truth: CostTruth
     memory_budget_bytes: float

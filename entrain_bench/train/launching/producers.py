@@ -30,11 +30,7 @@ PRODUCERS_PER_RANK = 2
 
 
 def num_producers(settings: TrainSettings, num_ranks: int) -> int:
-    """Producers of a machine with so many ranks; 0 where the ranks make inputs themselves.
-
-    Raises:
-        UserError: for a machine on which they cannot share memory.
-    """
+    """Producers of a machine with so many ranks; 0 where ranks make inputs, ``UserError`` if it cannot share memory."""
     if settings.preprocessing != "processes":
         return 0
     if sys.platform != "linux":
@@ -67,10 +63,7 @@ def start_producers(
 def producers_under_torchrun(
     config: RunConfig, settings: TrainSettings, control: dist.ProcessGroup
 ) -> Iterator[Rendezvous | None]:
-    """The producers of this rank's machine, which its first rank starts; collective over all ranks.
-
-    They end with that rank, however it ends.
-    """
+    """The producers of this rank's machine, which its first rank starts and takes along when it ends; collective."""
     num_ranks = int(os.environ["LOCAL_WORLD_SIZE"])
     if not (num := num_producers(settings, num_ranks)):
         yield None

@@ -48,10 +48,7 @@ def _block(program: Program, module: int, replica: int, stage: int) -> list[int]
 
 
 class Channels:
-    """The channels that are open; every rank opens the same ones in the same order.
-
-    ``new_group`` is collective; unless ``apart`` all channels are in one group.
-    """
+    """The open channels, all in one group unless ``apart``; every rank opens the same ones in the same order."""
 
     def __init__(self, new_group: Callable[[], dist.ProcessGroup], device: torch.device, *, apart: bool = True) -> None:
         self._new_group, self._device, self._apart = new_group, device, apart

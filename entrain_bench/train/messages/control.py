@@ -36,11 +36,7 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[dist.Proce
 
 @contextmanager
 def named_wait(setting: str, timeout_s: float) -> Iterator[None]:
-    """Have the error of a wait that took too long name the setting that limits it.
-
-    Raises:
-        ExecutionError: one line, in place of the error of gloo, NCCL, or the store that ranks meet at.
-    """
+    """Have ``ExecutionError`` name the setting that limits a wait, in place of gloo's, NCCL's or the store's error."""
     try:
         yield
     except ExecutionError:

@@ -30,10 +30,7 @@ def order_of_actions(program: Program) -> IntArray:
 
 
 def positions_of_actions(program: Program, work: IntArray | None = None) -> IntArray:
-    """Work of the longest chain of actions that must end before each action starts ``[actions]``.
-
-    ``work`` is that of each action, positive ``[actions]``; None counts actions.
-    """
+    """Work, or else actions, of the longest chain that must end before each action starts ``[actions]``."""
     lane, action = rows_of(program.lane_offsets), program.lane_actions
     follows = lane[1:] == lane[:-1]
     ends, begins = _turns(program)

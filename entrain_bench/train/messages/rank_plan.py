@@ -50,11 +50,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A collective of a stage's replicas that a rank begins, and waits for when it needs the result.
-
-    ``place`` is in the order of all actions; messages whose senders come before are before it. It sums gradients, or
-    gathers weights.
-    """
+    """A collective of a stage's replicas that a rank begins at a place in the order of all actions, behind messages."""
 
     place: int
     module: int
@@ -215,10 +211,7 @@ class _RankMessages:
         return ranks
 
     def _local_tokens(self, action: int) -> int:
-        """Tokens of the action's chunk on each rank of its block.
-
-        CP cuts the padded pack into equal slices, TP with sequence parallelism each of them again.
-        """
+        """Tokens of a chunk on each rank: CP cuts the padded pack evenly, TP with sequence parallelism again."""
         program = self.program
         module = int(program.module[action])
         spec, placed = program.model.modules[module], program.layout.modules[module]
@@ -226,8 +219,8 @@ class _RankMessages:
         return -(-tokens // (placed.cp * (placed.tp if self.framework.splits_tokens(spec, placed.tp) else 1)))
 
     def _members(self, action: int) -> IntArray:
-        chunks, chunk = self.program.chunks[int(self.program.module[action])], int(self.program.chunk[action])
-        return chunks.members[chunks.offsets[chunk] : chunks.offsets[chunk + 1]]
+        program = self.program
+        return program.chunks[int(program.module[action])].units(int(program.chunk[action]))
 
     def _common_rows(self, source: int, target: int) -> tuple[int, Rows, Rows]:
         """Rows of the items that both chunks have in common: how many, and where in either tensor."""

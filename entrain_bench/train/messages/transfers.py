@@ -27,10 +27,7 @@ from entrain_bench.train.messages.rank_plan import Message, RankPlan, Step
 
 @dataclass(slots=True)
 class Transfers:
-    """The mailbox of a rank in one iteration.
-
-    All channels that the plan needs are open; ``width_of`` a message is the elements of its rows.
-    """
+    """The mailbox of a rank in one iteration; ``width_of`` a message is the elements of its rows."""
 
     plan: RankPlan
     channels: Channels

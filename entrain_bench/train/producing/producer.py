@@ -28,10 +28,7 @@ type MakersOf = Callable[[Any], Sequence[Maker]]
 
 
 def produce(lines: Sequence[Connection], number: int, ahead: int, makers_of: MakersOf) -> None:
-    """Serve the ranks of a machine until all of them are gone.
-
-    ``ahead`` values may wait for a lane.
-    """
+    """Serve the ranks of a machine until all of them are gone; ``ahead`` values may wait for a lane."""
     members = dict[int, list[Connection]]()
     for line in lines:
         # A rank that ended before it said anything takes nothing.
@@ -55,10 +52,7 @@ def serve(lanes: list[Lane]) -> None:
 
 @dataclass(slots=True)
 class Lane:
-    """Ranks that are handed the same values.
-
-    ``lines`` are those to ``readers`` that are still open.
-    """
+    """Ranks that are handed the same values; ``lines`` are those to ``readers`` that are still open."""
 
     producer: int
     readers: list[Connection]

@@ -32,11 +32,7 @@ class Rendezvous:
             return [Connection(listener.accept()[0].detach()) for _ in range(num_ranks)]
 
     def connect(self, producer: int, timeout_s: float) -> Connection:
-        """A line to a producer, once it listens.
-
-        Raises:
-            ExecutionError: if it does not within the time.
-        """
+        """A line to a producer, once it listens; ``ExecutionError`` if it does not within the time."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:

@@ -9,10 +9,9 @@ the whole it holds, and a checkpoint is read under any other layout.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -35,10 +34,7 @@ Index = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Box:
-    """Numbers that lie together in a whole tensor.
-
-    ``offsets`` are of the first one in each dimension; ``values`` is a view.
-    """
+    """Numbers that lie together in a whole tensor, the first at ``offsets``; ``values`` is a view."""
 
     offsets: tuple[int, ...]
     values: Tensor
@@ -49,15 +45,11 @@ class Boxes:
     """A whole tensor's shape with the boxes that this rank holds."""
 
     shape: tuple[int, ...]
-    boxes: Sequence[Box]
+    boxes: list[Box]
 
 
 def write_boxes(folder: Path, state: Mapping[str, Boxes], control: dist.ProcessGroup) -> Index:
-    """Write what all ranks hold, each box once, by the rank that has least to write; collective.
-
-    Returns:
-        Where every box is, by the tensor's name.
-    """
+    """Write what all ranks hold, each box once, by the rank that has least to write; collective."""
     own = [(name, whole.shape, box.offsets, box.values.shape) for name, whole in state.items() for box in whole.boxes]
     holders: dict[str, list[int]] = {}
     for rank, boxes in enumerate(gather_json(own, control)):
@@ -82,16 +74,12 @@ def write_boxes(folder: Path, state: Mapping[str, Boxes], control: dist.ProcessG
     return index
 
 
-def read_boxes(folder: Path, index: Index, states: Iterable[Mapping[str, Boxes]]) -> None:
-    """Read into what this rank holds; every file must be whole, whoever holds what it has.
-
-    Raises:
-        Exception: if a file is missing or damaged, or something is nowhere.
-    """
+def read_boxes(folder: Path, index: Index, state: Mapping[str, Boxes]) -> None:
+    """Read into what this rank holds; raises if any file is missing or damaged, or something is nowhere."""
     with ExitStack() as stack:
         writers = {writer for whole in index.values() for writer, _, _ in whole["boxes"]}
         files = {rank: stack.enter_context(safe_open(folder / FILE.format(rank), "pt")) for rank in sorted(writers)}
-        for name, whole in chain.from_iterable(state.items() for state in states):
+        for name, whole in state.items():
             if (*index[name]["shape"],) != whole.shape:
                 raise ValueError(f"{name} has another shape")
             for box in whole.boxes:
@@ -123,10 +111,7 @@ def _key(name: str, offsets: Sequence[int]) -> str:
 
 
 def boxes_of(named: NamedParameter, values: Tensor, start: int) -> Boxes:
-    """The boxes of a parameter, or of anything of its shape, whose flat numbers from ``start`` on this rank holds.
-
-    ``values`` are consecutive numbers of its shard, as they lie there.
-    """
+    """The boxes of numbers of a parameter's shape: ``values`` are those of its shard, flat, from ``start`` on."""
     flat = values.view(-1)
     shape = named.shard_shape
     if len(shape) == 1:

@@ -7,7 +7,7 @@ batches follow from seed and iteration. A checkpoint counts once its ``meta.json
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
-from torch import Tensor
 
-from entrain_bench.base.errors import ExecutionError, UserError
+from entrain_bench.base.errors import ExecutionError, UserError, require
 from entrain_bench.base.files import write_atomically
 from entrain_bench.train.modules import named_parameters
-from entrain_bench.train.running.boxes import Box, Boxes, Index, boxes_of, read_boxes, write_boxes
+from entrain_bench.train.running.boxes import Box, Boxes, boxes_of, read_boxes, write_boxes
 from entrain_bench.train.running.sharded import ShardedStage, local_part
 from entrain_bench.train.running.step import TrainedStage
 
@@ -32,20 +31,6 @@ _FILES = (META, "rank_*.safetensors")
 _DIGITS = 8
 
 Stages = Mapping[tuple[int, int], TrainedStage | ShardedStage]
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A checkpoint's folder and what it holds where.
-
-    ``history`` has metrics of the iterations behind it; the first ``num_elsewhere`` ran under another layout or
-    strategy.
-    """
-
-    path: Path
-    index: Index
-    history: list[dict[str, float]]
-    num_elsewhere: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +46,18 @@ class Checkpoints:
     setup: Mapping[str, str]
     control: dist.ProcessGroup
 
-    def latest(self) -> Saved | None:
-        """The newest whole checkpoint.
+    def resume(self, stages: Stages, iterations: int) -> tuple[list[dict[str, float]], int]:
+        """Read the newest whole checkpoint into the stages, if there is one; collective.
+
+        Returns:
+            Metrics of the iterations behind it, and how many of them, the first ones, had another setup.
 
         Raises:
-            UserError: if it is damaged, or of another model or run.
+            UserError: if it is damaged, of another model or run, or beyond the run's iterations.
         """
         found = self._own()
         if not found:
-            return None
+            return [], 0
         path, meta = found[-1]
         try:
             stored, index = dict(meta["identity"]), dict(meta["tensors"])
@@ -83,14 +71,15 @@ class Checkpoints:
                     f"harness.checkpoint_dir={self.folder}: its checkpoint is of another {name} "
                     f"({_short(stored.get(name))}; this run has {_short(value)}); choose another folder"
                 )
-        return Saved(path, index, history, num_elsewhere)
+        require(iterations >= len(history), "iterations", iterations, f"at least the {len(history)} of the checkpoint")
+        try:
+            read_boxes(path, index, state_of(stages, all_copies=True))
+        except Exception as error:
+            raise self._damaged(path) from error
+        return history, num_elsewhere
 
     def save(self, iteration: int, stages: Stages, history: list[Any], num_elsewhere: int) -> None:
-        """Write the state after ``iteration`` iterations and drop older ones; collective. The history is rank 0's.
-
-        Raises:
-            ExecutionError: if the folder cannot be written.
-        """
+        """Write the state after an iteration, drop older ones; collective. ``ExecutionError`` if it cannot."""
         path = self.folder / f"iteration_{iteration:0{_DIGITS}d}"
         for trained in stages.values():
             trained.gather_weights()
@@ -115,22 +104,6 @@ class Checkpoints:
                 if old != path:
                     _remove(old)
 
-    def load(self, saved: Saved, stages: Stages) -> None:
-        """Read a state into the stages; collective.
-
-        Raises:
-            UserError: if files are missing or damaged.
-        """
-        stepped = state_of(stages), state_of(stages, second=True)
-        weights = (_weights(stages, second=second) for second in (False, True))
-        try:
-            read_boxes(saved.path, saved.index, (*stepped, *weights))
-        except Exception as error:
-            raise self._damaged(saved.path) from error
-        for state in stepped:
-            for states in _optimizer_states(stages) if "step" in state else ():
-                states["step"].copy_(state["step"].boxes[0].values[0])
-
     def _own(self) -> list[tuple[Path, dict[str, Any]]]:
         """Whole checkpoints of this format, the oldest first, with what their ``meta.json`` says."""
         found = []
@@ -152,55 +125,37 @@ class Checkpoints:
         return UserError(f"harness.checkpoint_dir={self.folder}: damaged checkpoint {path.name}; remove it")
 
 
-def _weights(stages: Stages, *, second: bool) -> dict[str, Boxes]:
-    """Weights that optimizers have no view of; read from the same values."""
-    weights: dict[str, Boxes] = {}
-    for trained in stages.values():
-        for named in named_parameters(trained.stage) if isinstance(trained, TrainedStage) else ():
-            part, own = trained.part_of(named.parameter), named.parameter.data
-            whole = part is not None and (part.value.data_ptr(), part.value.numel()) == (own.data_ptr(), own.numel())
-            if _is_second(trained, named.key) == second and not whole:
-                weights[f"{named.key}.value"] = boxes_of(named, own, 0)
-    return weights
-
-
-def state_of(stages: Stages, *, second: bool = False) -> dict[str, Boxes]:
+def state_of(stages: Stages, *, all_copies: bool = False) -> dict[str, Boxes]:
     """What a checkpoint holds, by a name that replicas of the same tensor share, and this rank's boxes of it.
 
     Parameters in fp32, whatever the model's type, their moments, and the number of optimizer steps. States that do not
-    exist yet are made, so that the same call serves saving and loading. The second copy of a tied embedding is left
-    out, or is all there is.
+    exist yet are made, so that the same call serves saving and loading. With ``all_copies`` the second copy of a tied
+    embedding is there, too, and weights that the optimizer has no view of, which are read from the same values.
     """
     state: dict[str, Boxes] = {}
+
+    def hold(name: str, held: Boxes) -> None:
+        state.setdefault(name, Boxes(held.shape, [])).boxes.extend(held.boxes)
+
     for trained in stages.values():
         for named in named_parameters(trained.stage):
-            if _is_second(trained, named.key) != second:
+            part, own = trained.part_of(named.parameter), named.parameter.data
+            is_second = trained.stage.held.start > 0 and named.key == f"{trained.stage.module.name}.0.words.weight"
+            if is_second and not all_copies:
                 continue
-            part = trained.part_of(named.parameter)
+            if all_copies and isinstance(trained, TrainedStage):
+                hold(f"{named.key}.value", boxes_of(named, own, 0))
             if part is None:
                 continue
-            state[f"{named.key}.value"] = boxes_of(named, part.value, part.start)
+            hold(f"{named.key}.value", boxes_of(named, part.value, part.start))
             if part.states is None:
                 continue
             for moment in MOMENTS:
                 values = part.states.setdefault(moment, torch.zeros_like(part.owner))
-                state[f"{named.key}.{moment}"] = boxes_of(named, local_part(values), part.start)
+                hold(f"{named.key}.{moment}", boxes_of(named, local_part(values), part.start))
             step = part.states.setdefault("step", torch.zeros((), dtype=torch.float32))
-            state["step"] = Boxes((1,), [Box((0,), step.reshape(1).clone())])
+            hold("step", Boxes((1,), [Box((0,), step.view(1))]))
     return state
-
-
-def _optimizer_states(stages: Stages) -> Iterable[dict[str, Tensor]]:
-    for trained in stages.values():
-        for named in named_parameters(trained.stage):
-            part = trained.part_of(named.parameter)
-            if part is not None and part.states is not None:
-                yield part.states
-
-
-def _is_second(trained: TrainedStage | ShardedStage, key: str) -> bool:
-    """Whether a parameter is the copy of a tied embedding that the last stage has."""
-    return trained.stage.held.start > 0 and key == f"{trained.stage.module.name}.0.words.weight"
 
 
 def _remove(path: Path) -> None:

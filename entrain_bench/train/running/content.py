@@ -93,11 +93,7 @@ type Content = FromFiles | MadeUp
 
 
 def patch_rules(module: ModuleSpec, width: int, rules: TokenRules) -> PatchRules:
-    """How an encoder takes pixels.
-
-    Raises:
-        IncompatibleError: for an input that is not one of whole patches.
-    """
+    """How an encoder takes pixels; ``IncompatibleError`` for an input that is not one of whole patches."""
     where = f"model.modules.{module.name}"
     return PatchRules.of(width, rules.patch_pixels, rules.merge_patches, module.config.checkpoint, where)
 

@@ -58,10 +58,7 @@ class SampleData:
     def inputs(
         self, module: ModuleSpec, stage: int, members: IntArray, remade: int = 0, *, splits_backward: bool = False
     ) -> Inputs:
-        """What a stage of a module needs for a chunk of the given items (encoder) or samples (LLM).
-
-        ``remade`` blocks of the stage are recomputed.
-        """
+        """What a stage needs for a chunk of items (encoder) or samples (LLM); it recomputes ``remade`` blocks."""
         pack = self.encoder_pack(members) if module.is_encoder else self.llm_pack(members)
         if module.config.mrope_sections:
             pack = replace(pack, positions=self.positions(module, members))
@@ -84,10 +81,7 @@ class SampleData:
         )
 
     def features(self, module: ModuleSpec, items: IntArray) -> Tensor:
-        """Input of an encoder for the given items ``[tokens, input width]``, float32, on the CPU.
-
-        In the order of ``in_stage_order``.
-        """
+        """Input of an encoder for some items ``[tokens, input width]``, in stage order, float32, on the CPU."""
         found = self.inputs(module, 0, items).features_on(torch.device("cpu"), module)
         assert found is not None
         return found

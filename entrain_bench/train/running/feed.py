@@ -23,11 +23,7 @@ from entrain_bench.train.running.runtime import Work
 
 @dataclass(frozen=True, slots=True)
 class NextWork:
-    """A rank's work for one iteration.
-
-    ``host_time`` is what its program took to make, 0 on other ranks than 0; ``exposed_s`` is how long this rank had
-    nothing else to do than to wait for it.
-    """
+    """Work of an iteration, what rank 0 took to make its program, and how long this rank only waited for it."""
 
     work: Work
     host_time: HostTime
@@ -86,10 +82,7 @@ class WorkFeed:
 
 
 def _in_thread[T](call: Callable[[], T]) -> Future[T]:
-    """What a call will return or raise.
-
-    Its thread is a daemon: those of a pool would keep a rank that failed from ending, while they wait for other ranks.
-    """
+    """What a call will return or raise; a thread of a pool would keep a rank that failed from ending."""
     future: Future[T] = Future()
 
     def run() -> None:

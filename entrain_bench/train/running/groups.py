@@ -73,10 +73,7 @@ def make_groups(
     *,
     sequence_parallel: Sequence[bool],
 ) -> Groups:
-    """Create all groups of a layout; collective over all ranks.
-
-    ``tied_modules`` are those whose first and last stage share an embedding.
-    """
+    """Create all groups of a layout; collective. The first and last stage of ``tied_modules`` share an embedding."""
     for other in range(maker.control.size()):
         maker.make((other,))
     for index, module in enumerate(layout.modules):

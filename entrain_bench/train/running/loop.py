@@ -10,7 +10,7 @@ from time import perf_counter
 
 import torch.distributed as dist
 
-from entrain_bench.base.errors import IncompatibleError, UserError, require
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.layout_json import layout_from_json, layout_to_json
@@ -63,7 +63,7 @@ def train(
         execution, remarks = ran_with(runtime, control)
         if reason := why_not_of_the_cluster(device, runtime.dtype, setting.job.cluster):
             remarks = (*remarks, f"mfu, bounds and shares of time are left out: {reason}")
-        history, num_elsewhere = resume(checkpoints, runtime, config.iterations)
+        history, num_elsewhere = checkpoints.resume(runtime.stages, config.iterations) if checkpoints else ([], 0)
         clock, frame = Clock(device), None
         rates = LearningRate(
             settings.learning_rate,
@@ -101,11 +101,7 @@ def train(
 
 
 def plan(setting: Setting, planning: PlanningGroup) -> tuple[Layout, float]:
-    """Rank 0's layout on every rank, and how long planning took there.
-
-    Raises:
-        UserError: on every rank, if there is no layout.
-    """
+    """Rank 0's layout on every rank, and how long planning took there; ``UserError`` on every rank if there is none."""
     answer, seconds = dict[str, str](), 0.0
     if dist.get_rank() == 0:
         started = perf_counter()
@@ -122,24 +118,6 @@ def plan(setting: Setting, planning: PlanningGroup) -> tuple[Layout, float]:
     if "error" in answer:
         raise UserError(answer["error"])
     return layout_from_json(answer["layout"]), seconds
-
-
-def resume(checkpoints: Checkpoints | None, runtime: Runtime, iterations: int) -> tuple[list[dict[str, float]], int]:
-    """Load the newest checkpoint, if there is one.
-
-    Returns:
-        The metrics of the iterations it has behind it, and how many of them ran under another layout or strategy.
-
-    Raises:
-        UserError: if it is of another run, damaged, or beyond the run's iterations.
-    """
-    found = checkpoints.latest() if checkpoints else None
-    if checkpoints is None or found is None:
-        return [], 0
-    num_done = len(found.history)
-    require(iterations >= num_done, "iterations", iterations, f"at least the {num_done} of the checkpoint")
-    checkpoints.load(found, runtime.stages)
-    return found.history, found.num_elsewhere
 
 
 def _checkpoints(settings: TrainSettings, config: RunConfig, layout: Layout, runtime: Runtime) -> Checkpoints | None:

@@ -82,10 +82,7 @@ class ShardedStage:
         self.optimizer.zero_grad()
 
     def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
-        """Sum gradients of parameters that saw a part of the tokens over tensor parallel ranks.
-
-        One stage holds both copies of a tied embedding.
-        """
+        """Sum gradients that saw a part of the tokens over tensor parallel ranks; a stage has both tied embeddings."""
         assert tied is None
         assert first_copy is None
         for parameter in self.stage.parameters() if self.groups.splits_tokens else ():

@@ -30,10 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """Adam's settings.
-
-    ``learning_rate`` is of the first iteration; ``clip_grad`` is a limit of the norm over all modules, 0 for none.
-    """
+    """Adam's settings; ``clip_grad`` is a limit of the norm over all modules, 0 for none."""
 
     learning_rate: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
@@ -186,10 +183,7 @@ class TrainedStage:
 def train_stage(
     stage: Stage, groups: StageGroups, alone: dist.ProcessGroup, settings: OptimizerSettings
 ) -> TrainedStage:
-    """Wrap a stage; collective over its data and context parallel ranks.
-
-    ``alone`` is a group of this rank only, for dimensions that stages do not have here.
-    """
+    """Wrap a stage; collective over its replicas. Dimensions that stages do not have are of this rank ``alone``."""
     collection = ProcessGroupCollection()
     for name in ("dp", "dp_cp", "intra_dp_cp", "intra_dist_opt"):
         setattr(collection, name, groups.dp_cp)
@@ -243,10 +237,7 @@ def global_norm(
     device: torch.device,
     other: torch.Tensor | float = 0.0,
 ) -> float:
-    """Norm of all modules' gradients; collective over all ranks.
-
-    ``other`` is added to the square; nan makes every rank's norm nan.
-    """
+    """Norm of all modules' gradients, with a square ``other``, which nan makes nan on all ranks; collective."""
     square = torch.zeros((), dtype=torch.float64, device=device) + other
     for trained in stages.values():
         share = trained.gradient_square().to(device)
