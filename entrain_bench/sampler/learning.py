@@ -24,10 +24,7 @@ type Timings = Mapping[str, Sequence[Sequence[Sequence[float]]]]
 
 @dataclass(frozen=True, slots=True)
 class Lessons:
-    """A strategy as it is at every iteration, counted over epochs.
-
-    ``first`` are iterations from which each of ``strategies`` assigns, rising from 0.
-    """
+    """A strategy at every iteration, over epochs: from each of ``first``, rising from 0, on as in ``strategies``."""
 
     first: tuple[int, ...]
     strategies: tuple[Strategy, ...]
@@ -47,11 +44,7 @@ class Lessons:
         return [[first, values_of(strategy.assigner)] for first, strategy in rows]
 
     def restored(self, rows: Sequence[Sequence[Any]]) -> Lessons:
-        """The lessons that ``since`` wrote.
-
-        Raises:
-            UserError: if they are of another assigner.
-        """
+        """The lessons that ``since`` wrote; ``UserError`` if they are of another assigner."""
         base = self.strategies[0]
         known = [replace(base, assigner=with_values(base.assigner, values, "assigner")) for _, values in rows]
         return Lessons(tuple(int(first) for first, _ in rows), tuple(known))
@@ -119,11 +112,7 @@ def values_of(part: Any) -> Any:
 
 
 def with_values(part: Any, values: Any, where: str) -> Any:
-    """A part with the fields that ``values_of`` wrote of another of its class.
-
-    Raises:
-        UserError: for values of another class.
-    """
+    """A part with the fields that ``values_of`` wrote; ``UserError`` if of another class."""
     if is_dataclass(part) and not isinstance(part, type):
         known = [f.name for f in fields(part) if f.init]
         fits = isinstance(values, Mapping) and sorted(values) == sorted(["is", *known])

@@ -32,10 +32,7 @@ OWN_KEYS = ("strategy", "model", "cluster", "workload", "workload.path", "global
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How global batches become microbatches, the same on every rank.
-
-    ``shapes`` has a row for each index of the dataset; ``name`` is a hash of the configuration and the layout.
-    """
+    """How global batches become microbatches, the same on every rank; ``name`` is a hash of all that decides."""
 
     setting: Setting
     layout: Layout
@@ -45,11 +42,7 @@ class BatchPlan:
     name: str
 
     def deal(self, strategy: Strategy, samples: np.ndarray) -> Dealt:
-        """Microbatches of all ranks, as positions in a global batch of these samples.
-
-        Raises:
-            UserError: for an assignment that is none, and one that ranks cannot be dealt.
-        """
+        """Microbatches of all ranks, as positions among these samples; ``UserError`` for what is no assignment."""
         job, batch = self.setting.job, self.shapes.take(samples)
         assignment = strategy.assigner.assign(batch, self.layout, self.setting.profile.under(self.layout))
         check_assignment(assignment, job.model, self.layout, batch)
@@ -66,11 +59,7 @@ def plan_batches(
     config_dir: str | None,
     **chosen: Any,
 ) -> BatchPlan:
-    """Read the configuration and the samples, and lay out the model; arguments are those of ``BalancedBatchSampler``.
-
-    Raises:
-        UserError: naming what is wrong in the arguments, the configuration or the data.
-    """
+    """Lay out the model as configured; arguments, and what is wrong with them, as of ``BalancedBatchSampler``."""
     global_batch, microbatch_size, seed = (chosen[key] for key in ("global_batch", "microbatch_size", "seed"))
     sizes = {"world_size": world_size, "global_batch": global_batch, "microbatch_size": microbatch_size}
     for name, value in sizes.items():

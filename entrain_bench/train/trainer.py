@@ -18,15 +18,7 @@ class DistributedTrainer(TrainSettings):
     """Trains on ranks that torch.distributed joins."""
 
     def train(self, config: RunConfig, progress: Callable[[int], None]) -> Outcome:
-        """Train as configured: on ranks started here, or as one of torchrun's ranks where there are some.
-
-        Of torchrun's ranks only rank 0 returns; the others end, having nothing to record.
-
-        Raises:
-            UserError: for too few GPUs or hardware queues, another number of torchrun's ranks, or what a rank finds
-                wrong with the input.
-            ExecutionError: if a rank fails otherwise or dies.
-        """
+        """Train on ranks started here, or as one of torchrun's: only rank 0 returns. Raises as ``run_on_ranks``."""
         # Imported where needed: torch takes seconds, and checking settings does without.
         from entrain_bench.train.device import device_of
         from entrain_bench.train.launching.launch import start_ranks

@@ -116,10 +116,7 @@ def _watch(
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """End this process by an exception, so that it ends its ranks and removes the folder first.
-
-    Signals that are ignored (``nohup``), or that the caller handles, are left alone.
-    """
+    """End this process by an exception, so that it tidies up first; signals ignored or handled elsewhere stay so."""
 
     def leave(number: int, _: object) -> None:
         raise SystemExit(128 + number)

@@ -21,11 +21,7 @@ LOCALHOST = "127.0.0.1"
 
 @contextmanager
 def environment_of_ranks(device: str) -> Iterator[None]:
-    """What ranks inherit: the same modules, the loopback interface; unless told otherwise one thread each.
-
-    Those with a GPU have all of its hardware queues, unless told otherwise. Those that compute on the CPU see none, for
-    megatron-core takes one where it can.
-    """
+    """What ranks inherit. Without GPUs they see none: megatron-core takes one where it can."""
     wanted = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **ON_LOOPBACK}
     if device == "cpu":
         wanted["CUDA_VISIBLE_DEVICES"] = ""
@@ -33,16 +29,14 @@ def environment_of_ranks(device: str) -> Iterator[None]:
         wanted |= connections_unless_given(os.environ)
     if "OMP_NUM_THREADS" not in os.environ:
         wanted["OMP_NUM_THREADS"] = "1"
-    before = {name: os.environ.get(name) for name in wanted}
+    before = dict(os.environ)
     os.environ.update(wanted)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in wanted:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def prepare_server(config: RunConfig | None) -> None:

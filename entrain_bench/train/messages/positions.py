@@ -55,11 +55,7 @@ def positions_of_actions(program: Program, work: IntArray | None = None) -> IntA
 
 
 def _turns(program: Program) -> tuple[IntArray, IntArray]:
-    """Edges that put all passes of a collective before those of the next: over a node for each gap between turns.
-
-    Returns:
-        Where each begins and ends ``[edges]``; nodes have numbers beyond the actions'.
-    """
+    """Edges that put a collective's passes before the next one's, over further nodes; both ends ``[edges]``."""
     nothing = np.zeros(0, np.int64)
     if not any(placed.sharded for placed in program.layout.modules):
         return nothing, nothing
@@ -73,10 +69,7 @@ def _turns(program: Program) -> tuple[IntArray, IntArray]:
 
 
 def work_of_actions(program: Program) -> IntArray:
-    """Model FLOPs of each action on one of its ranks, in units of ``FLOPS_PER_UNIT``, at least 1 ``[actions]``.
-
-    A backward has twice those of its forward, with its weight pass.
-    """
+    """Model FLOPs of each action on a rank, in ``FLOPS_PER_UNIT``, at least 1 ``[actions]``; backward has twice."""
     flops = np.zeros(program.num_actions)
     for index, (module, placed) in enumerate(zip(program.model.modules, program.layout.modules, strict=True)):
         chunks = program.chunks[index]

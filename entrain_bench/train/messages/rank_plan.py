@@ -62,11 +62,9 @@ class Start:
 class Step:
     """One action of a rank, with its messages and what its rank begins before it.
 
-    Attributes:
-        ends_gradients: whether no later pass of this rank adds to the gradients of its stage.
-        closes: whether none of another replica does, either: their sum begins in this pass, or right behind it.
-        starts: collectives that begin before it, in the order of all actions: gathers of weights before the first use
-            on any rank (``align_param_gather``: before all actions), sums of gradients whose last pass is another's.
+    It ``ends_gradients`` if no later pass of this rank adds to those of its stage, and ``closes`` them if none of
+    another replica does: their sum begins in this pass. ``starts`` are gathers of weights before the first use on any
+    rank (``align_param_gather``: before all actions), and sums of gradients whose last pass is another rank's.
     """
 
     action: int
@@ -82,16 +80,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """What one rank does and needs.
-
-    Attributes:
-        rank: the rank.
-        steps: its actions in order.
-        arrivals: the messages that reach it from other ranks, in the order of all messages: that of the actions that
-            send them, and of those that one action sends, that of their targets.
-        channels: of the whole program, all ranks'.
-        order: place of every action in an order of all that all ranks agree on ``[actions]``.
-    """
+    """What one rank does, and what reaches it, in order; channels and ``order`` are those of all ranks."""
 
     rank: int
     steps: tuple[Step, ...]
@@ -104,7 +93,10 @@ def plan_rank(program: Program, rank: int, framework: Framework = DEFAULTS) -> R
     """The rank's actions in the program's order, with all messages that leave or reach it."""
     messages = _RankMessages(program, rank, framework)
     order = order_of_actions(program)
-    return RankPlan(rank, messages.steps(order), messages.arrivals(order), channels_of(program), order)
+    # In the order of all messages: that of the actions that send them, then of their targets.
+    arrivals = [m for own in messages.incoming.values() for m in own if m.sender != rank]
+    arrivals.sort(key=lambda m: (order[m.source], m.target))
+    return RankPlan(rank, messages.steps(order), tuple(arrivals), channels_of(program), order)
 
 
 class _RankMessages:
@@ -163,11 +155,6 @@ class _RankMessages:
                 else:
                     starts[self.actions[index]].append(Start(place, module, stage, sums))
         return closing, starts
-
-    def arrivals(self, order: IntArray) -> tuple[Message, ...]:
-        """Messages from other ranks, in the order of all messages."""
-        found = [m for messages in self.incoming.values() for m in messages if m.sender != self.rank]
-        return tuple(sorted(found, key=lambda m: (order[m.source], m.target)))
 
     def _place(self, action: int) -> Place:
         program = self.program

@@ -40,13 +40,9 @@ class Reader:
             Thread(target=_speak, args=(line, said), name="reader", daemon=True).start()
 
     def load(self, common: Mapping[str, Any], asked: Sequence[Any]) -> Iterator[Any]:
-        """What producers make of each thing that is asked for, in order; with what they have in ``common``.
+        """What producers make of each thing asked for, with what all have in ``common``, in order.
 
-        The values of earlier calls must be taken first.
-
-        Raises:
-            ExecutionError: where a value is taken, if its producer is gone or takes too long.
-            Exception: there, what making it raised, if it is one of this suite's errors; ``ExecutionError`` otherwise.
+        The values of earlier calls must be taken first. What making one raised, or its producer, is raised there.
         """
         num = len(self._lines)
         if self._leads:

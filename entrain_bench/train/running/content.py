@@ -28,11 +28,7 @@ type Features = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class MadeUp:
-    """Content made up from the seed and the sample's identity alone.
-
-    Features are uniform with mean 0 and variance 1, and made where they are used, of the keys of their rows
-    (``made_up``); tokens are uniform over the vocabulary.
-    """
+    """Content made up from the seed and the sample's identity: uniform tokens, and keys of rows for ``made_up``."""
 
     seed: int
     vocab_size: int
@@ -99,12 +95,7 @@ def patch_rules(module: ModuleSpec, width: int, rules: TokenRules) -> PatchRules
 
 
 def content_of(settings: TrainSettings, workload: Workload, model: ModelSpec, seed: int) -> Content:
-    """What a run's samples hold, by its settings.
-
-    Raises:
-        UserError: for a workload that knows shapes alone, data that is not there or has changed, and an encoder whose
-            input is neither patches nor log-mel frames.
-    """
+    """What a run's samples hold; ``UserError`` if they hold shapes alone, or an encoder takes what is not made here."""
     vocab_size = model.llm.config.vocab_size
     if settings.data == MADE_UP:
         return MadeUp(seed, vocab_size)

@@ -24,11 +24,7 @@ from entrain_bench.train.running.made_up import made_up_features
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What the forward of a chunk needs of its samples, on the CPU.
-
-    The first stage of an encoder has ``features [tokens, input width]`` that the host reads, or ``row_keys [tokens,
-    2]`` of those that are made up on the device.
-    """
+    """What a forward needs, on the CPU: an encoder's first stage ``features [tokens, width]``, or ``row_keys``."""
 
     pack: Pack
     features: Tensor | None = None

@@ -34,23 +34,13 @@ class WorkFeed:
     """Makes programs one iteration ahead, in a thread of each rank: rank 0 makes them, all of them prepare."""
 
     def __init__(self, feed: Feed, planning: PlanningGroup, prepare: Callable[[Program], Work]) -> None:
-        """Begin nothing yet.
-
-        From now on ``feed`` is of this object alone, and ``planning`` of its threads alone: the order of calls in a
-        group must be the same on all ranks.
-        """
+        """Begin nothing yet; only this object's threads use ``planning``, whose calls all ranks make in one order."""
         self._feed, self._planning, self._prepare = feed, planning, prepare
         self._next: Future[tuple[Work, HostTime]] | None = None
         self._executed: Timeline | None = None
 
     def take(self, iteration: int, last: bool) -> NextWork:
-        """The work of an iteration; unless it is the last, the one after it is begun. Collective.
-
-        Raises:
-            Exception: what making the program raised, on rank 0.
-            RuntimeError: on the others, once rank 0 is gone.
-            ExecutionError: once they have waited too long.
-        """
+        """The work of an iteration, or what making it raised; unless it is the last, the next is begun. Collective."""
         started = perf_counter()
         future = self._next or self._begin(iteration)
         work, host_time = future.result()

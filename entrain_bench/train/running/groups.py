@@ -33,12 +33,7 @@ class Groups:
 
 
 class GroupMaker:
-    """Makes every distinct group once; collective over all ranks.
-
-    Runtimes that take turns share one: each group of gloo has a thread that wakes a hundred times a second.
-
-    Unless ``apart``, all channels of messages are in one group.
-    """
+    """Makes every distinct group once, for runtimes that take turns: gloo's threads wake often. Collective."""
 
     def __init__(
         self, control: dist.ProcessGroup, timeout_s: float, device: torch.device, *, apart: bool = True
@@ -50,10 +45,7 @@ class GroupMaker:
         self._known: dict[tuple[object, tuple[int, ...]], dist.ProcessGroup] = {}
 
     def make(self, ranks: tuple[int, ...], stage: tuple[int, int] | None = None) -> dist.ProcessGroup:
-        """A group that all stages with these ranks use, or one of a stage alone.
-
-        Stages that share ranks synchronise gradients when each is ready.
-        """
+        """A group that all stages with these ranks use, or of a stage alone: gradients go when each stage is ready."""
         if (stage, ranks) not in self._known:
             self._known[stage, ranks] = self.new(ranks)
         return self._known[stage, ranks]

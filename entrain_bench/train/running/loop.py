@@ -41,12 +41,7 @@ type Producers = Callable[[dist.ProcessGroup], AbstractContextManager[Rendezvous
 def train(
     config: RunConfig, progress: Callable[[int], None], producers: Producers = lambda _: nullcontext()
 ) -> Outcome | None:
-    """Run the configuration's iterations on all ranks together; the outcome on rank 0, None on the others.
-
-    Raises:
-        UserError: for what does not fit, or another run's checkpoint.
-        ExecutionError: for a loss that is not finite, unless such updates are skipped.
-    """
+    """Run the configuration's iterations on all ranks together; the outcome on rank 0, None on the others."""
     setting = prepare(config)
     settings = setting.executor
     assert isinstance(settings, TrainSettings)
