@@ -126,12 +126,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self._epoch, self._iteration, self._place, self._resumed = 0, 0, 0, False
 
     @classmethod
-    def from_plan(
-        cls,
-        shapes: SampleShapes | str | Path,
-        plan: str | Path,
-        **options: Any,
-    ) -> Self:
+    def from_plan(cls, shapes: SampleShapes | str | Path, plan: str | Path, **options: Any) -> Self:
         """The sampler of a plan's file (``entrain-bench recommend``): its job, its strategy and its layout.
 
         A rank is a replica of the plan's LLM. Options are the constructor's ``rank``, ``world_size``, ``shuffle``,

@@ -28,6 +28,12 @@ def places_of(layout: Layout, rank: int) -> list[Place]:
     ]
 
 
+def block_of(layout: Layout, module: int, replica: int, stage: int) -> list[int]:
+    """The ranks of a stage of a replica, TP innermost."""
+    ranks: list[int] = layout.modules[module].ranks[replica, stage].tolist()
+    return ranks
+
+
 def lane_of_rank(layout: Layout, rank: int) -> int | None:
     """The lane the rank acts with; None for a rank the layout does not use."""
     held = {

@@ -17,7 +17,7 @@ from entrain_bench.base.arrays import IntArray, rows_of, take_rows
 from entrain_bench.program import Pass, Program
 from entrain_bench.specs.framework import Framework
 from entrain_bench.train.messages.channels import Channel, channels_of, sending_ranks
-from entrain_bench.train.messages.places import Place, lane_of_rank, places_of
+from entrain_bench.train.messages.places import Place, block_of, lane_of_rank, places_of
 from entrain_bench.train.messages.positions import order_of_actions
 
 DEFAULTS = Framework()
@@ -193,9 +193,8 @@ class _RankMessages:
 
     def _block(self, action: int) -> list[int]:
         program = self.program
-        placed = program.layout.modules[int(program.module[action])]
-        ranks: list[int] = placed.ranks[int(program.replica[action]), int(program.stage[action])].tolist()
-        return ranks
+        module, replica, stage = (int(column[action]) for column in (program.module, program.replica, program.stage))
+        return block_of(program.layout, module, replica, stage)
 
     def _local_tokens(self, action: int) -> int:
         """Tokens of a chunk on each rank: CP cuts the padded pack evenly, TP with sequence parallelism again."""
