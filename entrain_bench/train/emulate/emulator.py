@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from statistics import median
 
 import numpy as np
@@ -40,7 +41,7 @@ TALKATIVE = ("megatron", "torch.utils.cpp_extension")
 
 @dataclass(slots=True)
 class Measured:
-    """What a device took so far."""
+    """Measurements so far."""
 
     passes: dict[StageWork, PassSeconds] = field(default_factory=dict)
     optimizer_s: dict[StageShape, float] = field(default_factory=dict)
@@ -50,11 +51,10 @@ class Measured:
 class Emulator:
     """Runs every pass of a program on one device, rank by rank, in the rank's order.
 
-    A tensor- or context-parallel rank computes its share, and collectives hand it back what it gave: their time is the
-    cost truth's. Ranks whose passes have the same layers and packed lengths as others' are not run. Device memory holds
-    what one rank's does; the memory that is reported is modelled.
+    A tensor- or context-parallel rank computes its share; the cost truth prices its collectives, which return at once.
+    Ranks whose passes have the same layers and packed lengths as others' are not run. Reported memory is modelled.
 
-    What each setting means: ``experiments/harness/emulate.yaml``. ``measured`` is filled while programs are executed.
+    ``experiments/harness/emulate.yaml`` explains the settings. ``measured`` grows with every program.
     """
 
     truth: CostTruth
@@ -99,17 +99,15 @@ class Emulator:
 
     def price(self, program: Program) -> Prices:
         """The cost truth's prices with measured computation."""
-        works = works_of(program)
         self.measure(program, lane_orders(program))
         prices = self.truth.price(program)
-        seconds = self._seconds(program, works) + prices.comm_s
+        seconds = self._seconds(program) + prices.comm_s
         return replace(prices, duration_s=seconds, steps=self._steps(program, prices.steps))
 
     def measure(self, program: Program, lanes: Sequence[LaneOrder]) -> None:
         """Run those of the lanes that have something new; a core that was idle takes longer for its next pass."""
         works = works_of(program)
-        placed = zip(program.model.modules, program.layout.modules, strict=True)
-        shapes = [stage_shapes(module, own) for module, own in placed]
+        shapes = list(map(stage_shapes, program.model.modules, program.layout.modules))
         missing: dict[tuple[StageShape, ...], list[LaneOrder]] = {}
         known = set(self.measured.passes)
         for order in lanes:
@@ -138,10 +136,10 @@ class Emulator:
             # In the order of their numbers: a weight pass comes last.
             self.measured.passes.setdefault(work, PassSeconds(*(median(took[kind]) for kind in sorted(took))))
 
-    def _seconds(self, program: Program, works: Sequence[Mapping[tuple[int, int], StageWork]]) -> FloatArray:
+    def _seconds(self, program: Program) -> FloatArray:
         """Measured time of every pass, 0 for steps ``[actions]``."""
         seconds = np.zeros(program.num_actions)
-        for module, of_module in enumerate(works):
+        for module, of_module in enumerate(works_of(program)):
             forward, backward = program.forward_actions(module), program.backward_actions(module)
             weight = program.weight_actions(module)
             for place, work in of_module.items():
@@ -153,13 +151,10 @@ class Emulator:
 
     def _steps(self, program: Program, modelled: Steps) -> Steps:
         """The modelled steps with the optimizer's time measured where its stage has run."""
-        placed = [*zip(self.truth.model.modules, program.layout.modules, strict=True)]
-        costs = self.truth.step_costs
-        modelled_s = np.concatenate([costs.optimizer_s(module, own) for module, own in placed])
-        shapes = [shape for module, own in placed for shape in stage_shapes(module, own)]
-        measured_s = [
-            self.measured.optimizer_s.get(shape, seconds) for shape, seconds in zip(shapes, modelled_s, strict=True)
-        ]
+        modules, placed = self.truth.model.modules, program.layout.modules
+        modelled_s = np.concatenate([*map(self.truth.step_costs.optimizer_s, modules, placed)])
+        shapes = chain.from_iterable(map(stage_shapes, modules, placed))
+        measured_s = [*map(self.measured.optimizer_s.get, shapes, modelled_s)]
         return replace(modelled, optimizer_s=modelled.optimizer_s - modelled_s + np.array(measured_s))
 
 
@@ -172,15 +167,14 @@ def _works_in(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep to themselves what packages say that a user of this suite can do nothing about."""
-    loggers = [logging.getLogger(name) for name in TALKATIVE]
-    levels = [logger.level for logger in loggers]
+    """Hide warnings of packages about which a user of this suite can do nothing."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, TALKATIVE)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for logger in loggers:
+        for logger in levels:
             logger.setLevel(logging.ERROR)
         try:
             yield
         finally:
-            for logger, level in zip(loggers, levels, strict=True):
+            for logger, level in levels.items():
                 logger.setLevel(level)

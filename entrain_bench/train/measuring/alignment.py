@@ -15,10 +15,10 @@ ROUND_TRIPS = 4
 
 
 def clock_offset(control: dist.ProcessGroup, timer: Callable[[], float]) -> float:
-    """What to add to this rank's clock for that of rank 0, in seconds; collective over all ranks.
+    """Seconds to add to this rank's clock for that of rank 0; collective over all ranks.
 
-    Each rank asks rank 0 for its time, and takes the middle of the shortest of its round trips for the moment at which
-    rank 0 answered (as NTP does, RFC 5905, section 8): wrong by half of that trip at most, if clocks run equally fast.
+    As NTP does (RFC 5905, section 8), a rank asks rank 0 for its time, and takes the middle of its shortest round trip
+    for the moment of the answer: wrong by half of that trip at most, if clocks run equally fast.
     """
     told = torch.zeros(1, dtype=torch.float64)
     if control.rank() == 0:
@@ -38,11 +38,9 @@ def clock_offset(control: dist.ProcessGroup, timer: Callable[[], float]) -> floa
 
 
 def on_one_clock(rows: Sequence[FloatArray], began_s: Sequence[float]) -> list[FloatArray]:
-    """What ranks measured, from the moment on at which the first of them began.
+    """Action, start and end by rank ``[ranks][actions, 3]``, in seconds since the first rank began, not each its own.
 
-    Args:
-        rows: action, start and end in seconds since the rank began, by rank ``[ranks][actions, 3]``.
-        began_s: when it did, on the clock of rank 0 ``[ranks]``.
+    ``began_s`` is when each began, on the clock of rank 0 ``[ranks]``.
     """
     first = min(began_s)
     return [own + np.array([0.0, s - first, s - first]) for own, s in zip(rows, began_s, strict=True)]

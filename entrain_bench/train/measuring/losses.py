@@ -13,19 +13,13 @@ MOST_NAMED = 8
 
 
 def total_loss(program: Program, losses: Sequence[Sequence[tuple[int, float]]]) -> float:
-    """Mean loss of a predicted token.
-
-    ``losses`` are action and loss of every chunk, by rank; tensor-parallel ranks hold copies, context-parallel ranks
-    parts.
-    """
+    """Mean loss of a predicted token, from action and loss of every chunk, by rank."""
     llm = next(index for index, module in enumerate(program.model.modules) if not module.is_encoder)
-    tp = program.layout.modules[llm].tp
-    counted = [
-        loss
-        for rank, own in enumerate(losses)
-        for _, loss in own
-        if all(place.position % tp == 0 for place in places_of(program.layout, rank) if place.module == llm)
-    ]
+    tp, counted = program.layout.modules[llm].tp, list[float]()
+    for rank, own in enumerate(losses):
+        # Tensor-parallel ranks hold copies, context-parallel ranks parts.
+        if all(place.position % tp == 0 for place in places_of(program.layout, rank) if place.module == llm):
+            counted += [loss for _, loss in own]
     return float(sum(counted))
 
 

@@ -37,15 +37,11 @@ def why_not_of_the_cluster(device: torch.device, dtype: torch.dtype, cluster: Cl
 def metrics_of(
     program: Program, everyone: Sequence[Seen], truth: CostTruth, host_time: HostTime, left_out: Sequence[str] = ()
 ) -> tuple[dict[str, float], Timeline]:
-    """Metrics of an iteration and its timeline, out of what all ranks saw.
-
-    ``left_out`` are metrics that say nothing of the run.
-    """
+    """Metrics of an iteration, without those ``left_out``, and its timeline, from the measurements of all ranks."""
     grad_norm, stalls_s = everyone[0].grad_norm, [seen.input_stall_s for seen in everyone]
     rows = on_one_clock([seen.rows for seen in everyone], [seen.began_s for seen in everyone])
     timeline = merge_timeline(program, rows, [seen.peak_bytes for seen in everyone])
-    row = measure(timeline, truth, host_time)
-    row = {name: value for name, value in row.items() if name not in left_out}
+    row = {name: value for name, value in measure(timeline, truth, host_time).items() if name not in left_out}
     row |= {
         "loss": total_loss(program, [seen.losses for seen in everyone]),
         "grad_norm": grad_norm,
@@ -57,10 +53,7 @@ def metrics_of(
 
 
 def mean_metrics(history: list[dict[str, float]]) -> dict[str, float]:
-    """Means over iterations; the first, which warms up, counts only if it is the only one.
-
-    A skipped update has no loss to count.
-    """
+    """Means of finite values over iterations; the first, which warms up, counts only if it is the only one."""
     rows = history[1:] or history
     values = {name: [row[name] for row in rows if isfinite(row[name])] for name in history[0]}
     return {name: float(np.mean(finite)) for name, finite in values.items() if finite}

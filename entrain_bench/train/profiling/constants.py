@@ -1,12 +1,12 @@
-"""Constants of the device at hand: its name, peaks that are measured, or stated by who knows better, and its memory."""
+"""Constants of the device: its name, its memory, and rates that are measured or stated by the user."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
+from typing import Any
 
 import torch
 
@@ -24,7 +24,7 @@ PATIENCE = Patience(5, 20, 0.02, 2.0)
 
 
 def subject_of(model: ModelSpec, dtype: torch.dtype, device: torch.device, *, sequence_parallel: bool) -> Subject:
-    """What is measured with what."""
+    """Device, libraries and model of a profile."""
     return Subject(
         device=device_name(device),
         kind=device.type,
@@ -41,55 +41,39 @@ def subject_of(model: ModelSpec, dtype: torch.dtype, device: torch.device, *, se
 def constants_of(
     settings: ProfileSettings, dtype: torch.dtype, device: torch.device, known: Constants | None = None
 ) -> Constants:
-    """Constants, each with its source: what the settings state, else what is known already, else measured."""
-    rows, size = PRODUCT_ROWS[device.type], COPY_BYTES[device.type]
-    date = datetime.now(UTC).date().isoformat()
-    values: dict[str, float] = {}
-    sources: dict[str, str] = {}
+    """Constants, each with its source: as the settings state, else as already known, else measured."""
+    is_gpu, rows, size = device.type == "cuda", PRODUCT_ROWS[device.type], COPY_BYTES[device.type]
 
-    def note(name: str, unit: str, what: str, measure: Callable[[], float]) -> None:
-        stated = getattr(settings, name, None)
-        if stated is None and known is not None:
-            values[name], sources[name] = getattr(known, name), known.sources[name]
-            return
-        values[name] = measure() if stated is None else stated
-        what, how = (f"{what}, entrain-bench profile", "measured") if stated is None else ("the user", "stated")
-        sources[name] = f"{unit}; {what}; {date}; {how}"
+    def product_flops() -> float:
+        left, right = (torch.randn(rows, rows, device=device).to(dtype) for _ in range(2))
+        return 2 * rows**3 / _shortest_s(lambda: torch.mm(left, right), device)
+
+    def memory_bytes() -> int:
+        if is_gpu:
+            return int(torch.cuda.get_device_properties(device).total_memory)
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def copy_s(*, to_host: bool) -> float:
+        source = torch.zeros(size, dtype=torch.uint8, device=device)
+        target = torch.zeros(size, dtype=torch.uint8, pin_memory=is_gpu) if to_host else torch.zeros_like(source)
+        return _shortest_s(lambda: target.copy_(source, non_blocking=to_host), device)
 
     product = f"best {rows} x {rows} x {rows} product in {dtype_name(dtype)}"
-    note("peak_bf16_flops", "FLOP/s", product, partial(_product_flops, rows, dtype, device))
-    note("memory_bytes", "bytes", "all there is", partial(_memory_bytes, device))
-    note("memory_bandwidth_bytes_per_s", "bytes/s", "copy, read and written", partial(_bandwidth, size, device))
-    note("host_bandwidth_bytes_per_s", "bytes/s", "copy to the host", partial(_host_bandwidth, size, device))
-    return Constants(
-        values["peak_bf16_flops"],
-        int(values["memory_bytes"]),
-        values["memory_bandwidth_bytes_per_s"],
-        values["host_bandwidth_bytes_per_s"],
-        sources,
-    )
-
-
-def _product_flops(rows: int, dtype: torch.dtype, device: torch.device) -> float:
-    left, right = (torch.randn(rows, rows, device=device).to(dtype) for _ in range(2))
-    return 2 * rows**3 / _shortest_s(lambda: torch.mm(left, right), device)
-
-
-def _memory_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _bandwidth(size: int, device: torch.device) -> float:
-    source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
-    return 2 * size / _shortest_s(lambda: target.copy_(source), device)
-
-
-def _host_bandwidth(size: int, device: torch.device) -> float:
-    source = torch.zeros(size, dtype=torch.uint8, device=device)
-    target = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    return size / _shortest_s(lambda: target.copy_(source, non_blocking=True), device)
+    measured: dict[str, tuple[str, str, Callable[[], float]]] = {
+        "peak_bf16_flops": ("FLOP/s", product, product_flops),
+        "memory_bytes": ("bytes", "all there is", memory_bytes),
+        "memory_bandwidth_bytes_per_s": ("bytes/s", "copy, read and written", lambda: 2 * size / copy_s(to_host=False)),
+        "host_bandwidth_bytes_per_s": ("bytes/s", "copy to the host", lambda: size / copy_s(to_host=True)),
+    }
+    values, sources, date = dict[str, Any](), dict[str, str](), datetime.now(UTC).date().isoformat()
+    for name, (unit, what, measure) in measured.items():
+        if (stated := getattr(settings, name, None)) is not None:
+            values[name], sources[name] = stated, f"{unit}; the user; {date}; stated"
+        elif known is not None:
+            values[name], sources[name] = getattr(known, name), known.sources[name]
+        else:
+            values[name], sources[name] = measure(), f"{unit}; {what}, entrain-bench profile; {date}; measured"
+    return Constants(**values, sources=sources)
 
 
 def _shortest_s(call: Callable[[], object], device: torch.device) -> float:

@@ -1,8 +1,9 @@
-"""Stages, timed: forward, backward, recomputation and kept bytes on packs; optimizer steps as training runs them."""
+"""Timing of stages: forward, backward, recomputation and kept bytes of packs, and optimizer steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -62,7 +63,7 @@ class TargetStages:
         return 3 if len(self.target.depths) > 1 else 2
 
     def _turn_s(self, inputs: Inputs, device: torch.device) -> float:
-        """About how long a repetition takes, told from a forward of the smallest stage, the faster of two."""
+        """Estimate the seconds of a repetition from a forward of the smallest stage, the faster of two."""
         clock = Clock(device)
         depth, stage = next(iter(self.stages.items()))
         clock.start()
@@ -89,11 +90,8 @@ class TargetStages:
             trained.buffers.zero_grad_buffer()
             for part in (BACKWARD, REMADE)[: self._parts - 1]:
                 trained.stage.recompute = part == REMADE
-                if part == REMADE:
+                with nullcontext() if part == REMADE else clock.action(FORWARD):
                     output, gradient = _forward(trained, inputs)
-                else:
-                    with clock.action(FORWARD):
-                        output, gradient = _forward(trained, inputs)
                 with clock.action(part):
                     torch.autograd.backward(output, gradient)
             trained.stage.recompute = False

@@ -1,4 +1,4 @@
-"""A profile from start to end: whatever is missing is measured, and kept in the file as soon as it is there."""
+"""Measurement of a profile; the file keeps every point that is there, and the next session resumes it."""
 
 from __future__ import annotations
 
@@ -32,26 +32,20 @@ USUAL_RANKS = (2, 4)
 
 @dataclass(slots=True)
 class Session:
-    """A profile that grows.
-
-    ``left_out`` are packs that took too long or too much memory.
-    """
+    """A profile that grows; ``left_out`` are packs that took too long or too much memory."""
 
     model: ModelSpec
     settings: ProfileSettings
     path: Path
     profile: DeviceProfile
     device: torch.device
+    patience: Patience
     left_out: list[str] = field(default_factory=list)
     _written: float = 0.0
 
     @classmethod
     def begin(cls, model: ModelSpec, settings: ProfileSettings, path: Path, device: torch.device) -> Session:
-        """Begin a profile, or go on with the one in the file.
-
-        Raises:
-            UserError: for a file that is no profile, or one of something else.
-        """
+        """Begin a profile, or resume the one in the file; ``UserError`` if the file is not one of this model."""
         dtype = dtype_of(settings, device)
         subject = subject_of(model, dtype, device, sequence_parallel=settings.sequence_parallel)
         if path.exists():
@@ -59,51 +53,38 @@ class Session:
             if found := subject.difference(profile.subject):
                 raise UserError(f"output={path}: is a profile of {found}; choose another file, or remove it")
             constants = constants_of(settings, dtype, device, profile.constants)
-            return cls(model, settings, path, replace(profile, constants=constants, finished=False), device)
-        date = datetime.now(UTC).date().isoformat()
-        return cls(model, settings, path, DeviceProfile(subject, constants_of(settings, dtype, device), date), device)
-
-    @property
-    def patience(self) -> Patience:
-        """How long a point is repeated."""
-        s = self.settings
-        return Patience(s.min_repetitions, s.max_repetitions, s.precision, s.point_s)
-
-    def targets(self) -> list[Target]:
-        """Every kind of layer at every tensor-parallel degree."""
-        degrees = self.settings.degrees(self.model)
-        return [target for module in self.model.modules for tp in degrees for target in targets_of(module, tp)]
+            profile = replace(profile, constants=constants, finished=False)
+        else:
+            profile = DeviceProfile(
+                subject, constants_of(settings, dtype, device), datetime.now(UTC).date().isoformat()
+            )
+        patience = Patience(settings.min_repetitions, settings.max_repetitions, settings.precision, settings.point_s)
+        return cls(model, settings, path, profile, device, patience)
 
     def packs(self) -> list[tuple[Target, tuple[int, ...]]]:
-        """All packs that are to be timed, the smallest of each target first."""
+        """All packs to time, of every kind of layer at every tensor-parallel degree, the smallest first."""
         return [
             (target, lengths)
-            for target in self.targets()
+            for module in self.model.modules
+            for tp in self.settings.degrees(self.model)
+            for target in targets_of(module, tp)
             for tokens in sorted(self.settings.tokens)
             for lengths in packs_of(target, tokens)
         ]
 
     def run(self, advance: Callable[[str], None]) -> DeviceProfile:
-        """Measure what is missing.
+        """Measure all missing points and return the profile, as in the file.
 
-        ``advance`` is called for every pack, and every point of communication, with what is next.
-
-        Returns:
-            The profile, which the file holds.
+        ``advance`` is called before every pack and every number of ranks, with their names.
 
         Raises:
             UserError: for layers that cannot be built, or a file that cannot be written.
             ExecutionError: if communication fails.
         """
-        dtype = dtype_of(self.settings, self.device)
+        settings, device = self.settings, self.device
+        degrees, dtype = settings.degrees(self.model), dtype_of(settings, device)
         try:
-            with one_of_many(
-                self.model,
-                self.settings.degrees(self.model),
-                dtype,
-                self.device,
-                sequence_parallel=self.settings.sequence_parallel,
-            ) as bench:
+            with one_of_many(self.model, degrees, dtype, device, sequence_parallel=settings.sequence_parallel) as bench:
                 self._measure_steps(bench)
                 self._measure_stages(bench, advance)
             self._measure_collectives(advance)
@@ -124,9 +105,10 @@ class Session:
         known = {point.key for point in self.profile.stages}
         stages: TargetStages | None = None
         for target, lengths in self.packs():
-            what = f"{target.module.name} {target.kind}, tp {target.tp}, {sum(lengths)} tokens in {len(lengths)}"
+            name, kind, tp = target.module.name, target.kind, target.tp
+            what = f"{name} {kind}, tp {tp}, {sum(lengths)} tokens in {len(lengths)}"
             advance(what)
-            if _is_measured(target, lengths, known):
+            if known.issuperset((name, kind, depth, tp, lengths) for depth in target.depths):
                 continue
             if stages is None or stages.target != target:
                 # Those before go first.
@@ -146,7 +128,7 @@ class Session:
                 self._save(replace(self.profile, collectives=(*self.profile.collectives, *points)))
 
     def _save(self, profile: DeviceProfile) -> None:
-        """Take a profile with more points; the file is written now and then."""
+        """Take a profile with more points; write the file if the last time is ``WRITE_S`` ago."""
         self.profile = profile
         if perf_counter() - self._written > WRITE_S:
             write_profile(self.path, profile)
@@ -154,16 +136,12 @@ class Session:
 
 
 def dtype_of(settings: ProfileSettings, device: torch.device) -> torch.dtype:
-    """Of parameters and activations: what is asked for, else what training takes on such a device."""
+    """Type of parameters and activations; the default is that of training on such a device."""
     return dtype_on(device, settings.dtype or "auto")
 
 
 def ranks_of(settings: ProfileSettings, device: torch.device) -> tuple[int, ...]:
-    """Numbers of ranks whose communication is measured: what is asked for, else what the machine has.
-
-    Raises:
-        UserError: for more ranks than GPUs.
-    """
+    """Numbers of ranks whose communication is measured; ``UserError`` for more than there are GPUs."""
     found = torch.cuda.device_count() if device.type == "cuda" else max(USUAL_RANKS)
     if settings.ranks is None:
         return tuple(ranks for ranks in USUAL_RANKS if ranks <= found)
@@ -173,12 +151,6 @@ def ranks_of(settings: ProfileSettings, device: torch.device) -> tuple[int, ...]
 
 
 def default_path(model: ModelSpec, device: torch.device, dtype: torch.dtype) -> Path:
-    """Where a profile goes unless told otherwise: one file for each model, device and dtype."""
+    """Default path: one file for each model, device and dtype."""
     words = f"{model.name} {device_name(device)} {dtype_name(dtype)}"
     return Path("results") / "profiles" / f"{re.sub('[^A-Za-z0-9_.]+', '-', words)}.json"
-
-
-def _is_measured(
-    target: Target, lengths: tuple[int, ...], known: set[tuple[str, str, int, int, tuple[int, ...]]]
-) -> bool:
-    return all((target.module.name, target.kind, depth, target.tp, lengths) in known for depth in target.depths)

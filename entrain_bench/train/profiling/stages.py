@@ -20,16 +20,10 @@ from entrain_bench.train.profiling.packs import Target
 from entrain_bench.train.running.alone import rank_of_many
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
 
-# Whatever the weights: times do not depend on values.
-SEED = 0
-
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where stages are built and run.
-
-    ``groups`` are of a rank that is the first of so many tensor-parallel ones, by their number.
-    """
+    """Where stages are built and run; ``groups`` are those of the first tensor-parallel rank, by degree."""
 
     model: ModelSpec
     groups: dict[int, StageGroups]
@@ -38,20 +32,26 @@ class Bench:
     device: torch.device
 
     def build(self, target: Target, depth: int) -> TrainedStage:
-        """A stage of so many layers of the target's kind, with gradient buffers and optimizer.
-
-        Raises:
-            UserError: for a layer that cannot be built.
-        """
-        module, held = _module_of(target, depth)
-        groups = self.groups[target.tp]
+        """A stage of ``depth`` layers of the target's kind, with gradient buffers and optimizer."""
+        module, groups = target.module, self.groups[target.tp]
+        full = tuple(range(depth)) if target.kind == "block" and module.config.window_tokens else ()
+        layers = build_layers(config := replace(module.config, num_layers=depth, full_attention_layers=full))
+        held = [index for index, layer in enumerate(layers) if layer.kind == target.kind]
+        module = ModuleSpec(module.name, module.role, config, layers)
         stage = build_stage(
-            self.model, module, held, groups, dtype=self.dtype, seed=SEED, device=self.device, recompute=False
+            self.model,
+            module,
+            range(held[0], held[-1] + 1),
+            groups,
+            dtype=self.dtype,
+            seed=0,  # Times do not depend on weights.
+            device=self.device,
+            recompute=False,
         )
         return train_stage(stage, groups, self.alone, OptimizerSettings())
 
     def inputs(self, target: Target, lengths: Sequence[int]) -> Inputs:
-        """What the forward of a stage takes for sequences of these lengths."""
+        """Inputs of a stage's forward for sequences of these lengths."""
         module, total = target.module, sum(lengths)
         share = shares_of(total, self.groups[target.tp]).hidden
         hidden = (share.stop - share.start, module.config.hidden_size)
@@ -59,10 +59,10 @@ class Bench:
         if module.is_encoder:
             merge = merge_tokens(module)
             pack = Pack(tuple(lengths), tuple(-(-length // merge) for length in lengths))
-            if first:
-                features = torch.rand(total, input_width(module), pin_memory=self.device.type == "cuda")
-                return Inputs(pack, lambda: to_device(features, self.device))
-            return Inputs(pack, self._leaf(hidden))
+            if not first:
+                return Inputs(pack, self._leaf(hidden))
+            features = torch.rand(total, input_width(module), pin_memory=self.device.type == "cuda")
+            return Inputs(pack, lambda: to_device(features, self.device))
         # The first half of every sample is what encoders hand over.
         ids = torch.cat([torch.arange(length) % module.config.vocab_size for length in lengths])
         ids[torch.cat([torch.arange(length) < length // 2 for length in lengths])] = -1
@@ -79,10 +79,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a stage is run with.
-
-    ``start`` makes what the first layer takes, anew for each forward.
-    """
+    """A pack, and the function that makes the input of each forward."""
 
     pack: Pack
     start: Callable[[], Tensor | None]
@@ -98,20 +95,10 @@ def one_of_many(
     *,
     sequence_parallel: bool = True,
 ) -> Iterator[Bench]:
-    """Yield where stages are built and run as shards of each tensor-parallel degree."""
+    """Build and run stages as shards of each tensor-parallel degree."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     with rank_of_many(max(degrees)):
         alone = dist.new_group([0])
         groups = {tp: StageGroups(dist.new_group(list(range(tp))), alone, alone, sequence_parallel) for tp in degrees}
         yield Bench(model, groups, alone, dtype, device)
-
-
-def _module_of(target: Target, depth: int) -> tuple[ModuleSpec, range]:
-    """The module, with so many blocks of the target's kind, and the layers of it that a stage holds."""
-    module, kind = target.module, target.kind
-    full = tuple(range(depth)) if kind == "block" else ()
-    config = replace(module.config, num_layers=depth, full_attention_layers=full if module.config.window_tokens else ())
-    layers = build_layers(config)
-    held = [index for index, layer in enumerate(layers) if layer.kind == kind]
-    return ModuleSpec(module.name, module.role, config, layers), range(held[0], held[-1] + 1)

@@ -346,11 +346,11 @@ def filled(
 def unpacked(spec: ModelSpec, name: str, found: Grads, roots: Roots) -> Grads:
     """Gradients by the names of a checkpoint."""
     module = spec.module(name)
-    parts = stored_tensors(spec, module)
+    parts = stored_tensors(spec, module, roots)
     result = {key: value for key, value in found.items() if key in ("output", "input")}
     for key, value in found.items():
         if key not in result:
-            result |= _unpacked(module, parts[key.removeprefix(f"{name}.")], value, roots)
+            result |= _unpacked(parts[key.removeprefix(f"{name}.")], value)
     return result
 
 
