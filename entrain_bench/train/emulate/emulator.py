@@ -13,11 +13,11 @@ from statistics import median
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
 from entrain_bench.costs.steps import Steps
 from entrain_bench.costs.truth import CostTruth, Prices
-from entrain_bench.program import Program
+from entrain_bench.program import Pass, Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate.executor import Simulator
@@ -111,7 +111,7 @@ class Emulator:
         missing: dict[tuple[StageShape, ...], list[LaneOrder]] = {}
         known = set(self.measured.passes)
         for order in lanes:
-            own = _works_in(program, works, order)
+            own = _works_in(program, works, order.actions)
             if not known.issuperset(own):
                 held = tuple(shapes[module][stage] for module, stage in stages_in(program, order.actions))
                 missing.setdefault(held, []).append(order)
@@ -129,24 +129,20 @@ class Emulator:
                 for shape, own_s in zip(held, optimizer_s, strict=True):
                     self.measured.optimizer_s.setdefault(shape, own_s)
                 for order, took_s in zip(orders, seconds, strict=True):
-                    own = _works_in(program, works, order)
+                    own = _works_in(program, works, order.actions)
                     for work, kind, column in zip(own, program.kind[order.actions], took_s.T, strict=True):
                         runs[work][kind].extend(column)
         for work, took in runs.items():
-            # In the order of their numbers: a weight pass comes last.
+            # By number of kind: a weight pass comes last.
             self.measured.passes.setdefault(work, PassSeconds(*(median(took[kind]) for kind in sorted(took))))
 
     def _seconds(self, program: Program) -> FloatArray:
         """Measured time of every pass, 0 for steps ``[actions]``."""
-        seconds = np.zeros(program.num_actions)
-        for module, of_module in enumerate(works_of(program)):
-            forward, backward = program.forward_actions(module), program.backward_actions(module)
-            weight = program.weight_actions(module)
-            for place, work in of_module.items():
-                took = self.measured.passes[work]
-                seconds[forward[place]], seconds[backward[place]] = took.forward_s, took.backward_s
-                if work.splits_backward:
-                    seconds[weight[place]] = took.weight_s
+        seconds, passes = np.zeros(program.num_actions), np.flatnonzero(program.is_pass)
+        for action, work in zip(passes, _works_in(program, works_of(program), passes), strict=True):
+            took = self.measured.passes[work]
+            of_kind = {Pass.FORWARD: took.forward_s, Pass.BACKWARD: took.backward_s, Pass.WEIGHT: took.weight_s}
+            seconds[action] = of_kind[Pass(program.kind[action])]
         return seconds
 
     def _steps(self, program: Program, modelled: Steps) -> Steps:
@@ -159,9 +155,9 @@ class Emulator:
 
 
 def _works_in(
-    program: Program, works: Sequence[Mapping[tuple[int, int], StageWork]], order: LaneOrder
+    program: Program, works: Sequence[Mapping[tuple[int, int], StageWork]], actions: IntArray
 ) -> list[StageWork]:
-    columns = [column[order.actions] for column in (program.module, program.chunk, program.stage)]
+    columns = [column[actions] for column in (program.module, program.chunk, program.stage)]
     return [works[module][chunk, stage] for module, chunk, stage in np.stack(columns, axis=1).tolist()]
 
 

@@ -1,20 +1,25 @@
-"""When each action of a rank ran: CUDA events on a GPU, a clock of the host elsewhere."""
+"""Times of a rank's actions, by CUDA events or the host's clock; clocks of ranks compared; traces on request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.profiler import profile
 
 from entrain_bench.base.arrays import FloatArray
-from entrain_bench.train.measuring.alignment import clock_offset
 
+# The round trip of least delay counts; a loaded host may delay some.
+ROUND_TRIPS = 4
+# The iteration that is profiled: the first after the one that warms up.
+PROFILED_ITERATION = 1
 # An event of CUDA, or seconds of the host.
 Mark = Any
 
@@ -72,3 +77,48 @@ class Clock:
 
     def _seconds(self, mark: Mark) -> float:
         return mark - self._zero if self.device.type != "cuda" else float(self._zero.elapsed_time(mark)) / 1e3
+
+
+def clock_offset(control: dist.ProcessGroup, timer: Callable[[], float]) -> float:
+    """Seconds to add to this rank's clock for that of rank 0; collective over all ranks.
+
+    As NTP does (RFC 5905, section 8), a rank asks rank 0 for its time, and takes the middle of its shortest round trip
+    for the moment of the answer: wrong by half of that trip at most, if clocks run equally fast.
+    """
+    told = torch.zeros(1, dtype=torch.float64)
+    if control.rank() == 0:
+        for rank in range(1, control.size()):
+            for _ in range(ROUND_TRIPS):
+                dist.recv(told, rank, group=control)
+                dist.send(told.fill_(timer()), rank, group=control)
+        return 0.0
+    trips = []
+    for _ in range(ROUND_TRIPS):
+        asked = timer()
+        dist.send(told, 0, group=control)
+        dist.recv(told, 0, group=control)
+        answered = timer()
+        trips.append((answered - asked, float(told) - (asked + answered) / 2))
+    return min(trips)[1]
+
+
+def on_one_clock(rows: Sequence[FloatArray], began_s: Sequence[float]) -> list[FloatArray]:
+    """Action, start and end by rank ``[ranks][actions, 3]``, in seconds since the first rank began, not each its own.
+
+    ``began_s`` is when each began, on the clock of rank 0 ``[ranks]``.
+    """
+    first = min(began_s)
+    return [own + np.array([0.0, s - first, s - first]) for own, s in zip(rows, began_s, strict=True)]
+
+
+@contextmanager
+def profiler(folder: str | None, iteration: int) -> Iterator[None]:
+    """Trace one iteration of each rank into ``<folder>/rank<r>.json``; does nothing in others or without a folder."""
+    if folder is None or iteration != PROFILED_ITERATION:
+        yield
+        return
+    with profile() as trace:
+        yield
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    trace.export_chrome_trace(str(path / f"rank{dist.get_rank()}.json"))

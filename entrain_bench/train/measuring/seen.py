@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
 
@@ -15,8 +16,10 @@ from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import ExecutionError
 from entrain_bench.program import Program
 from entrain_bench.train.measuring.clock import Clock
-from entrain_bench.train.measuring.losses import name_non_finite
 from entrain_bench.train.messages.control import gather_json
+
+# How many samples an error names.
+MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,23 @@ def gather_seen(seen: Seen, control: dist.ProcessGroup) -> list[Seen] | None:
     if control.rank():
         return None
     return [Seen(**each | {"rows": np.array(each["rows"]).reshape(-1, 3)}) for each in everyone]
+
+
+def name_non_finite(program: Program, iteration: int, losses: Sequence[Sequence[tuple[int, float]]]) -> str:
+    """One line that names iteration, microbatch and samples of the first loss that is not finite."""
+    for action, loss in (row for own in losses for row in own):
+        if not isfinite(loss):
+            view = program.view(action)
+            samples = [program.shapes.name_of(sample) for sample in view.members]
+            named = ", ".join(samples[:MOST_NAMED]) + (", ..." if len(samples) > MOST_NAMED else "")
+            return (
+                f"loss={loss} in iteration {iteration}, microbatch {view.microbatch} of replica {view.replica} "
+                f"(samples {named}); harness.on_non_finite=skip goes on without its update"
+            )
+    return (
+        f"gradient norm is not finite in iteration {iteration}, though all losses are; "
+        f"harness.on_non_finite=skip goes on without its update"
+    )
 
 
 def check_finite(program: Program, iteration: int, seen: Seen, control: dist.ProcessGroup) -> None:

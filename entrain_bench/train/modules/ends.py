@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from itertools import pairwise
 
 import torch
 from megatron.core.tensor_parallel import (
@@ -21,16 +20,16 @@ from torch.utils.checkpoint import checkpoint
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.device import to_device
+from entrain_bench.train.modules.blocks import Norm
 from entrain_bench.train.modules.grids import Arrangement, merge_tokens
-from entrain_bench.train.modules.norms import Norm
 from entrain_bench.train.modules.packing import Pack, Share, Shares, StageGroups, positions_of, share_of
 from entrain_bench.train.modules.positions import on_grid
-from entrain_bench.train.modules.products import Fold, Products, fold_between
+from entrain_bench.train.modules.products import Products
 from entrain_bench.train.modules.split import ColumnProduct, Splitter
 
 
 def input_width(module: ModuleSpec) -> int:
-    """Features of one encoder token: all rows that its first embedding product takes, one after the other."""
+    """Features of one encoder token: all rows that its first embedding product takes."""
     first = module.layers[0].gemms[0]
     width = first.k * first.rows_per_token
     if width != int(width):
@@ -39,10 +38,18 @@ def input_width(module: ModuleSpec) -> int:
 
 
 def whole_tokens(config: TransformerConfig) -> TransformerConfig:
-    """The configuration of products that all tensor parallel ranks give the same tokens."""
+    """The configuration of products whose input is the same on all tensor parallel ranks."""
     same = copy.copy(config)
     same.sequence_parallel = False
     return same
+
+
+def _all_tokens(hidden: Tensor, groups: StageGroups) -> Tensor:
+    """Gather the tokens of tensor parallel ranks, all of which use them alike, so that each has the whole gradient."""
+    if not groups.splits_tokens:
+        return hidden
+    gathered: Tensor = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=groups.tp)
+    return gathered
 
 
 class EncoderEmbedding(torch.nn.Module):
@@ -56,21 +63,26 @@ class EncoderEmbedding(torch.nn.Module):
         super().__init__()
         gemms, where = module.layers[0].gemms, f"model.modules.{module.name}.embed_gemms"
         self.channels = gemms[0].k
-        folds = [Fold(1, 1, max(1, int(gemms[0].rows_per_token)))]
-        for index, (before, gemm) in enumerate(pairwise(gemms), start=1):
-            folds.append(fold_between(before.n, before.rows_per_token, gemm, f"{where}[{index}]"))
-        if gemms[-1].rows_per_token != 1 or gemms[-1].n != config.hidden_size:
-            raise IncompatibleError(f"{where}: the last must give one row of hidden_size={config.hidden_size} a token")
-        self.halo_tokens = sum(fold.halo_tokens for fold in folds)
         # Convolutions over frames have biases and GELU after each; patches are embedded by one product, with a bias in
         # encoders whose norms have one.
-        convolutions, activated = module.config.norm_bias, module.config.norm_bias and not on_grid(module)
+        bias = module.config.norm_bias
+        self.products = Products(
+            gemms,
+            gemms[0].k,
+            gemms[0].rows_per_token,
+            whole_tokens(config),
+            groups,
+            where=where,
+            bias=bias,
+            activate_last=bias and not on_grid(module),
+        )
+        if gemms[-1].rows_per_token != 1 or gemms[-1].n != config.hidden_size:
+            raise IncompatibleError(f"{where}: the last must give one row of hidden_size={config.hidden_size} a token")
+        self.halo_tokens = sum(fold.halo_tokens for fold in self.products.folds)
         if module.config.window_tokens and self.halo_tokens:
             raise IncompatibleError(f"{where}: windows of a picture need patches that do not overlap")
-        self.products = Products(gemms, folds, whole_tokens(config), groups, bias=convolutions, activate_last=activated)
-        self.positions = (
-            Parameter(torch.empty(count, config.hidden_size)) if (count := module.config.learned_positions) else None
-        )
+        count = module.config.learned_positions
+        self.positions = Parameter(torch.empty(count, config.hidden_size)) if count else None
         self.module = module.name
         self.groups = groups
         self.dtype = config.params_dtype
@@ -84,22 +96,18 @@ class EncoderEmbedding(torch.nn.Module):
         positions = positions_of(pack.lengths, wider)
         hidden: Tensor = self.products(rows, positions)
         if self.positions is not None:
-            hidden = hidden + self._learned(positions)
+            most, given = len(self.positions), int(positions.max()) + 1
+            if given > most:
+                raise IncompatibleError(
+                    f"model.modules.{self.module}.learned_positions={most}: an item of the workload has {given} tokens"
+                )
+            hidden = hidden + self.positions[to_device(positions, self.positions.device)]
         hidden = hidden[share.start - start :]
         if not self.groups.splits_tokens:
             return hidden
         # A copy: a view would keep all tokens.
         own: Tensor = scatter_to_sequence_parallel_region(hidden, group=self.groups.tp).clone()
         return own
-
-    def _learned(self, positions: Tensor) -> Tensor:
-        assert self.positions is not None
-        most, given = len(self.positions), int(positions.max()) + 1
-        if given > most:
-            raise IncompatibleError(
-                f"model.modules.{self.module}.learned_positions={most}: an item of the workload has {given} tokens"
-            )
-        return self.positions[to_device(positions, self.positions.device)]
 
 
 class Projector(torch.nn.Module):
@@ -112,14 +120,11 @@ class Projector(torch.nn.Module):
         super().__init__()
         gemms, where = module.layers[-1].gemms, f"model.modules.{module.name}.head_gemms"
         self.merge = merge_tokens(module)
-        channels, rows, folds = config.hidden_size, 1.0, []
-        for index, gemm in enumerate(gemms):
-            folds.append(fold := fold_between(channels, rows, gemm, f"{where}[{index}]"))
-            if fold.halo_tokens:
-                raise IncompatibleError(f"{where}[{index}]: a projector cannot overlap tokens")
-            channels, rows = gemm.n, gemm.rows_per_token
         self.norm = Norm(config, config.hidden_size) if module.config.head_norm else torch.nn.Identity()
-        self.products = Products(gemms, folds, whole_tokens(config), groups, bias=True, activate_last=False)
+        rows, products = (config.hidden_size, 1.0), whole_tokens(config)
+        self.products = Products(gemms, *rows, products, groups, where=where, bias=True, activate_last=False)
+        if overlapping := [index for index, fold in enumerate(self.products.folds) if fold.halo_tokens]:
+            raise IncompatibleError(f"{where}[{overlapping[0]}]: a projector cannot overlap tokens")
         self.groups, self.cp = groups, groups.cp
 
     def forward(self, hidden: Tensor, pack: Pack, arrangement: Arrangement | None) -> Tensor:
@@ -127,12 +132,7 @@ class Projector(torch.nn.Module):
 
         Context parallel ranks project a share of the outputs each.
         """
-        hidden = self.norm(hidden)
-        if self.groups.splits_tokens:
-            # Every tensor parallel rank goes on with the same tokens, so each has the whole gradient.
-            hidden = gather_from_sequence_parallel_region(
-                hidden, tensor_parallel_output_grad=False, group=self.groups.tp
-            )
+        hidden = _all_tokens(self.norm(hidden), self.groups)
         hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True, group=self.cp)
         share = share_of(sum(pack.outputs), self.cp)
         taken = share.pad(self._taken_tokens(pack), -1).flatten()
@@ -140,11 +140,9 @@ class Projector(torch.nn.Module):
             taken = torch.where(taken >= 0, arrangement.place[taken.clamp(min=0)], -1)
         token = to_device(taken, hidden.device)
         rows = torch.where((token >= 0)[:, None], hidden.index_select(0, token.clamp(min=0)), 0.0)
-        outputs = gather_from_sequence_parallel_region(
-            self.products(rows), tensor_parallel_output_grad=False, group=self.cp
-        )
-        trimmed: Tensor = outputs[: share.total]
-        return trimmed
+        rows = self.products(rows)
+        outputs: Tensor = gather_from_sequence_parallel_region(rows, tensor_parallel_output_grad=False, group=self.cp)
+        return outputs[: share.total]
 
     def _taken_tokens(self, pack: Pack) -> Tensor:
         """Token behind every row of every output ``[sum(outputs), merge]``, -1 for none, on the CPU."""
@@ -224,32 +222,25 @@ class LanguageHead(torch.nn.Module):
         )
 
     def forward(self, hidden: Tensor, pack: Pack, share: Share, weight: Parameter | None) -> Tensor:
-        """Sum of the cross entropy over this rank's labelled positions, a float32 scalar.
+        """``[tokens of this rank, hidden_size]`` to the summed cross entropy of labelled positions, a float32 scalar.
 
-        Of ``hidden [tokens of this rank, hidden_size]``; ``share`` is the tokens whose logits this rank has, ``weight``
-        a tied input embedding on this stage.
+        ``share`` is the tokens whose logits this rank has, ``weight`` a tied input embedding on this stage.
         """
         assert pack.labels is not None
         labels = share.pad(pack.labels, -1)
         hidden = self.norm(hidden)
         if not self.chunk_tokens:
             return self._loss(hidden, to_device(labels, hidden.device), weight)
-        if self.groups.splits_tokens:
-            # Every tensor parallel rank goes on with the same tokens, so each has the whole gradient.
-            hidden = gather_from_sequence_parallel_region(
-                hidden, tensor_parallel_output_grad=False, group=self.groups.tp
-            )
+        hidden = _all_tokens(hidden, self.groups)
         places = (labels >= 0).nonzero().flatten()
         if not len(places):
             # One that counts nothing: every parameter gets its gradient.
             places = torch.zeros(1, dtype=torch.int64)
         chosen = hidden.index_select(0, to_device(places, hidden.device))
         wanted = to_device(labels[places], hidden.device)
+        chunks = zip(*(torch.split(rows, self.chunk_tokens) for rows in (chosen, wanted)), strict=True)
         losses = [
-            checkpoint(self._loss, rows, targets, weight, use_reentrant=False, preserve_rng_state=False)
-            for rows, targets in zip(
-                torch.split(chosen, self.chunk_tokens), torch.split(wanted, self.chunk_tokens), strict=True
-            )
+            checkpoint(self._loss, *chunk, weight, use_reentrant=False, preserve_rng_state=False) for chunk in chunks
         ]
         return torch.stack(losses).sum()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -19,15 +20,10 @@ from entrain_bench.train.modules.split import ColumnProduct, RowProduct
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """How rows of ``channels`` become the rows of the next product.
+    """How rows become the input rows of the next product, each of ``width`` rows, ``stride`` rows after the last.
 
-    ``stride`` rows make one: ``width`` rows next to each other (as many: merged; more: a convolution that reaches back
-    to the rows before; one of several: their mean).
-
-    Attributes:
-        width: rows that the product's input is made of.
-        stride: rows after which the next input begins.
-        rows_per_token: rows of a token before folding.
+    As wide as the stride: merged; wider: a convolution that reaches back; of width one: the mean of the stride.
+    ``rows_per_token`` counts rows before folding.
     """
 
     width: int
@@ -40,12 +36,10 @@ class Fold:
         return -(-max(0, self.width - self.stride) // self.rows_per_token)
 
     def apply(self, rows: Tensor, positions: Tensor | None) -> Tensor:
-        """Fold ``[rows, channels]`` to ``[rows / stride, width * channels]``.
+        """Fold rows of consecutive tokens ``[rows, channels]`` to ``[rows / stride, width * channels]``.
 
-        Args:
-            rows: rows of consecutive tokens.
-            positions: place of each token in its sequence, on the CPU, needed where folding reaches back: rows before
-                a sequence's first count as zeros.
+        ``positions`` are the place of each token in its sequence, on the CPU: a convolution takes zeros for rows before
+        a sequence's first.
         """
         if self.width == self.stride:
             return rows.reshape(-1, self.width * rows.shape[1])
@@ -60,12 +54,8 @@ class Fold:
         return torch.where(inside.unsqueeze(-1), taken, 0.0).reshape(len(at), -1)
 
 
-def fold_between(channels: int, rows_per_token: float, gemm: Gemm, where: str) -> Fold:
-    """The fold that leads from rows of ``channels`` to the rows of a product.
-
-    Raises:
-        IncompatibleError: if there is none.
-    """
+def _fold_between(channels: int, rows_per_token: float, gemm: Gemm, where: str) -> Fold:
+    """The fold from rows of ``channels`` to the rows of a product; ``IncompatibleError`` if there is none."""
     stride, width = rows_per_token / gemm.rows_per_token, gemm.k / channels
     whole = stride == int(stride) and width == int(width)
     if not whole or stride < 1 or (1 < width < stride):
@@ -77,51 +67,42 @@ def fold_between(channels: int, rows_per_token: float, gemm: Gemm, where: str) -
 
 
 class Products(torch.nn.Module):
-    """Products with GELU between them, column and row parallel as their specification says.
+    """Products with GELU between them, column and row parallel as specified; a fold before each.
 
-    ``folds`` are how rows become the input of each product.
+    The first takes rows of ``channels``, ``rows_per_token`` of them a token; ``IncompatibleError`` names the product
+    (``where``) whose rows do not follow from those before it.
     """
 
     def __init__(
         self,
         gemms: Sequence[Gemm],
-        folds: Sequence[Fold],
+        channels: int,
+        rows_per_token: float,
         config: TransformerConfig,
         groups: StageGroups,
         *,
+        where: str,
         bias: bool,
         activate_last: bool,
     ) -> None:
         super().__init__()
-        self.folds = tuple(folds)
+        self.folds: list[Fold] = []
         self.num_active = len(gemms) if activate_last else len(gemms) - 1
         self.products = torch.nn.ModuleList()
-        for index, (gemm, fold) in enumerate(zip(gemms, folds, strict=True)):
-            product: torch.nn.Module
+        for index, gemm in enumerate(gemms):
+            fold = _fold_between(channels, rows_per_token, gemm, f"{where}[{index}]")
+            channels, rows_per_token = gemm.n, gemm.rows_per_token
+            make: Callable[..., torch.nn.Module]
             if gemm.row_parallel:
-                product = RowProduct(
-                    gemm.k,
-                    gemm.n,
-                    config=config,
-                    init_method=config.init_method,
-                    bias=bias,
-                    input_is_parallel=index > 0 and not gemms[index - 1].row_parallel,
-                    skip_bias_add=False,
-                    # Folded rows are (row, channel) and ranks hold channels: shares of k interleave, a piece a row.
-                    stride=fold.width,
-                    tp_group=groups.tp,
-                )
+                split_before = index > 0 and not gemms[index - 1].row_parallel
+                # Folded rows are (row, channel) and ranks hold channels: shares of k interleave, a piece a row.
+                make = partial(RowProduct, input_is_parallel=split_before, skip_bias_add=False, stride=fold.width)
             else:
-                product = ColumnProduct(
-                    gemm.k,
-                    gemm.n,
-                    config=config,
-                    init_method=config.init_method,
-                    bias=bias,
-                    gather_output=not (index + 1 < len(gemms) and gemms[index + 1].row_parallel),
-                    tp_group=groups.tp,
-                )
-            self.products.append(product)
+                split_after = index + 1 < len(gemms) and gemms[index + 1].row_parallel
+                make = partial(ColumnProduct, gather_output=not split_after)
+            self.folds.append(fold)
+            sizes, init = (gemm.k, gemm.n), config.init_method
+            self.products.append(make(*sizes, config=config, init_method=init, bias=bias, tp_group=groups.tp))
 
     def forward(self, rows: Tensor, positions: Tensor | None = None) -> Tensor:
         """``[tokens * rows_per_token, channels]`` to ``[tokens * rows_per_token of the last product, n]``."""

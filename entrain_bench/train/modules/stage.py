@@ -25,8 +25,7 @@ from entrain_bench.train.modules.packing import (
     segments_of,
     shares_of,
 )
-from entrain_bench.train.modules.positions import grid_rotary_angles, rotary_angles, sinusoids
-from entrain_bench.train.modules.rotation import Rotation, rotation_of
+from entrain_bench.train.modules.positions import Rotation, grid_rotary_angles, rotary_angles, sinusoids
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct, Splitter, WeightPass
 
 
@@ -78,7 +77,7 @@ class Stage(torch.nn.Module):
             hidden: a first stage takes the features of all tokens ``[sum(lengths), input_width]`` (encoder; in the
                 order of ``in_stage_order``) or all projected tokens ``[number of -1 in token_ids, hidden_size]`` (LLM;
                 None for none); others the hidden states of this rank's tokens ``[ceil(sum(lengths) / ranks),
-                hidden_size]``, those of context and, with sequence parallelism, tensor parallelism.
+                hidden_size]``, where context and, with sequence parallelism, tensor parallel ranks count.
             pack: the chunk's sequences.
 
         Returns:
@@ -91,7 +90,8 @@ class Stage(torch.nn.Module):
         if self._is_first:
             hidden = self.layers["0"](hidden, pack, shares)
             if not self.module.config.rotary and not self.module.config.learned_positions:
-                hidden = hidden + self._sinusoids(pack, shares.hidden, hidden)
+                positions = to_device(positions_of(pack.lengths, shares.hidden), hidden.device)
+                hidden = hidden + sinusoids(positions, hidden.shape[1]).to(hidden.dtype)
         assert hidden is not None
         hidden = self._run_blocks(hidden, pack, shares.products)
         if not self._is_last:
@@ -105,7 +105,7 @@ class Stage(torch.nn.Module):
     def backward_inputs(
         self, output: GradientEdge, gradient: Tensor, leaf: Tensor | None
     ) -> tuple[Tensor | None, WeightPass]:
-        """The backward of a chunk whose pack splits it; returns the gradient of its input, and what is left to do."""
+        """The backward of a chunk whose pack splits it; returns the gradient of its input, and the weight pass."""
         learning = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return self.splitter.backward_inputs(output, gradient, leaf, learning)
 
@@ -143,15 +143,14 @@ class Stage(torch.nn.Module):
         masks: dict[int, Mask] = {}
         hidden = hidden.unsqueeze(1)
         for place, index in enumerate(blocks):
-            attention = self.module.layers[index].attention
-            assert attention is not None
-            window = attention.window_tokens
-            if window not in masks:
-                runs = self._runs(pack, window)
-                segments = segments_of(runs, share, causal=attention.causal, device=hidden.device)
-                masks[window] = Mask(segments, rotation)
             block, layer = self.layers[str(index)], self.module.layers[index]
             assert isinstance(block, Block)
+            assert layer.attention is not None
+            window = layer.attention.window_tokens
+            if window not in masks:
+                runs = self._runs(pack, window)
+                segments = segments_of(runs, share, causal=layer.attention.causal, device=hidden.device)
+                masks[window] = Mask(segments, rotation)
             again = (self.recompute or place < pack.remade) and layer.backward_share > 0 and torch.is_grad_enabled()
             block.remakes_mlp = again and layer.remade is not None
             inputs = (block, hidden, masks[window])
@@ -175,13 +174,9 @@ class Stage(torch.nn.Module):
         if arrangement := arrangement_of(self.module, pack):
             places = torch.stack([share.pad(arrangement.rows), share.pad(arrangement.columns)])
             rows, columns = to_device(places, device)
-            return rotation_of(grid_rotary_angles(rows, columns, self.module), hidden.dtype)
+            return Rotation.by(grid_rotary_angles(rows, columns, self.module), hidden.dtype)
         positions = positions_of(pack.lengths, share) if pack.positions is None else share.pad(pack.positions.T).T
-        return rotation_of(rotary_angles(to_device(positions, device), self.module), hidden.dtype)
-
-    def _sinusoids(self, pack: Pack, share: Share, hidden: Tensor) -> Tensor:
-        positions = to_device(positions_of(pack.lengths, share), hidden.device)
-        return sinusoids(positions, hidden.shape[1]).to(hidden.dtype)
+        return Rotation.by(rotary_angles(to_device(positions, device), self.module), hidden.dtype)
 
 
 def _run_block(block: Block, hidden: Tensor, mask: Mask) -> Tensor:

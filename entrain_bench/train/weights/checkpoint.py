@@ -20,27 +20,23 @@ SINGLE = "model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint in Hugging Face's format.
-
-    ``files`` are those of every tensor, by name.
-    """
+    """A checkpoint in Hugging Face's format: a folder, and the file of each tensor, by name."""
 
     folder: Path
     files: Mapping[str, Path]
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
-        """The checkpoint of a folder: ``model.safetensors``, or the files that its index names.
-
-        Raises:
-            UserError: for a folder without one, or with a damaged index.
-        """
+        """The checkpoint of a folder, single or by its index; ``UserError`` if there is none, or it is damaged."""
         index = folder / INDEX
         if not index.is_file():
             single = folder / SINGLE
             if not single.is_file():
                 raise UserError(f"harness.weights={folder}: has neither {SINGLE} nor {INDEX}")
-            return cls(folder, dict.fromkeys(_names(single), single))
+            try:
+                return cls(folder, dict.fromkeys(_opened(single).keys(), single))
+            except (SafetensorError, OSError) as error:
+                raise UserError(f"harness.weights={folder}: {SINGLE} is damaged ({error})") from error
         try:
             files = {str(name): str(file) for name, file in json.loads(index.read_text())["weight_map"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -51,15 +47,11 @@ class Checkpoint:
         return cls(folder, {name: folder / file for name, file in files.items()})
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor.
-
-        Raises:
-            UserError: for a damaged file, or one without the tensor that the index promises.
-        """
+        """Shape of a tensor; ``UserError`` for a damaged file, or one without the tensor."""
         return tuple(self._slice(name).get_shape())
 
     def rows(self, name: str, start: int, stop: int, columns: tuple[int, int] | None = None) -> Tensor:
-        """Rows of a tensor, and of a matrix some columns of them only; no more is read."""
+        """Rows of a tensor, or only some columns of them; no more is read."""
         part = self._slice(name)
         try:
             found: Tensor = part[start:stop] if columns is None else part[start:stop, columns[0] : columns[1]]
@@ -77,13 +69,6 @@ class Checkpoint:
         return UserError(f"harness.weights={self.folder}: {self.files[name].name} is damaged ({name} cannot be read)")
 
 
-def _names(file: Path) -> list[str]:
-    try:
-        return list(_opened(file).keys())
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"harness.weights={file.parent}: {file.name} is damaged ({error})") from error
-
-
 @cache
 def _opened(file: Path) -> Any:
     """An open file, mapped into memory; ``close_files`` forgets it."""
@@ -91,5 +76,5 @@ def _opened(file: Path) -> Any:
 
 
 def close_files() -> None:
-    """Let go of the files that reading has opened."""
+    """Close the files that reading has opened."""
     _opened.cache_clear()

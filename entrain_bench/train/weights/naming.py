@@ -203,8 +203,8 @@ def _block(module: ModuleSpec, scheme: Scheme, block: str) -> Iterator[tuple[str
         for norm in ("input_layernorm", "pre_mlp_layernorm"):
             yield f"{norm}.{part}", _whole(scheme, norm, part, hidden, block=block)
     for part in _weight_and(config.qkv_bias):
-        rows = _heads(module, scheme, block, part)
-        yield f"self_attention.linear_qkv.{part}", Stored(rows, hidden if part == "weight" else 0)
+        heads = _heads(module, scheme, block, part)
+        yield f"self_attention.linear_qkv.{part}", Stored(heads, hidden if part == "weight" else 0)
     products = (
         ("self_attention", "linear_proj", hidden, config.num_heads * config.head_dim),
         ("mlp", "linear_fc1", 2 * ffn if config.gated_mlp else ffn, hidden),

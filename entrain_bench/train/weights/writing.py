@@ -116,7 +116,9 @@ def _unpacked(stored: Stored, full: Tensor) -> dict[str, Tensor]:
         rows = full.view(len(full), stored.kernel[-1], -1).transpose(1, 2) if stored.taps_first else full
         full = rows.reshape(len(full), *stored.kernel)
     found = {name: full.new_empty(shape) for name, shape in stored.shapes.items()}
-    for part, rows in zip(stored.parts, full.split([part.stop - part.start for part in stored.parts]), strict=True):
+    for part, rows in zip(
+        stored.parts, torch.split(full, [part.stop - part.start for part in stored.parts]), strict=True
+    ):
         if part.name:
             found[part.name][part.start : part.stop] = rows
     return found
