@@ -17,7 +17,7 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import find_device
-from entrain_bench.train.emulate.work import LaneOrder, StageShape, stages_in
+from entrain_bench.train.emulate.emulator import LaneOrder, StageShape, stages_in
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.modules import StageGroups, build_stage
 from entrain_bench.train.modules.packing import shares_of

@@ -64,23 +64,13 @@ class Splitter:
         # Small ones first: a bucket of gradients is sent off as soon as it has all of its own.
         return (found[0] if ahead else None), WeightPass(small | left)
 
-    def multiply(
-        self, rows: Tensor, weight: Parameter, bias: Tensor | None, gathered: dist.ProcessGroup | None, **how: Any
-    ) -> Tensor:
-        """``rows`` times ``weight`` plus ``bias``, whose backward leaves the weight's gradient to the second pass.
-
-        Of ``rows [..., k]`` and ``weight [n, k]``; ranks in ``gathered`` hold a part of the rows each, and ``how`` is
-        megatron-core's.
-        """
-        product = linear_with_frozen_weight(rows, weight.detach(), None, **how)
-        product = self._later(product, weight, partial(_part_of_product, weight, gathered), rows.detach())
-        return product if bias is None else product + bias
-
     def cut(self, output: Tensor, weight: Parameter) -> Tensor:
         """An output that follows from a weight alone, whose backward is left to the second pass."""
-        return self._later(output.detach(), weight, partial(_part_of_graph, get_gradient_edge(output)))
+        return self.later(output.detach(), weight, partial(_part_of_graph, get_gradient_edge(output)))
 
-    def _later(self, value: Tensor, weight: Parameter, part: Callable[..., Part], *kept: Tensor) -> Tensor:
+    def later(self, value: Tensor, weight: Parameter, part: Callable[..., Part], *kept: Tensor) -> Tensor:
+        """The value; its backward leaves the part that follows from its gradient and ``kept`` to the second pass."""
+
         def put(gradient: Tensor, *kept: Tensor) -> None:
             assert self._left is not None, "a split backward runs in backward_inputs"
             self._left.setdefault(weight, []).append(part(gradient, *kept))
@@ -89,7 +79,7 @@ class Splitter:
 
 
 class _Later(torch.autograd.Function):
-    """The value; backward puts its gradient and the kept tensors aside for the weight."""
+    """See ``Splitter.later``."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, _: Parameter, put: Callable[..., None], *kept: Tensor) -> Tensor:
@@ -112,10 +102,14 @@ class _Product:
     def _forward_impl(self, input: Tensor, weight: Parameter, *args: Any, **options: Any) -> Tensor:  # noqa: A002
         if not (self.splitter.on and weight.requires_grad):
             return super()._forward_impl(input, weight, *args, **options)  # type: ignore[misc, no-any-return]
+        # Ranks of this group hold a part of the rows each.
         gathered = options["tp_group"] if options["sequence_parallel"] else None
+        bias = options.pop("bias")
         for unused in ("grad_output_buffer", "wgrad_deferral_limit"):
             options.pop(unused, None)
-        return self.splitter.multiply(input, weight, options.pop("bias"), gathered, **options)
+        product = linear_with_frozen_weight(input, weight.detach(), None, **options)
+        product = self.splitter.later(product, weight, partial(_part_of_product, weight, gathered), input.detach())
+        return product if bias is None else product + bias
 
 
 class ColumnProduct(_Product, ColumnParallelLinear):  # type: ignore[misc]

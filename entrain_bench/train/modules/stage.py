@@ -15,7 +15,7 @@ from entrain_bench.train.device import to_device
 from entrain_bench.train.modules.attention import AttentionKernel, Mask
 from entrain_bench.train.modules.blocks import Block, transformer_block, transformer_config
 from entrain_bench.train.modules.ends import EncoderEmbedding, LanguageHead, Projector, TokenEmbedding
-from entrain_bench.train.modules.grids import arrangement_of
+from entrain_bench.train.modules.grids import Arrangement, arrangement_of
 from entrain_bench.train.modules.packing import (
     Pack,
     Share,
@@ -93,12 +93,13 @@ class Stage(torch.nn.Module):
                 positions = to_device(positions_of(pack.lengths, shares.hidden), hidden.device)
                 hidden = hidden + sinusoids(positions, hidden.shape[1]).to(hidden.dtype)
         assert hidden is not None
-        hidden = self._run_blocks(hidden, pack, shares.products)
+        arrangement = arrangement_of(self.module, pack)
+        hidden = self._run_blocks(hidden, pack, shares.products, arrangement)
         if not self._is_last:
             return hidden
         head = self.layers[str(self.held[-1])]
         if isinstance(head, Projector):
-            return head(hidden, pack, arrangement_of(self.module, pack))  # type: ignore[no-any-return]
+            return head(hidden, pack, arrangement)  # type: ignore[no-any-return]
         weight = self.tied_embedding() if self._is_first else None
         return head(hidden, pack, shares.products, weight)  # type: ignore[no-any-return]
 
@@ -135,11 +136,11 @@ class Stage(torch.nn.Module):
         own_weight = not (module.config.tied_embeddings and self._is_first)
         return LanguageHead(module, config, groups, own_weight=own_weight, chunk_tokens=self.loss_chunk_tokens)
 
-    def _run_blocks(self, hidden: Tensor, pack: Pack, share: Share) -> Tensor:
+    def _run_blocks(self, hidden: Tensor, pack: Pack, share: Share, arrangement: Arrangement | None) -> Tensor:
         blocks = [index for index in self.held if 0 < index < len(self.module.layers) - 1]
         if not blocks:
             return hidden
-        rotation = self._rotation(pack, share, hidden)
+        rotation = self._rotation(pack, share, arrangement, hidden)
         masks: dict[int, Mask] = {}
         hidden = hidden.unsqueeze(1)
         for place, index in enumerate(blocks):
@@ -148,7 +149,9 @@ class Stage(torch.nn.Module):
             assert layer.attention is not None
             window = layer.attention.window_tokens
             if window not in masks:
-                runs = self._runs(pack, window)
+                runs: Sequence[int] = pack.lengths
+                if window:
+                    runs = arrangement.windows if arrangement else consecutive_windows(pack.lengths, window)
                 segments = segments_of(runs, share, causal=layer.attention.causal, device=hidden.device)
                 masks[window] = Mask(segments, rotation)
             again = (self.recompute or place < pack.remade) and layer.backward_share > 0 and torch.is_grad_enabled()
@@ -160,18 +163,11 @@ class Stage(torch.nn.Module):
                 hidden = _run_block(*inputs)
         return hidden.squeeze(1)
 
-    def _runs(self, pack: Pack, window_tokens: int) -> Sequence[int]:
-        """Runs of tokens that attend to each other: sequences, or windows in them."""
-        if not window_tokens:
-            return pack.lengths
-        arrangement = arrangement_of(self.module, pack)
-        return arrangement.windows if arrangement else consecutive_windows(pack.lengths, window_tokens)
-
-    def _rotation(self, pack: Pack, share: Share, hidden: Tensor) -> Rotation | None:
+    def _rotation(self, pack: Pack, share: Share, arrangement: Arrangement | None, hidden: Tensor) -> Rotation | None:
         device = hidden.device
         if not self.module.config.rotary:
             return None
-        if arrangement := arrangement_of(self.module, pack):
+        if arrangement:
             places = torch.stack([share.pad(arrangement.rows), share.pad(arrangement.columns)])
             rows, columns = to_device(places, device)
             return Rotation.by(grid_rotary_angles(rows, columns, self.module), hidden.dtype)

@@ -64,27 +64,23 @@ class Bench:
         """Inputs of a stage's forward for sequences of these lengths."""
         module, total = target.module, sum(lengths)
         share = shares_of(total, self.groups[target.tp]).hidden
-        hidden = (share.stop - share.start, module.config.hidden_size)
+        num_rows = share.stop - share.start
         first, last = (target.kind == module.layers[end].kind for end in (0, -1))
         if module.is_encoder:
             merge = merge_tokens(module)
             pack = Pack(tuple(lengths), tuple(-(-length // merge) for length in lengths))
-            if not first:
-                return Inputs(pack, self._leaf(hidden))
-            features = torch.rand(total, input_width(module), pin_memory=self.device.type == "cuda")
-            return Inputs(pack, lambda: to_device(features, self.device))
-        # The first half of every sample is what encoders hand over.
-        ids = torch.cat([torch.arange(length) % module.config.vocab_size for length in lengths])
-        ids[torch.cat([torch.arange(length) < length // 2 for length in lengths])] = -1
-        pack = Pack(tuple(lengths), (), ids, ids.clamp(min=0))
-        if not first:
-            return Inputs(pack, self._leaf(hidden), is_loss=last)
-        projected = int((ids < 0).sum())
-        return Inputs(pack, self._leaf((projected, module.config.hidden_size)) if projected else lambda: None)
-
-    def _leaf(self, shape: tuple[int, ...]) -> Callable[[], Tensor]:
-        values = torch.randn(shape, dtype=self.dtype, device=self.device)
-        return lambda: values.detach().requires_grad_()
+            if first:
+                features = torch.rand(total, input_width(module), pin_memory=self.device.type == "cuda")
+                return Inputs(pack, lambda: to_device(features, self.device))
+        else:
+            # The first half of every sample are projected tokens.
+            ids = torch.cat([torch.arange(length) % module.config.vocab_size for length in lengths])
+            ids[torch.cat([torch.arange(length) < length // 2 for length in lengths])] = -1
+            pack = Pack(tuple(lengths), (), ids, ids.clamp(min=0))
+            num_rows = int((ids < 0).sum()) if first else num_rows
+        values = torch.randn(num_rows, module.config.hidden_size, dtype=self.dtype, device=self.device)
+        is_loss = last and not module.is_encoder
+        return Inputs(pack, lambda: values.detach().requires_grad_() if num_rows else None, is_loss)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,88 @@
-"""Stages filled from a published checkpoint; each rank reads the rows and columns that it holds."""
+"""Stages filled from safetensors files; each rank reads the rows and columns that it holds, and unpickles nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.modules import NamedParameter, Stage, named_parameters
 from entrain_bench.train.modules.positions import sinusoids
-from entrain_bench.train.weights.checkpoint import Checkpoint
-from entrain_bench.train.weights.naming import Roots, Stored, default_roots, full_name, scheme_of, stored_tensors
+from entrain_bench.train.weights.naming import Roots, Stored, full_name, scheme_of, stored_tensors
 
-__all__ = ["Roots", "check_tensors", "default_roots", "expected_shapes", "load_weights"]
-
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 # Sinusoids that a checkpoint stores may be rounded to bfloat16.
 _ROUNDED = 2.0**-8
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint in Hugging Face's format: a folder, and the file of each tensor, by name."""
+
+    folder: Path
+    files: Mapping[str, Path]
+
+    @classmethod
+    def open(cls, folder: Path) -> Checkpoint:
+        """The checkpoint of a folder, single or by its index; ``UserError`` if there is none, or it is damaged."""
+        index = folder / INDEX
+        if not index.is_file():
+            single = folder / SINGLE
+            if not single.is_file():
+                raise UserError(f"harness.weights={folder}: has neither {SINGLE} nor {INDEX}")
+            try:
+                return cls(folder, dict.fromkeys(_opened(single).keys(), single))
+            except (SafetensorError, OSError) as error:
+                raise UserError(f"harness.weights={folder}: {SINGLE} is damaged ({error})") from error
+        try:
+            files = {str(name): str(file) for name, file in json.loads(index.read_text())["weight_map"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(f"harness.weights={folder}: {INDEX} is damaged") from error
+        for file in sorted({*files.values()}):
+            if Path(file).name != file or not (folder / file).is_file():
+                raise UserError(f"harness.weights={folder}: {INDEX} names {file}, which is no file of the folder")
+        return cls(folder, {name: folder / file for name, file in files.items()})
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor; ``UserError`` for a damaged file, or one without the tensor."""
+        with self._tensor(name) as part:
+            return tuple(part.get_shape())
+
+    def rows(self, name: str, start: int, stop: int, columns: tuple[int, int] | None = None) -> Tensor:
+        """Rows of a tensor, or only some columns of them; no more is read."""
+        with self._tensor(name) as part:
+            found: Tensor = part[start:stop] if columns is None else part[start:stop, columns[0] : columns[1]]
+            return found
+
+    @contextmanager
+    def _tensor(self, name: str) -> Iterator[Any]:
+        file = self.files[name]
+        try:
+            yield _opened(file).get_slice(name)
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"harness.weights={self.folder}: {file.name} is damaged ({name} cannot be read)") from error
+
+
+@cache
+def _opened(file: Path) -> Any:
+    """An open file, mapped into memory until ``close_files``."""
+    return safe_open(file, framework="pt")
+
+
+def close_files() -> None:
+    """Close the files that reading has opened."""
+    _opened.cache_clear()
 
 
 def load_weights(checkpoint: Checkpoint, model: ModelSpec, stages: Iterable[Stage], roots: Roots) -> None:

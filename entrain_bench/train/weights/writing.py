@@ -19,8 +19,8 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.modules import Stage, StageGroups, named_parameters
 from entrain_bench.train.modules.positions import sinusoids
-from entrain_bench.train.weights.checkpoint import INDEX
 from entrain_bench.train.weights.naming import Roots, Rows, Stored, full_name, stored_tensors
+from entrain_bench.train.weights.reading import INDEX
 
 WHISPER_POSITIONS = 1500  # 30 s (arXiv:2212.04356, section 2.2)
 # Positions that checkpoints store and that are no parameter of a stage.
