@@ -24,8 +24,8 @@ from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.running.sharded import ShardedStage, shard_stage
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
 from entrain_bench.train.settings import PER_CHANNEL, TrainSettings
-from entrain_bench.train.weights.checkpoint import Checkpoint, close_files
-from entrain_bench.train.weights.reading import check_tensors, default_roots, load_weights
+from entrain_bench.train.weights.naming import default_roots
+from entrain_bench.train.weights.reading import Checkpoint, check_tensors, close_files, load_weights
 
 
 def build_runtime(

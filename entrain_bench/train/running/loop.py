@@ -19,9 +19,8 @@ from entrain_bench.records.outcome import Outcome
 from entrain_bench.run.experiment import MAX_KEPT_ACTIONS, Feed, Setting, prepare
 from entrain_bench.train.device import device_of, dtype_name
 from entrain_bench.train.learning_rate import LearningRate
-from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.measuring.clock import Clock, profiler
 from entrain_bench.train.measuring.metrics import OF_THE_CLUSTER, mean_metrics, metrics_of, why_not_of_the_cluster
-from entrain_bench.train.measuring.profiling import profiler
 from entrain_bench.train.measuring.seen import check_finite, gather_seen, see
 from entrain_bench.train.messages.control import PlanningGroup, planning_group, process_group
 from entrain_bench.train.platform import prepare_platform

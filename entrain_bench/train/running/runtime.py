@@ -35,7 +35,7 @@ from entrain_bench.train.running.sharded import ShardedStage
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, global_norm
 from entrain_bench.train.running.turns import EmptyPass, empty_passes
 from entrain_bench.train.weights import save_weights
-from entrain_bench.train.weights.reading import Roots
+from entrain_bench.train.weights.naming import Roots
 
 
 @dataclass(slots=True)

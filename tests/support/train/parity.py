@@ -24,7 +24,7 @@ from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.train.measuring.clock import Clock
-from entrain_bench.train.measuring.losses import total_loss
+from entrain_bench.train.measuring.metrics import total_loss
 from entrain_bench.train.messages.control import gather_json, planning_group
 from entrain_bench.train.modules import NamedParameter, StageGroups, build_stage, named_parameters, split
 from entrain_bench.train.platform import prepare_platform
