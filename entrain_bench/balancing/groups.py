@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import coo_array, csr_array
-from scipy.sparse.csgraph import connected_components
+from numba import njit
 
 from entrain_bench.base.arrays import IntArray, offsets_from_counts, rows_of
 from entrain_bench.program import Program
@@ -15,16 +14,29 @@ from entrain_bench.program.assignment import Assignment
 
 def users_of(draft: Program) -> tuple[IntArray, IntArray, IntArray]:
     """The dependencies in reverse: what waits for each forward and backward, CSR, and each row's dependency."""
-    num_actions, edges = len(draft.dep_offsets) - 1, np.arange(1, len(draft.dep_actions) + 1)
-    needs = csr_array((edges, draft.dep_actions, draft.dep_offsets), shape=(num_actions, int(draft.first_action[-1])))
-    users = needs.tocsc()
-    return users.indptr.astype(np.int64), users.indices.astype(np.int64), np.asarray(users.data - 1, np.int64)
+    edge = np.argsort(draft.dep_actions, kind="stable")
+    counts = np.bincount(draft.dep_actions, minlength=int(draft.first_action[-1]))
+    return offsets_from_counts(counts), rows_of(draft.dep_offsets)[edge], edge
 
 
-def components(count: int, one: IntArray, other: IntArray) -> IntArray:
-    """Connected component of each of ``count`` things that pairs link ``[count]``."""
-    links = coo_array((np.ones(len(one)), (one, other)), shape=(count, count))
-    return np.asarray(connected_components(links, directed=False)[1], np.int64)
+@njit(cache=True)
+def components(count, one, other):  # type: ignore[no-untyped-def]
+    """Connected component of each of ``count`` things that pairs link, by the least of its things ``[count]``."""
+    # Each thing points to a lesser one of its component, but for the least.
+    lesser = np.arange(count)
+    for first, second in zip(one, other):
+        while lesser[first] != first:
+            lesser[first] = lesser[lesser[first]]
+            first = lesser[first]
+        while lesser[second] != second:
+            lesser[second] = lesser[lesser[second]]
+            second = lesser[second]
+        lesser[max(first, second)] = min(first, second)
+    label, found = np.empty(count, np.int64), 0
+    for thing in range(count):
+        label[thing] = found if lesser[thing] == thing else label[lesser[thing]]
+        found += lesser[thing] == thing
+    return label
 
 
 def consumers_of(draft: Program, assignment: Assignment) -> tuple[IntArray, IntArray]:

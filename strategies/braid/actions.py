@@ -93,6 +93,8 @@ class State(NamedTuple):
         first_open: first group of a lane with actions to come ``[lanes]``.
         first_refused: first group from there on that does not fit with those before it ``[lanes]``.
         admitted_bytes: what the groups between these two need ``[lanes]``.
+        rest_s: how long actions to come occupy a lane at least ``[lanes]``.
+        tail_s: least of the actions' ``tail_s`` on a lane ``[lanes]``.
     """
 
     queue: IntArray
@@ -114,6 +116,8 @@ class State(NamedTuple):
     first_open: IntArray
     first_refused: IntArray
     admitted_bytes: IntArray
+    rest_s: FloatArray
+    tail_s: FloatArray
 
 
 def room_for(actions: Actions, num_groups: int) -> State:
@@ -145,4 +149,6 @@ def room_for(actions: Actions, num_groups: int) -> State:
         first_open=whole(num_lanes),
         first_refused=whole(num_lanes),
         admitted_bytes=whole(num_lanes),
+        rest_s=np.zeros(num_lanes),
+        tail_s=np.zeros(num_lanes),
     )

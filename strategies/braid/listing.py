@@ -22,7 +22,7 @@ from .actions import BACKWARD, FORWARD, HOLDS
 
 
 @njit(cache=True, nogil=True)
-def list_schedule(actions, wish, state, place):  # type: ignore[no-untyped-def]
+def list_schedule(actions, wish, state, place, limit_s=np.inf):  # type: ignore[no-untyped-def]
     """Put all actions in an order that every lane keeps to.
 
     Args:
@@ -30,10 +30,11 @@ def list_schedule(actions, wish, state, place):  # type: ignore[no-untyped-def]
         wish: how.
         state: what ``room_for`` made.
         place: takes each action's place in the order ``[actions]``.
+        limit_s: stop as soon as the schedule must end later; the order is then incomplete.
 
     Returns:
-        When all gradients are synchronised, seconds; and how many forwards were let in although memory was
-        full, because nothing else was left to run: none if every group fits by itself.
+        When all gradients are synchronised, seconds, infinite if later than the limit; and how many forwards were let
+        in although memory was full, because nothing else was left to run: none if every group fits by itself.
     """
     _begin(actions, wish, state)
     forced, end_s = 0, 0.0
@@ -53,6 +54,11 @@ def list_schedule(actions, wish, state, place):  # type: ignore[no-untyped-def]
         begin_s = _begin_s(action, actions, state)
         ended_s = _run(action, begin_s, actions, wish, state)
         end_s = max(end_s, ended_s + actions.tail_s[action])
+        for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
+            lane = actions.lanes[row]
+            state.rest_s[lane] -= _least_s(action, actions)
+            if ended_s + state.rest_s[lane] + state.tail_s[lane] > limit_s:
+                return np.inf, forced
     return end_s, forced
 
 
@@ -75,11 +81,15 @@ def _begin(actions, wish, state):  # type: ignore[no-untyped-def]
     state.first_open[:] = 0
     state.first_refused[:] = 0
     state.admitted_bytes[:] = 0
+    state.rest_s[:] = 0.0
+    state.tail_s[:] = np.inf
     for action in range(len(actions.duration_s)):
         for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
             lane = actions.lanes[row]
             state.left[lane, wish.group[action]] += 1
             state.llm_left[lane] += actions.of_llm[action]
+            state.rest_s[lane] += _least_s(action, actions)
+            state.tail_s[lane] = min(state.tail_s[lane], actions.tail_s[action])
             if actions.is_backward[action] == FORWARD:
                 state.need_bytes[lane, wish.group[action]] += actions.size_bytes[action]
         if state.missing[action] == 0:
@@ -87,6 +97,13 @@ def _begin(actions, wish, state):  # type: ignore[no-untyped-def]
     for lane in range(len(actions.room_bytes)):
         _close_groups(lane, state)
         _admit_groups(lane, actions, state)
+
+
+@inlined
+def _least_s(action, actions):  # type: ignore[no-untyped-def]
+    """Seconds for which an action holds its lanes at least."""
+    kept_s = actions.kept_s[action] if actions.is_backward[action] == BACKWARD else 0.0
+    return actions.receive_s[action] + actions.duration_s[action] - kept_s
 
 
 @inlined

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from numba import njit
 
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import IntArray
@@ -16,6 +17,8 @@ from .replicas import Replica
 
 # A replica this close to the work of its busiest lane has nothing left to search for.
 CLOSE = 1e-3
+# A schedule that ends by so much later than the best is not made to its end; far more than ``decisive`` tells apart.
+WORSE = 1 + 1e-6
 # Groups that a block moves together at most, and places by which a group's backwards may come sooner or later.
 BLOCK, SHIFTS = 6, (0, -8, -3, 3, 8, 20, 60)
 # Of the moves these shares put one group elsewhere, a block, swap two, shift backwards; the rest changes lead and hold.
@@ -78,21 +81,52 @@ class Search:
 
     def score(self, choice: Choice) -> None:
         """Make the schedule of a choice, and keep it if it is no slower than the best one."""
-        replica = self.replica
-        position = np.empty(len(choice.order), np.int64)
-        position[choice.order] = np.arange(len(choice.order))
-        group = position[replica.group]
-        actions = replica.actions
-        lead = np.where(actions.is_backward, choice.lead, -self.rules.ahead or choice.lead)
-        shifted = group + actions.is_backward * choice.shift[replica.group] - lead * actions.of_llm
-        priority = shifted * (2.0 * len(replica.own)) + replica.inner
+        replica, rules = self.replica, self.rules
         place = np.empty_like(self.place)
-        is_long = (choice.hold > 0) & (actions.duration_s > choice.hold * replica.llm_backward_s)
-        is_held = (is_long & (actions.of_llm < actions.is_backward)).astype(np.int64)
-        wish = Wish(group, priority, is_held, self.rules.alternate, self.rules.keep)
-        end_s, _ = list_schedule(replica.actions, wish, self.state, place)
+        end_s = _scheduled(
+            replica.actions,
+            (replica.group, replica.inner),
+            (choice.order, choice.shift),
+            (-rules.ahead or choice.lead, choice.lead),
+            float(choice.hold * replica.llm_backward_s),
+            rules.alternate,
+            float(rules.keep),
+            self.state,
+            place,
+            self.end_s * WORSE,
+        )
         if decisive(end_s) <= decisive(self.end_s):
             self.best, self.end_s, self.place = choice, end_s, place
+
+
+@njit(cache=True, nogil=True)
+def _scheduled(  # type: ignore[no-untyped-def]
+    actions, labels, moves, leads, hold_s, alternate, keep, state, place, limit_s
+):
+    """When the schedule of a choice ends; its places go to ``place``.
+
+    Args:
+        actions: of the replica.
+        labels: group of each action, and its place in the group ``[actions]``.
+        moves: order of the groups, and shifts of their backwards ``[groups]``.
+        leads: groups by which the LLM's forwards and backwards go before encoders'.
+        hold_s: encoder backwards that take longer are held; 0: none are.
+        alternate: see ``Wish``.
+        keep: likewise.
+        state: what ``room_for`` made.
+        place: takes each action's place in the order ``[actions]``.
+        limit_s: see ``list_schedule``.
+    """
+    (own_group, inner), (order, shift), count = labels, moves, len(place)
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    group, priority, is_held = position[own_group], np.empty(count), np.zeros(count, np.int64)
+    for action in range(count):
+        backward, of_llm = actions.is_backward[action], actions.of_llm[action]
+        shifted = group[action] + backward * shift[own_group[action]] - leads[backward] * of_llm
+        priority[action] = shifted * (2.0 * count) + inner[action]
+        is_held[action] = 0.0 < hold_s < actions.duration_s[action] and of_llm < backward
+    return list_schedule(actions, Wish(group, priority, is_held, alternate, keep), state, place, limit_s)[0]
 
 
 def first_choices(replica: Replica, rules: Rules) -> list[Choice]:
