@@ -32,6 +32,7 @@ class Replica:
         load_s: believed seconds of each on all lanes together ``[groups]``.
         floor_s: no schedule ends before the busiest lane has done its work.
         llm_backward_s: mean seconds of the LLM's backwards.
+        held_s: seconds of each encoder backward, all of which may be held ``[encoder backwards]``.
     """
 
     own: IntArray
@@ -43,6 +44,7 @@ class Replica:
     load_s: FloatArray = field(init=False)
     floor_s: float = field(init=False)
     llm_backward_s: float = field(init=False)
+    held_s: FloatArray = field(init=False)
 
     def __post_init__(self) -> None:
         actions = self.actions
@@ -56,6 +58,7 @@ class Replica:
         object.__setattr__(self, "floor_s", float((work + tail_s).max()))
         of_llm = (actions.of_llm * actions.is_backward).astype(bool)
         object.__setattr__(self, "llm_backward_s", float(actions.duration_s[of_llm].mean()))
+        object.__setattr__(self, "held_s", actions.duration_s[actions.of_llm < actions.is_backward])
 
 
 def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> list[Replica]:

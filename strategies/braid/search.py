@@ -54,14 +54,24 @@ class Choice:
     lead: int
     hold: float
 
+    def effect(self, replica: Replica) -> tuple[bytes, bytes, int, int]:
+        """The same for choices that lead to the same schedule: a lead beyond all groups, a hold that holds the same."""
+        most = len(self.order) + int(self.shift.max()) - int(self.shift.min())
+        num_held = np.count_nonzero(replica.held_s > self.hold * replica.llm_backward_s) if self.hold else 0
+        return self.order.tobytes(), self.shift.tobytes(), min(self.lead, most), num_held
+
 
 @dataclass(slots=True)
 class Search:
-    """The best schedule of a replica so far; ``start`` is the first choice instead of the seeds."""
+    """The best schedule of a replica so far; ``start`` is the first choice instead of the seeds.
+
+    ``known`` says when schedules end, by ``Choice.effect``.
+    """
 
     replica: Replica
     rules: Rules
     start: Choice | None = None
+    known: dict[tuple[bytes, bytes, int, int], float] = field(init=False, default_factory=dict)
     state: State = field(init=False)
     seeds: list[Choice] = field(init=False)
     best: Choice = field(init=False)
@@ -81,9 +91,14 @@ class Search:
 
     def score(self, choice: Choice) -> None:
         """Make the schedule of a choice, and keep it if it is no slower than the best one."""
-        replica, rules = self.replica, self.rules
+        replica, rules, effect = self.replica, self.rules, choice.effect(self.replica)
+        if effect in self.known and effect == self.best.effect(replica):
+            self.best = choice
+            return
+        if decisive(self.known.get(effect, 0.0)) > decisive(self.end_s):
+            return
         place = np.empty_like(self.place)
-        end_s = _scheduled(
+        self.known[effect] = end_s = _scheduled(
             replica.actions,
             (replica.group, replica.inner),
             (choice.order, choice.shift),
