@@ -24,7 +24,7 @@ def components(count, one, other):  # type: ignore[no-untyped-def]
     """Connected component of each of ``count`` things that pairs link, by the least of its things ``[count]``."""
     # Each thing points to a lesser one of its component, but for the least.
     lesser = np.arange(count)
-    for first, second in zip(one, other):
+    for first, second in zip(one, other):  # noqa: B905 (numba knows no strict)
         while lesser[first] != first:
             lesser[first] = lesser[lesser[first]]
             first = lesser[first]
