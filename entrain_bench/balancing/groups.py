@@ -19,6 +19,12 @@ def users_of(draft: Program) -> tuple[IntArray, IntArray, IntArray]:
     return offsets_from_counts(counts), rows_of(draft.dep_offsets)[edge], edge
 
 
+def members_of(label: IntArray, num_labels: int) -> list[IntArray]:
+    """What has each label, rising."""
+    bounds = np.cumsum(np.bincount(label, minlength=num_labels))[:-1]
+    return np.split(np.argsort(label, kind="stable"), bounds)
+
+
 @njit(cache=True)
 def components(count, one, other):  # type: ignore[no-untyped-def]
     """Connected component of each of ``count`` things that pairs link, by the least of its things ``[count]``."""

@@ -7,15 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from entrain_bench.balancing.actions import BACKWARD, Actions
 from entrain_bench.balancing.beliefs import packed_durations, sync_after_s
-from entrain_bench.balancing.groups import chunk_groups, components, users_of
+from entrain_bench.balancing.groups import chunk_groups, components, members_of, users_of
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of, take_rows
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
-
-from .actions import BACKWARD, Actions
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,40 +89,33 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
     places = [np.arange(own.pp) for own in layout.modules]
     stage = np.concatenate([np.zeros(0, np.int64), *places])
     depth = np.where(is_backward, -1, 1) * draft.stage[:count] / (1.0 + stage.max(initial=0))
-    of_set = lane_set[first_lane]
+    actions = Actions(
+        lane_offsets,
+        lanes,
+        is_backward,
+        (draft.module[:count] >= draft.model.llm_index).astype(np.int64),
+        believed.duration_s,
+        handed.send_s[:count],
+        handed.receive_s[:count],
+        believed.size_bytes,
+        np.diff(draft.dep_offsets)[:count],
+        user_offsets,
+        user_actions,
+        handed.delay_s[edge],
+        station,
+        believed.room_bytes,
+        tail_s,
+        partner,
+        believed.kept_bytes,
+        believed.kept_s,
+    )
+    inner = groups.rank[is_backward, chunk] + depth
     replicas = []
-    by_set, set_order = np.bincount(of_set, minlength=1 + int(lane_set.max())), np.argsort(of_set, kind="stable")
-    for one, own in enumerate(np.split(set_order, np.cumsum(by_set)[:-1])):
-        if not len(own):
-            continue
-        members = np.flatnonzero(lane_set == one)
-        local_lane, local = np.full(layout.num_lanes, -1), np.full(count, -1)
-        local_lane[members], local[own] = np.arange(len(members)), np.arange(len(own))
-        own_lanes, entries = take_rows(lane_offsets, own)
-        own_users, users = take_rows(user_offsets, own)
-        actions = Actions(
-            own_lanes,
-            local_lane[lanes[entries]],
-            is_backward[own],
-            (draft.module[own] >= draft.model.llm_index).astype(np.int64),
-            believed.duration_s[own],
-            handed.send_s[own],
-            handed.receive_s[own],
-            believed.size_bytes[own],
-            np.diff(draft.dep_offsets)[own],
-            own_users,
-            local[user_actions[users]],
-            handed.delay_s[edge[users]],
-            station[members],
-            believed.room_bytes[members],
-            tail_s[own],
-            local[partner[own]],
-            believed.kept_bytes[own],
-            believed.kept_s[own],
-        )
-        own_group = groups.group[chunk[own]] - first_group[one]
-        inner = groups.rank[is_backward[own], chunk[own]] + depth[own]
-        replicas.append(Replica(own, members, actions, own_group, inner, first_group[one + 1] - first_group[one]))
+    for one, own in enumerate(members_of(lane_set[first_lane], 1 + int(lane_set.max()))):
+        if len(own):
+            members, count = np.flatnonzero(lane_set == one), first_group[one + 1] - first_group[one]
+            own_group = groups.group[chunk[own]] - first_group[one]
+            replicas.append(Replica(own, members, actions.of(own, members), own_group, inner[own], count))
     return replicas
 
 

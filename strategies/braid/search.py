@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numba import njit
 
+from entrain_bench.balancing.actions import State, Wish, room_for
+from entrain_bench.balancing.listing import list_schedule
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.program import Program, Slots, reorder
 
-from .actions import State, Wish, room_for
-from .listing import list_schedule
 from .replicas import Replica
 
 # A replica this close to the work of its busiest lane has nothing left to search for.
@@ -141,7 +141,8 @@ def _scheduled(  # type: ignore[no-untyped-def]
         shifted = group[action] + backward * shift[own_group[action]] - leads[backward] * of_llm
         priority[action] = shifted * (2.0 * count) + inner[action]
         is_held[action] = 0.0 < hold_s < actions.duration_s[action] and of_llm < backward
-    return list_schedule(actions, Wish(group, priority, is_held, alternate, keep), state, place, limit_s)[0]
+    wish = Wish(group, priority, is_held, alternate, keep, True)
+    return list_schedule(actions, wish, state, place, limit_s)[0]
 
 
 def first_choices(replica: Replica, rules: Rules) -> list[Choice]:

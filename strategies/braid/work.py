@@ -133,9 +133,6 @@ def _cuts(layer_s, base_s):  # type: ignore[no-untyped-def]
         least = count if lane == lanes - 1 else lane + 1
         for end in range(least, count - (lanes - 1 - lane) + 1):
             for first in range(lane, end):
-                # Longer beginnings are no faster, but for rounding.
-                if best[first] > longer[end] * (1 + 1e-6):
-                    break
                 busiest = max(best[first], prefix[end] - prefix[first] + base_s[lane])
                 # What is as good but for rounding is no better.
                 if busiest < longer[end] * (1 - 1e-9):

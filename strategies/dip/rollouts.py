@@ -7,13 +7,14 @@ from time import perf_counter
 import numpy as np
 from numba import njit
 
+from entrain_bench.balancing.actions import Actions, Wish, room_for
+from entrain_bench.balancing.groups import members_of
+from entrain_bench.balancing.listing import list_schedule
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.compiled import in_threads
 
-from .interleaver import interleave
 from .search import ROOT, exploration, learn, new_tree, propose
 from .segments import Segments
-from .state import Actions, empty_schedule, room_for
 
 
 def best_slots(segments: Segments, rounds: int, seconds: float | None = None) -> IntArray:
@@ -28,82 +29,77 @@ def best_slots(segments: Segments, rounds: int, seconds: float | None = None) ->
     """
     started = perf_counter()
     num_sets, num_actions = len(segments.num_groups), len(segments.lane)
-    members = _members(segments.lane_set, num_sets)
-    own = _members(segments.lane_set[segments.lane], num_sets)
+    own = members_of(segments.lane_set[segments.lane], num_sets)
+    parts = _actions(segments)
+    actions = [parts.of(each, np.flatnonzero(segments.lane_set == one)) for one, each in enumerate(own)]
+    states = [room_for(each, count) for each, count in zip(actions, segments.num_groups.tolist(), strict=True)]
     spread = exploration(rounds + 1)
     trees = [new_tree(count * segments.per_group, spread) for count in segments.num_groups.tolist()]
     # The same moves in every iteration: the same batch always gets the same order.
     rngs = [np.random.default_rng(one) for one in range(num_sets)]
-    actions = _actions(segments)
-    state = room_for(segments.lane, segments.is_backward, segments.room_bytes, int(segments.num_groups.max()))
-    labels = segments.group, segments.element, segments.per_group, segments.rank
-    schedule, slot = empty_schedule(num_actions), np.zeros(num_actions, np.int64)
+    labels = [(segments.group[each], segments.element[each], segments.rank[each]) for each in own]
+    places = [np.zeros(len(each), np.int64) for each in own]
 
     def search(num_rollouts: int) -> None:
         def search_one(one: int) -> None:
-            own_search = members[one], own[one], trees[one], rngs[one]
-            search_set(num_rollouts, *own_search, *labels, actions, state, schedule, slot)
+            of_set = labels[one], actions[one], states[one], places[one]
+            search_set(num_rollouts, trees[one], rngs[one], segments.per_group, float(num_actions), *of_set)
 
         in_threads(search_one, num_sets)
 
     if seconds is None:
         search(rounds + 1)
-        return slot
-    search(1)
-    for _ in range(rounds):
-        if perf_counter() - started >= seconds:
-            break
+    else:
         search(1)
+        for _ in range(rounds):
+            if perf_counter() - started >= seconds:
+                break
+            search(1)
+    slot = np.zeros(num_actions, np.int64)
+    for each, place in zip(own, places, strict=True):
+        slot[each] = place
     return slot
 
 
-def _members(label: IntArray, num_labels: int) -> list[IntArray]:
-    """What has each label, rising."""
-    bounds = np.cumsum(np.bincount(label, minlength=num_labels))[:-1]
-    return np.split(np.argsort(label, kind="stable"), bounds)
-
-
 def _actions(segments: Segments) -> Actions:
-    """The segments for the interleaver, with room for groups and priorities, which change with the order."""
+    """The segments for the list scheduler: one lane each, and what they hand on is there at once."""
+    count, num_lanes = len(segments.lane), len(segments.room_bytes)
+    none, at_once = np.zeros(count, np.int64), np.zeros(count)
     return Actions(
-        lane=segments.lane,
+        lane_offsets=np.arange(count + 1),
+        lanes=segments.lane,
         is_backward=segments.is_backward,
+        of_llm=none,
         duration_s=segments.duration_s,
-        priority=np.zeros(len(segments.lane)),
-        group=np.zeros(len(segments.lane), np.int64),
+        send_s=at_once,
+        receive_s=at_once,
         size_bytes=segments.size_bytes,
         num_waits=segments.num_waits,
         user_offsets=segments.user_offsets,
         user_actions=segments.user_actions,
+        user_delay_s=np.zeros(len(segments.user_actions)),
+        station=np.arange(num_lanes),
+        room_bytes=segments.room_bytes,
+        tail_s=at_once,
+        backward=none,
+        kept_bytes=none,
+        kept_s=at_once,
     )
 
 
 @njit(cache=True, nogil=True)
 def search_set(  # type: ignore[no-untyped-def]
-    num_rollouts, members, own, tree, rng, group, element, per_group, rank, actions, state, schedule, slot
+    num_rollouts, tree, rng, per_group, spread, labels, actions, state, best_place
 ):
-    """More rollouts of one set, and the slots of its best one.
+    """More rollouts of one set, none when all orders are scored; ``best_place`` takes its best order ``[actions]``.
 
-    The place of its element in the proposed order is a segment's priority, then its rank in the group. Groups come by
-    the first of their elements.
-
-    Args:
-        num_rollouts: how many, at most: none follow when all orders are scored.
-        members: lanes of the set ``[members]``.
-        own: its actions ``[own]``.
-        tree: of its search.
-        rng: random numbers of its search.
-        group: see ``Segments``.
-        element: likewise.
-        per_group: likewise.
-        rank: see ``Segments``.
-        actions: of all sets; takes groups and priorities of the set's.
-        state: see ``interleave``.
-        schedule: room for the latest schedule.
-        slot: of every action in the best schedule so far; takes those of the set's ``[actions]``.
+    The place of its element in the proposed order is a segment's priority, then its rank in the group, which is below
+    ``spread``. Groups come by the first of their elements. ``labels`` are group, element and rank (``Segments``).
     """
+    group, element, rank = labels
     place = np.empty(len(tree.order), np.int64)
     group_place = np.empty(len(tree.order) // per_group, np.int64)
+    turn, held = np.empty_like(best_place), np.zeros_like(best_place)
     for _ in range(num_rollouts):
         propose(tree, rng)
         num_seen = 0
@@ -114,16 +110,9 @@ def search_set(  # type: ignore[no-untyped-def]
             if group_place[its_group] < 0:
                 group_place[its_group] = num_seen
                 num_seen += 1
-        for action in own:
-            actions.group[action] = group_place[group[action]]
-            # No rank is as high as the number of actions.
-            actions.priority[action] = place[element[action]] * float(len(rank)) + rank[action]
-        interleave(members, own, actions, state, schedule)
-        end_s = 0.0
-        for action in own:
-            end_s = max(end_s, schedule.end_s[action])
+        wish = Wish(group_place[group], place[element] * spread + rank, held, True, 0.0, False)
+        end_s, _ = list_schedule(actions, wish, state, turn)
         if learn(tree, end_s):
-            for action in own:
-                slot[action] = schedule.slot[action]
+            best_place[:] = turn
         if tree.finished[ROOT]:
             break

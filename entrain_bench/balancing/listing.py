@@ -16,9 +16,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from entrain_bench.balancing.actions import BACKWARD, FORWARD, HOLDS
 from entrain_bench.base.compiled import inlined
-
-from .actions import BACKWARD, FORWARD, HOLDS
 
 
 @njit(cache=True, nogil=True)
@@ -200,8 +199,10 @@ def _choose(lane, actions, wish, state):  # type: ignore[no-untyped-def]
                     else:
                         backward = action
                     break
-                # Of two that come together the backward, which frees memory.
-                if state.ready_s[action] < coming_s or (kind == BACKWARD and state.ready_s[action] == coming_s):
+                # Of those that come together a backward, which frees memory.
+                first = coming < 0 or wish.last_of_equals or actions.is_backward[coming] == FORWARD
+                equal = kind == BACKWARD and state.ready_s[action] == coming_s and first
+                if state.ready_s[action] < coming_s or equal:
                     coming, coming_s = action, state.ready_s[action]
             spot -= 1
     chosen = max(forward, backward)
