@@ -14,8 +14,7 @@ from numba import njit
 
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation
-from entrain_bench.balancing.routes import check_colocated, check_routes
-from entrain_bench.balancing.schedules import three_phase_program
+from entrain_bench.balancing.schedules import check_colocated, check_routes, three_phase_program
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import require
 from entrain_bench.program import Program

@@ -14,9 +14,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.balancing import arrival_places
 from entrain_bench.balancing.candidates import Candidate, Draft, fastest_in_trials, rising_candidates
 from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.lpt import arrival_places
 from entrain_bench.balancing.planning import (
     average_layer_s,
     chain_starts,

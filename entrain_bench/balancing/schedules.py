@@ -1,4 +1,8 @@
-"""Schedules as slots: from microbatch order to the order of actions on a lane."""
+"""Schedules as slots: from microbatch order to the order of actions on a lane; and checks of what may follow whom.
+
+Routes over the boundary between an encoder and the LLM (arXiv:2605.27678, section 1) are checked, for a mapping whose
+shapes are valid may send gradients to the wrong ranks.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment, Chunks, check_assignment, group_chunks
+from entrain_bench.program.boundary import is_colocated, ratio_of
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
@@ -218,3 +223,56 @@ def microbatches_per_replica(layout: Layout, chunks: Sequence[Chunks], freed: Se
     for rows, last, placed in zip(chunks, freed, layout.modules, strict=True):
         np.maximum.at(counts[placed.dp], rows.replica, np.maximum(rows.microbatch, last) + 1)
     return [counts[placed.dp] for placed in layout.modules]
+
+
+def check_colocated(layout: Layout) -> None:
+    """Check that every encoder is in one stage on exactly the LLM's ranks, as schedules of three phases need it.
+
+    Raises:
+        IncompatibleError: naming the encoder that is not.
+    """
+    *encoders, llm = layout.modules
+    for placed in encoders:
+        if not is_colocated(placed, llm) or placed.pp > 1:
+            raise IncompatibleError(
+                f"layout: a colocated schedule needs {placed.module} in one stage on exactly the ranks of {llm.module}"
+            )
+
+
+def check_routes(
+    model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment, *, in_order: bool
+) -> None:
+    """Check that every item is encoded in the group of the LLM replica that consumes it.
+
+    Args:
+        model: the model.
+        shapes: the iteration's samples.
+        layout: the layout.
+        assignment: labels of all modules.
+        in_order: whether no LLM microbatch may come before an encoder microbatch that it needs.
+
+    Raises:
+        IncompatibleError: naming the sample that takes a wrong way.
+    """
+    check_assignment(assignment, model, layout, shapes)
+    *encoders, llm = layout.modules
+    consumer = assignment.modules[-1]
+    for module, placed, labels in zip(model.encoders, encoders, assignment.modules, strict=False):
+        ratio = ratio_of(placed, llm)
+        owner = shapes.item_sample[module.units(shapes)]
+        wrong = np.flatnonzero(labels.replica // ratio.fan_in != consumer.replica[owner] // ratio.fan_out)
+        if wrong.size:
+            first = wrong[0]
+            raise IncompatibleError(
+                f"assignment: sample {shapes.name_of(owner[first])} is encoded by replica {labels.replica[first]} "
+                f"of {placed.dp} of {module.name}, which does not feed replica {consumer.replica[owner[first]]} of "
+                f"{llm.dp} of {llm.module}"
+            )
+        late = np.flatnonzero(labels.microbatch > consumer.microbatch[owner]) if in_order else wrong
+        if late.size:
+            first = late[0]
+            raise IncompatibleError(
+                f"assignment: sample {shapes.name_of(owner[first])} is in {module.name} microbatch "
+                f"{labels.microbatch[first]} and already in {llm.module} microbatch "
+                f"{consumer.microbatch[owner[first]]}; this schedule runs microbatches in order"
+            )

@@ -22,7 +22,7 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
 from .assigner import efficient_items
-from .belief import believed_s
+from .segments import believed_s
 
 CHUNKS = ("auto", "one", "rule")
 # Sequence whose layer times split a module that no profiled sample exercises.

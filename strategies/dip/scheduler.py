@@ -17,9 +17,8 @@ from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-from .belief import believed_s
-from .rollouts import best_slots
-from .segments import segments_of
+from .search import best_slots
+from .segments import believed_s, segments_of
 
 PRIORITIES = ("microbatch", "modality")
 # Every rollout is a node in the tree of every set of lanes, some 60 bytes each.

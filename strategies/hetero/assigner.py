@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.balancing.balancing import arrival_places
+from entrain_bench.balancing.lpt import arrival_places
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import IntArray, offsets_from_counts
 from entrain_bench.base.errors import require

@@ -14,8 +14,7 @@ from entrain_bench.specs.job import PLANNING_SHARE
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.dip import DipScheduler
 from entrain_bench_strategies.dip.assigner import sub_microbatches
-from entrain_bench_strategies.dip.belief import believed_s
-from entrain_bench_strategies.dip.segments import Segments, segments_of
+from entrain_bench_strategies.dip.segments import Segments, believed_s, segments_of
 from support.builders import (
     placed,
     profile_of,
