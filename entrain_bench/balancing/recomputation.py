@@ -16,10 +16,10 @@ from numba import njit
 from ortools.sat.python import cp_model
 
 from entrain_bench.balancing.beliefs import covered_layer_s
+from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, sum_rows
-from entrain_bench.base.errors import unknown_choice
 from entrain_bench.program import Pass, Program, recompute_chunks
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.recomputation import covered_per_stage
@@ -47,8 +47,7 @@ class Recomputation:
     memory: str = field(default="module", kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.memory not in MEMORY:
-            raise unknown_choice("strategy.scheduler.memory", self.memory, MEMORY)
+        check_choices(self, "strategy.scheduler", memory=MEMORY)
 
     @property
     def chooses_recomputation(self) -> bool:

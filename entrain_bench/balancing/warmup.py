@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation
 from entrain_bench.balancing.schedules import backward_microbatch, chain_chunks, chain_program, stages_behind
 from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
-from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, Chunks
 from entrain_bench.program.layout import Layout
@@ -35,10 +35,8 @@ class WarmUp(Recomputation):
 
     def __post_init__(self) -> None:
         Recomputation.__post_init__(self)
-        if self.eager not in EAGER:
-            raise unknown_choice("strategy.scheduler.eager", self.eager, EAGER)
-        most = self.max_extra_forwards
-        require(most is None or most >= 0, "strategy.scheduler.max_extra_forwards", most, "null or at least 0")
+        check_choices(self, "strategy.scheduler", eager=EAGER)
+        check_least(self, "strategy.scheduler", 0, "max_extra_forwards")
 
     def forwards(
         self,

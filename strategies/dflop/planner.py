@@ -10,11 +10,12 @@ import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, fastest_in_trials
 from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.planning import partition_layers, recompute_choices, recompute_factor, slowest_stages_s
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.base.errors import OutOfMemoryError, require, unknown_choice
+from entrain_bench.base.errors import OutOfMemoryError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
@@ -76,14 +77,13 @@ class DflopPlanner:
     num_microbatches: int | None = None
 
     def __post_init__(self) -> None:
-        given, where = self.num_microbatches, "strategy.planner.num_microbatches"
-        require(given is None or given >= 1, where, given, "null or at least 1")
-        require(self.num_trials >= 1, "strategy.planner.num_trials", self.num_trials, "at least 1")
-        require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
-        if self.microbatches not in MICROBATCHES:
-            raise unknown_choice("strategy.planner.microbatches", self.microbatches, MICROBATCHES)
-        free = given is None or self.microbatches == "paper"
-        require(free, where, given, "null with strategy.planner.microbatches=released, whose walk chooses it")
+        check_least(self, "strategy.planner", 1, "num_microbatches", "num_trials", "profile_samples")
+        check_choices(self, "strategy.planner", microbatches=MICROBATCHES)
+        given, allowed = (
+            self.num_microbatches,
+            "null with strategy.planner.microbatches=released, whose walk chooses it",
+        )
+        require(given is None or self.microbatches == "paper", "strategy.planner.num_microbatches", given, allowed)
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The plan with the least T whose programs fit memory."""

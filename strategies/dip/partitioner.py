@@ -11,11 +11,12 @@ import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, by_estimate, fastest_in_trials
 from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.planning import partition_layers, recompute_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.errors import DeadlockError, IncompatibleError, require, unknown_choice
+from entrain_bench.base.errors import DeadlockError, IncompatibleError, require
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.model import ModuleSpec
@@ -49,11 +50,9 @@ class DipPlanner:
     num_trials: int = 1
 
     def __post_init__(self) -> None:
-        require(self.num_trials >= 1, "strategy.planner.num_trials", self.num_trials, "at least 1")
-        if self.chunks not in CHUNKS:
-            raise unknown_choice("strategy.planner.chunks", self.chunks, CHUNKS)
+        check_choices(self, "strategy.planner", chunks=CHUNKS)
+        check_least(self, "strategy.planner", 1, "num_trials", "profile_samples")
         require(0 < self.efficiency <= 1, "strategy.planner.efficiency", self.efficiency, "in (0, 1]")
-        require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The layout with the least believed time of a profiled batch among those whose programs fit memory."""

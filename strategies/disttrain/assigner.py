@@ -9,12 +9,13 @@ from typing import ClassVar
 import numpy as np
 
 from entrain_bench.balancing.lpt import balanced_groups
+from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import stages_behind
 from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
+from entrain_bench.base.errors import IncompatibleError, require
 from entrain_bench.base.hosttime import each_replica_alone
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
@@ -44,8 +45,7 @@ class DistTrainAssigner:
     carry: bool = False
 
     def __post_init__(self) -> None:
-        if self.intra not in INTRA:
-            raise unknown_choice("strategy.assigner.intra", self.intra, INTRA)
+        check_choices(self, "strategy.assigner", intra=INTRA)
         alone = not self.carry or self.intra == "microbatch"
         require(alone, "strategy.assigner.carry", self.carry, f"false with intra={self.intra}")
 

@@ -12,9 +12,10 @@ import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, fastest_in_trials
 from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
-from entrain_bench.base.errors import UserError, require
+from entrain_bench.base.errors import UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -47,8 +48,7 @@ class DistTrainPlanner:
     num_trials: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("profile_samples", "rounded", "num_trials"):
-            require(getattr(self, name) >= 1, f"strategy.planner.{name}", getattr(self, name), "at least 1")
+        check_least(self, "strategy.planner", 1, "profile_samples", "rounded", "num_trials")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The candidate with the least estimated time that fits memory."""

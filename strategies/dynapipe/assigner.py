@@ -14,10 +14,11 @@ import numpy as np
 from numba import njit
 
 from entrain_bench.balancing.differencing import largest_differencing
+from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
-from entrain_bench.base.errors import require, unknown_choice
+from entrain_bench.base.errors import require
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
@@ -205,8 +206,7 @@ class DynaPipeAssigner:
     limit_step: float = 0.05
 
     def __post_init__(self) -> None:
-        if self.order not in ORDERS:
-            raise unknown_choice("strategy.assigner.order", self.order, ORDERS)
+        check_choices(self, "strategy.assigner", order=ORDERS)
         step = self.limit_step
         require(0.001 <= step <= 10, "strategy.assigner.limit_step", step, "at least 0.001, at most 10")
 

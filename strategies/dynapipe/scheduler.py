@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation
 from entrain_bench.balancing.schedules import (
@@ -26,7 +27,7 @@ from entrain_bench.balancing.schedules import (
 )
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
-from entrain_bench.base.errors import require, unknown_choice
+from entrain_bench.base.errors import require
 from entrain_bench.program import Program, Slots, reorder
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
@@ -126,8 +127,7 @@ class DynaPipeScheduler(Recomputation):
 
     def __post_init__(self) -> None:
         Recomputation.__post_init__(self)
-        if self.method not in METHODS:
-            raise unknown_choice("strategy.scheduler.method", self.method, METHODS)
+        check_choices(self, "strategy.scheduler", method=METHODS)
         require(1 <= self.classes <= 5, "strategy.scheduler.classes", self.classes, "at least 1, at most 5")
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:

@@ -16,6 +16,7 @@ import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, by_estimate, fastest_in_trials
 from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import partition_layers, recompute_choices, recompute_factor, stage_sums
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray
@@ -307,7 +308,7 @@ class ColocatedPlanner:
     num_trials: int = 8
 
     def __post_init__(self) -> None:
-        _check_knobs(self.profile_samples, self.num_trials)
+        check_least(self, "strategy.planner", 1, "profile_samples", "num_trials")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
@@ -341,10 +342,7 @@ class NoncolocatedPlanner:
     num_trials: int = 8
 
     def __post_init__(self) -> None:
-        _check_knobs(self.profile_samples, self.num_trials)
-        for name in ("encoder_ranks", "max_encoder_pp"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"strategy.planner.{name}", value, "null or at least 1")
+        check_least(self, "strategy.planner", 1, "profile_samples", "num_trials", "encoder_ranks", "max_encoder_pp")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
@@ -358,8 +356,3 @@ class NoncolocatedPlanner:
             return by_estimate(candidates_of(each, samples, pairs, colocated=False))
 
         return fastest_in_trials(profile, candidates, make_program, self.num_trials)
-
-
-def _check_knobs(profile_samples: int, num_trials: int) -> None:
-    require(profile_samples >= 1, "strategy.planner.profile_samples", profile_samples, "at least 1")
-    require(num_trials >= 1, "strategy.planner.num_trials", num_trials, "at least 1")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
+from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import require
@@ -124,16 +125,13 @@ class OmniBalAssigner:
 
     def __post_init__(self) -> None:
         where = "strategy.assigner"
-        for name in ("max_vision_tokens", "max_text_tokens"):
-            most = getattr(self, name)
-            require(most is None or most >= 1, f"{where}.{name}", most, "null or at least 1")
+        check_least(self, where, 1, "max_vision_tokens", "max_text_tokens", "rounds")
+        check_least(self, where, 0, "seed")
         both = (self.max_vision_tokens is None) == (self.max_text_tokens is None)
         require(
             both, f"{where}.max_vision_tokens", self.max_vision_tokens, "given with max_text_tokens, or null as it is"
         )
         require(0 < self.threshold <= 1, f"{where}.threshold", self.threshold, "above 0, at most 1")
-        require(self.rounds >= 1, f"{where}.rounds", self.rounds, "at least 1")
-        require(self.seed >= 0, f"{where}.seed", self.seed, "at least 0")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Group g is microbatch g // DP of replica g mod DP."""

@@ -13,6 +13,7 @@ from numba import njit
 from scipy.optimize import linear_sum_assignment
 
 from entrain_bench.balancing.lpt import arrival_places, longest_first_by_row
+from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
@@ -136,8 +137,7 @@ class PostBalancing:
     node_wise: bool = True
 
     def __post_init__(self) -> None:
-        if self.cost not in COSTS:
-            raise unknown_choice("strategy.assigner.cost", self.cost, COSTS)
+        check_choices(self, "strategy.assigner", cost=COSTS)
         if isinstance(self.padded, str):
             raise UserError(
                 f"strategy.assigner.padded={self.padded}: must be a list of modules, such as [{self.padded}]"
