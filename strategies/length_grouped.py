@@ -77,13 +77,7 @@ def shuffled(sample_ids: IntArray, seed: int) -> IntArray:
 
 
 def sorted_in_mega_batches(order: IntArray, length: FloatArray, mega_batch: int) -> IntArray:
-    """The order, cut into mega-batches that are each sorted by falling length; the longest sample of all comes first.
-
-    Args:
-        order: samples ``[samples]``.
-        length: of each sample ``[samples]``.
-        mega_batch: samples of a mega-batch.
-    """
+    """The order, cut into mega-batches that are each sorted by falling length; the longest sample comes first."""
     result = order.copy()
     starts = range(0, len(order), mega_batch)
     for start in starts:
@@ -96,16 +90,10 @@ def sorted_in_mega_batches(order: IntArray, length: FloatArray, mega_batch: int)
 
 
 def even_by_modality(order: IntArray, length: FloatArray, has_items: BoolArray, size: int) -> IntArray:
-    """The order, cut into microbatches of one modality each whose sums of lengths are alike.
+    """The order, cut into microbatches of ``size`` samples of one modality each whose sums of lengths are alike.
 
     Samples with items and those without are dealt out apart, by falling length, each to the microbatch with the least
     so far that has a free place. What fills no microbatch comes last, together and in the order of arrival.
-
-    Args:
-        order: samples ``[samples]``.
-        length: of each sample ``[samples]``.
-        has_items: whether a sample has items ``[samples]``.
-        size: samples of a microbatch.
     """
     full, rest = [], []
     for wanted in (True, False):

@@ -61,10 +61,8 @@ def consumers_of(draft: Program, assignment: Assignment) -> tuple[IntArray, IntA
 def groups_of(component: IntArray, first_llm: IntArray, chunk_set: IntArray) -> tuple[IntArray, IntArray]:
     """Group of every chunk ``[chunks]`` and set of every group ``[groups]``, by set, then by first LLM microbatch.
 
-    Args:
-        component: which chunks depend on each other ``[chunks]``: a microbatch with its encoders' chunks.
-        first_llm: first LLM microbatch that each has to do with ``[chunks]``.
-        chunk_set: set of lanes that each is on ``[chunks]``.
+    A component is a microbatch with its encoders' chunks; for every chunk it is known with its first LLM microbatch and
+    its set of lanes ``[chunks]``.
     """
     num_groups = int(component.max()) + 1
     arrival, group_set = np.full(num_groups, np.iinfo(np.int64).max), np.zeros(num_groups, np.int64)
@@ -109,14 +107,7 @@ class ChunkGroups:
 
 
 def chunk_groups(draft: Program, assignment: Assignment, action_set: IntArray, num_sets: int) -> ChunkGroups:
-    """Groups of a draft's chunks.
-
-    Args:
-        draft: the program.
-        assignment: what it was made of.
-        action_set: set of lanes that each forward and backward is on ``[first_action[-1]]``.
-        num_sets: sets.
-    """
+    """Groups of a draft's chunks; ``action_set`` is the set of each forward and backward ``[first_action[-1]]``."""
     count = int(draft.first_action[-1])
     wait, need = rows_of(draft.dep_offsets), draft.dep_actions
     first_chunk = offsets_from_counts(np.array([len(chunks) for chunks in draft.chunks]))

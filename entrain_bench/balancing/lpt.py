@@ -53,18 +53,10 @@ def _fill_groups(order, size, load, fewest_first):  # type: ignore[no-untyped-de
 
 
 def longest_first_by_row(cost: FloatArray, row: IntArray, num_bins: int) -> IntArray:
-    """Bin of each unit by LPT within its row: by falling cost, each to the bin with the least so far.
+    """Bin of each unit by LPT within its row: by falling cost, each to the bin with the least so far ``[units]``.
 
     The fullest bin of a row is within ``4/3 - 1 / (3 num_bins)`` of the best (Graham, SIAM J. Appl. Math. 17, 1969).
-    Equal costs go by index, equal bins by number.
-
-    Args:
-        cost: of each unit, not negative ``[units]``.
-        row: which units are dealt out together, not negative ``[units]``.
-        num_bins: bins of every row.
-
-    Returns:
-        ``[units]``.
+    Equal costs go by index, equal bins by number. Neither costs nor rows are negative.
     """
     rounded = decisive(cost)
     order = np.argsort(-rounded, kind="stable")

@@ -22,17 +22,11 @@ from entrain_bench.specs.shapes import SampleShapes
 
 
 def one_f_one_b(microbatch: IntArray, num_microbatches: IntArray, warmup: IntArray) -> tuple[IntArray, IntArray]:
-    """Slots of forwards and backwards under 1F1B (PipeDream-Flush, arXiv:2006.09503) with a given warm-up.
+    """Slots of forwards and backwards under 1F1B (PipeDream-Flush, arXiv:2006.09503) with a given warm-up (broadcasts).
 
-    A lane runs ``warmup`` forwards, then one forward and one backward in turn, then the remaining backwards.
-
-    Args:
-        microbatch: position in the replica's order (broadcasts with the others).
-        num_microbatches: microbatches of that replica.
-        warmup: forwards before the first forward-backward pair; the number of stages behind is the usual choice.
-
-    Returns:
-        Slot of the forward and of the backward; the 2K slots of a lane are 0..2K-1.
+    A lane runs ``warmup`` forwards (usually one a stage behind), then one forward and one backward in turn, then the
+    remaining backwards; its 2K slots are 0..2K-1. ``microbatch`` is the position in the order of a replica that has
+    ``num_microbatches``.
     """
     warmup = np.minimum(warmup, num_microbatches)
     forward = np.where(microbatch <= warmup, microbatch, 2 * microbatch - warmup)
@@ -44,12 +38,8 @@ def one_f_one_b(microbatch: IntArray, num_microbatches: IntArray, warmup: IntArr
 def stages_behind(layout: Layout, llm: int = -1) -> list[IntArray]:
     """Lanes of a replica's chain that come after each stage, one array a module ``[stages]``.
 
-    The chain runs through the stages of each encoder (modules on the same lanes count once), then the LLM's, then the
-    generators'.
-
-    Args:
-        layout: the layout.
-        llm: position of the LLM among its modules; the last without generators.
+    The chain runs through the stages of each encoder (modules on the same lanes count once), then those of the LLM, at
+    position ``llm`` of the modules, then the generators'.
 
     Raises:
         IncompatibleError: if the stages form no chain: modules share lanes but not their DP, or a lane of the LLM comes
@@ -154,18 +144,12 @@ def chain_program(
 ) -> Program:
     """1F1B over a chain of encoder, LLM and generator stages, whose modules may differ in DP.
 
-    The k-th microbatches of all modules share their slots. An encoder chunk runs backward in the slot of the LLM
-    microbatch that consumes it, if that comes later than its own.
-
-    Args:
-        model: the model.
-        shapes: the iteration's samples.
-        layout: a chain of lanes.
-        assignment: labels; an LLM microbatch must not come before the encoder microbatches it needs.
-        warmup: forwards before the first backward, for every module ``[stages]``.
-        split_backward: whether samples deferred to a later LLM microbatch form chunks of their own.
-        weight_delay: microbatches by which weight passes come after their backwards, for every module ``[stages]``;
-            None: backwards are whole. Modules that learn nothing have no weight passes.
+    The k-th microbatches of all modules share their slots; no LLM microbatch may come before the encoder microbatches
+    it needs. An encoder chunk runs backward in the slot of the LLM microbatch that consumes it, if that comes later
+    than its own; with ``split_backward`` samples deferred to a later LLM microbatch form chunks of their own.
+    ``warmup`` are the forwards before the first backward, ``weight_delay`` the microbatches by which weight passes come
+    after their backwards, both for every module ``[stages]``. Without delays backwards are whole; modules that learn
+    nothing have no weight passes.
     """
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward)
     freed = backward_microbatch(model, shapes, assignment, chunks)
@@ -244,12 +228,7 @@ def check_routes(
 ) -> None:
     """Check that every item is encoded in the group of the LLM replica that consumes it.
 
-    Args:
-        model: the model.
-        shapes: the iteration's samples.
-        layout: the layout.
-        assignment: labels of all modules.
-        in_order: whether no LLM microbatch may come before an encoder microbatch that it needs.
+    With ``in_order`` no LLM microbatch may come before an encoder microbatch that it needs.
 
     Raises:
         IncompatibleError: naming the sample that takes a wrong way.

@@ -91,17 +91,10 @@ def eager_warmup(
     """The longest warm-up of each stage whose activations fit the memory budget ``[stages]`` for every module.
 
     Never less than 1F1B's, and falling by at least one from stage to stage, so that no stage waits for a forward that
-    the stage before holds back.
-
-    Args:
-        profile: for the job and the memory of what is kept.
-        shapes: the iteration's samples.
-        layout: a chain of lanes.
-        chunks: chunks of every module.
-        freed: microbatch in whose slot each chunk runs backward, one array a module ``[chunks]``.
-        handed: tensors between actions on a rank of each lane (``Memory.handed_bytes``).
-        only_encoders: whether stages of the LLM and of generators, and what shares their lanes, keep 1F1B's warm-up.
-        max_extra: forwards beyond 1F1B's at most; None sets no limit.
+    the stage before holds back. ``freed`` is the microbatch in whose slot each chunk runs backward, for every module
+    ``[chunks]``, ``handed`` the tensors between actions (``Memory.handed_bytes``). With ``only_encoders`` stages of the
+    LLM and of generators, and what shares their lanes, keep 1F1B's warm-up; ``max_extra`` limits the forwards beyond
+    it.
     """
     job = profile.job
     memory = profile.memory

@@ -49,12 +49,8 @@ class ZeroBubble(Recomputation):
     def delayed(self, make: Callable[[int], Program], longest: int, profile: Profile) -> Program:
         """The program with the longest delay of weight passes that fits memory, or none at all if none does.
 
-        A backward leaves its weight pass about as much as it frees, and recomputation saves nothing of that.
-
-        Args:
-            make: the program whose weight passes come so many microbatches after their backwards at most.
-            longest: the longest delay of the schedule.
-            profile: for memory.
+        A backward leaves its weight pass about as much as it frees, and recomputation saves nothing of that. ``make``
+        gives the program whose weight passes come so many microbatches after their backwards at most.
         """
         if self.max_weight_delay is not None:
             return self.within_memory(make(min(self.max_weight_delay, longest)), profile)

@@ -283,13 +283,7 @@ def llm_places(job: Job, degrees: Degrees, own: bool) -> list[tuple[int, int]]:
 
 
 def shapes_of(job: Job, choices: Sequence[tuple[bool, ...]], freedom: Freedom) -> Iterator[Shape]:
-    """Every shape of a job's degrees with the microbatches that its size asks for.
-
-    Args:
-        job: the job.
-        choices: of modules that recompute.
-        freedom: what shapes may have.
-    """
+    """Every shape of a job's degrees and of some choices of recomputation, with the microbatches of its size."""
     model = job.model
     fewest = min((len(module.layers) for module in others(model).values()), default=0)
     for degrees in job.degrees():

@@ -61,13 +61,7 @@ class Replica:
 
 
 def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> list[Replica]:
-    """The replicas of a program, whatever its own order.
-
-    Args:
-        draft: the program.
-        assignment: what it was made of.
-        profile: for memory, and believed seconds of actions, transfers and steps.
-    """
+    """The replicas of a program, whatever its own order; the assignment is what it was made of."""
     layout, count = draft.layout, int(draft.first_action[-1])
     lane_offsets, lanes = lanes_of_actions(draft)
     row = rows_of(lane_offsets)
@@ -122,13 +116,9 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
 def recomputing(
     replicas: Sequence[Replica], program: Program, profile: Profile, plain: Program | None = None
 ) -> list[Replica]:
-    """The same replicas with the recomputation of another program of the same actions.
+    """The same replicas with the recomputation of another program of the same actions, in whatever order.
 
-    Args:
-        replicas: made of a program that differs in its order and in what it recomputes.
-        program: says what is recomputed.
-        profile: for memory and believed seconds.
-        plain: the program without recomputation, where the list scheduler may keep activations instead.
+    Where ``plain``, the program without recomputation, is given, the list scheduler may keep activations instead.
     """
     lane_offsets, lanes = lanes_of_actions(program)
     believed = _believed(program, profile, lanes, rows_of(lane_offsets), plain)

@@ -181,13 +181,9 @@ def moved(choice: Choice, rules: Rules, rng: np.random.Generator) -> Choice:
 
 
 def improve(searches: list[Search], rollouts: int) -> None:
-    """Look for faster schedules.
+    """Look for faster schedules, with so many rollouts of all replicas together.
 
     The slowest replica decides, so that every rollout is its: its seeds first, then moves.
-
-    Args:
-        searches: of all replicas.
-        rollouts: schedules made, of all together.
     """
     rng = np.random.default_rng(0)
     for _ in range(rollouts):

@@ -32,15 +32,9 @@ def chunk_layers_s(profile: Profile, module: ModuleSpec, tp: int, cp: int, recom
 
 
 def chunk_tokens(profile: Profile, module: ModuleSpec, lengths: IntArray, tp: int, cp: int, overhead: float) -> float:
-    """Tokens of a chunk of which a share of its time is what a chunk costs anyway.
+    """Tokens of a chunk of which a share of its time, the overhead, is what a chunk costs anyway.
 
-    Args:
-        profile: what is known.
-        module: the module.
-        lengths: of its units; one of their mean length counts ``[units]``.
-        tp: its TP.
-        cp: its CP.
-        overhead: the share, above 0 and below 1.
+    A unit of the mean of the given lengths counts.
     """
     if not len(lengths):
         return 1.0
@@ -109,11 +103,8 @@ def _taken(level_s, base_s, cost_s, share):  # type: ignore[no-untyped-def]
 def split_chain(layer_s: FloatArray, base_s: FloatArray) -> tuple[int, ...]:
     """Consecutive layers for each of some lanes that have work already, so that the busiest is least busy.
 
-    Every lane gets a layer; of equally good splits the one whose later lanes have most.
-
-    Args:
-        layer_s: of each layer ``[layers]``.
-        base_s: what each lane has ``[lanes]``.
+    Every lane gets a layer; of equally good splits the one whose later lanes have most. Seconds are those of each layer
+    ``[layers]`` and what each lane has ``[lanes]``.
     """
     return tuple(np.diff(_cuts(layer_s, np.ascontiguousarray(base_s, np.float64))).tolist())
 

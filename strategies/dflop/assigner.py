@@ -116,15 +116,9 @@ class DflopAssigner:
 
 
 def split_evenly(group: IntArray, replica: IntArray, num_groups: int, parts: int) -> IntArray:
-    """Part of each item: every group in order of replica and index, cut into parts of as many items each.
+    """Part of each item: every group in order of replica and index, cut into parts of as many items each ``[items]``.
 
-    The first parts hold one more where the number does not divide.
-
-    Args:
-        group: microbatch of each item ``[items]``.
-        replica: LLM replica of each item ``[items]``.
-        num_groups: microbatches.
-        parts: encoder replicas.
+    Groups are microbatches, parts encoder replicas. The first parts hold one more where the number does not divide.
     """
     order = np.lexsort((replica, group))
     sizes = np.bincount(group, minlength=num_groups)

@@ -45,13 +45,7 @@ def makespan(cost: FloatArray, bucket: IntArray, num_buckets: int) -> float:
 
 
 def balance(cost: FloatArray, num_buckets: int, limits: SolverLimits) -> IntArray:
-    """Bucket of each item ``[items]``: by LPT with exchange, improved by CP-SAT within its limits.
-
-    Args:
-        cost: encoder and LLM duration of each item ``[items, 2]``.
-        num_buckets: buckets.
-        limits: of the solver.
-    """
+    """Bucket of each item, by its encoder and LLM duration ``[items, 2]``: LPT with exchange, then CP-SAT."""
     start = lpt_with_exchange(cost, num_buckets)
     return improve(cost, num_buckets, start, limits) if limits.work else start
 

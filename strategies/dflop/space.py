@@ -112,15 +112,7 @@ def _degrees(ranks: int, tps: list[int], max_pp: int, dps: IntArray) -> IntArray
 def place_plan(
     job: Job, plan: Plan, layers: list[tuple[int, ...]], recompute: tuple[bool, ...], single_rank: bool
 ) -> Layout:
-    """The layout of a plan.
-
-    Args:
-        job: the job.
-        plan: the degrees.
-        layers: layers of each stage, for every module of the model.
-        recompute: whether the encoders and the LLM recompute their activations.
-        single_rank: whether everything between encoder and LLM passes through one rank.
-    """
+    """The layout of a plan; ``layers`` are those of each stage, for every module, ``recompute`` is by group."""
     islands = []
     for module, split in zip(job.model.modules, layers, strict=True):
         encoder = module.is_encoder
@@ -164,13 +156,7 @@ def microbatches(job: Job, shapes: DataShapes, degrees: IntArray) -> IntArray:
 
 
 def accepted_plans(seconds: FloatArray, count: IntArray, fits: BoolArray) -> list[int]:
-    """Plans accepted in their order, the last one last: T below 1.1 times the accepted plan's, and fewer microbatches.
-
-    Args:
-        seconds: T, in walking order ``[plans]``.
-        count: N_mb ``[plans]``.
-        fits: whether the largest samples fit memory ``[plans]``.
-    """
+    """Plans accepted in walking order: T below 1.1 times the accepted plan's, and fewer microbatches."""
     accepted: list[int] = []
     for index in np.flatnonzero(fits).tolist():
         best = accepted[-1] if accepted else None

@@ -131,13 +131,7 @@ def colocate(job: Job, degrees: Degrees, layers: Sequence[tuple[int, ...]], reco
     """All modules of a replica on the same consecutive blocks of TP x CP ranks; stages go round the blocks.
 
     A module with fewer stages than blocks leaves blocks out: encoders the last ones, the LLM and generators the first
-    ones, so that together they use all.
-
-    Args:
-        job: the job.
-        degrees: TP, CP, DP and the number of blocks of a replica.
-        layers: layers of each stage, for every module of the model.
-        recompute: modules that recompute their activations.
+    ones, so that together they use all. ``layers`` are those of each stage, for every module.
     """
     width = degrees.tp * degrees.cp
     ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)

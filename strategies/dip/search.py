@@ -97,12 +97,7 @@ def new_tree(num_elements: int, spread: FloatArray) -> Tree:
 
 @njit(cache=True, nogil=True)
 def propose(tree, rng):  # type: ignore[no-untyped-def]
-    """Make the next proposal: the order 0, 1, 2, ... first, and the best one again once all orders are scored.
-
-    Args:
-        tree: takes the proposal.
-        rng: random numbers of this tree.
-    """
+    """Make the next proposal: the order 0, 1, 2, ... first, and the best one again once all orders are scored."""
     tree.proposed[:] = tree.order
     node, depth = ROOT, 0
     while tree.visits[node] > 0 and not tree.finished[ROOT]:
@@ -216,12 +211,8 @@ def _is_finished(tree, node, num_left):  # type: ignore[no-untyped-def]
 def best_slots(segments: Segments, rounds: int, seconds: float | None = None) -> IntArray:
     """Slot of every action in the best believed order found, set by set ``[actions]``.
 
-    A tree search a set. The first rollout is the order of arrival, so nothing is believed slower than that.
-
-    Args:
-        segments: what is ordered.
-        rounds: rollouts beyond the first.
-        seconds: wall time after which no rollout starts; None sets no limit.
+    A tree search a set. The first rollout is the order of arrival, so nothing is believed slower than that; ``rounds``
+    more follow, none of which starts after so many ``seconds`` of wall time.
     """
     started = perf_counter()
     num_sets, num_actions = len(segments.num_groups), len(segments.lane)

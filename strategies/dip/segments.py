@@ -110,14 +110,7 @@ class Segments:
 
 
 def segments_of(draft: Program, assignment: Assignment, profile: Profile, by_module: bool = False) -> Segments:
-    """The segments of a program, whatever its own order.
-
-    Args:
-        draft: the program.
-        assignment: what it was made of.
-        profile: for memory and believed durations.
-        by_module: whether the modules of a group are elements of their own.
-    """
+    """The segments of a program, whatever its own order; ``by_module``: a group's modules are elements of their own."""
     memory = profile.memory
     count = int(draft.first_action[-1])
     lane = lanes_of_actions(draft)

@@ -162,15 +162,7 @@ def unit_replicas(
 
     With DP sizes D_u and D_l and g their greatest common divisor, g brokers each serve D_l / g LLM replicas and D_u / g
     replicas of the group. A broker concatenates the k-th microbatches of its LLM replicas and splits the result evenly,
-    in order.
-
-    Args:
-        replica: LLM replica ``[samples]``.
-        microbatch: place of the LLM microbatch ``[samples]``.
-        position: position in the LLM replica's order ``[samples]``.
-        layout: the layout; the group's modules share one DP.
-        group: the group's modules; None is returned if there are none, or if they have the LLM's DP.
-        llm: position of the LLM among the modules.
+    in order. None if the group is empty, or has the LLM's DP.
     """
     llm_dp, dps = layout.modules[llm].dp, {module.dp for module in layout.modules[group]}
     if len(dps) > 1:

@@ -83,11 +83,6 @@ def candidates(space: Orchestration, keep: int, count_step: bool) -> Iterator[Ca
 
     Every backbone waits with what its next layout cannot fall below: a bound, then its T, then its T with the step.
     Only the one with the least is looked at further, so that most layouts are neither rounded nor placed.
-
-    Args:
-        space: what is chosen among.
-        keep: integer points of each sub-problem.
-        count_step: whether estimates include gradient synchronisation and optimizer.
     """
     searches = [points(space, problems, keep) for problems in space.problems()]
     queue: list[tuple[float, int, Solution | Layout | None]] = [(-np.inf, n, None) for n in range(len(searches))]

@@ -50,10 +50,7 @@ class Cuttable:
     def cut(self, num_stages: int, num_replicas: int, limit_step: float) -> IntArray:
         """First sample of each range ``[ranges]``; its estimate is at most 1 + ``limit_step`` times the least.
 
-        Args:
-            num_stages: P.
-            num_replicas: D.
-            limit_step: by how much a limit on the slowest range is above the one before, relative.
+        Limits on the slowest range rise by that step, for P stages and D replicas.
         """
         num_samples = self.cost.shape[1] - 1
         ends = np.arange(num_samples + 1)

@@ -211,13 +211,9 @@ class Pipelines:
     def order(
         self, replica: int, microbatches: IntArray, most_in_flight: IntArray | None = None, limited: bool = False
     ) -> Order:
-        """A replica's cyclic schedule.
+        """A replica's cyclic schedule of microbatches that enter in this order, at most so many in flight a stage.
 
-        Args:
-            replica: the replica.
-            microbatches: in the order in which they enter.
-            most_in_flight: on each stage; no limit if None.
-            limited: whether forwards wait for memory.
+        ``limited``: forwards wait for memory.
         """
         stages = self.num_stages
         flying = np.full(stages, len(microbatches) + 1) if most_in_flight is None else most_in_flight
@@ -269,11 +265,9 @@ def _is_one_partition(program: Program, assignment: Assignment) -> bool:
 
 
 def entries(seconds: FloatArray, classes: int) -> Iterator[IntArray]:
-    """Orders in which microbatches may enter: as they are, then every order of classes of about equal time.
+    """Orders in which microbatches may enter: as they are, then every order of at most so many classes of equal time.
 
-    Args:
-        seconds: believed time of each microbatch ``[microbatches]``.
-        classes: at most so many; a class keeps the order of its microbatches.
+    A class keeps the order of its microbatches; seconds are believed ``[microbatches]``.
     """
     yield np.arange(len(seconds))
     found = time_classes(seconds, classes)

@@ -105,9 +105,7 @@ class EntrainAssigner:
 def effective_microbatches(encoder_s: FloatArray, num_microbatches: int) -> IntArray:
     """K_eff = min(K, floor(sum / max)) of each replica's encoder workloads (step b); K without encoder work.
 
-    Args:
-        encoder_s: estimated encoder workload ``[replicas, samples]``.
-        num_microbatches: K.
+    Workloads are estimates ``[replicas, samples]``.
     """
     heaviest = encoder_s.max(axis=1)
     most = min(num_microbatches, encoder_s.shape[1])
@@ -117,14 +115,9 @@ def effective_microbatches(encoder_s: FloatArray, num_microbatches: int) -> IntA
 
 
 def stratified_order(encoder_s: FloatArray, llm_s: FloatArray) -> IntArray:
-    """Coarse samples (LLM work above the replica's median) first, then fine ones, each by falling encoder work.
+    """Samples of each replica: coarse (LLM work above the replica's median) first, then fine, by falling encoder work.
 
-    Args:
-        encoder_s: estimated encoder workloads ``[replicas, samples]``.
-        llm_s: estimated LLM workloads, likewise.
-
-    Returns:
-        Samples of each replica ``[replicas, samples]``.
+    Workloads and result are ``[replicas, samples]``.
     """
     fine = llm_s <= np.median(llm_s, axis=1, keepdims=True)
     return np.lexsort((-encoder_s, fine), axis=1)
@@ -134,12 +127,7 @@ def stratified_order(encoder_s: FloatArray, llm_s: FloatArray) -> IntArray:
 def assign_in_replica(order, encoder_s, llm_s, num_microbatches, num_bins):  # type: ignore[no-untyped-def]
     """Encoder and LLM microbatch of each sample of one replica (steps c to f) ``[samples]``.
 
-    Args:
-        order: the samples, the first to be placed first ``[samples]``.
-        encoder_s: estimated encoder workloads ``[samples]``.
-        llm_s: estimated LLM workloads ``[samples]``.
-        num_microbatches: of the replica.
-        num_bins: see ``EntrainAssigner``; 0 defers nothing.
+    Samples are placed in the given order, by estimated workloads ``[samples]``; 0 bins defer nothing.
     """
     microbatch = assign_microbatches(order, encoder_s, llm_s, num_microbatches)
     if num_bins == 0:

@@ -32,11 +32,8 @@ class Matching(NamedTuple):
 def bottleneck_matching(pair_s, alone_s):  # type: ignore[no-untyped-def]
     """Smallest T such that every overloaded microbatch is below T alone or matched to a distinct partner below T.
 
-    Binary search over all pair and stand-alone values; a maximum bipartite matching decides each (step e).
-
-    Args:
-        pair_s: bottleneck V of deferring from overloaded i to underloaded j ``[n, n]``.
-        alone_s: workload of each overloaded microbatch by itself ``[n]``.
+    Binary search over all values; a maximum bipartite matching decides each (step e). Values are bottlenecks V of
+    deferring from overloaded i to underloaded j ``[n, n]``, and workloads of overloaded microbatches alone ``[n]``.
     """
     candidates = np.sort(np.concatenate((pair_s.ravel(), alone_s)))
     low, high = 0, len(candidates) - 1
@@ -72,10 +69,9 @@ def _match(pair_s, alone_s, limit):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def maximum_matching(allowed):  # type: ignore[no-untyped-def]
-    """Column of each row in a maximum matching (Hopcroft and Karp, SIAM J. Comput. 1973); -1 for rows left over.
+    """Column of each row in a maximum matching of allowed pairs ``[rows, columns]``, -1 for rows left over.
 
-    Args:
-        allowed: which pairs may be matched ``[rows, columns]``.
+    Hopcroft and Karp, SIAM J. Comput. 1973.
     """
     column_of, row_of = np.full(allowed.shape[0], -1), np.full(allowed.shape[1], -1)
     level, waiting, parent = np.empty((3, allowed.shape[0]), np.int64)

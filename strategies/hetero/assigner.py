@@ -57,11 +57,7 @@ class BatchSlices:
 def slice_rows(row: IntArray, num_slices: int) -> IntArray:
     """Slice of each unit when the units of each row, in their order, are cut into contiguous slices ``[units]``.
 
-    Slices of a row differ by at most one unit.
-
-    Args:
-        row: row of each unit, non-negative ``[units]``.
-        num_slices: slices of every row.
+    Every row has ``num_slices``, which differ by at most one unit. Rows are not negative.
     """
     counts = np.bincount(row)
     order = np.argsort(row, kind="stable")

@@ -43,9 +43,7 @@ class Pair:
 def colocated_pairs(job: Job, encoder_tp: int | None = None) -> list[Pair]:
     """Pairs that both use all ranks; encoder PP = CP = 1 and an integer DP ratio (arXiv:2605.27678, section 5).
 
-    Args:
-        job: the job; its request binds the LLM.
-        encoder_tp: TP of the encoders; None tries every degree.
+    The job's request binds the LLM; without ``encoder_tp`` every TP of the encoders is tried.
 
     Raises:
         UserError: if none meets the request.
@@ -75,11 +73,8 @@ def noncolocated_pairs(
 ) -> list[Pair]:
     """Pairs that together use all ranks; encoder CP = 1 and an integer DP ratio.
 
-    Args:
-        job: the job; ``request.pp`` counts the stages of both.
-        encoder_ranks: size of the encoder island; None tries every one of ``island_sizes``.
-        max_encoder_pp: most encoder stages; None sets no limit but the layers.
-        encoder_tp: TP of the encoders; None tries every degree.
+    ``request.pp`` counts the stages of both. Without ``encoder_ranks`` the encoder island has every one of
+    ``island_sizes``, without ``max_encoder_pp`` as many stages as layers, without ``encoder_tp`` every TP.
 
     Raises:
         UserError: if none meets the request.
@@ -105,13 +100,7 @@ def place_pair(
 
     Colocated, both start at rank 0, so that the encoder replicas that feed an LLM replica are neighbours on its ranks
     (or the other way round). Otherwise the module with the wider TP comes first, so that every block is aligned.
-
-    Args:
-        job: the job.
-        pair: degrees of encoders and LLM.
-        layers: layers of each stage, for every module of the model.
-        recompute: modules that recompute their activations.
-        colocated: whether the modules share their ranks.
+    ``layers`` are those of each stage, for every module.
     """
     encoder, llm = _grid(pair.encoder), _grid(pair.llm)
     if not colocated and pair.encoder.tp > pair.llm.tp:
@@ -197,16 +186,10 @@ def _some(job: Job, pairs: list[Pair]) -> list[Pair]:
 def candidates_of(
     profile: Profile, samples: SampleShapes, pairs: list[Pair], *, colocated: bool, offload: bool = False
 ) -> Iterator[Candidate]:
-    """Every pair with every choice of recomputation.
+    """Every pair with every choice of recomputation, and of encoder offload in three-phase schedules with ``offload``.
 
-    A module's stages are its own, so its split into stages does not depend on recomputation.
-
-    Args:
-        profile: measurements.
-        samples: samples averaged into one shape.
-        pairs: degrees of encoders and LLM.
-        colocated: whether the modules share their ranks.
-        offload: whether to consider three-phase schedules with and without encoder offload.
+    Samples are averaged into one shape. A module's stages are its own, so its split into stages does not depend on
+    recomputation.
     """
     job = profile.job
 
@@ -251,11 +234,8 @@ def offload_s(job: Job, tp: int) -> float:
 def estimate_s(encoder: FloatArray, llm: FloatArray, num_microbatches: int, *, colocated: bool) -> float:
     """Time of uniform microbatches, without the step at the end of the iteration.
 
-    Args:
-        encoder: forward and backward seconds of each encoder stage; for three phases of the whole window.
-        llm: forward and backward seconds of each LLM stage for a microbatch.
-        num_microbatches: LLM microbatches of a replica.
-        colocated: whether the modules share their ranks.
+    Arguments are forward and backward seconds of each stage for a microbatch; of encoders in three phases for the whole
+    window.
     """
     if not colocated:
         chain = np.concatenate([encoder, llm])
@@ -268,16 +248,9 @@ def estimate_s(encoder: FloatArray, llm: FloatArray, num_microbatches: int, *, c
 def average_layer_s(
     profile: Profile, module: ModuleSpec, samples: SampleShapes, num_samples: float, tp: int, cp: int
 ) -> FloatArray:
-    """Measured forward and backward seconds of each layer on a chunk of average units ``[layers]``.
+    """Measured forward and backward seconds of each layer on the average units of so many samples ``[layers]``.
 
-    Args:
-        profile: measurements.
-        module: the module.
-        samples: samples averaged into one shape.
-        num_samples: samples whose units the chunk holds; may be a fraction, units are rounded up as in the fullest
-            of several slices.
-        tp: tensor-parallel degree.
-        cp: context-parallel degree.
+    Their number may be a fraction; units are rounded up as in the fullest of several slices.
     """
     units = module.units(samples)
     if not len(units):

@@ -33,19 +33,11 @@ class Caps:
 
 
 def filtered_groups(vision: IntArray, text: IntArray, caps: Caps, threshold: float, rounds: int, seed: int) -> IntArray:
-    """Group of each sample, numbered from 0 ``[samples]``.
+    """Group of each sample, numbered from 0 ``[samples]``, from its encoder tokens and LLM tokens ``[samples]``.
 
     Every round shuffles the samples that are left and fills groups in that order, each until one cap is reached. Groups
     that fill a cap to ``threshold`` stay; the samples of the others go into the next round. After the last round all
     groups stay. A sample beyond a cap is a group by itself; the public code drops it.
-
-    Args:
-        vision: encoder tokens of each sample ``[samples]``.
-        text: its LLM tokens ``[samples]``.
-        caps: most tokens of a group.
-        threshold: share of a cap at which a group is full.
-        rounds: T, at least 1.
-        seed: of the shuffles.
     """
     group = np.full(len(text), -1)
     beyond = (vision > caps.vision) | (text > caps.text)
