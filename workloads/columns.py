@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,12 +16,13 @@ import pyarrow.parquet as pq
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, TextArray, offsets_from_counts, rows_of
 from entrain_bench.base.errors import UserError
 
+from .budget import BUDGET
 from .schema import COLUMNS, Column
 from .take import Take
 from .tokens import MAX_ASPECT_RATIO
 
-# A dictionary-encoded file of a megabyte may hold 10^8 rows, more than memory does.
-_MAX_ROWS = 20_000_000
+# What a row, a string that names it, and an entry of a list take, from Arrow's columns to the shapes of samples.
+_ROW_BYTES, _NAME_BYTES, _ENTRY_BYTES = 128, 200, 120
 EVERYTHING = Take()
 FRAME_HINT = "; workload.frame_size=[640,360] is that of frames which have none"
 
@@ -120,15 +122,13 @@ class _Reader:
             with pq.ParquetFile(path) as file:
                 names: list[str] = file.schema_arrow.names
                 rows = take.of(file.metadata.num_rows)
-                if rows > _MAX_ROWS:
-                    raise UserError(
-                        f"workload.path={path}: has {rows} rows; must have at most {_MAX_ROWS} "
-                        f"(workload.take=first:{_MAX_ROWS} takes so many)"
-                    )
-                columns = [name for name in COLUMNS if name in names]
-                table = file.read_row_groups(_groups_of(file.metadata, rows), columns=columns).slice(0, rows)
-                # Reading takes texts that are no UTF-8; of names it does not, with Python's own error.
-                table.validate(full=True)
+                columns, groups = [name for name in COLUMNS if name in names], _groups_of(file.metadata, rows)
+                _ask_memory(path, file, groups, rows)
+                # A dictionary-encoded file of kilobytes may hold more than memory does.
+                with BUDGET.held():
+                    table = file.read_row_groups(groups, columns=columns).slice(0, rows)
+                    # Reading takes texts that are no UTF-8; of names it does not, with Python's own error.
+                    table.validate(full=True)
                 return cls(path, names, table, rows)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = str(error).splitlines()[0]
@@ -311,6 +311,18 @@ def _with_frames(
         filled[last[unknown]] = side
         sides.append(filled)
     return offsets, sides[0], sides[1]
+
+
+def _ask_memory(path: Path, file: pq.ParquetFile, groups: Sequence[int], rows: int) -> None:
+    """Raise ``UserError`` for more rows and list entries than the memory budget has room for."""
+    chunks = [file.metadata.row_group(group).column(index) for group in groups for index in range(len(file.schema))]
+    entries = sum(chunk.num_values for chunk in chunks if chunk.path_in_schema.startswith("image_"))
+    named = any(chunk.path_in_schema == "sample_id" and chunk.physical_type == "BYTE_ARRAY" for chunk in chunks)
+    BUDGET.ask(
+        rows * (_ROW_BYTES + _NAME_BYTES * named) + entries * _ENTRY_BYTES,
+        f"workload.path={path}: {rows:,} rows with {entries:,} list entries (workload.take=first:1000 reads fewer)",
+        UserError,
+    )
 
 
 def _groups_of(metadata: Any, rows: int) -> list[int]:

@@ -12,6 +12,8 @@ from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.specs.items import Items
 from entrain_bench.specs.tokens import TileRules
 
+from .budget import ask_items
+
 # An image whose unpadded grid has up to this square of the limit keeps its resolution.
 SLACK = 1.1
 
@@ -75,6 +77,7 @@ def tiled_images(counts: IntArray, widths: FloatArray, heights: FloatArray, rule
     columns, rows = best_grids(wide[alone], high[alone], rules)
     tiles[alone] = columns * rows + 1
     tokens[alone] = grid_tokens(wide[alone], high[alone], columns, rows, rules)
+    ask_items(tiles)
     of_sample = _tiles_of_samples(counts, tiles)
     place = np.arange(int(tiles.sum())) - np.repeat(np.cumsum(tiles) - tiles, tiles)
     share, rest = np.divmod(np.repeat(tokens, tiles), np.repeat(tiles, tiles))
@@ -108,6 +111,7 @@ def _dynamic_images(counts: IntArray, widths: IntArray, heights: IntArray, rules
     columns, rows = nearest_grids(widths, heights, rules)
     # A grid of one tile is its own thumbnail.
     tiles = columns * rows + (columns * rows > 1)
+    ask_items(tiles)
     total = int(tiles.sum())
     encoder, llm = np.full(total, rules.encoder_side**2), np.full(total, rules.llm_side**2)
     return Items(_tiles_of_samples(counts, tiles), encoder, llm)
@@ -131,6 +135,7 @@ def tiled_frames(seconds: FloatArray, frames_per_s: float, rules: TileRules) -> 
     """
     frames = np.ceil(np.round(np.nan_to_num(seconds) * frames_per_s, 3)).astype(np.int64)
     counts = np.where(np.isnan(seconds), 0, np.clip(frames, 1, rules.max_frames))
+    ask_items(counts)
     total, side = int(counts.sum()), -(-rules.llm_side // 2)
     tokens = rules.llm_side**2 if rules.dynamic_tiles else side * (side + 1)
     return Items(counts, np.full(total, rules.encoder_side**2), np.full(total, tokens))

@@ -8,6 +8,7 @@ from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.specs.items import Items
 from entrain_bench.specs.tokens import TokenRules
 
+from .budget import ask_items
 from .tiles import tiled_frames, tiled_images
 
 # Beyond this ratio of its sides Qwen2.5-VL's image processor refuses an image.
@@ -99,6 +100,7 @@ def video_items(
     frames = np.round(np.nan_to_num(seconds) * rules.video_frames_per_s, _TOKEN_DECIMALS)
     present = ~np.isnan(seconds)
     groups = np.where(present, np.maximum(1, frames // rules.temporal_patch_frames), 0).astype(np.int64)
+    ask_items(groups)
     frame_grids = image_grids(widths, heights, rules, min_frame_tokens, max_frame_tokens)
     grids = np.repeat(frame_grids, groups[present], axis=0)
     llm = grids.prod(axis=1)
@@ -119,6 +121,7 @@ def audio_items(seconds: FloatArray, rules: TokenRules) -> Items:
     tokens = np.where(np.isnan(seconds), 0, np.maximum(1, tokens))
     full = max(1, int(round(rules.audio_segment_s * rules.audio_frames_per_s, _TOKEN_DECIMALS)))
     counts = -(-tokens // full)
+    ask_items(counts)
     encoder = np.full(counts.sum(), full, np.int64)
     present = counts > 0
     encoder[np.cumsum(counts[present]) - 1] = (tokens - (counts - 1) * full)[present]

@@ -13,12 +13,14 @@ import numpy as np
 
 from entrain_bench.base.arrays import IntArray
 
+from ..budget import BUDGET
+
 # Records of a block, and the bytes after which a block ends earlier.
 _BLOCK_RECORDS = 8192
 _BLOCK_BYTES = 32 * 2**20
 _READ_BYTES = 2**20
-# A longer record is none.
-MAX_RECORD_BYTES = 64 * 2**20
+# A longer record is none: a byte of JSON takes up to 32 bytes as objects of Python's.
+MAX_RECORD_BYTES = BUDGET.num_bytes // 32
 _SPACE = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
 _STRUCTURE = re.compile(rb"\\[\s\S]|[\"\[\]{}]")

@@ -15,7 +15,8 @@ from PIL import Image
 
 from entrain_bench.specs.contents import SOUND_HZ, Pixels, Sound
 
-from .interface import BadSampleError, Content, Known, Limits, Medium, Reason
+from ..budget import BUDGET
+from .interface import BadSampleError, Content, Known, Limits, Medium, Reason, over_budget
 from .media import IMAGE_FORMATS, checked_rate, image_size, library, no_limit_of_its_own, one_line, opened, turn
 
 # A length that the data states beside a sound is often rounded.
@@ -23,6 +24,8 @@ STATED_WITHIN_S = 0.1
 # The largest step between samples that waves are stretched or compressed by. A filter has 20 taps for each, and
 # numbers up to here come within 31 millionths of the ratio of any two rates: 1 ms in 30 s.
 _LARGEST_STEP = 2**14
+# What a pixel of an image takes while it is decoded, turned and made RGB; and a frame of a sound's part, resampled.
+_PIXEL_BYTES, _FRAME_BYTES = 12, 24
 # Frames of sound that are decoded at a time, of up to 1024 channels.
 _BLOCK_FRAMES = 2**14
 
@@ -37,6 +40,7 @@ def decoded_image(medium: Medium, limits: Limits) -> Iterator[Image.Image]:
     """
     content = content_of(medium)
     measured = image_size(content, limits)
+    BUDGET.ask(_PIXEL_BYTES * measured[0] * measured[1], f"{measured[0]}x{measured[1]} pixels", over_budget)
     with opened(content, limits.file_bytes) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -82,6 +86,8 @@ def decoded_sound(medium: Medium, limits: Limits, start_s: float, stop_s: float)
                 first, last = round(start_s * rate), round(stop_s * rate)
                 if 0 < sound.frames <= first <= sound.frames + STATED_WITHIN_S * rate:
                     return np.zeros(0, np.float32)
+                num_bytes = _FRAME_BYTES * (last - first) + 8 * _BLOCK_FRAMES * sound.channels
+                BUDGET.ask(num_bytes, f"{stop_s - start_s:g} s at {rate} Hz", over_budget)
                 sound.seek(min(first, sound.frames))
                 blocks = sound.blocks(_BLOCK_FRAMES, frames=last - first, dtype="float32", always_2d=True)
                 wave = np.concatenate([np.zeros(0, np.float32), *(block.mean(axis=1) for block in blocks)])

@@ -46,6 +46,11 @@ class BadSampleError(ValueError):
         self.reason, self.detail = reason, detail
 
 
+def over_budget(what: str) -> BadSampleError:
+    """A sample that would take more memory than the budget allows."""
+    return BadSampleError(Reason.LIMIT, what)
+
+
 @dataclass(frozen=True, slots=True)
 class Known:
     """Sizes that the data itself states; 0 for what it does not.

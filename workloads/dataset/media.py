@@ -22,8 +22,9 @@ from PIL import Image, UnidentifiedImageError
 
 from entrain_bench.base.errors import UserError
 
+from ..budget import BUDGET
 from ..tokens import MAX_ASPECT_RATIO
-from .interface import BadSampleError, Content, Known, Limits, Medium, Reason, Section
+from .interface import BadSampleError, Content, Known, Limits, Medium, Reason, Section, over_budget
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")
 # EXIF: the tag, its values and what they ask for, and those by which an image is shown on its side.
@@ -40,9 +41,9 @@ _TURNS = {
 _ON_ITS_SIDE = frozenset(_TURNS[value] for value in (5, 6, 7, 8))
 # Rates of sounds, in Hz: below telephones', above the highest of sound cards.
 SOUND_RATES_HZ = (4_000, 768_000)
-# Pixels of the largest frame of H.264's levels (ITU-T H.264, table A-1: 139,264 macroblocks of 16 x 16), a little more
-# than 8192 x 4320: decoders keep up to 16 of them.
-MAX_FRAME_PIXELS = 139_264 * 16 * 16
+# What a pixel of a video's frames takes: decoders keep up to 16, of up to 3 bytes a pixel, and one is made RGB. The
+# largest of H.264's levels (ITU-T H.264, table A-1: 139,264 macroblocks of 16 x 16) are within the budget.
+FRAME_PIXEL_BYTES = 60
 # By what the containers begin with; no others are tried, for some are lists of further files.
 HEAD_BYTES = 16
 # What may be read to find the streams of a video.
@@ -114,8 +115,7 @@ def check_sides(width: int, height: int, limits: Limits) -> None:
 
 def check_frame(width: int, height: int) -> None:
     """Raise ``BadSampleError`` for frames of which a decoder cannot keep several."""
-    if width * height > MAX_FRAME_PIXELS:
-        raise BadSampleError(Reason.LIMIT, f"frames of {width}x{height} pixels, at most {MAX_FRAME_PIXELS} pixels")
+    BUDGET.ask(FRAME_PIXEL_BYTES * width * height, f"frames of {width}x{height} pixels", over_budget)
 
 
 def audio_seconds(medium: Medium, limits: Limits) -> float:

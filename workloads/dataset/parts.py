@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from .interface import BadSampleError
@@ -135,6 +136,18 @@ def read_scan(path: Path) -> dict[str, Any] | None:
         return None if text is None else dict(json.loads(text))
     except (pa.ArrowException, OSError, ValueError):
         return None
+
+
+def count_items(path: Path) -> dict[str, int]:
+    """Texts, images, sounds and videos of a trace."""
+    columns = {"texts": "text_chars", "images": "n_images", "sounds": "audio_seconds", "videos": "video_seconds"}
+    found = dict.fromkeys(columns, 0)
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(ROW_GROUP, columns=[*columns.values()]):
+            for kind, name in columns.items():
+                values = batch.column(name)
+                found[kind] += int(pc.sum(values if kind == "images" else pc.greater(values, 0)).as_py() or 0)
+    return found
 
 
 def write_trace(file: IO[bytes], parts: Sequence[Path], tokenizer: str | None, scan: Mapping[str, Any]) -> None:

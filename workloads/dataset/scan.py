@@ -19,7 +19,8 @@ from entrain_bench.run import ray_workers, workers
 from entrain_bench.run.workers import Died
 
 from .interface import Limits, Shard, Source
-from .parts import BadSamples, read_bad, read_scan, write_trace
+from .known import recognised
+from .parts import BadSamples, count_items, read_bad, read_scan, write_trace
 from .shard import Job, Scanned, died_at, scan_shard
 from .text import tokenizer_version
 
@@ -40,6 +41,7 @@ class ScanReport:
         samples: rows of it.
         shards: scanned.
         bad: what was left out.
+        items: texts, images, sounds and videos that were found, by these names.
         again: whether it had been scanned before, and nothing has changed.
     """
 
@@ -47,6 +49,7 @@ class ScanReport:
     samples: int
     shards: int
     bad: BadSamples
+    items: Mapping[str, int]
     again: bool = False
 
     @property
@@ -103,13 +106,18 @@ class Scan:
         """
         if output.exists() and read_scan(output) is None:
             raise UserError(f"output={output}: exists and is no trace of a scan; remove it or choose another name")
+        found_source = recognised(self.source)
+        if found_source is not self.source:
+            return replace(self, source=found_source).run(output, advance)
         shards = list(self.source.shards())
         if not shards:
             raise UserError(f"source: {describe(self.source)} has nothing to scan")
         digests = self._digests(shards)
         whole = _digest([*digests])
         if (found := read_scan(output)) and found["digest"] == whole:
-            return ScanReport(output, found["samples"], len(shards), BadSamples.of(found["bad"]), again=True)
+            return ScanReport(
+                output, found["samples"], len(shards), BadSamples.of(found["bad"]), count_items(output), True
+            )
         folder = output.with_name(f"{output.name}.parts")
         folder.mkdir(parents=True, exist_ok=True)
         remove_partial(folder)
@@ -122,7 +130,8 @@ class Scan:
             bad.merge(bad_of_part)
         if not samples:
             reasons = ", ".join(f"{many} {reason}" for reason, many in sorted(bad.counts.items()))
-            raise UserError(f"source: {describe(self.source)} has no good sample ({reasons or 'it is empty'})")
+            first = next((f"; the first, {name} ({key}): {what}" for name, key, what in bad.listed), "")
+            raise UserError(f"source: {describe(self.source)} has no good sample ({reasons or 'it is empty'}){first}")
         scan = {
             "digest": whole,
             "entrain_bench": version("entrain-bench"),
@@ -137,7 +146,7 @@ class Scan:
         }
         stream_atomically(output, lambda file: write_trace(file, parts, self.tokenizer, scan))
         shutil.rmtree(folder)
-        return ScanReport(output, samples, len(shards), bad)
+        return ScanReport(output, samples, len(shards), bad, count_items(output))
 
     def _scan(self, shards: Sequence[Shard], parts: Sequence[Path], advance: Advance) -> None:
         """Scan the shards that have no part yet."""

@@ -16,6 +16,7 @@ from time import monotonic
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 
+from ..budget import BUDGET
 from .interface import BadRecord, BadSampleError, Limits, RawSample, Reason, Shard, Source
 from .measure import measure
 from .parts import Part
@@ -75,7 +76,7 @@ def scan_shard(job: Job) -> Scanned:
     part = Part(job.tokenizer)
     seen = 0
     try:
-        with _journal(job.journal) as journal, _watch(job.timeout_s) as beat:
+        with BUDGET.held(), _journal(job.journal) as journal, _watch(job.timeout_s) as beat:
             try:
                 for number, record in enumerate(job.source.samples(job.shard, job.limits), job.shard.first):
                     _NUMBER.pack_into(journal, 0, number)

@@ -24,20 +24,21 @@ import numpy as np
 
 from entrain_bench.base.arrays import IntArray
 
+from ..budget import BUDGET
 from ..take import ALL, Take
 from .fields import Fields
 from .files import DataFile, data_files
-from .interface import BadRecord, BadSampleError, Limits, Medium, RawSample, Reason, Section, Shard
+from .interface import BadRecord, BadSampleError, Limits, Medium, RawSample, Reason, Section, Shard, over_budget
+from .known import ENDINGS
 from .paths import leaves_root
 from .recent import Recent
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jp2", "ppm"})
-SOUNDS = frozenset({"wav", "flac", "ogg", "opus", "mp3"})
-VIDEOS = frozenset({"mp4", "mov", "m4v", "mkv", "webm", "avi"})
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 # What an archive says of itself.
 _META = re.compile(r"__[^/]*__(?:$|/)")
+# What a member takes in memory beside its content.
+_MEMBER_BYTES = 2**10
 # What no header of an archive takes, whatever it says.
 _HEADER_BYTES = 2**20
 
@@ -51,6 +52,7 @@ class _Group:
     media: dict[str, list[Medium]] = field(default_factory=lambda: {"images": [], "audio": [], "video": []})
     suffixes: set[str] = field(default_factory=set)
     error: BadSampleError | None = None
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,25 +133,32 @@ class TarSource:
         """
         if suffix in group.suffixes:
             raise BadSampleError(Reason.DUPLICATE, member.name)
+        group.num_bytes += _MEMBER_BYTES
+        BUDGET.ask(group.num_bytes, "its members", over_budget)
         group.suffixes.add(suffix)
         last = suffix.rpartition(".")[2]
-        kind = next((kind for kind, known in _KINDS.items() if last in known), None)
+        kind = next((kind for kind, known in ENDINGS.items() if last in known), None)
         is_json = last == "json" and bool(self.json_fields)
         if kind is None and not is_json and suffix not in self.text:
             return
         if kind is not None and plain is not None:
             group.media[kind].append(Section(plain, member.offset_data, member.size))
             return
-        content = _content(member, file, limits)
+        if member.size > limits.file_bytes:
+            what = f"{member.name}: {member.size} bytes, limits.file_bytes={limits.file_bytes}"
+            raise BadSampleError(Reason.LIMIT, what)
+        group.num_bytes += member.size
+        BUDGET.ask(group.num_bytes, "its members", over_budget)
+        file.seek(member.offset_data)
+        content = file.read(member.size)
+        if len(content) < member.size:
+            raise EOFError("unexpected end of data")
         if kind is not None:
             group.media[kind].append(content)
         elif is_json:
             group.texts += _json_texts(content, self.json_fields)
         else:
             group.texts.append(content.decode(errors="replace"))
-
-
-_KINDS = {"images": IMAGES, "audio": SOUNDS, "video": VIDEOS}
 
 
 def _finished(group: _Group) -> RawSample | BadRecord:
@@ -253,16 +262,6 @@ def _members(file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, str, BadSampleE
                 raise BadSampleError(Reason.FILE, f"damaged at byte {archive.offset}")
     except (tarfile.TarError, EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise BadSampleError(Reason.FILE, f"{error}") from error
-
-
-def _content(member: tarfile.TarInfo, file: IO[bytes], limits: Limits) -> bytes:
-    if member.size > limits.file_bytes:
-        raise BadSampleError(Reason.LIMIT, f"{member.name}: {member.size} bytes, limits.file_bytes={limits.file_bytes}")
-    file.seek(member.offset_data)
-    content = file.read(member.size)
-    if len(content) < member.size:
-        raise EOFError("unexpected end of data")
-    return content
 
 
 def _json_texts(content: bytes, fields: Sequence[str]) -> Sequence[str]:

@@ -10,9 +10,20 @@ import numpy as np
 
 from entrain_bench.specs.contents import Pixels
 
+from ..budget import BUDGET
 from .decode import content_of, resized
-from .interface import BadSampleError, Limits, Medium, Reason
-from .media import HEAD_BYTES, VIDEO_OPTIONS, check_frame, container_format, library, one_line, opened, video_header
+from .interface import BadSampleError, Limits, Medium, Reason, over_budget
+from .media import (
+    FRAME_PIXEL_BYTES,
+    HEAD_BYTES,
+    VIDEO_OPTIONS,
+    check_frame,
+    container_format,
+    library,
+    one_line,
+    opened,
+    video_header,
+)
 
 # Scaled frames of a video that are kept for who asks for them again.
 _KEPT_BYTES = 32 * 2**20
@@ -53,6 +64,8 @@ class VideoFrames:
             BadSampleError: for what cannot be decoded.
         """
         assert 0 <= first < stop <= len(self._times)
+        height, width = self._size
+        BUDGET.ask(6 * (stop - first) * height * width, f"{stop - first} frames of {width}x{height}", over_budget)
         try:
             self._decode(first, stop)
         except BadSampleError:
@@ -85,6 +98,9 @@ class VideoFrames:
             container = container_format(file.read(HEAD_BYTES))
             file.seek(0)
             with av.open(file, format=container, options=VIDEO_OPTIONS) as video:
+                # A frame larger than the header says would be made before it can be looked at.
+                most = str(BUDGET.num_bytes // FRAME_PIXEL_BYTES)
+                video.streams.video[0].codec_context.options = {"max_pixels": most}
                 yield from _shown_at(video, self._times)
 
 
