@@ -12,7 +12,7 @@ from entrain_bench.specs.items import concatenate
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.stream import stable_rng, stream_blocks
 
-# The samples of a block: the unit of random access.
+# The samples of a block, the unit of random access.
 BLOCK_SAMPLES = 4096
 
 

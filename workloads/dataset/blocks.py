@@ -131,15 +131,13 @@ def _lines(file: IO[bytes], stop: int) -> Iterator[Any]:
 def _line_ends(file: IO[bytes]) -> Iterator[int]:
     """Where lines that are not empty end."""
     place, blank = 0, True
-    while piece := file.read(_READ_BYTES):
-        begin = 0
-        while (end := piece.find(b"\n", begin)) >= 0:
-            blank = blank and not piece[begin:end].strip()
-            if not blank:
-                yield place + end + 1
-            begin, blank = end + 1, True
-        blank = blank and not piece[begin:].strip()
+    while piece := file.readline(_READ_BYTES):
         place += len(piece)
+        blank = blank and not piece.strip()
+        if piece.endswith(b"\n"):
+            if not blank:
+                yield place
+            blank = True
 
 
 def _array_ends(file: IO[bytes]) -> Iterator[int]:

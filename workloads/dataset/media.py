@@ -163,9 +163,10 @@ def video_header(medium: Medium, limits: Limits) -> Known:
             try:
                 with av.open(file, format=container, options=VIDEO_OPTIONS) as container_file:
                     stream = container_file.streams.video[0]
-                    known = Known(
-                        int(stream.width), int(stream.height), _seconds_of(container_file, stream, av.time_base)
-                    )
+                    seconds = (container_file.duration or 0) / av.time_base
+                    if stream.duration:
+                        seconds = float(stream.duration * stream.time_base)
+                    known = Known(int(stream.width), int(stream.height), seconds)
             except Exception as error:
                 raise BadSampleError(Reason.HEADER, one_line(error)) from error
     if known.width or known.height:
@@ -173,12 +174,6 @@ def video_header(medium: Medium, limits: Limits) -> Known:
         check_frame(known.width, known.height)
     _checked_seconds(known.seconds, limits)
     return known
-
-
-def _seconds_of(container: Any, stream: Any, time_base: int) -> float:
-    if stream.duration:
-        return float(stream.duration * stream.time_base)
-    return (container.duration or 0) / time_base
 
 
 def container_format(head: bytes) -> str:

@@ -121,16 +121,7 @@ class TarSource:
     def _add(
         self, group: _Group, member: tarfile.TarInfo, suffix: str, file: IO[bytes], plain: Path | None, limits: Limits
     ) -> None:
-        """One more member of a sample.
-
-        Args:
-            group: the sample.
-            member: whose place in the archive is known.
-            suffix: all after the first dot of its name, in small letters.
-            file: the archive.
-            plain: the archive's path, if it is not compressed.
-            limits: of what is read.
-        """
+        """One more member of a sample; ``plain`` is the archive's path, if it is not compressed."""
         if suffix in group.suffixes:
             raise BadSampleError(Reason.DUPLICATE, member.name)
         group.num_bytes += _MEMBER_BYTES
@@ -227,22 +218,13 @@ def _starts(file: IO[bytes]) -> Iterator[int]:
 
 
 def _named_members(file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, str, str, BadSampleError | None]]:
-    """The members of samples, the samples' keys, the members' suffixes, and what is wrong with them."""
-    for member, name, error in _members(file):
-        key, suffix = _split(name)
-        if error is not None or suffix:
-            yield member, key, suffix, error
-
-
-def _members(file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, str, BadSampleError | None]]:
-    """The members of an archive, their names, and what is wrong with them.
+    """The members of samples, the samples' keys, the members' suffixes, and what is wrong with them.
 
     Raises:
         BadSampleError: where the archive cannot be read on.
     """
-    guarded = _Guarded(file)
     try:
-        with tarfile.open(fileobj=guarded, mode="r:") as archive:
+        with tarfile.open(fileobj=_Guarded(file), mode="r:") as archive:
             while member := archive.next():
                 # It would keep them all.
                 archive.members.clear()  # type: ignore[attr-defined]
@@ -255,7 +237,9 @@ def _members(file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, str, BadSampleE
                     error = BadSampleError(Reason.RECORD, f"{member.name}: no plain file")
                 elif member.size < 0:
                     error = BadSampleError(Reason.RECORD, f"{member.name}: {member.size} bytes")
-                yield member, member.name, error
+                key, suffix = _split(member.name)
+                if error is not None or suffix:
+                    yield member, key, suffix, error
             file.seek(archive.offset)
             # A header that it does not understand ends an archive, for it, as its end does.
             if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
