@@ -29,19 +29,9 @@ FRAME_HINT = "; workload.frame_size=[640,360] is that of frames which have none"
 
 @dataclass(frozen=True, slots=True)
 class TraceColumns:
-    """Checked columns of a trace.
+    """Checked columns of a trace, by sample, image and video; sides in pixels, NaN for no audio or video.
 
-    Attributes:
-        sample_ids: identity of each sample ``[samples]``, integers or strings.
-        text: size of each sample's text ``[samples]``, in tokens or in characters.
-        text_in_tokens: the unit of ``text``.
-        num_images: images of each sample ``[samples]``.
-        image_widths: in pixels ``[images]``.
-        image_heights: in pixels ``[images]``.
-        audio_seconds: length of each sample's audio ``[samples]``, NaN for none.
-        video_seconds: length of each sample's video ``[samples]``, NaN for none.
-        frame_widths: in pixels ``[videos]``.
-        frame_heights: in pixels ``[videos]``.
+    ``sample_ids`` are integers or strings; ``text`` is in tokens or in characters (``text_in_tokens``).
     """
 
     sample_ids: IntArray | TextArray
@@ -57,16 +47,11 @@ class TraceColumns:
 
 
 def read_columns(path: Path, take: Take = EVERYTHING, frame_size: tuple[float, float] | None = None) -> TraceColumns:
-    """Read a trace.
+    """Read a trace; without ``frame_size`` (width, height) every video must state the size of its frames.
 
     ``text_tokens`` or else ``text_chars`` is required; an absent or all-null column means that no sample has that
     modality. A row of ``image_widths`` and ``image_heights`` lists the row's images and, if it has a video, then the
     size of the video's frames.
-
-    Args:
-        path: the file.
-        take: which of its rows.
-        frame_size: width and height of frames whose own the file does not have (0, or no entry); None: it must.
 
     Raises:
         UserError: for a file that is missing, empty or no Parquet, for missing or misspelt columns, and for the first
@@ -205,12 +190,7 @@ class _Reader:
     def sizes(
         self, has_video: BoolArray, frame_size: tuple[float, float] | None
     ) -> tuple[IntArray, FloatArray, FloatArray]:
-        """The lists of widths and heights: row offsets ``[samples + 1]`` and both sides in pixels ``[entries]``.
-
-        Args:
-            has_video: whether the last entry of a row is that of a video's frames ``[samples]``.
-            frame_size: of those whose own is 0 or not there.
-        """
+        """The lists of widths and heights: row offsets ``[samples + 1]`` and both sides in pixels ``[entries]``."""
         missing = [name for name in ("image_widths", "image_heights") if not self.has(name)]
         if len(missing) == 1:
             raise self.error(f"column {missing[0]} is missing or all null; must come with the image's other side")
@@ -291,16 +271,7 @@ def _with_frames(
     unlisted: BoolArray,
     frame_size: tuple[float, float],
 ) -> tuple[IntArray, FloatArray, FloatArray]:
-    """The lists with a size for the frames of every video.
-
-    Args:
-        offsets: of the rows ``[rows + 1]``.
-        widths: in pixels ``[entries]``.
-        heights: in pixels ``[entries]``.
-        has_video: whether a row has a video ``[rows]``.
-        unlisted: whether it has, and its list no entry for the frames ``[rows]``.
-        frame_size: width and height in pixels, also where an entry is 0.
-    """
+    """The lists with a size for the frames of every video; ``unlisted`` are rows that lack one."""
     ends = offsets[1:][unlisted]
     offsets = offsets + np.concatenate(([0], np.cumsum(unlisted)))
     sides = []

@@ -181,11 +181,7 @@ KINDS: Mapping[str, type[Marginal]] = {
 
 
 def parse_marginal(config: object, where: str) -> Marginal:
-    """A distribution from its YAML: a number (a constant) or ``{kind: ..., parameters}``.
-
-    Raises:
-        UserError: naming the offending key below ``where`` and what is allowed.
-    """
+    """A distribution from its YAML, a number or ``{kind: ..., parameters}``; ``UserError`` names a wrong key."""
     if isinstance(config, int | float) and not isinstance(config, bool):
         config = {"kind": "constant", "value": config}
     if not isinstance(config, Mapping) or "kind" not in config:

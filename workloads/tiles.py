@@ -21,12 +21,7 @@ SLACK = 1.1
 def best_grids(widths: IntArray, heights: IntArray, rules: TileRules) -> tuple[IntArray, IntArray]:
     """Columns and rows of the grid that keeps most pixels of each image, then wastes fewest ``[images]`` each.
 
-    Of equal grids the one with fewer columns, then fewer rows, is taken.
-
-    Args:
-        widths: in pixels ``[images]``.
-        heights: in pixels ``[images]``.
-        rules: of the tiles.
+    Of equal grids the one with fewer columns, then fewer rows, is taken. Sides are in pixels ``[images]``.
     """
     most, least = np.full(len(widths), -1), np.zeros(len(widths), np.int64)
     columns, rows = np.ones(len(widths), np.int64), np.ones(len(widths), np.int64)
@@ -61,13 +56,8 @@ def grid_tokens(widths: IntArray, heights: IntArray, columns: IntArray, rows: In
 def tiled_images(counts: IntArray, widths: FloatArray, heights: FloatArray, rules: TileRules) -> Items:
     """Images as tiles: the only image of a sample on its grid and as a thumbnail, one of several padded to one tile.
 
-    An image's LLM tokens are spread evenly over its tiles.
-
-    Args:
-        counts: images of each sample ``[samples]``.
-        widths: in pixels ``[images]``.
-        heights: in pixels ``[images]``.
-        rules: of the tiles.
+    An image's LLM tokens are spread evenly over its tiles. ``counts`` are images of each sample ``[samples]``, sides in
+    pixels ``[images]``.
     """
     wide, high = (np.maximum(1, np.rint(sides)).astype(np.int64) for sides in (widths, heights))
     if rules.dynamic_tiles:
@@ -126,12 +116,8 @@ def _tiles_of_samples(counts: IntArray, tiles: IntArray) -> IntArray:
 def tiled_frames(seconds: FloatArray, frames_per_s: float, rules: TileRules) -> Items:
     """Videos as frames of one tile, pooled by 2 x 2 for the LLM, with a newline after each line.
 
-    Under dynamic tiling nothing is pooled and there is no newline.
-
-    Args:
-        seconds: length of each sample's video ``[samples]``, NaN for none.
-        frames_per_s: frames sampled from a second; longer videos are sampled evenly ``max_frames`` times.
-        rules: of the tiles.
+    Under dynamic tiling nothing is pooled and there is no newline. Of videos of ``seconds`` ``[samples]`` (NaN: none),
+    longer than ``max_frames`` at ``frames_per_s``, so many frames are sampled evenly.
     """
     frames = np.ceil(np.round(np.nan_to_num(seconds) * frames_per_s, 3)).astype(np.int64)
     counts = np.where(np.isnan(seconds), 0, np.clip(frames, 1, rules.max_frames))

@@ -28,13 +28,7 @@ _STRUCTURE = re.compile(rb"\\[\s\S]|[\"\[\]{}]")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Records that follow one another.
-
-    Attributes:
-        first: number of the first.
-        start: of its first byte.
-        stop: after its last byte.
-    """
+    """Records that follow one another: the number of the first, and where their bytes start and stop."""
 
     first: int
     start: int
@@ -74,11 +68,7 @@ def _ends(path: Path, file: IO[bytes]) -> Iterator[int]:
 
 
 def records_of(path: Path, block: Block) -> Iterator[Any]:
-    """The records of a block; an error in place of one that is none, and of all that follow it in an array.
-
-    Yields:
-        What JSON made of a record, or a ``ValueError``.
-    """
+    """The records of a block; a ``ValueError`` in place of one that is none, and of all that follow it in an array."""
     with path.open("rb") as file:
         file.seek(block.start)
         if not is_array(path):

@@ -32,12 +32,7 @@ _BLOCK_FRAMES = 2**14
 
 @contextmanager
 def decoded_image(medium: Medium, limits: Limits) -> Iterator[Image.Image]:
-    """An image in RGB, turned as it is shown (``media.turn``).
-
-    Raises:
-        BadSampleError: for what cannot be decoded to its end, is of no known format or not of the size that its header
-            says, or is beyond a limit.
-    """
+    """An image in RGB, as it is shown; ``BadSampleError`` if damaged, too large or not as its header says."""
     content = content_of(medium)
     measured = image_size(content, limits)
     BUDGET.ask(_PIXEL_BYTES * measured[0] * measured[1], f"{measured[0]}x{measured[1]} pixels", over_budget)
@@ -67,12 +62,6 @@ def decoded_sound(medium: Medium, limits: Limits, start_s: float, stop_s: float)
     """A part of a sound: its channels' mean, at ``SOUND_HZ`` ``[samples]``; shorter where the sound ends.
 
     It is empty where the sound ends up to ``STATED_WITHIN_S`` before the part begins.
-
-    Args:
-        medium: the sound.
-        limits: of what is read.
-        start_s: where the part begins.
-        stop_s: where it ends.
 
     Raises:
         BadSampleError: for what cannot be decoded, and a rate beyond ``media.SOUND_RATES_HZ``.

@@ -62,11 +62,7 @@ class Fields:
             return BadRecord(key, error)
 
     def sample(self, key: str, row: Mapping[str, Any]) -> RawSample:
-        """The sample of a row.
-
-        Raises:
-            BadSampleError: for values that are no text, image, audio or video, and names that leave the root.
-        """
+        """The sample of a row; ``BadSampleError`` for values of other types, and names that leave the root."""
         texts = [text for name in self.text for text in _texts(row.get(name), name, _DEPTH)]
         images = [self._medium(value, self.images or "") for value in _listed(row.get(self.images or ""))]
         seconds = self._seconds(row)

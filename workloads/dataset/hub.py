@@ -35,11 +35,7 @@ class HubSource(FieldSource):
     revision: str | None = None
 
     def shards(self) -> list[Shard]:
-        """The data set's own shards.
-
-        Raises:
-            UserError: for a data set that cannot be reached, and columns that it does not have.
-        """
+        """The data set's own shards; ``UserError`` if it cannot be reached, or lacks a column."""
         opened = self._opened()
         columns = opened.column_names or []
         missing = [name for name in self.fields().names if columns and name not in columns]

@@ -55,11 +55,7 @@ logging.getLogger("libav").setLevel(logging.CRITICAL)
 
 
 def image_size(medium: Medium, limits: Limits) -> tuple[int, int]:
-    """Width and height of an image in pixels, as it is shown (``turn``).
-
-    Raises:
-        BadSampleError: for what is no image of a known format, or is beyond a limit.
-    """
+    """Width and height of an image in pixels, as shown; ``BadSampleError`` for other formats, or beyond a limit."""
     if isinstance(medium, Known):
         width, height = medium.width, medium.height
     else:
@@ -80,11 +76,7 @@ def image_size(medium: Medium, limits: Limits) -> tuple[int, int]:
 
 
 def turn(image: Image.Image) -> Image.Transpose | None:
-    """How the size of an image must be turned to be that which it is shown with: by EXIF, or XMP's copy of it.
-
-    Args:
-        image: opened, but not loaded: what a PNG says behind its pixels counts for nothing.
-    """
+    """How an image that is opened, but not loaded, must be turned to be shown: by EXIF, or XMP's copy of it."""
     # Pillow gives the size of a TIFF turned by its own tag.
     if _ORIENTATION in getattr(image, "tag_v2", ()):
         return None
@@ -119,12 +111,7 @@ def check_frame(width: int, height: int) -> None:
 
 
 def audio_seconds(medium: Medium, limits: Limits) -> float:
-    """Length of a sound in seconds.
-
-    Raises:
-        BadSampleError: for what is no sound of a format that libsndfile knows, or is beyond a limit.
-        UserError: if soundfile is not installed.
-    """
+    """Length of a sound in seconds; ``BadSampleError`` for a format that libsndfile lacks, or beyond a limit."""
     if isinstance(medium, Known):
         return _checked_seconds(medium.seconds, limits)
     soundfile = library("soundfile")
@@ -147,12 +134,7 @@ def checked_rate(rate_hz: int) -> int:
 
 
 def video_header(medium: Medium, limits: Limits) -> Known:
-    """Length of a video and the size of its frames, 0 where the data itself does not state it.
-
-    Raises:
-        BadSampleError: for what is no MP4, QuickTime, Matroska, WebM or AVI, or is beyond a limit.
-        UserError: if PyAV is not installed.
-    """
+    """Length and frame size of a video, 0 if not stated; ``BadSampleError`` for other formats, or beyond a limit."""
     if isinstance(medium, Known):
         known = medium
     else:
@@ -197,13 +179,7 @@ def _checked_seconds(seconds: float, limits: Limits) -> float:
 
 @contextmanager
 def opened(medium: Content, most_bytes: int, whole: bool = True) -> Iterator[IO[bytes]]:
-    """A file of the medium's bytes.
-
-    Args:
-        medium: where they are.
-        most_bytes: what is too large to be read whole.
-        whole: whether who reads its header may read it whole.
-    """
+    """A file of the medium's bytes; at most ``most_bytes`` if its reader may read it ``whole``."""
     if isinstance(medium, bytes):
         _check_bytes(len(medium), most_bytes)
         yield io.BytesIO(medium)

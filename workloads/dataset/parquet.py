@@ -46,20 +46,12 @@ _ENTRY_BYTES, _OBJECT_BYTES = 36, 160
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetSource(FieldSource):
-    """Rows of Parquet files; images are structs with ``bytes``, or ``path`` below ``root``.
-
-    Attributes:
-        root: folder of the files that rows name; empty: none may be.
-    """
+    """Rows of Parquet files; images are structs with ``bytes``, or ``path`` below ``root`` (empty: no files)."""
 
     root: str = ""
 
     def shards(self) -> list[Shard]:
-        """Row groups of files, together up to 256 MiB.
-
-        Raises:
-            UserError: for no files, and if the first that can be read lacks a column.
-        """
+        """Row groups of files, together up to 256 MiB; ``UserError`` for no files, and if the first lacks a column."""
         shards, checked = list[Shard](), False
         for file in self.files():
             try:
@@ -76,11 +68,7 @@ class ParquetSource(FieldSource):
         return shards
 
     def files(self) -> list[DataFile]:
-        """All files.
-
-        Raises:
-            UserError: if there are none.
-        """
+        """All files; ``UserError`` if there are none."""
         return self.files_of(".parquet")
 
     def head(self) -> tuple[list[str], list[dict[str, Any]]]:
@@ -175,14 +163,9 @@ def _batches(file: pq.ParquetFile, group: int, names: Sequence[str]) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class ParquetReader:
-    """Rows of a file by their numbers: the part of a row group up to a row is read, and its last batch kept.
+    """Rows by their numbers: the part of a row group up to a row is read, and its last batch kept.
 
-    Attributes:
-        path: of the file.
-        fields: of its rows.
-        metadata: of the file.
-        ends: number of the row behind each row group.
-        kept: batches that were read.
+    ``ends`` are the numbers of the rows behind each row group.
     """
 
     path: Path

@@ -35,11 +35,7 @@ class RecordSource(FieldSource):
     id: str | None = None
 
     def shards(self) -> list[Shard]:
-        """Blocks of records.
-
-        Raises:
-            UserError: for no files.
-        """
+        """Blocks of records; ``UserError`` for no files."""
         return [
             Shard(file.label, block.first, file.version, str(file.path), (block.start, block.stop))
             for file in self.files()
@@ -47,11 +43,7 @@ class RecordSource(FieldSource):
         ]
 
     def files(self) -> list[DataFile]:
-        """All files.
-
-        Raises:
-            UserError: if there are none.
-        """
+        """All files; ``UserError`` if there are none."""
         return self.files_of(".json", ".jsonl")
 
     def head(self) -> tuple[list[str], list[Mapping[str, Any]]]:
@@ -91,13 +83,7 @@ class RecordSource(FieldSource):
 
 @dataclass(frozen=True, slots=True)
 class RecordReader:
-    """Records of a file by their numbers.
-
-    Attributes:
-        source: whose file it is.
-        path: of the file.
-        ends: of each record, in bytes ``[records]``.
-    """
+    """Records of a file by their numbers; ``ends`` of each in bytes ``[records]``."""
 
     source: RecordSource
     path: Path

@@ -48,16 +48,9 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSamples:
-    """Samples of a scanned data set.
+    """Samples of a scanned data set, whose ``files`` are by their labels.
 
-    Attributes:
-        source: the data set.
-        files: its files by their labels.
-        limits: of the scan.
-        tokenizer: of the scan.
-        rules: the model's token rules.
-        shapes_of: the shapes of samples of given sizes, as the workload has them.
-        truncates: whether samples may have been shortened.
+    ``shapes_of`` makes the shapes of samples of given sizes as the workload does, which ``truncates`` some or not.
     """
 
     source: ReadableSource

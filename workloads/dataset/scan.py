@@ -32,15 +32,9 @@ type Advance = Callable[[int, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ScanReport:
-    """What a scan found.
+    """What a scan found: rows of the trace, shards, what was left out, and the number of items by kind.
 
-    Attributes:
-        path: the trace.
-        samples: rows of it.
-        shards: scanned.
-        bad: what was left out.
-        items: texts, images, sounds and videos that were found, by these names.
-        again: whether it had been scanned before, and nothing has changed.
+    ``again``: the data had been scanned before, and nothing has changed.
     """
 
     path: Path

@@ -52,13 +52,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """What became of a shard.
-
-    Attributes:
-        samples: in its part.
-        bad: left out.
-        failure: why there is no part, and no sense in going on; empty if there is one.
-    """
+    """Samples in a shard's part, those left out, and, if there is no part, why."""
 
     samples: int = 0
     bad: int = 0
@@ -127,9 +121,8 @@ def _journal(path: Path) -> Iterator[mmap.mmap]:
 def _watch(timeout_s: float) -> Iterator[Callable[[], None]]:
     """Ends this process when a sample takes too long, also within a library that is stuck.
 
-    Yields:
-        What is to be called when another sample begins. Setting the clock takes longer than most samples do, so that
-        it is not set for each.
+    Yields what is to be called when another sample begins. It does not always set the clock, which takes longer than
+    most samples do.
     """
     set_at = -timeout_s
     with Path(os.devnull).open("w") as nowhere:

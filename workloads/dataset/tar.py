@@ -75,19 +75,11 @@ class TarSource:
         Take.parse(self.take, "source.take")
 
     def shards(self) -> list[Shard]:
-        """Files, each of them whole: the headers of a tar file follow from one another.
-
-        Raises:
-            UserError: for no files.
-        """
+        """Whole files, since the headers of a tar file follow from one another; ``UserError`` for no files."""
         return [Shard(file.label, 0, file.version, str(file.path)) for file in self.files()]
 
     def files(self) -> list[DataFile]:
-        """All files.
-
-        Raises:
-            UserError: if there are none.
-        """
+        """All files; ``UserError`` if there are none."""
         return data_files(self.path, SUFFIXES, Take.parse(self.take, "source.take"))
 
     def reader(self, file: DataFile, kept: Recent[Any]) -> TarReader:  # noqa: ARG002
@@ -173,13 +165,7 @@ def _split(name: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class TarReader:
-    """Samples of an archive by their numbers.
-
-    Attributes:
-        source: whose file it is.
-        path: of the file.
-        starts: of each sample's first header, in bytes ``[samples]``.
-    """
+    """Samples of an archive by their numbers; ``starts`` of each one's first header in bytes ``[samples]``."""
 
     source: TarSource
     path: Path
@@ -187,11 +173,7 @@ class TarReader:
 
     @classmethod
     def of(cls, source: TarSource, path: Path) -> TarReader:
-        """A reader of an archive, of which headers are read once.
-
-        Raises:
-            BadSampleError: for a compressed one.
-        """
+        """Read the headers of an archive once; ``BadSampleError`` for a compressed one."""
         if path.suffix in _OPENERS:
             raise BadSampleError(Reason.FILE, f"{path.name} is compressed; samples can be read from plain .tar files")
         with path.open("rb") as file:
@@ -218,11 +200,7 @@ def _starts(file: IO[bytes]) -> Iterator[int]:
 
 
 def _named_members(file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, str, str, BadSampleError | None]]:
-    """The members of samples, the samples' keys, the members' suffixes, and what is wrong with them.
-
-    Raises:
-        BadSampleError: where the archive cannot be read on.
-    """
+    """The members of samples, the samples' keys, the members' suffixes, and what is wrong with them."""
     try:
         with tarfile.open(fileobj=_Guarded(file), mode="r:") as archive:
             while member := archive.next():

@@ -30,21 +30,10 @@ _KEPT_BYTES = 32 * 2**20
 
 
 class VideoFrames:
-    """Frames of a video, evenly spread over its length: those shown in the middle of ``count`` equal parts.
+    """``count`` frames of a video, scaled: those shown in the middle of as many equal parts of its length.
 
     Who asks for frames further on has the video decoded from where it is; who asks for what is no longer kept, from its
-    beginning.
-
-    Args:
-        medium: the video.
-        limits: of what is read.
-        count: how many.
-        height: of each, in pixels.
-        width: of each, in pixels.
-
-    Raises:
-        BadSampleError: for a header that cannot be read, or is beyond a limit.
-        UserError: if PyAV is not installed.
+    beginning. Raises ``BadSampleError`` for a header that cannot be read, or is beyond a limit.
     """
 
     def __init__(self, medium: Medium, limits: Limits, count: int, height: int, width: int) -> None:
@@ -58,11 +47,7 @@ class VideoFrames:
         self._next = 0
 
     def between(self, first: int, stop: int) -> Pixels:
-        """Frames from one number up to another ``[frames, height, width, 3]``.
-
-        Raises:
-            BadSampleError: for what cannot be decoded.
-        """
+        """Frames from one number up to another ``[frames, height, width, 3]``; ``BadSampleError`` if damaged."""
         assert 0 <= first < stop <= len(self._times)
         height, width = self._size
         BUDGET.ask(6 * (stop - first) * height * width, f"{stop - first} frames of {width}x{height}", over_budget)
