@@ -6,19 +6,24 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import hydra
 import yaml
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import CachingConfigRepository
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -27,10 +32,11 @@ from entrain_bench.base.store import Store
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, first_line, in_tree, one_line_errors
 from entrain_bench.config.given_plan import with_plan
 from entrain_bench.config.known import KnownRuns
-from entrain_bench.config.overrides import NESTED, group_of, is_choice, is_inside, is_plain, parse
+from entrain_bench.config.overrides import NESTED, group_of, is_inside, is_plain, parse
 from entrain_bench.config.parts import sources_stamp
 from entrain_bench.config.schema import (
     GROUP_KEYS,
+    SCHEMA,
     ConfigSchema,
     RunConfig,
     plain_values,
@@ -43,8 +49,6 @@ MAX_NAME = 250
 INTERPOLATION = "${"
 # The first key that an interpolation names; nothing for what is no plain path.
 INTERPOLATED = re.compile(r"\$\{(\w*)")
-# A sweep with so many combinations of choices has fewer choices.
-MANY_COMBINATIONS = 16
 # Keys of a figure's YAML that do not change its runs, and overrides that may change how something is swept.
 SWEEP_KEYS = frozenset({"hydra", "figure"})
 # What joblib's launcher and Ray's call the number of their processes.
@@ -88,7 +92,6 @@ class Composer:
         self.version = _tree_hash(config_dir)
         self._store = Store("compositions", self.version)
         self._known = KnownRuns(self.version)
-        self._by_group = False
         self._sweeps = False
 
     def run(self, overrides: Sequence[str]) -> RunConfig:
@@ -128,8 +131,6 @@ class Composer:
             self._store.put(key, stored)
         if not stored["cells"]:
             raise UserError(f"{' '.join(overrides)}: describes no run; a glob(...) matches no choice of a group")
-        combinations = {tuple(text for text in cell if is_choice(parse(text))) for cell in stored["cells"]}
-        self._by_group = self._by_group or len(combinations) >= MANY_COMBINATIONS
         return Sweep(tuple(map(tuple, stored["cells"])), stored["launcher"], stored["num_processes"], stored["address"])
 
     def save(self) -> None:
@@ -158,23 +159,47 @@ class Composer:
         return values
 
     def _composed(self, overrides: tuple[str, ...]) -> dict[str, Any]:
-        """What Hydra composes of overrides; in large sweeps, of those of each group by themselves.
-
-        So choices are composed once, rather than every combination of them: a group's part of a configuration does not
-        depend on other groups. Where a choice reaches into others all are composed together.
-        """
-        if not self._by_group:
-            return self._composed_together(overrides)
+        """What Hydra composes of overrides: of those of each group alone, as long as no choice reaches into others."""
         by_group: dict[str, list[str]] = {}
         for text in overrides:
             by_group.setdefault(group_of(text), []).append(text)
-        if len(by_group) < 2 or not by_group.keys() <= GROUP_KEYS.keys():
+        parts = {group: self._group(group, tuple(own)) for group, own in by_group.items()}
+        if None in parts.values():
             return self._composed_together(overrides)
-        plain = self._composed_together(())
-        parts = {group: self._composed_together(tuple(own)) for group, own in by_group.items()}
-        if any(part[key] != plain[key] for group, part in parts.items() for key in plain if key != group):
-            return self._composed_together(overrides)
-        return plain | {group: part[group] for group, part in parts.items()}
+        return self._composed_together(()) | parts
+
+    def _group(self, group: str, overrides: tuple[str, ...]) -> Any:
+        """A group's part of a configuration; None if it takes more than choices, or Hydra has to say what is wrong."""
+        parsed = [parse(text) for text in overrides]
+        chooses = all("." not in one.key_or_group and isinstance(one.value(), str) for one in parsed)
+        if group not in GROUP_KEYS or not chooses:
+            return None
+        key = ["group", *overrides]
+        part = self._store.get(key)
+        if part is None:
+            # The group itself is added: the schema alone has no choice that could be changed.
+            added = [f"+{text}" if text.startswith(f"{group}=") else text for text in overrides]
+            with suppress(HydraException, OmegaConfBaseException):
+                values, plain = self._alone(added), self._alone([])
+                if {**plain, group: values[group]} == values:
+                    part = values[group]
+                    self._store.put(key, part)
+        return part
+
+    def _alone(self, overrides: Sequence[str]) -> dict[str, Any]:
+        """What Hydra composes of the schema and some groups alone: of a fraction of the files of a whole run."""
+        loader, files = self._loader
+        parsed = OverridesParser.create().parse_overrides([*overrides])
+        found = create_defaults_list(files, SCHEMA, parsed, prepend_hydra=False, skip_missing=False)
+        return plain_values(loader._compose_config_from_defaults_list(found.defaults, files), resolve=False)
+
+    @cached_property
+    def _loader(self) -> tuple[ConfigLoaderImpl, CachingConfigRepository]:
+        """Hydra's loader, and the YAMLs, each read once."""
+        with in_tree():
+            loader = GlobalHydra.instance().config_loader()
+            assert isinstance(loader, ConfigLoaderImpl)
+            return loader, loader._parse_overrides_and_create_caching_repo(SCHEMA, self._search)[1]
 
     def _composed_together(self, overrides: tuple[str, ...]) -> dict[str, Any]:
         key = ["run", *overrides]
