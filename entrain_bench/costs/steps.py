@@ -9,11 +9,12 @@ from hashlib import blake2b
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray, freeze, take_rows
+from entrain_bench.base.arrays import FloatArray, IntArray, freeze
 from entrain_bench.costs.buckets import bucket_parameters, gather_lead_s, gather_stall_s, sync_lag_s
 from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.memory import Memory
+from entrain_bench.costs.roofline import Loads
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.recomputation import covered_layers
@@ -207,17 +208,13 @@ class StepCosts:
             found.append(Traffic(layers, parameters, sync_s, gather_s))
         return found
 
-    def ends(self, program: Program) -> list[Ends]:
-        """Where the passes of a program's modules begin and end."""
-        modules = zip(program.model.modules, program.layout.modules, strict=True)
-        return [self._ends(program, index, module, placed) for index, (module, placed) in enumerate(modules)]
+    def ends(self, program: Program, loads: Sequence[Loads]) -> list[Ends]:
+        """Where the passes of a program's modules begin and end, given what the chunks of each carry."""
+        return [self._ends(program, index, each) for index, each in enumerate(loads)]
 
-    def _ends(self, program: Program, index: int, module: ModuleSpec, placed: ModuleLayout) -> Ends:
+    def _ends(self, program: Program, index: int, loads: Loads) -> Ends:
+        module, placed = program.model.modules[index], program.layout.modules[index]
         firsts, lasts = first_of_stages(program, index), last_of_stages(program, index)
-        rows = program.chunks[index]
-        chunks = np.unique(program.chunk[np.concatenate([*firsts, *lasts])]).astype(np.int64)
-        offsets, entries = take_rows(rows.offsets, chunks)
-        loads = self.layer_times.loads(module, module.lengths(program.shapes, rows.members[entries]), offsets)
         split = program.splits_backward(index)
         kinds = self.layer_times.layers_s(module, loads, placed.tp, placed.cp, split)
         # [chunks, kinds]
@@ -234,8 +231,7 @@ class StepCosts:
         layers = np.split(module.layer_kind, np.cumsum(placed.layers_per_stage[:-1]))
 
         def of_stages(seconds: FloatArray, actions: list[IntArray]) -> list[FloatArray]:
-            found = [np.searchsorted(chunks, program.chunk[stage]) for stage in actions]
-            return [seconds[row[:, None], held] for row, held in zip(found, layers, strict=True)]
+            return [seconds[program.chunk[own][:, None], held] for own, held in zip(actions, layers, strict=True)]
 
         layer_s = of_stages(backward_s, lasts)
         if program.remade:
