@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.arrays import FloatArray, IntArray, freeze
 from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.specs.layer import BF16_BYTES, Layer
 from entrain_bench.specs.module_layers import ModuleConfig, Role, build_layers, gemms_of, mlp_of_block
@@ -41,6 +41,7 @@ class ModuleSpec:
     layers: tuple[Layer, ...]
     kinds: tuple[Layer, ...] = field(init=False)
     layer_kind: IntArray = field(init=False, compare=False)
+    _counts: dict[tuple[int, ...], FloatArray] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         names = list(dict.fromkeys(layer.kind for layer in self.layers))
@@ -171,11 +172,15 @@ class ModuleSpec:
         return shapes.item_sample[units] if self.per_item else units
 
     def kind_counts(self, layers_per_stage: Sequence[int]) -> FloatArray:
-        """How many layers of each kind every stage holds ``[stages, kinds]``."""
-        stage = np.repeat(np.arange(len(layers_per_stage)), layers_per_stage)
-        shape = len(layers_per_stage), len(self.kinds)
-        counts = np.bincount(stage * shape[1] + self.layer_kind, minlength=shape[0] * shape[1])
-        return counts.reshape(shape).astype(np.float64)
+        """How many layers of each kind every stage holds ``[stages, kinds]``; read-only."""
+        split = tuple(layers_per_stage)
+        counts = self._counts.get(split)
+        if counts is None:
+            stage, kinds = np.repeat(np.arange(len(split)), split), len(self.kinds)
+            held = np.bincount(stage * kinds + self.layer_kind, minlength=len(split) * kinds)
+            counts = self._counts[split] = held.reshape(len(split), kinds).astype(np.float64)
+            freeze(counts)
+        return counts
 
     def forward_flops(self, lengths: IntArray) -> FloatArray:
         """Model FLOPs of a forward through the whole module, per sequence."""
