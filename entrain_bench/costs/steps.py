@@ -18,7 +18,7 @@ from entrain_bench.costs.roofline import Loads
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.recomputation import covered_layers
-from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModuleSpec
 
@@ -125,6 +125,7 @@ class StepCosts:
     layer_times: LayerTimes
     cluster: ClusterSpec
     _known: OrderedDict[_Placed, _Known] = field(default_factory=OrderedDict, repr=False, compare=False)
+    _rings: dict[tuple[tuple[int, ...], bytes], list[LinkTier]] = field(default_factory=dict, repr=False, compare=False)
 
     def optimizer_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Optimizer step of each stage ``[stages]``; a distributed optimizer steps a shard on every rank."""
@@ -184,12 +185,12 @@ class StepCosts:
         framework, copies, sharing = self.memory.framework, self._copies(module, placed), self._sharing(module, placed)
         # Rings go through the ranks that hold the same weights of a stage, or share out its optimizer states.
         rings = placed.ranks[:, :, :: module.weight_shards(placed.tp)].swapaxes(0, 1).reshape(placed.pp, -1)
-        across = self.cluster.ring_tiers(rings[:, ::sharing])
+        across = self._ring_tiers(rings[:, ::sharing])
         if framework.distributed_optimizer:
             rings = rings[:, :sharing]
         of_layers = np.split(self._layer_parameters(module, placed), np.cumsum(placed.layers_per_stage[:-1]))
         held = self._parameters(module, placed).tolist()
-        stages = zip(of_layers, held, self.cluster.ring_tiers(rings), across, strict=True)
+        stages = zip(of_layers, held, self._ring_tiers(rings), across, strict=True)
         found = list[Traffic]()
         # What is sharded travels within its passes (``sharding``).
         travels = copies > 1 and not placed.sharded
@@ -207,6 +208,15 @@ class StepCosts:
             freeze(layers, parameters, sync_s, gather_s)
             found.append(Traffic(layers, parameters, sync_s, gather_s))
         return found
+
+    def _ring_tiers(self, rings: IntArray) -> list[LinkTier]:
+        """As the cluster's; layouts that differ in layers alone have the same rings."""
+        key = rings.shape, blake2b(np.ascontiguousarray(rings), digest_size=16).digest()
+        if key not in self._rings:
+            self._rings[key] = self.cluster.ring_tiers(rings)
+            if len(self._rings) > MAX_KNOWN:
+                del self._rings[next(iter(self._rings))]
+        return self._rings[key]
 
     def ends(self, program: Program, loads: Sequence[Loads]) -> list[Ends]:
         """Where the passes of a program's modules begin and end, given what the chunks of each carry."""
