@@ -126,6 +126,14 @@ class Layout:
         object.__setattr__(self, "blocks", blocks)
 
     @property
+    def content(self) -> tuple[object, ...]:
+        """What layouts of one model differ in, but for what the planner counted on."""
+        return self.single_rank_boundary, *(
+            (m.tp, m.cp, m.layers_per_stage, m.recompute, m.offload, m.sharded, m.ranks.shape, m.ranks.tobytes())
+            for m in self.modules
+        )
+
+    @property
     def num_lanes(self) -> int:
         """Number of lanes."""
         return len(self.lane_width)
