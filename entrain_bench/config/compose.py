@@ -6,24 +6,19 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import hydra
 import yaml
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -31,12 +26,12 @@ from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.base.store import Store
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, first_line, in_tree, one_line_errors
 from entrain_bench.config.given_plan import with_plan
+from entrain_bench.config.groups import Groups
 from entrain_bench.config.known import KnownRuns
 from entrain_bench.config.overrides import NESTED, group_of, is_inside, is_plain, parse
 from entrain_bench.config.parts import sources_stamp
 from entrain_bench.config.schema import (
     GROUP_KEYS,
-    SCHEMA,
     ConfigSchema,
     RunConfig,
     plain_values,
@@ -92,6 +87,7 @@ class Composer:
         self.version = _tree_hash(config_dir)
         self._store = Store("compositions", self.version)
         self._known = KnownRuns(self.version)
+        self._groups = Groups(self._search)
         self._sweeps = False
 
     def run(self, overrides: Sequence[str]) -> RunConfig:
@@ -163,43 +159,15 @@ class Composer:
         by_group: dict[str, list[str]] = {}
         for text in overrides:
             by_group.setdefault(group_of(text), []).append(text)
-        parts = {group: self._group(group, tuple(own)) for group, own in by_group.items()}
+        parts: dict[str, Any] = {}
+        for group, own in by_group.items():
+            parts[group] = self._store.get(["group", *own])
+            if parts[group] is None:
+                parts[group] = self._groups.part(group, own)
+                self._store.put(["group", *own], parts[group])
         if None in parts.values():
             return self._composed_together(overrides)
         return self._composed_together(()) | parts
-
-    def _group(self, group: str, overrides: tuple[str, ...]) -> Any:
-        """A group's part of a configuration; None if it takes more than choices, or Hydra has to say what is wrong."""
-        parsed = [parse(text) for text in overrides]
-        chooses = all("." not in one.key_or_group and isinstance(one.value(), str) for one in parsed)
-        if group not in GROUP_KEYS or not chooses:
-            return None
-        key = ["group", *overrides]
-        part = self._store.get(key)
-        if part is None:
-            # The group itself is added: the schema alone has no choice that could be changed.
-            added = [f"+{text}" if text.startswith(f"{group}=") else text for text in overrides]
-            with suppress(HydraException, OmegaConfBaseException):
-                values, plain = self._alone(added), self._alone([])
-                if {**plain, group: values[group]} == values:
-                    part = values[group]
-                    self._store.put(key, part)
-        return part
-
-    def _alone(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """What Hydra composes of the schema and some groups alone: of a fraction of the files of a whole run."""
-        loader, files = self._loader
-        parsed = OverridesParser.create().parse_overrides([*overrides])
-        found = create_defaults_list(files, SCHEMA, parsed, prepend_hydra=False, skip_missing=False)
-        return plain_values(loader._compose_config_from_defaults_list(found.defaults, files), resolve=False)
-
-    @cached_property
-    def _loader(self) -> tuple[ConfigLoaderImpl, CachingConfigRepository]:
-        """Hydra's loader, and the YAMLs, each read once."""
-        with in_tree():
-            loader = GlobalHydra.instance().config_loader()
-            assert isinstance(loader, ConfigLoaderImpl)
-            return loader, loader._parse_overrides_and_create_caching_repo(SCHEMA, self._search)[1]
 
     def _composed_together(self, overrides: tuple[str, ...]) -> dict[str, Any]:
         key = ["run", *overrides]
@@ -258,6 +226,10 @@ class Composer:
         found: dict[str, Any] | None = self._store.get(key)
         if found is None:
             composed = hydra.compose(CONFIG_NAME, overrides=[*self._search, *overrides], return_hydra_config=True)
+            # What a run of these overrides is, so that it is not composed again.
+            self._store.put(
+                ["run", *overrides], {k: v for k, v in plain_values(composed, False).items() if k != "hydra"}
+            )
             launcher, params = composed.hydra.launcher, composed.hydra.sweeper.params or {}
             # A sweep that is no figure's finds them all.
             usual = IN_FIGURES[:1] if any(text.startswith("figure=") for text in overrides) else IN_FIGURES
@@ -416,7 +388,7 @@ def _keys_of(file: Path) -> frozenset[str]:
 def _tree_hash(config_dir: str | None) -> str:
     """Hash of all that compositions depend on, besides their overrides."""
     digest = hashlib.sha256(f"hydra {version('hydra-core')}, omegaconf {version('omegaconf')}".encode())
-    for module in ("compose.py", "known.py", "overrides.py", "parts.py", "schema.py"):
+    for module in ("compose.py", "groups.py", "known.py", "overrides.py", "parts.py", "schema.py"):
         digest.update(Path(__file__).with_name(module).read_bytes())
     for folder in (config_tree(), *([Path(config_dir).resolve()] if config_dir else [])):
         digest.update(str(folder).encode() + b"\0")
