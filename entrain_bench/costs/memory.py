@@ -69,7 +69,10 @@ class Memory:
     model: ModelSpec
     framework: Framework = field(default_factory=Framework)
     element_bytes: int = BF16_BYTES
-    # States of the layouts that were last asked for, by their identity.
+    # Bytes of a token by what decides them, and states of the layouts that were last asked for, by their identity.
+    _tokens: dict[tuple[object, ...], tuple[ModuleSpec, tuple[FloatArray, FloatArray]]] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
     _states: dict[int, tuple[Layout, FloatArray]] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def parameter_bytes(self, copies: IntArray | int) -> FloatArray:
@@ -126,10 +129,18 @@ class Memory:
         Returns:
             What is kept from forward to backward, and what exists only while a pass runs: the most that a layer needs.
         """
+        if remade is None or placed.recompute:
+            asked = module.name, placed.tp, placed.cp, placed.recompute, placed.layers_per_stage
+            known, found = self._tokens.get(asked, (None, None))
+            if known is not module or found is None:
+                kept, working = self.layer_bytes(module, placed)
+                counts = module.kind_counts(placed.layers_per_stage)
+                found = matmul(counts, kept), np.max(np.where(counts > 0, working, 0.0), axis=1)
+                freeze(*found)
+                self._tokens[asked] = module, found
+            return found
         kept, working = self.layer_bytes(module, placed)
         counts = module.kind_counts(placed.layers_per_stage)
-        if remade is None or placed.recompute:
-            return matmul(counts, kept), np.max(np.where(counts > 0, working, 0.0), axis=1)
         less, more = self.layer_bytes(module, replace(placed, recompute=True))
         again = remade_kinds(module, placed.layers_per_stage, remade)
         stays = counts - again

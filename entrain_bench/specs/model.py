@@ -42,6 +42,7 @@ class ModuleSpec:
     kinds: tuple[Layer, ...] = field(init=False)
     layer_kind: IntArray = field(init=False, compare=False)
     _counts: dict[tuple[int, ...], FloatArray] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _cuts: dict[tuple[int, ...], IntArray] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         names = list(dict.fromkeys(layer.kind for layer in self.layers))
@@ -149,13 +150,21 @@ class ModuleSpec:
 
     def cut_bytes(self, layers_per_stage: Sequence[int]) -> IntArray:
         """Bytes a token hands from each stage but the last to the next (bf16) ``[stages - 1]``."""
-        last = np.cumsum(layers_per_stage)[:-1] - 1
-        return BF16_BYTES * np.array([self.layers[layer].hidden_size for layer in last], np.int64)
+        return self._cut_bytes(layers_per_stage)[0]
 
     def gradient_cut_bytes(self, layers_per_stage: Sequence[int]) -> IntArray:
         """Bytes of gradients a token hands back over the same cuts; 0 where no layer before the cut has a backward."""
-        needed = np.cumsum([layer.backward_share > 0 for layer in self.layers]) > 0
-        return self.cut_bytes(layers_per_stage) * needed[np.cumsum(layers_per_stage)[:-1] - 1]
+        return self._cut_bytes(layers_per_stage)[1]
+
+    def _cut_bytes(self, layers_per_stage: Sequence[int]) -> IntArray:
+        split = tuple(layers_per_stage)
+        if split not in self._cuts:
+            last = np.cumsum(split)[:-1] - 1
+            size = BF16_BYTES * np.array([self.layers[layer].hidden_size for layer in last], np.int64)
+            needed = np.cumsum([layer.backward_share > 0 for layer in self.layers]) > 0
+            self._cuts[split] = np.stack([size, size * needed[last]])
+            freeze(self._cuts[split])
+        return self._cuts[split]
 
     def lengths(self, shapes: SampleShapes, units: IntArray) -> IntArray:
         """Sequence length of each of the given units: encoder tokens of items, LLM tokens of samples."""
