@@ -43,7 +43,7 @@ def going_on(times: Mapping[str, Times], kept: Collection[str] = ()) -> list[str
         limit = FAR * min(own[0] for own in whole.values())
         ahead = {name for name, own in whole.items() if decisive(own[0]) <= decisive(limit)}
     else:
-        ahead = {*not_worse(whole, ROUND_LEVEL).best}
+        ahead = not_worse(whole, ROUND_LEVEL)
     return [name for name in whole if name in ahead or name in kept]
 
 
