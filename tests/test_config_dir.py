@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 
 from entrain_bench.answers.documents.claims import load_claims
-from entrain_bench.commands.outputs import outputs
 from entrain_bench.answers.documents.tables import strategies_by_family
 from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
@@ -305,12 +304,12 @@ def test_their_claims_come_after_ours(folder: Path) -> None:
 
 
 def test_claims_asked_for_by_name_are_theirs_alone(folder: Path) -> None:
-    (named,) = outputs(["claims"], str(folder))
+    (named,) = outputs.outputs(["claims"], str(folder))
     assert {text for sweep in named.sweeps for text in sweep if text.startswith("workload=")} == {"workload=growing"}
-    (every,) = (output for output in outputs((), str(folder)) if output.name == "claims")
+    (every,) = (output for output in outputs.outputs((), str(folder)) if output.name == "claims")
     assert {*named.sweeps} < {*every.sweeps}
     (folder / "claim/paper.yaml").unlink()
-    assert outputs(["claims"], str(folder))[0].sweeps == outputs(["claims"])[0].sweeps
+    assert outputs.outputs(["claims"], str(folder))[0].sweeps == outputs.outputs(["claims"])[0].sweeps
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

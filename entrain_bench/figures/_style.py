@@ -11,7 +11,6 @@ from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
-import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
@@ -64,16 +63,16 @@ MARKERS = "osD^vPX*<>"
 type Colour = tuple[float, float, float]
 
 
-# Grey, blue, orange, green, purple, brown, sky blue, red, yellow, pink of seaborn's colour-blind-safe palette.
-STRATEGY_COLOURS: list[Colour] = [
-    to_rgb(sns.color_palette("colorblind")[place]) for place in (7, 0, 1, 2, 4, 5, 9, 3, 8, 6)
-]
+# Seaborn's colour-blind-safe palette: blue, orange, green, red, purple, brown, pink, grey, yellow, sky blue. As values:
+# importing seaborn takes longer than all else that a picture of a sweep needs.
+_HEX = ["#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"]
+COLOURBLIND: list[Colour] = [*map(to_rgb, _HEX)]
+STRATEGY_COLOURS = [COLOURBLIND[place] for place in (7, 0, 1, 2, 4, 5, 9, 3, 8, 6)]
 
 
 def palette(names: Iterable[str]) -> dict[str, Colour]:
     """A colour-blind-safe colour for each name, by order of appearance."""
-    names = list(names)
-    return dict(zip(names, [to_rgb(c) for c in sns.color_palette("colorblind", max(len(names), 1))], strict=False))
+    return dict(zip(names, cycle(COLOURBLIND), strict=False))
 
 
 def strategy_colours(orders: Mapping[str, int | None]) -> dict[str, Colour]:

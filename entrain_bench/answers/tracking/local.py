@@ -189,8 +189,11 @@ def _empty_store() -> bytes:
 
 
 def _run_id(experiment: str, entry: Entry) -> str:
-    """The same for as long as a run is called the same, so that links to it stay good."""
-    return hashlib.sha256(f"{experiment} {entry.key}".encode()).hexdigest()[:32]
+    """The same for as long as a run is called the same, so that links to it stay good.
+
+    Half of MLflow's usual length, for every row of the store repeats it up to four times.
+    """
+    return hashlib.sha256(f"{experiment} {entry.key}".encode()).hexdigest()[:16]
 
 
 def _link(source: Path, target: Path) -> None:

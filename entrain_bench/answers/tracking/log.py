@@ -9,6 +9,7 @@ from filelock import FileLock
 
 from entrain_bench.answers.tracking.entries import (
     CONFIGURATION_TAG,
+    MAX_DETAILED,
     NOTE_TAG,
     PARENT_TAG,
     SWEEP,
@@ -97,7 +98,9 @@ def _add_sweep(store: Store, experiment: str, parent: Entry, fresh: Sequence[Ent
         # Also where only runs are: the page shows columns that they have.
         speedup = [speedup_name(parent.tags["baseline"])] if "baseline" in parent.tags else []
         store.describe(experiment, {**page_tags(speedup), NOTE_TAG: parent.tags[NOTE_TAG]})
-    store.add(experiment, [entry for entry in fresh if entry is not parent], {**_tags(), PARENT_TAG: run_id})
+    # Of a large sweep, commits are in the records.
+    tags = _tags() if len(fresh) + len(kept) <= MAX_DETAILED else {CURRENT_TAG: "yes"}
+    store.add(experiment, [entry for entry in fresh if entry is not parent], {**tags, PARENT_TAG: run_id})
 
 
 def _mark(store: Store, runs: Sequence[Logged], current: str) -> None:
