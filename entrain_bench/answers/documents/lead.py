@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from entrain_bench.answers.comparison import TIME, Standing, compare
-from entrain_bench.answers.documents.table import captioned, filled_in, labelled
+from entrain_bench.answers.documents.table import Definition, stated_fields
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.tables import run_table, times_by_seed, without_result
 from entrain_bench.answers.text import seconds, speedup, times
@@ -23,29 +23,19 @@ KEYS = ("title", "common", "corner", "rows", "leader", "strategies", "rivals")
 LEADER = ("", "")
 
 
-@dataclass(frozen=True, slots=True)
-class Lead:
-    """A table of the speedups of one strategy over the fastest of others.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lead(Definition):
+    """A table of the speedups of one strategy over the fastest of others; its rows are jobs.
 
     Attributes:
-        common: overrides of all runs.
-        corner: heading of the first column: what the rows are.
-        rows: overrides of each job, by what stands before it.
         leader: overrides of that strategy.
         strategies: names of the strategies that it is compared with.
         rivals: overrides that each of them gets, by a label; several labels are rivals of their own.
-        file: name of the YAML, without its suffix; empty in a folder of the user's.
     """
 
-    name: str
-    title: str
-    common: SweepOverrides
-    corner: str
-    rows: Mapping[str, SweepOverrides]
     leader: SweepOverrides
     strategies: Sequence[str]
     rivals: Mapping[str, SweepOverrides]
-    file: str = ""
 
     def of_leader(self, row: str) -> SweepOverrides:
         """The overrides of the leader's runs in a job."""
@@ -68,14 +58,12 @@ def parse_lead(name: str, values: Mapping[str, Any], families: Mapping[str, Sequ
     Raises:
         UserError: for a key that is unknown or missing, and an unknown family.
     """
-    filled = filled_in(values, "rivals", KEYS)
-    chosen = filled["strategies"]
+    stated = stated_fields(name, values, "rivals", KEYS)
+    chosen = stated["strategies"]
     if isinstance(chosen, str):
         require(chosen in families, "strategies", chosen, f"a list, or one of {', '.join(families)}")
         chosen = families[chosen]
-    leader, rows, rivals = tuple(filled["leader"]), labelled(filled["rows"]), labelled(filled["rivals"])
-    common = tuple(filled["common"])
-    return Lead(name, filled["title"], common, filled["corner"], rows, leader, tuple(chosen), rivals)
+    return Lead(**stated | {"leader": tuple(stated["leader"]), "strategies": tuple(chosen)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +90,22 @@ def lead_markdown(lead: Lead, study: Study) -> str:
             rivals |= {(label, called[str(name)]): mine for name, mine in others.groupby("strategy", sort=False)}
         found[job] = _row(runs, rivals)
         notes += [f"{job}: {sentence}" for sentence in without_result(runs)]
-    heading = [lead.corner, "fastest of the others", "its s", f"{leader}, s", "times as fast (95%)", "gap"]
+    heading = ["fastest of the others", "its s", f"{leader}, s", "times as fast (95%)", "gap"]
     rows = []
     for label, row in found.items():
         gap = "" if math.isnan(row.gap) else f"{100 * row.gap:.0f}%"
         gain = speedup(row.own.speedup) if row.own.speedup else ""
         rows.append([label, row.rival, _seconds(row.other), _seconds(row.own), gain, gap])
-    own = (lead.name, lead.title, lead.common, lead.file)
-    return captioned(*own, heading, rows, heading[2:], [*_together([*found.values()]), *notes])
+    gains = [row.own.speedup.mean for row in found.values() if row.own.speedup]
+    if 1 < len(found) == len(gains):
+        gaps = pd.Series([row.gap for row in found.values()])
+        notes.insert(
+            0,
+            f"all rows: {times(exp(math.fsum(map(log, gains)) / len(gains)))} in the geometric mean, "
+            f"{times(min(gains))} at least; gap {100 * gaps.median():.0f}% in the median, "
+            f"{100 * gaps.max():.0f}% at most",
+        )
+    return lead.captioned(heading, rows, heading[1:], notes)
 
 
 def _row(own: pd.DataFrame, rivals: Mapping[tuple[str, str], pd.DataFrame]) -> _Row:
@@ -125,15 +121,3 @@ def _seconds(standing: Standing) -> str:
     lacking = len(standing.times) - standing.num_ok
     failed = f"{lacking} of {len(standing.times)} without result" if lacking else ""
     return ", ".join(filter(None, [seconds(standing.time.mean) if standing.time else "", failed]))
-
-
-def _together(rows: Sequence[_Row]) -> Iterator[str]:
-    """All jobs in one sentence, as far as there are several."""
-    ratios = [row.own.speedup.mean for row in rows if row.own.speedup]
-    if len(rows) < 2 or len(ratios) < len(rows):
-        return
-    gaps = pd.Series([row.gap for row in rows])
-    yield (
-        f"all rows: {times(exp(math.fsum(map(log, ratios)) / len(ratios)))} in the geometric mean, "
-        f"{times(min(ratios))} at least; gap {100 * gaps.median():.0f}% in the median, {100 * gaps.max():.0f}% at most"
-    )

@@ -41,16 +41,14 @@ class Spread:
         return format(self.mean, spec)
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table of measured numbers.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """What all kinds of tables state.
 
     Attributes:
         common: overrides of all runs.
         corner: heading of the first column: what the rows are.
         rows: overrides of each row, by what stands before it.
-        columns: overrides of each column, by its heading.
-        show: what each column shows, by a further heading; texts with numbers in braces, as ``str.format`` takes them.
         file: name of the YAML, without its suffix; empty in a folder of the user's.
     """
 
@@ -59,9 +57,29 @@ class Table:
     common: SweepOverrides
     corner: str
     rows: Mapping[str, SweepOverrides]
+    file: str = ""
+
+    def captioned(
+        self, heading: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str], notes: Iterable[str]
+    ) -> str:
+        """A table below its title and the overrides that all runs share, and above its notes."""
+        source = f"[{self.name}](../../experiments/table/{self.file}.yaml)" if self.file else self.name
+        told = "".join(f"\n- {note}" for note in notes)
+        caption = f"{self.title} ({source}: `{' '.join(self.common)}`).\n\n"
+        return caption + markdown_table([self.corner, *heading], rows, right) + (f"{told}\n" if told else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table(Definition):
+    """A table of measured numbers.
+
+    Attributes:
+        columns: overrides of each column, by its heading.
+        show: what each column shows, by a further heading; texts with numbers in braces, as ``str.format`` takes them.
+    """
+
     columns: Mapping[str, SweepOverrides]
     show: Mapping[str, str]
-    file: str = ""
 
     def sweep(self, row: str, column: str) -> SweepOverrides:
         """The overrides of the runs behind a cell."""
@@ -88,16 +106,23 @@ def parse_table(name: str, values: Mapping[str, Any]) -> Table:
 
     Columns may be left out where there is one only, and what is shown may be one text.
     """
-    filled = filled_in(values, "columns", KEYS)
-    show = filled["show"] if isinstance(filled["show"], Mapping) else {"": filled["show"]}
+    stated = stated_fields(name, values, "columns", KEYS)
+    show = stated["show"] if isinstance(stated["show"], Mapping) else {"": stated["show"]}
     for text in show.values():
-        _check_text(text)
-    labels = labelled(filled["rows"]), labelled(filled["columns"])
-    return Table(name, filled["title"], tuple(filled["common"]), filled["corner"], *labels, show)
+        try:
+            for field in fields_of(text):
+                if field not in FIELDS:
+                    raise unknown_choice("show", field, FIELDS)
+            text.format(**{field: Spread() if field in NUMBERS else "" for field in FIELDS})
+        except (AttributeError, ValueError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"show={text}: {error}") from error
+    return Table(**stated | {"show": show})
 
 
-def filled_in(values: Mapping[str, Any], optional: str, keys: Sequence[str]) -> dict[str, Any]:
-    """Values with what may be left out, their title in one line.
+def stated_fields(name: str, values: Mapping[str, Any], optional: str, keys: Sequence[str]) -> dict[str, Any]:
+    """The fields of a table from plain values; ``optional`` are overrides by label that may be left out.
 
     Raises:
         UserError: for a key that is unknown or missing.
@@ -106,42 +131,15 @@ def filled_in(values: Mapping[str, Any], optional: str, keys: Sequence[str]) -> 
     for key in sorted({*keys} ^ {*filled}):
         require(key in keys, "key", key, f"one of {', '.join(keys)}")
         raise UserError(f"{key}: missing")
-    return {**filled, "title": " ".join(filled["title"].split())}
+    labels = {key: _labelled(filled[key]) for key in ("rows", optional)}
+    title, common = " ".join(filled["title"].split()), tuple(filled["common"])
+    return {**filled, **labels, "name": name, "title": title, "common": common}
 
 
-def captioned(
-    name: str,
-    title: str,
-    common: SweepOverrides,
-    file: str,
-    heading: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    right: Sequence[str],
-    notes: Iterable[str],
-) -> str:
-    """A table below its title and the overrides that all runs share, and above its notes."""
-    source = f"[{name}](../../experiments/table/{file}.yaml)" if file else name
-    told = "".join(f"\n- {note}" for note in notes)
-    caption = f"{title} ({source}: `{' '.join(common)}`).\n\n"
-    return caption + markdown_table(heading, rows, right) + (f"{told}\n" if told else "")
-
-
-def labelled(values: Mapping[str, Any] | list[Mapping[str, Any]]) -> dict[str, SweepOverrides]:
+def _labelled(values: Mapping[str, Any] | list[Mapping[str, Any]]) -> dict[str, SweepOverrides]:
     """Overrides by label; of a list of mappings every combination, with the labels joined by spaces."""
     listed = values if isinstance(values, list) else [values]
     return {
         " ".join(str(label) for label, _ in combination): tuple(text for _, texts in combination for text in texts)
         for combination in product(*(each.items() for each in listed))
     }
-
-
-def _check_text(text: str) -> None:
-    try:
-        for field in fields_of(text):
-            if field not in FIELDS:
-                raise unknown_choice("show", field, FIELDS)
-        text.format(**{field: Spread() if field in NUMBERS else "" for field in FIELDS})
-    except (AttributeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"show={text}: {error}") from error
