@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from entrain_bench.answers.tables import interval_over_seeds, run_table
-from entrain_bench.figures._bars import Grid
-from entrain_bench.figures._lines import draw_lines, line_handles
+from entrain_bench.figures._bars import Grid, draw_lines, line_handles
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels
 
 EXPERIMENT = "context_length"

@@ -18,8 +18,8 @@ from matplotlib.ticker import MaxNLocator
 from entrain_bench.answers.labels import in_order, names, spell
 from entrain_bench.answers.tables import Runs, run_actions, run_table
 from entrain_bench.base.errors import UserError
-from entrain_bench.figures._replicas import extreme_replica
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Colour, legend_above, palette, panels, show_reason
+from entrain_bench.figures.schedule_gantt import extreme_replica
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from entrain_bench.answers.rankings import ALL, rankings
+from entrain_bench.answers.tables import ALL, rankings
 from entrain_bench.figures._bars import Grid, run_tables
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, lighter, panels, show_reason
 

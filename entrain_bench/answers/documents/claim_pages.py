@@ -9,7 +9,7 @@ from typing import Any
 
 from entrain_bench.answers.commands import sweep_command
 from entrain_bench.answers.documents.claim import Claim
-from entrain_bench.answers.documents.markdown import markdown_table
+from entrain_bench.answers.text import markdown_table
 
 INDEX, PAGES = "claims.md", "claims"
 VERDICTS = ("reproduced", "partly", "not reproduced", "undecided", "no source")

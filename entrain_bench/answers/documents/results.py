@@ -8,10 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from entrain_bench.answers.documents.markdown import markdown_table
 from entrain_bench.answers.labels import FAMILIES, families, names
 from entrain_bench.answers.tables import compared, interval_over_seeds, over_seeds, run_table, without_result
-from entrain_bench.answers.text import seconds
+from entrain_bench.answers.text import markdown_table, seconds
 from entrain_bench.base.files import write_atomically
 from entrain_bench.run.study import Output, Study
 

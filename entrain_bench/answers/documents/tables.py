@@ -14,18 +14,20 @@ import pandas as pd
 import yaml
 
 from entrain_bench.answers.documents.definition import load_definitions
-from entrain_bench.answers.documents.lead import KEYS as LEAD_KEYS
-from entrain_bench.answers.documents.lead import Lead, lead_markdown, parse_lead
 from entrain_bench.answers.documents.table import (
     DEGREES,
     GIB,
     KEYS,
+    LEAD_KEYS,
     MICROBATCHES,
     RECOMPUTED,
     SAMPLES,
+    Lead,
     Spread,
     Table,
     fields_of,
+    lead_markdown,
+    parse_lead,
     parse_table,
 )
 from entrain_bench.answers.statistics import mean_interval

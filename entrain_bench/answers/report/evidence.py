@@ -12,9 +12,9 @@ from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.case import Case
 from entrain_bench.answers.commands import UNKNOWN, command_line, commands_of, num_unknown, results_word
 from entrain_bench.answers.comparison import with_result
-from entrain_bench.answers.cost_source import cost_source
 from entrain_bench.answers.documents.claim_pages import decides
 from entrain_bench.answers.fidelity import pair_rows, summary
+from entrain_bench.answers.labels import cost_source
 from entrain_bench.answers.notices import notices
 from entrain_bench.answers.report.page import Block, Bullets, Commands, Image, Paragraph, Section, Table, Text, row
 from entrain_bench.answers.report.read import NAMED, Material, setting_of

@@ -24,7 +24,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, override
 
-from entrain_bench.answers.tracking import statements
 from entrain_bench.answers.tracking.entries import DIGEST_TAG, KEY_TAG, SWEEP, Entry, content_of
 from entrain_bench.answers.tracking.page import page_tags
 from entrain_bench.answers.tracking.store import LOGGED_TAGS, Logged, Store
@@ -32,6 +31,60 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.base.store import cache_folder
 from entrain_bench.records.records import Results
+
+# Rows of a run, its own before those that refer to it. MLflow keeps every number twice: all, and the last of each name.
+INSERT = {
+    "runs": (
+        "INSERT INTO runs (run_uuid, name, source_type, source_name, entry_point_name, user_id, status, start_time,"
+        " end_time, source_version, lifecycle_stage, artifact_uri, experiment_id)"
+        " VALUES (?, ?, 'LOCAL', '', '', '', ?, ?, ?, '', 'active', ?, ?)"
+    ),
+    "tags": "INSERT INTO tags (run_uuid, key, value) VALUES (?, ?, ?)",
+    "params": "INSERT INTO params (run_uuid, key, value) VALUES (?, ?, ?)",
+    "metrics": "INSERT INTO metrics (run_uuid, key, value, is_nan, timestamp, step) VALUES (?, ?, ?, ?, ?, ?)",
+    "latest_metrics": (
+        "INSERT INTO latest_metrics (run_uuid, key, value, is_nan, timestamp, step) VALUES (?, ?, ?, ?, ?, ?)"
+    ),
+}
+DELETE = (
+    "DELETE FROM latest_metrics WHERE run_uuid = ?",
+    "DELETE FROM metrics WHERE run_uuid = ?",
+    "DELETE FROM params WHERE run_uuid = ?",
+    "DELETE FROM tags WHERE run_uuid = ?",
+    "DELETE FROM runs WHERE run_uuid = ?",
+)
+SET_TAG = "INSERT OR REPLACE INTO tags (run_uuid, key, value) VALUES (?, ?, ?)"
+SET_EXPERIMENT_TAG = "INSERT OR REPLACE INTO experiment_tags (experiment_id, key, value) VALUES (?, ?, ?)"
+EXPERIMENT = "SELECT experiment_id FROM experiments WHERE name = ?"
+RESTORE_EXPERIMENT = "UPDATE experiments SET lifecycle_stage = 'active' WHERE name = ? AND lifecycle_stage = 'deleted'"
+INSERT_EXPERIMENT = (
+    "INSERT INTO experiments (name, artifact_location, lifecycle_stage, creation_time, last_update_time)"
+    " VALUES (?, ?, 'active', ?, ?)"
+)
+# Experiments with runs, the last logged first, each with the run whose tag has a value.
+EXPERIMENTS = """
+    SELECT e.experiment_id, e.name, MAX(CASE WHEN t.value = ? THEN r.run_uuid ELSE '' END)
+    FROM experiments e
+    JOIN runs r ON r.experiment_id = e.experiment_id AND r.lifecycle_stage = 'active'
+    LEFT JOIN tags t ON t.run_uuid = r.run_uuid AND t.key = ?
+    WHERE e.lifecycle_stage = 'active'
+    GROUP BY e.experiment_id, e.name
+    ORDER BY MAX(r.start_time) DESC, e.experiment_id DESC
+"""
+# Runs of an experiment with four of their tags.
+RUNS = """
+    SELECT
+        r.run_uuid,
+        MAX(CASE WHEN t.key = ? THEN t.value ELSE '' END),
+        MAX(CASE WHEN t.key = ? THEN t.value ELSE '' END),
+        MAX(CASE WHEN t.key = ? THEN t.value ELSE '' END),
+        MAX(CASE WHEN t.key = ? THEN t.value ELSE '' END)
+    FROM runs r
+    JOIN tags t ON t.run_uuid = r.run_uuid
+    WHERE r.experiment_id = ? AND r.lifecycle_stage = 'active'
+    GROUP BY r.run_uuid
+"""
+
 
 # How long another process may hold the file.
 TIMEOUT_S = 60.0
@@ -79,13 +132,13 @@ class LocalStore(Store):
             write_atomically(self._path, _empty_store())
         now_ms = int(time.time() * 1000)
         with self._connection() as database:
-            database.execute(statements.RESTORE_EXPERIMENT, (name,))
-            if database.execute(statements.EXPERIMENT, (name,)).fetchone() is None:
-                database.execute(statements.INSERT_EXPERIMENT, (name, ARTIFACT_SCHEME, now_ms, now_ms))
-                (made,) = database.execute(statements.EXPERIMENT, (name,)).fetchone()
+            database.execute(RESTORE_EXPERIMENT, (name,))
+            if database.execute(EXPERIMENT, (name,)).fetchone() is None:
+                database.execute(INSERT_EXPERIMENT, (name, ARTIFACT_SCHEME, now_ms, now_ms))
+                (made,) = database.execute(EXPERIMENT, (name,)).fetchone()
                 tags = [(made, *item) for item in page_tags().items()]
-                database.executemany(statements.SET_EXPERIMENT_TAG, tags)
-            (found,) = database.execute(statements.EXPERIMENT, (name,)).fetchone()
+                database.executemany(SET_EXPERIMENT_TAG, tags)
+            (found,) = database.execute(EXPERIMENT, (name,)).fetchone()
         return str(found)
 
     def experiments(self) -> list[tuple[str, str, str]]:
@@ -93,13 +146,13 @@ class LocalStore(Store):
         if not self._path.exists():
             return []
         with self._connection() as database:
-            rows = database.execute(statements.EXPERIMENTS, (SWEEP, KEY_TAG))
+            rows = database.execute(EXPERIMENTS, (SWEEP, KEY_TAG))
             return [(str(one), str(name), str(run)) for one, name, run in rows]
 
     @override
     def runs(self, experiment: str) -> list[Logged]:
         with self._connection() as database:
-            rows = database.execute(statements.RUNS, (*LOGGED_TAGS, int(experiment)))
+            rows = database.execute(RUNS, (*LOGGED_TAGS, int(experiment)))
             found = [Logged(*map(str, row)) for row in rows]
         return [run for run in found if run.key]
 
@@ -111,19 +164,19 @@ class LocalStore(Store):
         for some in batched(zip(run_ids, entries, strict=True), MAX_RUNS):
             for run_id, entry in some:
                 self._write_artifacts(run_id, entry)
-            rows: dict[str, list[Sequence[Any]]] = {table: [] for table in statements.INSERT}
+            rows: dict[str, list[Sequence[Any]]] = {table: [] for table in INSERT}
             now_ms = int(time.time() * 1000)
             for run_id, entry in some:
                 _add_rows(rows, run_id, int(experiment), entry, tags, now_ms)
             with self._connection() as database:
-                for table, statement in statements.INSERT.items():
+                for table, statement in INSERT.items():
                     database.executemany(statement, rows[table])
         return run_ids
 
     @override
     def remove(self, run_ids: Sequence[str]) -> None:
         with self._connection() as database:
-            for statement in statements.DELETE:
+            for statement in DELETE:
                 database.executemany(statement, [(run_id,) for run_id in run_ids])
         for run_id in run_ids:
             shutil.rmtree(self._results.root / ARTIFACTS / run_id, ignore_errors=True)
@@ -132,13 +185,13 @@ class LocalStore(Store):
     def set_tags(self, run_ids: Sequence[str], tags: Mapping[str, str]) -> None:
         rows = [(run_id, name, text) for run_id in run_ids for name, text in tags.items()]
         with self._connection() as database:
-            database.executemany(statements.SET_TAG, rows)
+            database.executemany(SET_TAG, rows)
 
     @override
     def describe(self, experiment: str, tags: Mapping[str, str]) -> None:
         rows = [(int(experiment), *item) for item in tags.items()]
         with self._connection() as database:
-            database.executemany(statements.SET_EXPERIMENT_TAG, rows)
+            database.executemany(SET_EXPERIMENT_TAG, rows)
 
     def _write_artifacts(self, run_id: str, entry: Entry) -> None:
         folder = self._results.root / ARTIFACTS / run_id / "artifacts"
