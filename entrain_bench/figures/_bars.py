@@ -9,11 +9,21 @@ from typing import Any
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from entrain_bench.answers.labels import names, orders
-from entrain_bench.answers.tables import relative_over_seeds, run_table
-from entrain_bench.figures._style import INK, Colour, marker_of, show_reason, strategy_colours
+from entrain_bench.answers.tables import interval_over_seeds, relative_over_seeds, run_table
+from entrain_bench.figures._style import (
+    INK,
+    Colour,
+    facets,
+    legend_above,
+    marker_of,
+    show_reason,
+    strategy_colours,
+    strategy_handles,
+)
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
@@ -68,6 +78,30 @@ def speedup_over(reference: pd.DataFrame, data: pd.DataFrame, keys: Sequence[str
     # A ratio's ends are those of its inverse the other way round.
     ends = {"speedup": "relative", "speedup_low": "relative_high", "speedup_high": "relative_low"}
     return pd.DataFrame({name: 1 / slower[end] for name, end in ends.items()})
+
+
+def draw_metrics(
+    data: pd.DataFrame, metrics: Mapping[str, str], height_in: float, **options: Any
+) -> tuple[list[Axes], Figure, pd.DataFrame]:
+    """A row of panels for every metric with its label, a panel a trace, bars of the strategies for every model.
+
+    Returns:
+        The panels, the figure, and the table of all metrics (``interval_over_seeds``).
+    """
+    grid, case = Grid.of(data), ["workload", "model", "strategy"]
+    tables = {metric: interval_over_seeds(data, case, metric) for metric in metrics}
+    figure, axes = facets([*metrics], [*grid.workloads], height_in, **options)
+    for metric, workload, panel in axes:
+        draw_bars(panel, grid, workload, tables[metric], metric)
+        if metric == next(iter(metrics)):
+            panel.set_title(grid.workloads[workload])
+        if workload == next(iter(grid.workloads)):
+            panel.set_ylabel(metrics[metric])
+    table, *others = tables.values()
+    legend_above(figure, [*strategy_handles(grid.colours, grid.strategies), *interval_handle(table)])
+    for other in others:
+        table = table.merge(other[[*case, *other.columns.difference(table.columns, sort=False)]], on=case)
+    return [panel for *_, panel in axes], figure, table
 
 
 def draw_bars(panel: Axes, grid: Grid, workload: str, table: pd.DataFrame, metric: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
-from itertools import cycle
+from itertools import cycle, product
 from threading import RLock
 from typing import Any
 
@@ -112,6 +113,25 @@ def panels(rows: int, columns: int, width_in: float, height_in: float, **options
     return figure, list(axes.flat)
 
 
+def facets[Row, Column](
+    rows: Sequence[Row], columns: Sequence[Column], height_in: float, **options: Any
+) -> tuple[Figure, list[tuple[Row, Column, Axes]]]:
+    """A figure of two columns' width, and its panels: one for every row and column."""
+    figure, axes = panels(len(rows), len(columns), DOUBLE_COLUMN_IN, height_in, **options)
+    return figure, [(*place, panel) for place, panel in zip(product(rows, columns), axes, strict=True)]
+
+
+def show_grid(panel: Axes, columns: Sequence[str], rows: Sequence[str], **options: Any) -> None:
+    """Axes of a table: a cell of size 1 for every column and row, the first row on top; options of column labels."""
+    panel.set_xticks(range(len(columns)), columns, **options)
+    panel.set_yticks(range(len(rows)), rows)
+    panel.set_xlim(-0.5, len(columns) - 0.5)
+    panel.set_ylim(len(rows) - 0.5, -0.5)
+    panel.tick_params(length=0)
+    panel.grid(visible=False)
+    panel.spines[["left", "bottom"]].set_visible(False)
+
+
 @contextmanager
 def styled() -> Iterator[None]:
     """Draw in the suite's style, one thread at a time: settings and layouts of matplotlib belong to all of them."""
@@ -187,7 +207,5 @@ def empty_figure(reason: str) -> tuple[Figure, pd.DataFrame]:
 
 
 def _wrap(text: str, width: int, max_lines: int = 8) -> str:
-    import textwrap
-
     lines = textwrap.wrap(" ".join(text.split()), width)
     return "\n".join(lines[:max_lines]) + (" ..." if len(lines) > max_lines else "")

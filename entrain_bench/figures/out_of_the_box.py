@@ -20,15 +20,14 @@ from matplotlib.ticker import MaxNLocator
 from entrain_bench.answers.tables import interval_over_seeds
 from entrain_bench.figures._bars import Grid, run_tables, speedup_over
 from entrain_bench.figures._style import (
-    DOUBLE_COLUMN_IN,
     FAINT,
     INK,
     Colour,
+    facets,
     legend_above,
     lighter,
     marker_of,
     palette,
-    panels,
     show_reason,
 )
 
@@ -51,9 +50,8 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     balancers = [*grid.strategies][1:]
     step_in = TRACE_IN * len(grid.workloads) + GAP_IN
     height_in = HEAD_IN + len(grid.models) * (0.25 + step_in * max(1, len(balancers)))
-    figure, axes = panels(len(grid.models), len(stacks), DOUBLE_COLUMN_IN, height_in, sharex=True, sharey=True)
-    for place, panel in enumerate(axes):
-        model, stack = [*grid.models][place // len(stacks)], stacks[place % len(stacks)]
+    figure, axes = facets([*grid.models], stacks, height_in, sharex=True, sharey=True)
+    for model, stack, panel in axes:
         mine = table[(table["row"] == stack) & (table["model"] == model)]
         _draw_stack(panel, mine, balancers, grid, colours)
         several = f"{grid.models[model]}, " if len(grid.models) > 1 else ""

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Sequence
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.answer_json import answer_json
 from entrain_bench.answers.case import Case, SeedGroup
 from entrain_bench.answers.commands import shared_overrides
 from entrain_bench.answers.comparison import FAILED, TIME
@@ -21,7 +20,15 @@ from entrain_bench.answers.report.evidence import (
 )
 from entrain_bench.answers.report.page import Block, Bullets, Image, Page, Paragraph, Section, Table, Text, row
 from entrain_bench.answers.report.read import Material, setting_of
-from entrain_bench.answers.sentences import NO_RESULT, NOT_DECIDED, outcome_of, over_baseline, problems, sentences
+from entrain_bench.answers.sentences import (
+    NO_RESULT,
+    NOT_DECIDED,
+    answer_json,
+    outcome_of,
+    over_baseline,
+    problems,
+    sentences,
+)
 from entrain_bench.answers.text import NOTHING, consecutive, count, seconds, speedup, times
 
 TITLE = "Which balancing strategy to use"

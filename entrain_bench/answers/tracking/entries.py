@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from entrain_bench.answers.answer import Answer, Point
-from entrain_bench.answers.answer_json import answer_json
 from entrain_bench.answers.comparison import TIME
 from entrain_bench.answers.labels import cost_source
 from entrain_bench.answers.notices import run_notices, sample_notices
-from entrain_bench.answers.sentences import sentences
+from entrain_bench.answers.sentences import answer_json, sentences
 from entrain_bench.answers.tracking.words import describe_sweep, shortened, summary_markdown
 from entrain_bench.records.leaves import parameters_text
 from entrain_bench.records.records import LABELS, METRICS, Record, Results, table_csv
