@@ -43,12 +43,9 @@ def sweep_command(overrides: Sequence[str], config_dir: str | None = None) -> st
 def commands_of(records: Iterable[Record], results_dir: str | Path = RESULTS_DIR) -> list[str]:
     """Command lines that give exactly the keys of some records, in order of appearance.
 
+    Of records that do not hold their overrides no command is known (``num_unknown``).
     Cells whose values are a full product become one ``--multirun`` line. Relative paths are those of the records: the
     commands belong to the folder that the runs were started in.
-
-    Args:
-        records: runs; of those that do not hold their overrides no command is known (``num_unknown``).
-        results_dir: where the records are; named unless it is the default.
     """
     where = results_word(str(results_dir))
     groups: dict[tuple[str, tuple[str, ...]], dict[tuple[str, ...], None]] = {}

@@ -141,12 +141,8 @@ def _slower[Name: Hashable](
 
     Among many pairs, a variance from few seeds is too small by chance for some. So most of the level goes to tests
     with moderated variances: ``1 - SHARED`` of the pair's own and ``SHARED`` of the mean over all pairs. The rest goes
-    to ordinary tests, which find small differences that are the same at every seed.
-
-    Args:
-        pairs: mean and standard error of the difference of logarithms, for every ordered pair.
-        num_seeds: at least two.
-        level: for all pairs together.
+    to ordinary tests, which find small differences that are the same at every seed. ``pairs`` hold mean and standard
+    error of the difference of logarithms for every ordered pair, at two seeds or more.
     """
     if not pairs:
         return set()

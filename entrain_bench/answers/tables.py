@@ -42,12 +42,8 @@ class Runs:
 def run_table(cells: Sequence[Cell], results: Results, settings: Mapping[str, str] | None = None) -> pd.DataFrame:
     """The rows of ``table.csv`` for the given cells, by display order of the strategies, with ``label_columns``.
 
-    A cell without a record has the status ``missing``.
-
-    Args:
-        cells: what to look up.
-        results: where the records are.
-        settings: further columns, by the path of the setting in the configuration (``workload.vision_share``).
+    A cell without a record has the status ``missing``. ``settings`` are further columns, by the path of the setting in
+    the configuration (``workload.vision_share``).
     """
     rows = []
     for cell in cells:
@@ -105,12 +101,7 @@ def high(values: pd.Series[float]) -> float:
 
 
 def over_seeds(data: pd.DataFrame, keys: Sequence[str], **columns: tuple[str, Statistic]) -> pd.DataFrame:
-    """One row for every combination of the keys: statistics over the runs that succeeded, and what failed.
-
-    Args:
-        data: one row a run.
-        keys: what tells cases apart.
-        **columns: metric and statistic (mean, ``low``, ``high``) of each column.
+    """One row for every combination of the keys: metrics by statistic over the runs with a result, and what failed.
 
     Returns:
         The keys, ``num_runs``, the columns, ``num_ok``, ``status`` and ``reason`` of the first run without success.
@@ -139,12 +130,7 @@ def relative_over_seeds(
 ) -> pd.DataFrame:
     """A metric relative to that of a reference, over the seeds at which both succeeded (``ratio_interval``).
 
-    Args:
-        data: one row a run.
-        references: the runs to compare with, one for every seed and combination of ``on``.
-        keys: what tells cases apart.
-        on: those keys that a reference shares.
-        metric: a column of both.
+    There is one reference for every seed and combination of ``on``, which are some of the keys.
 
     Returns:
         ``relative``, ``relative_low`` and ``relative_high`` by the keys; no row where there is no such seed.
@@ -162,12 +148,7 @@ def relative_over_seeds(
 
 
 def compared(data: pd.DataFrame, case: Sequence[str]) -> dict[tuple[str, ...], Comparison[str]]:
-    """How the strategies of every case do, beside the first of them (``comparison``).
-
-    Args:
-        data: one row a run.
-        case: what tells cases apart.
-    """
+    """How the strategies of every case do, beside the first of them (``comparison``)."""
     found = {}
     for key, runs in data.groupby([*case], sort=False):
         times = {str(name): times_by_seed(mine) for name, mine in runs.groupby("strategy", sort=False)}

@@ -89,12 +89,7 @@ class Recommendation:
     """What is known of a job.
 
     Attributes:
-        variant: the fastest.
-        config: its run at the first seed.
-        job: what it is planned for.
-        raced: the race.
         comparison: of all, at the seeds that each ran.
-        reasons: why strategies have no result, by name; of those that have none under any overrides.
         baseline: the strategy that the speedup is over; empty if it is the fastest.
         layouts: the fastest's, by seed.
         records: of the fastest, by seed.

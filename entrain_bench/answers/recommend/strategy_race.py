@@ -80,8 +80,6 @@ class StrategyRace:
     Attributes:
         overrides: of all strategies: the job, without a strategy and a seed.
         first_seed: seeds count from it.
-        variants: all that are considered, by name.
-        results: where runs are kept.
         num_processes: runs at a time; 0: in this process.
         keys: of all runs that were asked for.
     """
@@ -186,14 +184,9 @@ def race(
     seconds: float | None,
     tell: Callable[[Mapping[str, Times]], None],
 ) -> Raced:
-    """Race all variants of a runner.
+    """Race all variants of a runner; those ``kept`` run at all seeds if they have results.
 
-    Args:
-        runner: runs them.
-        kept: strategies that run at all seeds, if they have results.
-        refuse: why what a strategy has planned at a seed is not to be taken; empty if it is.
-        seconds: no round begins after so many; None: rounds follow from results alone.
-        tell: told of the times after every round.
+    What a strategy planned at a seed is not taken if ``refuse`` says why. No round begins after ``seconds``.
     """
     started, times, refusals = perf_counter(), dict[str, Times](), dict[str, str]()
     racing, done = [*runner.variants], 0

@@ -22,20 +22,6 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Paragraph:
-    """A paragraph."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Bullets:
-    """A list."""
-
-    items: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
 class Table:
     """A table; columns whose heading is in ``right`` are aligned to the right."""
 
@@ -61,7 +47,8 @@ class Image:
     caption: str
 
 
-type Block = Paragraph | Bullets | Table | Commands | Image
+# A text is a paragraph, a list of texts has a bullet each.
+type Block = str | list[str] | Table | Commands | Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +101,10 @@ def markdown(page: Page) -> str:
 
 def _block(block: Block) -> str:
     match block:
-        case Paragraph():
-            return _escaped(block.text) + "\n"
-        case Bullets():
-            return "".join(f"- {_escaped(item)}\n" for item in block.items)
+        case str():
+            return _escaped(block) + "\n"
+        case list():
+            return "".join(f"- {_escaped(item)}\n" for item in block)
         case Table():
             rows = [[*map(_cell, cells)] for cells in block.rows]
             return markdown_table([*map(_escaped, block.heading)], rows, [*map(_escaped, block.right)])

@@ -23,6 +23,10 @@ from entrain_bench.specs.framework import Framework
 
 KEY_TAG, DIGEST_TAG, CONFIGURATION_TAG = (f"entrain_bench.{name}" for name in ("key", "digest", "configuration"))
 PARENT_TAG, NOTE_TAG = "mlflow.parentRunId", "mlflow.note.content"
+# Whether the present code makes a run: yes or no.
+CURRENT_TAG = "current"
+# What ``Logged`` holds besides the identifier, in its order.
+LOGGED_TAGS = (KEY_TAG, DIGEST_TAG, CONFIGURATION_TAG, CURRENT_TAG)
 # The key of the parent of a sweep's runs.
 SWEEP = "sweep"
 PARTS = ("planner", "assigner", "scheduler")
@@ -46,6 +50,22 @@ MAIN = (
 FREE = "planner's choice"
 # A file, what is to be in one, or what makes that when it is logged: follows from the run's key.
 type Artifact = Path | bytes | Callable[[], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A run that a store has, by the tags that it was logged with; its digest is empty if it was not logged whole."""
+
+    run_id: str
+    key: str
+    digest: str
+    configuration: str
+    current: str
+
+    @classmethod
+    def of(cls, run_id: str, tags: Mapping[str, str]) -> Logged:
+        """A run by all its tags."""
+        return cls(run_id, *(tags.get(name, "") for name in LOGGED_TAGS))
 
 
 class Pictures(Protocol):
@@ -114,15 +134,7 @@ def entries_of(
     """A sweep's runs after their parent, or a single run.
 
     Ranks are drawn of one run of every strategy, all of the same job and seed: of all runs it would take longer than
-    simulating them.
-
-    Args:
-        results: where the records, of which there is at least one, are.
-        records: the runs.
-        name: what the sweep, or the single run, is called.
-        files: figures that were drawn from the sweep.
-        pictures: who draws what nobody has drawn yet; None for no such pictures.
-        lost: planned runs of the sweep that left no record, by their overrides.
+    simulating them. ``files`` are figures of the sweep, ``lost`` the overrides of planned runs without a record.
     """
     answer = Answer.of(records, lost)
     points = [*answer.points()]
