@@ -90,16 +90,6 @@ def encoder_stages(layout: str, encoder: str) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def low(values: pd.Series[float]) -> float:
-    """Lower end of the mean's interval."""
-    return mean_interval(values.tolist()).low
-
-
-def high(values: pd.Series[float]) -> float:
-    """Upper end of the mean's interval."""
-    return mean_interval(values.tolist()).high
-
-
 def over_seeds(data: pd.DataFrame, keys: Sequence[str], **columns: tuple[str, Statistic]) -> pd.DataFrame:
     """One row for every combination of the keys: metrics by statistic over the runs with a result, and what failed.
 
@@ -119,8 +109,8 @@ def interval_over_seeds(data: pd.DataFrame, keys: Sequence[str], metric: str) ->
     """The mean of one metric by ``over_seeds``; ``<metric>_low`` and ``<metric>_high`` are its interval's ends."""
     columns: dict[str, tuple[str, Statistic]] = {
         metric: (metric, "mean"),
-        f"{metric}_low": (metric, low),
-        f"{metric}_high": (metric, high),
+        f"{metric}_low": (metric, lambda values: mean_interval(values.tolist()).low),
+        f"{metric}_high": (metric, lambda values: mean_interval(values.tolist()).high),
     }
     return over_seeds(data, keys, **columns)
 

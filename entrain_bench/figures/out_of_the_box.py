@@ -8,7 +8,7 @@ intervals, pale where they include 1; hollow marks lack seeds.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -98,7 +98,10 @@ def _draw_stack(
             clear = row["num_ok"] > 1 and not row["speedup_low"] < 1 < row["speedup_high"]
             colour = colours[workload] if clear else lighter(colours[workload], 0.35)
             panel.hlines(height, row["speedup_low"], row["speedup_high"], color=colour, linewidth=0.9, zorder=2)
-            panel.plot(row["speedup"], height, marker, color=colour, zorder=3, **_mark(row, colour))
+            mark: dict[str, Any] = {"markersize": MARK, "mec": "white", "mew": 0.3}
+            if row["num_ok"] < row["num_runs"]:
+                mark = {"markersize": MARK - 0.6, "mfc": "white", "mec": colour, "mew": 0.8}
+            panel.plot(row["speedup"], height, marker, color=colour, zorder=3, **mark)
     panel.set_yticks(range(len(balancers)), [grid.strategies[name] for name in balancers])
     panel.set_ylim(len(balancers) - 0.5, -0.5)
     panel.set_yticks([place - 0.5 for place in range(1, len(balancers))], minor=True)
@@ -106,10 +109,3 @@ def _draw_stack(
     panel.grid(visible=True, axis="y", which="minor")
     panel.tick_params(axis="y", length=0)
     panel.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-
-
-def _mark(row: Mapping[Hashable, Any], colour: Colour) -> dict[str, Any]:
-    """How a mark is filled: full, or hollow where seeds have no result."""
-    if row["num_ok"] < row["num_runs"]:
-        return {"markersize": MARK - 0.6, "mfc": "white", "mec": colour, "mew": 0.8}
-    return {"markersize": MARK, "mec": "white", "mew": 0.3}

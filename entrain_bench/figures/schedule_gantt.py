@@ -129,19 +129,18 @@ def draw_lanes(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], wind
     panel.add_collection(PolyCollection(list(corners), facecolors=faces, edgecolors="white", linewidths=0.1))
     held = rows[rows["replica"] >= 0].drop_duplicates(["lane", "module", "stage"])
     lanes = held.sort_values(["lane", "side", "module", "stage"])
-    places = [_lane_name(stages) for _, stages in lanes.groupby("lane")]
+    places = [
+        " + ".join(
+            f"{spell(str(module))} {', '.join(map(str, own['stage']))}"
+            for module, own in stages.groupby("module", sort=False)
+        )
+        for _, stages in lanes.groupby("lane")
+    ]
     panel.set_yticks(range(len(places)), places)
     panel.set_ylim(rows["lane"].max() + 0.6, -0.6)
     panel.set_xlim(*window)
     panel.tick_params(axis="y", length=0)
     panel.grid(visible=False, axis="y")
-
-
-def _lane_name(stages: pd.DataFrame) -> str:
-    return " + ".join(
-        f"{spell(str(module))} {', '.join(map(str, rows['stage']))}"
-        for module, rows in stages.groupby("module", sort=False)
-    )
 
 
 def extreme_replica(actions: pd.DataFrame, column: str) -> pd.DataFrame:
