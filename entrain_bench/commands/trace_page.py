@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from entrain_bench.answers.analysis import encoder_shares
-from entrain_bench.answers.documents.markdown import markdown_table
+from entrain_bench.answers.text import markdown_table
 from entrain_bench.balancing.planning import stable_samples
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray
