@@ -23,6 +23,7 @@ from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
 from entrain_bench.config.comments import documented_keys
 from entrain_bench.config.compose import Composer, swept_keys
+from entrain_bench.config.given_plan import check_of_job
 from entrain_bench.config.grammar import RUN_KEYS, Request, Verb, own
 from entrain_bench.config.schema import ASIDE, RunConfig
 from entrain_bench.program.plan_file import plan_text
@@ -137,6 +138,8 @@ def _asked(composer: Composer, overrides: Sequence[str], within: bool) -> Asked:
     first = composer.run([f"strategy={names[0]}", *keys.values()])
     workload_of(first).source(ModelSpec.from_config(first.model).tokens)
     texts = [text for key, text in keys.items() if key not in ("seed", *ASIDE)]
+    for text in texts:
+        check_of_job("overrides", text)
     nodes = {name: composer.run([f"strategy={name}"]).strategy for name in names}
     if within:
         nodes = {name: node for name, node in nodes.items() if megatron.KEY in node}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, metadata
@@ -19,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from entrain_bench.base.errors import UserError, unknown_choice, unknown_key
 from entrain_bench.config.parts import read_parts
 from entrain_bench.config.schema import GROUP_KEYS, ConfigSchema
+from entrain_bench.config.targets import trust
 from entrain_bench.config.tree import CONFIG_MODULE
 
 CONFIG_NAME = "config"
@@ -28,7 +28,7 @@ _COMPOSING = Lock()
 
 
 def add_config_dir(config_dir: str | None) -> list[str]:
-    """Make a folder of the user's visible: its YAMLs to Hydra, its Python files to imports.
+    """Make a folder of the user's visible: its YAMLs to Hydra, its Python files to imports and targets.
 
     Returns:
         The override that Hydra's compose needs for it.
@@ -38,8 +38,7 @@ def add_config_dir(config_dir: str | None) -> list[str]:
     folder = Path(config_dir).resolve()
     if not folder.is_dir():
         raise UserError(f"--config-dir={config_dir}: must be a folder")
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+    trust(folder)
     quoted = str(folder).replace("'", "\\'")
     return [f"hydra.searchpath=['file://{quoted}']"]
 

@@ -19,13 +19,11 @@ from entrain_bench.specs.parse import parse as parse_values
 
 RUN = "run"
 MULTIRUN, CONFIG_DIR, HELP, VERSION = "--multirun", "--config-dir", "--help", "--version"
-# Those that Hydra itself answers.
-HYDRA_OPTIONS = ("--cfg", "--shell-completion")
+# Hydra itself answers it.
+CFG = "--cfg"
 # Every option by what may be typed; those of the second line take a value.
 FLAGS = {MULTIRUN: MULTIRUN, "-m": MULTIRUN, VERSION: VERSION}
-VALUED = {CONFIG_DIR: CONFIG_DIR, "--cfg": "--cfg", "-c": "--cfg"} | dict.fromkeys(
-    ("--shell-completion", "-sc"), "--shell-completion"
-)
+VALUED = {CONFIG_DIR: CONFIG_DIR, CFG: CFG, "-c": CFG}
 HELP_OPTIONS = (HELP, "-h")
 # Top-level keys of a run, and those that Hydra and a plan add to them.
 RUN_KEYS = (*ConfigSchema.__dataclass_fields__, "plan", "hydra")

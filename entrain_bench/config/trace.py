@@ -16,6 +16,7 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.config.command_line import add_config_dir, in_tree, one_line_errors
 from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import plain_values
+from entrain_bench.config.targets import check_targets
 
 CONFIG_NAME = "trace"
 # Keys of a run that change what a summary says.
@@ -102,6 +103,7 @@ def compose_trace(overrides: Sequence[str], config_dir: str | None) -> TraceComm
     run = tuple(text for text in overrides if _group(text) not in keys)
     with one_line_errors([*search, *mine], CONFIG_NAME, keys), in_tree():
         values = plain_values(hydra.compose(CONFIG_NAME, overrides=[*search, *mine]))
+    check_targets(values)
     missing = [key for key, value in values["source"].items() if value == MISSING]
     if missing:
         raise UserError(f"source.{missing[0]}: missing; {values['source']['_target_'].rpartition('.')[2]} needs it")

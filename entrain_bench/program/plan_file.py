@@ -21,6 +21,8 @@ from entrain_bench.program.layout_json import layout_of_values, layout_values
 from entrain_bench.specs.parse import parse
 
 VERSION = 1
+# A plan of 200,000 ranks has less.
+MAX_BYTES = 4 * 2**20
 HEADER = (
     "# A plan of entrain-bench: entrain-bench plan=THIS_FILE runs it, with harness=train on real ranks.\n"
     "# layers_per_stage counts embedding and head; ranks are [replica][stage], TP innermost.\n"
@@ -119,6 +121,15 @@ class _Module:
     sharded: bool = False
 
 
+class _Loader(yaml.SafeLoader):
+    """Plain values without aliases, of which a few lines could make billions of values."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not supported")
+        return super().compose_node(parent, index)
+
+
 def plan_text(plan: TrainingPlan) -> str:
     """A plan as the text of its file."""
     job = asdict(plan.job) | {"overrides": [*plan.job.overrides]}
@@ -147,11 +158,15 @@ def read_plan(path: str | Path) -> TrainingPlan:
     """
     where = f"plan={path}"
     try:
-        values = yaml.safe_load(Path(path).read_text())
+        size = Path(path).stat().st_size
+        require(size <= MAX_BYTES, where, f"{size} bytes", f"at most {MAX_BYTES} bytes")
+        values = yaml.load(Path(path).read_text(), _Loader)  # noqa: S506 (safe: plain values only)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{where}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     except yaml.YAMLError as error:
         raise UserError(f"{where}: not YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise UserError(f"{where}: is nested too deep") from error
     try:
         return _parsed(values)
     except UserError as error:

@@ -112,7 +112,7 @@ def test_variants_of_a_strategy_are_told_apart_and_none_is_left_out() -> None:
 
 
 def test_records_of_older_code_are_never_mixed_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("entrain_bench.answers.report.read.code_version", lambda _: "code")
+    monkeypatch.setattr("entrain_bench.answers.report.read.code_version", lambda *_: "code")
     now = runs({"base": SLOW})
     kept, notes = current_records([*now, *aged(runs({"base": FAST, "best": FAST}), "older")])
     assert kept == now
