@@ -89,7 +89,7 @@ def _check_override(field: str, text: str, inside: re.Pattern[str]) -> None:
     placed = override.package is None or inside.fullmatch(override.package)
     require(bool(known and placed), field, text, "KEY=VALUE with a key that a plan may set (docs/trust.md)")
     plain = not override.is_sweep_override() and _is_plain(override.value())
-    require(plain, field, text, "a number, text, true, false, null, or lists and mappings of these")
+    require(plain, field, text, "plain: numbers, text without ${...} and URLs, true, false, null, lists and mappings")
     if "/" in key:
         _check_name(field, str(override.value()))
 
