@@ -27,10 +27,11 @@ from entrain_bench.base.store import Store
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, first_line, in_tree, one_line_errors
 from entrain_bench.config.given_plan import with_plan
 from entrain_bench.config.known import KnownRuns
-from entrain_bench.config.overrides import NESTED, group_of, is_choice, is_inside, is_plain, parse
+from entrain_bench.config.overrides import group_of, is_choice, is_inside, is_plain, parse
 from entrain_bench.config.parts import sources_stamp
 from entrain_bench.config.schema import (
     GROUP_KEYS,
+    NESTED,
     ConfigSchema,
     RunConfig,
     plain_values,

@@ -13,8 +13,8 @@ from omegaconf.errors import OmegaConfBaseException
 from entrain_bench.base.errors import UserError, nearest, unknown_key
 from entrain_bench.config.command_line import first_line, one_line_errors
 from entrain_bench.config.comments import groups
-from entrain_bench.config.overrides import NESTED, parse
-from entrain_bench.config.schema import ConfigSchema, check_storage
+from entrain_bench.config.overrides import parse
+from entrain_bench.config.schema import NESTED, ConfigSchema, check_storage
 from entrain_bench.specs.parse import parse as parse_values
 
 RUN = "run"

@@ -32,9 +32,10 @@ def is_trusted(target: object) -> bool:
     top = target.partition(".")[0]
     if top in OWN_PACKAGES:
         return True
-    spec = PathFinder.find_spec(top, _trusted)
-    imported = sys.modules.get(top)
-    return spec is not None and (imported is None or _place(imported.__spec__) == _place(spec))
+    found = [_place(PathFinder.find_spec(top, [folder])) for folder in _trusted]
+    if top in sys.modules:
+        return bool(imported := _place(sys.modules[top].__spec__)) and imported in found
+    return any(found)
 
 
 def check_targets(node: Any, where: str = "") -> None:
