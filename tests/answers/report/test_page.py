@@ -15,7 +15,7 @@ from entrain_bench.answers.report.build import page_of
 from entrain_bench.answers.report.page import Page, Table
 from entrain_bench.answers.report.read import Material, current_records
 from entrain_bench.answers.report.render import html, markdown
-from entrain_bench.commands.pictures import Pictures
+from entrain_bench.commands.publish import Pictures
 from entrain_bench.records.records import Record, Results
 from support.records import aged, at_seeds, runs
 
