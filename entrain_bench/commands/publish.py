@@ -89,30 +89,21 @@ def log_to_mlflow(
     lost: Sequence[str] = (),
 ) -> None:
     """Log records that MLflow does not have; what goes wrong there is said, for MLflow is a view of the records."""
-    place = _without_password(uri) if uri else str(store_path(results))
+    parts = urlsplit(uri or "")
+    # A server's address without a password.
+    place = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if uri else str(store_path(results))
     try:
         logged = log_records(results, records, name, uri, files, Pictures(results), lost)
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exception(error)
         reason = str(error) if isinstance(error, UserError) or uri else explain(error)
-        reason = reason.replace(uri, place) if uri else reason
-        say(f"entrain-bench: runs are recorded, but could not be logged to MLflow ({place}): {_first_words(reason)}")
+        reason = " ".join((reason.replace(uri, place) if uri else reason).split())
+        shown = reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}..."
+        say(f"entrain-bench: runs are recorded, but could not be logged to MLflow ({place}): {shown}")
         return
     if logged:
         say(f"logged {logged} runs to {place}" + ("" if uri else " (make ui shows them)"))
-
-
-def _without_password(uri: str) -> str:
-    """A server's address as it may be shown."""
-    parts = urlsplit(uri)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-
-
-def _first_words(text: str) -> str:
-    """One line of a message that may be a page long."""
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_REASON else f"{line[:MAX_REASON]}..."
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,10 +85,7 @@ VERB = Verb(
 
 
 def main(request: Request[Keys]) -> int:
-    """Recommend, and write the plan.
-
-    Returns:
-        0, or 2 if no strategy has a result.
+    """Recommend, and write the plan; returns 0, or 2 if no strategy has a result.
 
     Raises:
         UserError: for bad input, data that cannot be read, and a folder that cannot be written.

@@ -43,14 +43,7 @@ VERB = Verb(NoKeys, RUN_KEYS, options=(MULTIRUN, CONFIG_DIR, CFG))
 
 
 def main(request: Request[NoKeys]) -> int:
-    """Run what is asked for.
-
-    Returns:
-        0, or 1 if a run failed.
-
-    Raises:
-        UserError: for bad input.
-    """
+    """Run what is asked for; returns 0, or 1 if a run failed; ``UserError`` for bad input."""
     if CFG in request.options:
         shown = request.options[CFG]
         require(shown in ("job", "hydra", "all"), CFG, shown, "job, hydra or all")

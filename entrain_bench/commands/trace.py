@@ -29,10 +29,7 @@ VERB = Verb(
 
 
 def main(request: Request[TraceKeys]) -> int:
-    """Scan a data set, or go on with a scan that was interrupted.
-
-    Returns:
-        0.
+    """Scan a data set, or go on with a scan that was interrupted; returns 0.
 
     Raises:
         UserError: for bad options, and data that is not there or has no good sample.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from threading import Lock
 
@@ -23,6 +22,8 @@ from entrain_bench.config.tree import CONFIG_MODULE
 
 CONFIG_NAME = "config"
 LAUNCHER = "hydra/launcher"
+# Extras of this package that bring launchers: submitit brings submitit_local and submitit_slurm.
+LAUNCHER_EXTRAS = frozenset({"joblib", "ray", "submitit"})
 RAY_KEYS = ("num_cpus", "address")
 _COMPOSING = Lock()
 
@@ -71,7 +72,8 @@ def one_line_errors(
     except MissingConfigException as error:
         _refuse_path(str(error.missing_cfg_file))
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        if group == LAUNCHER and (extra := _missing_extra(name, error.options or ())):
+        extra, installed = name.partition("_")[0], {other.partition("_")[0] for other in error.options or ()}
+        if group == LAUNCHER and extra in LAUNCHER_EXTRAS - installed:
             raise UserError(f"{group}={name}: not installed; pip install -e '.[{extra}]' adds it") from error
         if error.options:
             raise unknown_choice(group or "config", name, error.options) from error
@@ -140,16 +142,6 @@ def _unknown_to_launcher(key: str, overrides: Sequence[str]) -> UserError:
     return UserError(
         f"{_given(key, overrides)}: {chosen} has no such key; add a launcher that has, such as {LAUNCHER}={other}"
     )
-
-
-def _missing_extra(launcher: str, installed: Iterable[str]) -> str | None:
-    """The extra of this package that brings a launcher (``submitit`` brings ``submitit_local``), unless it is there."""
-    extra = launcher.partition("_")[0]
-    try:
-        known = metadata("entrain-bench").get_all("Provides-Extra") or []
-    except PackageNotFoundError:
-        return None
-    return extra if extra in known and all(name.partition("_")[0] != extra for name in installed) else None
 
 
 def first_line(error: Exception) -> str:

@@ -372,11 +372,7 @@ def _resolved_text(text: str) -> dict[str, Any]:
 
 
 def _with_value(node: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
-    """A mapping with one of its values exchanged.
-
-    Raises:
-        KeyError: if there is no such value.
-    """
+    """A mapping with one of its values exchanged; ``KeyError`` if there is no such value."""
     first, *rest = path
     if not isinstance(node, dict) or isinstance(old := node[first], list) or (not rest and isinstance(old, dict)):
         raise KeyError(first)

@@ -142,11 +142,7 @@ class Line:
 
 
 def split(arguments: Sequence[str]) -> Line:
-    """Sort the words of a command line; options may stand anywhere.
-
-    Raises:
-        UserError: for an option without its value.
-    """
+    """Sort the words of a command line; options may stand anywhere; ``UserError`` for an option without its value."""
     words, overrides, options, unknown = list[str](), list[str](), dict[str, str](), dict[str, str]()
     rest = [*arguments]
     while rest:
