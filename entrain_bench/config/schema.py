@@ -107,14 +107,14 @@ class RunConfig:
         return content
 
 
-def _schema(name: str, hints: Mapping[str, Any], *optional: tuple[str, Any, Any]) -> type:
+def _schema(name: str, hints: Mapping[str, Any], *optional: tuple[str, Any, Any]) -> Any:
     """A class of which Hydra learns keys and types; all values but those of optional keys must be given."""
     return make_dataclass(name, [*((key, *_typed(hint)) for key, hint in hints.items()), *optional])
 
 
 def _typed(hint: Any) -> tuple[Any, Any]:
     """A type as OmegaConf takes it, and the default: a class of ours as the keys of its fields."""
-    if is_dataclass(hint):
+    if isinstance(hint, type) and is_dataclass(hint):
         keys = _schema(hint.__name__, get_type_hints(hint))
         return keys, field(default_factory=keys)
     return hint, MISSING
@@ -132,7 +132,7 @@ def _hints() -> dict[str, Any]:
 # A figure's key says how to sweep.
 ConfigSchema = _schema("ConfigSchema", _hints(), ("figure", Any, None))
 # Mappings of plain keys.
-NESTED = {"layout": LayoutRequest, "speed": Speed}
+NESTED: Mapping[str, type[LayoutRequest | Speed]] = {"layout": LayoutRequest, "speed": Speed}
 
 
 @cache
