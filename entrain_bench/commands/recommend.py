@@ -14,7 +14,7 @@ from entrain_bench.answers.notices import notices
 from entrain_bench.answers.recommend import megatron
 from entrain_bench.answers.recommend.frameworks import FRAMEWORKS, flag_lines, refusal, variants_within
 from entrain_bench.answers.recommend.live import Ticker
-from entrain_bench.answers.recommend.recommendation import answer_of, plan_of_answer, reason_of
+from entrain_bench.answers.recommend.recommendation import STATED, answer_of, plan_of_answer, reason_of
 from entrain_bench.answers.recommend.strategy_race import StrategyRace, StrategyVariant, race
 from entrain_bench.answers.recommend.words import answer_lines, no_result_lines
 from entrain_bench.answers.tracking.sweep import sweep_name
@@ -135,8 +135,9 @@ def _asked(composer: Composer, overrides: Sequence[str], within: bool) -> Asked:
     first = composer.run([f"strategy={names[0]}", *keys.values()])
     workload_of(first).source(ModelSpec.from_config(first.model).tokens)
     texts = [text for key, text in keys.items() if key not in ("seed", *ASIDE)]
-    for text in texts:
-        check_of_job("overrides", text)
+    for key, text in keys.items():
+        if key not in (*STATED, "seed", *ASIDE):
+            check_of_job("overrides", text)
     nodes = {name: composer.run([f"strategy={name}"]).strategy for name in names}
     if within:
         nodes = {name: node for name, node in nodes.items() if megatron.KEY in node}
