@@ -15,6 +15,7 @@ from entrain_bench.answers.tracking.log import log_records
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.commands.pictures import Pictures
 from entrain_bench.commands.watch import say
+from entrain_bench.records import tables
 from entrain_bench.records.records import Record, Results
 
 # A server's answer may be a page.
@@ -49,7 +50,7 @@ def publish(
 def write_tables(results: Results) -> None:
     """Write the tables of all records; what keeps them from being written is said, for they follow from the records."""
     try:
-        results.write_tables()
+        tables.write_tables(results)
     except OSError as error:
         say(f"entrain-bench: {results.root}: tables cannot be written ({error})")
 

@@ -74,8 +74,7 @@ def run_one(cell: Cell, results: Results, progress: Callable[[int], None] = lamb
     """
     outcome = run_experiment(cell.config, progress, plans=Plans(results.root), keep_timeline=cell.timeline)
     record = _merged(results.read(cell.key), new_record(cell, "ok", outcome=outcome))
-    results.write(record, outcome.timeline)
-    return record
+    return results.write(record, outcome.timeline)
 
 
 def _merged(known: Record | None, new: Record) -> Record:
@@ -129,8 +128,7 @@ def attempt(cell: Cell, results: Results) -> Done:
         if known and known.status == "ok" != record.status:
             return Done(cell, None, f"its timeline cannot be made: {record.reason}", perf_counter() - started)
         record = _merged(known, record)
-        results.write(record, timeline)
-        return Done(cell, record, "", perf_counter() - started)
+        return Done(cell, results.write(record, timeline), "", perf_counter() - started)
     except UserError as error:
         return Done(cell, None, str(error), perf_counter() - started)
     except Exception as error:

@@ -18,6 +18,7 @@ from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results, new_record
 from entrain_bench.run.cells import Done, compose_cells, run_cells
 from entrain_bench.run.workers import Died
+from support.made_up import finished
 
 SMALL = ["model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "layout.tp=1", "layout.dp=2"]
 SWEEP = [*SMALL, "iterations=1", "mlflow=false", "--multirun", "seed=0,1"]
@@ -62,7 +63,7 @@ def test_a_cell_that_killed_two_processes_is_left_alone_unless_failed_ones_are_t
 
 def test_a_process_that_dies_after_its_record_was_written_costs_nothing(cell: Cell, tmp_path: Path) -> None:
     results = Results(tmp_path)
-    record = new_record(cell, "ok")
+    record = finished(cell)
     results.write(record, None)
     assert [done.record for done in run_cells([cell], results, 1, die)] == [record]
     assert results.read(cell.key) == record
@@ -75,7 +76,7 @@ def test_records_of_older_folders_are_read_and_stay_where_they_are(cell: Cell, t
     assert {path.parent.name for path in sharded} == {cell.key[:2]}
     flat = [path.rename(path.parents[1] / path.name) for path in sharded]
     assert results.read(cell.key)
-    results.write(new_record(cell, "ok"), timeline)
+    results.write(finished(cell), timeline)
     assert [results.record_path(cell.key), results.timeline_path(cell.key)] == flat
     assert [record.status for record in results.records()] == ["ok"]
 
@@ -83,7 +84,7 @@ def test_records_of_older_folders_are_read_and_stay_where_they_are(cell: Cell, t
 def test_records_share_what_their_configurations_have_in_common(tmp_path: Path) -> None:
     results = Results(tmp_path)
     for cell in compose_cells([*SMALL, "seed=0,1", "iterations=1"], multirun=True):
-        results.write(new_record(cell, "ok"), None)
+        results.write(finished(cell), None)
     first, second = results.records()
     assert first.config["model"] is second.config["model"]
     assert first.config["seed"] != second.config["seed"]

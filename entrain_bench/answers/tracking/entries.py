@@ -20,7 +20,8 @@ from entrain_bench.answers.sentences import sentences
 from entrain_bench.answers.tracking.sweep import describe_sweep, shortened
 from entrain_bench.answers.tracking.words import summary_markdown
 from entrain_bench.records.leaves import parameters_text
-from entrain_bench.records.records import LABELS, METRICS, Record, Results, table_csv
+from entrain_bench.records.records import LABELS, METRICS, Record, Results
+from entrain_bench.records.tables import table_csv
 from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.specs.framework import Framework
 
@@ -129,7 +130,9 @@ def entries_of(
         return [_entry_of(points[0], name, "", results, detailed=True)]
     drawn: dict[str, Artifact] = {}
     if pictures:
-        for variant, one in answer.side_by_side(lambda record: results.timeline_path(record.key).exists()).items():
+        for variant, one in answer.side_by_side(
+            lambda record: bool(record.timeline) and results.has_timeline(record)
+        ).items():
             drawn[f"ranks/{clean(shortened(variant))}.png"] = partial(pictures.ranks, one)
         drawn["iteration_time.png"] = partial(pictures.standings, answer)
     parent = _parent(answer, name, results, files, drawn)
