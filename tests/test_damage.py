@@ -123,8 +123,8 @@ def test_a_sweep_survives_what_cannot_be_written_and_damaged_records(
     (tmp_path / "timelines").write_text("not a folder")
     assert run(tmp_path, "--multirun", "seed=0,1") == 2
     shown = capsys.readouterr().err
-    # Of a sweep, timelines of the first seed are kept: the other run has nothing to write there.
     assert shown.count("not recorded") == 1
+    assert not (tmp_path / "runs").exists(), "no other run is tried"
     (tmp_path / "timelines").unlink()
     assert run(tmp_path, "--multirun", "seed=0,1") == 0
     (tmp_path / "runs" / "foreign.json").write_text("{")

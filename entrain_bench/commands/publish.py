@@ -17,6 +17,7 @@ from entrain_bench.commands.pictures import Pictures
 from entrain_bench.commands.watch import say
 from entrain_bench.records import tables
 from entrain_bench.records.records import Record, Results
+from entrain_bench.records.sweeps import PlannedSweep
 
 # A server's answer may be a page.
 MAX_REASON = 300
@@ -25,9 +26,16 @@ TABLES_EVERY_S, TABLES_SHARE = 30.0, 0.02
 
 
 def publish(
-    results: Results, planned: Mapping[str, str], name: str, mlflow: bool, mlflow_uri: str | None
+    results: Results,
+    planned: Mapping[str, str],
+    name: str,
+    mlflow: bool,
+    mlflow_uri: str | None,
+    unbegun: Sequence[str] = (),
 ) -> list[Record]:
     """Write the tables of all records, print those of some runs and log them under a name; returns them.
+
+    What a sweep was to leave is written down (``PlannedSweep``).
 
     Args:
         results: where the records are.
@@ -35,12 +43,15 @@ def publish(
         name: what the runs are called together.
         mlflow: whether they are logged.
         mlflow_uri: to which server; None for the store in the results folder.
+        unbegun: the overrides of runs that the sweep did not come to.
     """
+    sweep = PlannedSweep(name, planned, unbegun)
+    if len(planned) + len(unbegun) > 1:
+        sweep.write(results)
     write_tables(results)
     # Only now: memory holds those of the tables, or these.
-    found = {key: results.read(key) for key in planned}
-    records = [record for record in found.values() if record]
-    lost = [planned[key] for key, record in found.items() if not record]
+    records = [record for key in planned if (record := results.read(key))]
+    lost = sweep.lost(results)
     print_table(records, lost)
     if mlflow:
         log_to_mlflow(results, records, name, mlflow_uri, lost=lost)
@@ -85,8 +96,12 @@ def log_to_mlflow(
     uri: str | None = None,
     files: Sequence[Path] = (),
     lost: Sequence[str] = (),
-) -> None:
-    """Log records that MLflow does not have; what goes wrong there is said, for MLflow is a view of the records."""
+) -> bool:
+    """Log records that MLflow does not have; what goes wrong there is said, for MLflow is a view of the records.
+
+    Returns:
+        Whether nothing went wrong.
+    """
     place = _without_password(uri) if uri else str(store_path(results))
     try:
         logged = log_records(results, records, name, uri, files, Pictures(results), lost)
@@ -96,9 +111,10 @@ def log_to_mlflow(
         reason = str(error) if isinstance(error, UserError) or uri else explain(error)
         reason = reason.replace(uri, place) if uri else reason
         say(f"entrain-bench: runs are recorded, but could not be logged to MLflow ({place}): {_first_words(reason)}")
-        return
+        return False
     if logged:
         say(f"logged {logged} runs to {place}" + ("" if uri else " (make ui shows them)"))
+    return True
 
 
 def _without_password(uri: str) -> str:

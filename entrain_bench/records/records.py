@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from entrain_bench.base.errors import UserError
+from entrain_bench.base.errors import UnwritableError, UserError
 from entrain_bench.base.files import remove_partial, write_atomically
 from entrain_bench.base.hosttime import host_name
 from entrain_bench.config.schema import RunConfig
@@ -344,7 +344,7 @@ class Results:
         """Store a run: its timeline first, so that a record always finds it; returns the record with its hash.
 
         Raises:
-            UserError: if the folder cannot be written to.
+            UnwritableError: if the folder cannot be written to.
         """
         try:
             if timeline is not None:
@@ -353,7 +353,7 @@ class Results:
                 write_atomically(self.timeline_path(record.key), content)
             write_atomically(self.record_path(record.key), sealed(record.key, asdict(record)))
         except OSError as error:
-            raise UserError(f"results_dir={self.root}: cannot be written to ({error})") from error
+            raise UnwritableError(f"results_dir={self.root}: cannot be written to ({error})") from error
         return record
 
     def write_trace(self, key: str) -> None:
