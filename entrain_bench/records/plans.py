@@ -6,7 +6,7 @@ Not files of ``program.plan_file``, though layouts have the same values: a key k
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +16,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.program.layout_json import layout_from_json, layout_to_json
 from entrain_bench.records.environment import made_by
 from entrain_bench.records.ranges import check_numbers
-from entrain_bench.records.sealed import sealed, unsealed
-
-logger = logging.getLogger(__name__)
+from entrain_bench.records.sealed import log_warning, sealed, unsealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +32,7 @@ class Plans:
     """The folder ``plans/<key>.json`` of a results folder; one that cannot be read or written only costs time."""
 
     root: Path
+    warn: Callable[[Path, str], None] = log_warning
 
     def read(self, key: str) -> Plan | None:
         """The plan of a key; None if there is none."""
@@ -45,7 +44,7 @@ class Plans:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            logger.warning("%s: not used, for %s; the layout is planned again", path, " ".join(str(error).split()))
+            self.warn(path, f"not used ({' '.join(str(error).split())}); the layout is planned again")
             return None
 
     def write(self, key: str, plan: Plan) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
@@ -27,12 +26,10 @@ from entrain_bench.records.keys import workload_of
 from entrain_bench.records.leaves import parameters_text, setting_text
 from entrain_bench.records.outcome import Outcome
 from entrain_bench.records.ranges import check_results
-from entrain_bench.records.sealed import sealed
+from entrain_bench.records.sealed import log_warning, say_nothing, sealed
 from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.workload import Counts
-
-logger = logging.getLogger(__name__)
 
 # Processes that a run may take with it before sweeps leave it alone.
 MAX_DEATHS = 2
@@ -233,15 +230,16 @@ class Results:
     """The results folder: runs, timelines, and the tables of all runs (results/README.md).
 
     A record is read once, and again if its file changes. One that does not prove itself (``sealed``), or whose numbers
-    cannot be, is as if it were not there; a warning names it.
+    cannot be, is as if it were not there, and so is a timeline that is not that of its record.
 
     Attributes:
         root: the folder.
-        named: files that a warning has named; None in processes that run cells, for whoever gives them cells warns.
+        warn: told once of every file that is not believed, and why not.
     """
 
     root: Path
-    named: set[Path] | None = field(default_factory=set, repr=False, compare=False)
+    warn: Callable[[Path, str], None] = field(default=log_warning, repr=False, compare=False)
+    _named: set[Path] = field(default_factory=set, init=False, repr=False, compare=False)
     _records: dict[str, tuple[Row, Record]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
@@ -252,9 +250,9 @@ class Results:
     def _runs(self) -> str:
         return str(self.root / "runs")
 
-    def __reduce__(self) -> tuple[type[Results], tuple[Path, None]]:
-        """Processes that run cells read few records."""
-        return Results, (self.root, None)
+    def __reduce__(self) -> tuple[type[Results], tuple[Path, Callable[[Path, str], None]]]:
+        """Processes that run cells read few records, of which whoever gives them the cells has warned."""
+        return Results, (self.root, say_nothing)
 
     def prepare(self) -> None:
         """Raise ``UserError`` if the folder cannot be made or written to; removes what killed runs were writing."""
@@ -295,10 +293,9 @@ class Results:
             return None
 
     def _name(self, path: Path, error: Exception, consequence: str) -> None:
-        """Warn of a file that is not believed, once."""
-        if self.named is not None and path not in self.named:
-            self.named.add(path)
-            logger.warning("%s: not used (%s); %s", path, " ".join(str(error).split()), consequence)
+        if path not in self._named:
+            self._named.add(path)
+            self.warn(path, f"not used ({' '.join(str(error).split())}); {consequence}")
 
     def digest(self, key: str) -> str:
         """Hash of the record of a key; empty if there is none."""

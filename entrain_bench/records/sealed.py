@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 SEAL = "sha256"
 
@@ -34,6 +38,15 @@ def unsealed(content: bytes, key: str) -> dict[str, Any]:
     if seal != _hash_of(values):
         raise ValueError("its content is not that of its hash")
     return values
+
+
+def log_warning(path: Path, reason: str) -> None:
+    """Warn of a file that is not believed."""
+    logger.warning("%s: %s", path, reason)
+
+
+def say_nothing(_: Path, __: str) -> None:
+    """Do not warn."""
 
 
 def _hash_of(values: Mapping[str, Any]) -> str:

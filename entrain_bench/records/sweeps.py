@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,3 +53,9 @@ def read_sweeps(results: Results) -> Iterator[tuple[Path, PlannedSweep | None]]:
             values = unsealed(path.read_bytes(), path.stem)
             found = PlannedSweep(str(values["name"]), {**values["cells"]}, [*values["unbegun"]])
         yield path, found
+
+
+def lost_runs(results: Results, shown: Collection[str]) -> list[str]:
+    """Runs without a record of the sweeps that runs with these keys are of, by their overrides."""
+    sweeps = [sweep for _, sweep in read_sweeps(results) if sweep and not sweep.cells.keys().isdisjoint(shown)]
+    return [*dict.fromkeys(text for sweep in sweeps for text in sweep.lost(results))]

@@ -133,7 +133,7 @@ def attempt(cell: Cell, results: Results) -> Done:
     started = perf_counter()
     try:
         known = results.read(cell.key)
-        record, timeline = _run_or_explain(cell, Plans(results.root))
+        record, timeline = run_or_explain(cell, Plans(results.root))
         if known and known.status == "ok" != record.status:
             return Done(cell, None, f"its timeline cannot be made: {record.reason}", perf_counter() - started)
         record = _merged(known, record)
@@ -143,7 +143,8 @@ def attempt(cell: Cell, results: Results) -> Done:
         return Done(cell, None, str(error) if ends else explain(error), perf_counter() - started, ends)
 
 
-def _run_or_explain(cell: Cell, plans: Plans) -> tuple[Record, pd.DataFrame | None]:
+def run_or_explain(cell: Cell, plans: Plans | None) -> tuple[Record, pd.DataFrame | None]:
+    """What comes out of a cell: its record, not yet written, and its timeline if one is kept."""
     make = partial(new_record, cell)
     try:
         outcome = run_experiment(cell.config, plans=plans, keep_timeline=cell.timeline)
@@ -160,7 +161,12 @@ def _run_or_explain(cell: Cell, plans: Plans) -> tuple[Record, pd.DataFrame | No
 
 def is_settled(cell: Cell, error: Exception) -> bool:
     """Whether a failure is a result: a simulated program that does not fit memory never does, a trained one may."""
-    return isinstance(error, OutOfMemoryError) and not hasattr(get_class(cell.config.harness["_target_"]), "train")
+    return isinstance(error, OutOfMemoryError) and is_simulated(cell)
+
+
+def is_simulated(cell: Cell) -> bool:
+    """Whether a cell comes out the same on every machine."""
+    return not hasattr(get_class(cell.config.harness["_target_"]), "train")
 
 
 def _ahead(cells: Iterable[Cell]) -> Iterator[Cell]:

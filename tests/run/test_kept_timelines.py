@@ -92,7 +92,7 @@ def test_where_the_first_run_has_none_the_next_is_asked(tmp_path: Path, monkeypa
         # A program that is too large has a result and no timeline.
         return replace(finished(cell), timeline=False if cell.timeline else None), None
 
-    monkeypatch.setattr("entrain_bench.run.cells._run_or_explain", fail_first)
+    monkeypatch.setattr("entrain_bench.run.cells.run_or_explain", fail_first)
     done = made(tmp_path, reads=True, sweep=sweep)
     assert asked == [0, 0, 1, 1, 2, 2]
     assert len(done) == 10
