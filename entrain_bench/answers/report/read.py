@@ -18,6 +18,7 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.records.code import code_version
 from entrain_bench.records.keys import targets_of
 from entrain_bench.records.records import Record, Results
+from entrain_bench.records.sweeps import lost_runs
 
 HAS_NONE = "must hold a run with a result; entrain-bench --help shows how to run"
 # Headings of a case's job that are not its setting.
@@ -79,7 +80,7 @@ def read_material(results: Results) -> Material:
     if not any(record.status == "ok" for record in records):
         raise UserError(f"results_dir={results.root}: {HAS_NONE}")
     return Material(
-        Answer.of(records),
+        Answer.of(records, lost_runs(results, {record.key for record in records})),
         version("entrain-bench"),
         str(results.root),
         notes,
