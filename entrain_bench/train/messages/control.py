@@ -39,11 +39,9 @@ def named_wait(setting: str, timeout_s: float) -> Iterator[None]:
     """Have ``ExecutionError`` name the setting that limits a wait, in place of gloo's, NCCL's or the store's error."""
     try:
         yield
-    except ExecutionError:
-        raise
     except RuntimeError as error:
         line = " ".join(str(error).split())
-        if not _WAITED.search(line):
+        if isinstance(error, ExecutionError) or not _WAITED.search(line):
             raise
         rank = os.environ.get("RANK", "0")
         raise ExecutionError(f"rank {rank}: waited longer than {setting}={timeout_s:g} for another ({line})") from error

@@ -109,7 +109,8 @@ class Runtime:
     def set_learning_rate(self, rate: float) -> None:
         """The rate of the next steps of all stages."""
         for stage in self.stages.values():
-            stage.set_learning_rate(rate)
+            for group in stage.optimizer.param_groups:
+                group["lr"] = rate
 
     def save_weights(self, folder: Path, model: ModelSpec, layout: Layout) -> None:
         """Write the weights of all ranks in the format of published ones; collective."""

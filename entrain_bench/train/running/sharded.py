@@ -72,11 +72,6 @@ class ShardedStage:
     def gather_weights(self) -> None:
         """Nothing to do: passes gather what they need."""
 
-    def set_learning_rate(self, rate: float) -> None:
-        """The rate of the next steps."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-
     def zero_grad(self) -> None:
         """Forget the last iteration's gradients."""
         self.optimizer.zero_grad()

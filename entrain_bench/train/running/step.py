@@ -6,8 +6,8 @@ batch's predicted tokens before backward, so gradients are summed, never average
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -81,20 +81,20 @@ class TrainedStage:
         """
         with self._sending(last=last, closes=closes):
             torch.autograd.backward([output], [gradient])
-        if closes:
-            self.start_sums()
 
     def backward_weights(self, left: WeightPass, *, last: bool, closes: bool = False) -> None:
         """Add to the stage's gradients what a split backward has left; ``last`` and ``closes`` as in ``backward``."""
         with self._sending(last=last, closes=closes):
             left.run()
-        if closes:
-            self.start_sums()
 
-    def _sending(self, *, last: bool, closes: bool) -> AbstractContextManager[None]:
+    @contextmanager
+    def _sending(self, *, last: bool, closes: bool) -> Iterator[None]:
         """In a rank's first iteration megatron-core only learns which gradients a bucket waits for: any last pass."""
         sends = last and (closes or all(group.is_first_batch for group in self.buffers.bucket_groups))
-        return nullcontext() if sends else self.buffers.no_sync()
+        with nullcontext() if sends else self.buffers.no_sync():
+            yield
+        if closes:
+            self.start_sums()
 
     def start_sums(self) -> None:
         """Begin to sum gradients over replicas, those of which it has not begun."""
@@ -115,11 +115,6 @@ class TrainedStage:
         for group in self.buffers.bucket_groups:
             if group.param_gather_handle is not None:
                 group.finish_param_sync(skip_next_bucket_dispatch=True)
-
-    def set_learning_rate(self, rate: float) -> None:
-        """The rate of the next steps."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
 
     def zero_grad(self) -> None:
         """Forget the last iteration's gradients."""
