@@ -53,11 +53,8 @@ class Bench:
     ) -> tuple[list[FloatArray], list[float]]:
         """Time passes in the order in which ranks run them, so that caches hold as much as in training.
 
-        Returns:
-            Seconds of each pass ``[repetitions, actions]``, for each order, and of the optimizer step of each stage.
-
-        Raises:
-            OutOfMemoryError: naming the pass or step that does not fit on the device.
+        Return seconds of each pass ``[repetitions, actions]``, for each order, and of the optimizer step of each stage.
+        ``OutOfMemoryError`` names the pass or step that does not fit on the device.
         """
         self._at = f"the weights of {', '.join(dict.fromkeys(shape.module for shape in shapes))}"
         num_threads = torch.get_num_threads()

@@ -49,12 +49,10 @@ class StageShape:
 
 @dataclass(frozen=True, slots=True)
 class StageWork:
-    """The passes of a chunk on a stage; lengths in tokens.
+    """The passes of a chunk on a stage; ``lengths`` are tokens of each packed sequence.
 
-    Attributes:
-        outputs: LLM tokens that each item is projected to, on the last stage of an encoder.
-        num_projected: tokens that encoders hand over, on the first stage of an LLM.
-        splits_backward: whether gradients of weights have a pass of their own.
+    ``outputs`` are LLM tokens of each item, on the last stage of an encoder, ``num_projected`` tokens from encoders, on
+    the first stage of an LLM. If ``splits_backward``, gradients of weights have a pass of their own.
     """
 
     stage: StageShape

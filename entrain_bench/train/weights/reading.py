@@ -96,13 +96,9 @@ def load_weights(checkpoint: Checkpoint, model: ModelSpec, stages: Iterable[Stag
 
 
 def check_tensors(checkpoint: Checkpoint, model: ModelSpec) -> Roots:
-    """Check that a checkpoint has the tensors of a model, and no others; only headers are read.
+    """Check that a checkpoint has the tensors of a model, and no others; return the prefix of each root.
 
-    Returns:
-        Prefixes of the names of each root.
-
-    Raises:
-        UserError: for tensors that are missing, unexpected or of another shape, by name.
+    Only headers are read. ``UserError`` names tensors that are missing, unexpected or of another shape.
     """
     where, roots = f"harness.weights={checkpoint.folder}", Roots()
     for module in model.modules:
