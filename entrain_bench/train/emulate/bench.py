@@ -22,7 +22,7 @@ from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.modules import StageGroups, build_stage
 from entrain_bench.train.modules.packing import shares_of
 from entrain_bench.train.modules.split import WeightPass
-from entrain_bench.train.running.alone import rank_of_many
+from entrain_bench.train.platform import rank_of_many
 from entrain_bench.train.running.content import MadeUp
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.runtime import Graph

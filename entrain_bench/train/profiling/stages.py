@@ -19,9 +19,9 @@ from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.modules import Pack, StageGroups, build_stage, input_width
 from entrain_bench.train.modules.grids import merge_tokens
 from entrain_bench.train.modules.packing import shares_of
+from entrain_bench.train.platform import rank_of_many
 from entrain_bench.train.profiling.packs import Target
 from entrain_bench.train.profiling.sampling import Patience, quantiles, sample
-from entrain_bench.train.running.alone import rank_of_many
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
 
 FORWARD, BACKWARD, REMADE = range(3)
