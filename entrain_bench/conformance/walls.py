@@ -34,8 +34,9 @@ def trespasses(modules: Collection[str]) -> list[str]:
         tree = ast.parse(source.path.read_bytes())
         own = [(node.lineno, f"imports {name}") for node in import_statements(tree) for name in _closed(node, package)]
         for node in ast.walk(tree):
-            hidden = isinstance(node, ast.Attribute) and node.attr in HIDDEN
-            if hidden and getattr(node.value, "id", "") not in ("self", "cls"):
+            if not isinstance(node, ast.Attribute) or node.attr not in HIDDEN:
+                continue
+            if getattr(node.value, "id", "") not in ("self", "cls"):
                 own.append((node.lineno, f"reads {ast.unparse(node)}"))
         found += [f"{source.path}:{line}: {what}" for line, what in sorted(own)]
     return found

@@ -139,8 +139,7 @@ class Bench:
         if not num_rows:
             return None
         generator = torch.Generator(self.device).manual_seed(0)
-        dtype = getattr(torch, self.dtype)
-        states = torch.randn(num_rows, width, generator=generator, device=self.device).to(dtype)
+        states = torch.randn(num_rows, width, generator=generator, device=self.device).to(getattr(torch, self.dtype))
         return states.requires_grad_(trained.stage.passes_gradients)
 
     def _time_optimizer(self, trained: TrainedStage) -> float:

@@ -111,8 +111,7 @@ def stages_in(program: Program, order: IntArray) -> list[tuple[int, int]]:
 
 def works_of(program: Program) -> list[dict[tuple[int, int], StageWork]]:
     """The work of every chunk on every stage, by both, one mapping a module."""
-    works: list[dict[tuple[int, int], StageWork]] = []
-    shapes = program.shapes
+    works, shapes = list[dict[tuple[int, int], StageWork]](), program.shapes
     for index, (module, chunks) in enumerate(zip(program.model.modules, program.chunks, strict=True)):
         stages, splits = stage_shapes(module, program.layout.modules[index]), program.splits_backward(index)
         works.append({})

@@ -62,8 +62,7 @@ def see(result: RankResult, clock: Clock) -> Seen:
     """Read the measurements of this rank; waits for the device."""
     values = torch.stack([row.loss for row in result.losses]).tolist() if result.losses else []
     losses = [(row.action, value) for row, value in zip(result.losses, values, strict=True)]
-    peak = peak_bytes(clock.device)
-    return Seen(clock.rows(), clock.began_s, losses, result.grad_norm, peak, result.input_stall_s)
+    return Seen(clock.rows(), clock.began_s, losses, result.grad_norm, peak_bytes(clock.device), result.input_stall_s)
 
 
 def gather_seen(seen: Seen, control: dist.ProcessGroup) -> list[Seen] | None:

@@ -67,7 +67,7 @@ class Session:
         known = read_profile(path, f"output={path}") if path.exists() else None
         if known and (found := subject.difference(known.subject)):
             raise UserError(f"output={path}: is a profile of {found}; choose another file, or remove it")
-        constants = constants_of(settings, dtype, device, known and known.constants)
+        constants = constants_of(settings, dtype, device, known.constants if known else None)
         new = DeviceProfile(subject, constants, datetime.now(UTC).date().isoformat())
         profile = replace(known, constants=constants, finished=False) if known else new
         patience = Patience(settings.min_repetitions, settings.max_repetitions, settings.precision, settings.point_s)
